@@ -10,8 +10,8 @@ from torch import Tensor
 
 import posenc
 from posenc.analysis import bias, codes_of, plots, rotation, scores
-from posenc.analysis.plotting import PALETTE, SOFT, Picture, image, plot
-from posenc.analysis.reading import SHAPE
+from posenc.analysis.codes import SHAPE
+from posenc.analysis.finding import PALETTE, SOFT, Picture, image, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum

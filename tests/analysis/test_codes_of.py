@@ -11,7 +11,7 @@ from torch import nn
 
 import posenc
 from posenc.analysis import codes_of, unique
-from posenc.analysis.reading import SHAPE
+from posenc.analysis.codes import SHAPE
 from posenc.encodings import ENCODINGS, ALiBi, Learned, Rotary, Sinusoidal, create
 from posenc.errors import InputError
 from posenc.functional import alibi_slopes, sinusoidal, t5_bucket
@@ -19,23 +19,14 @@ from posenc.positions import Positions
 
 AT = torch.arange(20)
 REFUSED = {
-    "none": "does nothing with positions",
-    "cope": "depends on what the text says",
-    "shape": "no codes of its own",
-    "cape": "no codes of its own",
-    "randomized": "no codes of its own",
-    "softmax_n": "denominator",
-    "sink": "denominator",
-    "log_n": "temperature",
-    "temperature": "temperature",
-    "step_temperature": "temperature",
-}
+    "none", "cope", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_encoding_has_codes_or_says_why_not(name):
     if name in REFUSED:
-        with pytest.raises(InputError, match=REFUSED[name]):
+        with pytest.raises(InputError, match=rf"^{name}: .* no code"):
             codes_of(name)
         return
     codes = codes_of(name)
@@ -91,33 +82,19 @@ def test_xpos_codes_do_not_depend_on_what_else_is_asked_for():
     assert torch.equal(codes(torch.arange(100))[:5], codes(torch.arange(5)))
 
 
-def test_heads_that_turn_differently_are_told_apart():
-    rope = create("mixed_rope", **SHAPE)
-    first, last = (codes_of(rope, head=head)(AT) for head in (0, 3))
-    assert not torch.allclose(first, last)
-    with pytest.raises(InputError, match=r"head=4: there are heads 0 .. 3"):
-        codes_of(rope, head=4)(AT)
-
-
 def test_biases_belong_to_a_distance():
     codes = codes_of("alibi", num_heads=8)
     assert codes.of == "distance"
     assert torch.allclose(codes(AT), -AT[:, None] * alibi_slopes(8), atol=1e-12)
 
 
-def test_a_sum_is_read_where_it_is_asked_for():
-    both = Rotary(16) + ALiBi(4)
-    assert codes_of(both).of == "position"
-    assert torch.equal(codes_of(both, site="bias")(AT), codes_of("alibi")(AT))
-    with pytest.raises(InputError, match=r"no code at 'embed'"):
-        codes_of(both, site="embed")
-    with pytest.raises(InputError, match=r"site='values'"):
-        codes_of(both, site="values")
+def test_a_sum_is_read_at_its_first_site():
+    assert codes_of(Rotary(16) + ALiBi(4)).of == "position"
 
 
-def test_layers_that_take_turns_are_read_one_by_one():
-    assert codes_of("none/rope", layer=1)(AT).shape == (20, 64)
-    with pytest.raises(InputError, match=r"nothing with positions in layer 0"):
+def test_layers_that_take_turns_are_read_in_the_first():
+    assert codes_of("rope/none")(AT).shape == (20, 64)
+    with pytest.raises(InputError, match=r"in layer 0 it acts on nothing"):
         codes_of("none/rope")
 
 
@@ -143,7 +120,7 @@ def test_a_position_map_has_codes_of_mapped_distances():
         codes_of("rope@lm_infinite:window=10:sinks=0")(AT)
 
 
-def test_an_input_encoding_of_the_users_own_is_read_by_what_it_adds():
+def test_a_users_input_encoding_is_read_by_what_it_adds():
     class Own(posenc.Encoding):
         def __init__(self, merge="add"):
             super().__init__()
@@ -176,7 +153,7 @@ def test_functions_may_give_low_precision_arrays_or_lists(dtype):
 
 
 @pytest.mark.parametrize("stop", [SystemExit, RecursionError, KeyError])
-def test_what_a_function_raises_is_told_in_one_line(stop):
+def test_what_a_function_raises_is_reported_in_one_line(stop):
     def mine(at):
         raise stop("one\nand two")
 
@@ -220,8 +197,6 @@ def test_models_that_rotate_as_they_are_now():
     assert torch.allclose(codes_of(llama)(4 * AT), plain(AT))
     posenc.restore(llama)
     assert torch.equal(codes_of(llama)(AT), plain(AT))
-    with pytest.raises(InputError, match=r"layer=2"):
-        codes_of(llama, layer=2)
 
 
 def test_a_model_under_a_position_map_has_codes_of_mapped_distances():
@@ -268,29 +243,20 @@ def test_a_trained_table_is_unique_but_for_its_length():
     ("function", "message"),
     [
         (lambda at: at.float()[None, :, None].expand(1, -1, 8), r"gave \(1, 20, 8\).*return codes\[0\]"),
-        (lambda at: at.float(), r"gave \(20,\) for 20 positions; must give real \(n, dim\)"),
-        (lambda at: torch.zeros(3, 8), r"gave \(3, 8\) for 20 positions"),
+        (lambda at: at.float(), r"gave \(20,\) .*must give real \(n, dim\)"),
+        (lambda at: torch.zeros(3, 8), r"gave \(3, 8\) .*for 20 positions"),
         (lambda at: torch.zeros(20, 0), r"gave \(20, 0\)"),
-        (lambda at: None, r"gave a NoneType; return numbers"),
-        (lambda at: torch.zeros(20, 4) * 1j, r"gave complex"),
+        (lambda at: None, r"failed for 20 positions: .*NoneType"),
+        (lambda at: torch.zeros(20, 4) * 1j, r"of torch.complex64 .*must give real"),
         (lambda at: 1 / (at.float() - 7)[:, None], r"code of position 7 is not finite"),
         (lambda at: torch.where(at > 11, torch.nan, at.float())[:, None], r"code of position 12 is not finite"),
-        (lambda at: at[:, None].double() * 1e149, r"code of position 11 is larger than 1e\+150"),
+        (lambda at: at[:, None].double() * 1e153, r"code of position 14 is not finite, or its square"),
         (lambda at: torch.rand(20, 4), r"two different codes for the same positions; seed it"),
     ],
 )  # fmt: skip
 def test_bad_codes(function, message):
     with pytest.raises(InputError, match=message):
         codes_of(function)(AT)
-
-
-def test_widths_that_change_or_do_not_match():
-    codes = codes_of(lambda at: torch.ones(len(at), len(at)))
-    codes(AT)
-    with pytest.raises(InputError, match=r"width 5, expected 20"):
-        codes(torch.arange(5))
-    with pytest.raises(InputError, match=r"width 8, expected 16"):
-        codes_of(lambda at: sinusoidal(at, 8), dim=16)(AT)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posenc.analysis import curves, decay, decay_integral, kernel
+from posenc.analysis import curves, decay_integral, kernel
 from posenc.encodings import Rotary, Sinusoidal
 from posenc.errors import InputError
 
@@ -25,7 +25,6 @@ def test_sinusoidal_values_known(dim):
 def test_what_it_finds_in_sinusoidal_codes():
     found = kernel("sinusoidal", 128)
     assert found.stationary
-    assert found.symmetric
     assert float(found.mean[50]) == pytest.approx(0.4898, abs=5.1e-5)  # below that of a greater distance:
     assert float(found.mean[100]) == pytest.approx(0.5586, abs=5.1e-5)
     assert not found.monotone
@@ -47,21 +46,19 @@ def _loop(values):
     dots = [[float(values[m] @ values[m + k]) / float(power) for m in range(n - k)] for k in range(n)]
     mean = [sum(d) / len(d) for d in dots]
     spread = [(sum((x - m) ** 2 for x in d) / len(d)) ** 0.5 for d, m in zip(dots, mean, strict=True)]
-    gaps = [abs(dots[k][m] - dots[k][m - k]) for k in range(n) for m in range(k, n - k)]
-    return torch.tensor(mean, dtype=torch.float64), torch.tensor(spread, dtype=torch.float64), max(gaps)
+    deviation = max(abs(x - m) for d, m in zip(dots, mean, strict=True) for x in d)
+    return torch.tensor(mean, dtype=torch.float64), torch.tensor(spread, dtype=torch.float64), deviation
 
 
-@given(n=st.integers(3, 24), dim=st.integers(1, 5), block=st.sampled_from([1, 7, 50, 1 << 20]), seed=st.integers(0, 99))
+@given(n=st.integers(3, 24), dim=st.integers(1, 5), seed=st.integers(0, 99))
 @settings(max_examples=40)
-def test_against_a_loop_over_all_pairs(n, dim, block, seed):
+def test_against_a_loop_over_all_pairs(n, dim, seed):
     values = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decay, "BLOCK", block)
-        found = kernel(values, n)
-    mean, spread, gap = _loop(values)
+    found = kernel(values, n)
+    mean, spread, deviation = _loop(values)
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.spread, spread, atol=1e-7, rtol=1e-6)
-    assert found.asymmetry == pytest.approx(gap, abs=1e-12)
+    assert found.deviation == pytest.approx(deviation, abs=1e-12)
     assert found.tail == pytest.approx(float(mean[n // 2 :].mean()), abs=1e-12)
     unrelated = [k for k in range(n) if abs(float(mean[k])) <= dim**-0.5]
     assert dim == 1 or found.like_random == (unrelated[0] if unrelated else None)  # of one channel all are within it
@@ -72,12 +69,9 @@ def test_a_random_table_is_no_function_of_the_distance():
     table = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
     found = kernel(table, 200)
     assert not found.stationary
-    assert not found.symmetric
     assert found.like_random == 1
     assert abs(found.tail) < found.random
-    said = " ".join(found.sentences())
-    assert "no function of their distance" in said
-    assert "both ways" in said
+    assert "no function of their distance" in found.sentences()[0]
 
 
 def test_a_code_that_falls_with_every_step():
@@ -93,15 +87,15 @@ def test_a_code_that_falls_with_every_step():
     assert found.half == 16
     assert found.first_zero == 32
     torch.testing.assert_close(found.mean, (1 - torch.arange(64).double() / 32).clamp(min=0))
-    assert "never rises up to distance 63; it halves at 16, reaches zero at 32" in found.sentences()[2]
-    assert "falls with every step up to distance 31" in kernel(codes, 32).sentences()[2]
+    assert "never rises up to distance 63; it halves at 16, reaches zero at 32" in found.sentences()[1]
+    assert "falls with every step up to distance 31" in kernel(codes, 32).sentences()[1]
     assert "falls with every step" not in " ".join(kernel("rope", 64).sentences())
 
 
 def test_codes_that_only_differ_in_length_depend_on_the_place():
     found = kernel(torch.eye(3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 3.0]), 3)
     assert not found.stationary
-    assert "between positions 0 apart it spreads by 0.7" in found.sentences()[0]
+    assert "at distance 0 its standard deviation is 0.7" in found.sentences()[0]
 
 
 def test_one_code_that_differs_is_enough():
@@ -110,15 +104,6 @@ def test_one_code_that_differs_is_enough():
     table[200, 0] += 1e-3
     found = kernel(table, 400)
     assert not found.stationary
-    assert not found.symmetric
-
-
-def test_long_texts_in_linear_memory(monkeypatch):
-    seen = []
-    gather = torch.Tensor.gather
-    monkeypatch.setattr(torch.Tensor, "gather", lambda x, *a: seen.append(x.numel()) or gather(x, *a))
-    kernel("rope", 4096, head_dim=8)
-    assert max(seen) <= decay.BLOCK
 
 
 @pytest.mark.parametrize(
@@ -137,17 +122,8 @@ def test_bad_input(subject, length, match):
         kernel(subject, length)
 
 
-@pytest.mark.parametrize(("dim", "value"), [(64, 0.2839), (128, 0.3328), (512, 0.4059)])
-def test_sums_at_distance_128(dim, value):
-    assert float(curves([128.0], (10000.0,), (), dim=dim).sums[0, 0]) == pytest.approx(value, abs=5.1e-5)
-
-
-def test_sums_tend_to_the_integral():
+def test_curves_are_the_integrals():
     x = torch.arange(100.0)
-    apart = [
-        float((f := curves(x, (1000.0,), (2.0,), dim=d)).sums.sub(f.integrals).abs().max()) for d in (64, 512, 2048)
-    ]
-    assert apart[0] > 4 * apart[1] > 8 * apart[2]
     found = curves(x, (1000.0,), (2.0,))
     assert found.names == ("1000^-t", "t^2")
     torch.testing.assert_close(found.integrals[1], decay_integral(x, "power", exponent=2.0))
@@ -156,15 +132,15 @@ def test_sums_tend_to_the_integral():
 def test_which_base_a_length_wants():
     """Su's choice of 1000 for texts of some 500: its integral stays above zero up to 617."""
     found = curves(torch.arange(617.0), (1000.0,), ())
-    assert found.wanted == pytest.approx(1000, rel=2e-3)
-    assert bool((decay_integral(torch.arange(616.0), base=found.wanted) > 0).all())
+    assert found.smallest_base == pytest.approx(1000, rel=2e-3)
+    assert bool((decay_integral(torch.arange(616.0), base=found.smallest_base) > 0).all())
     assert "from a base of about 999.2 on" in found.sentences()[-1]
 
 
 def test_curves_bad_input():
-    with pytest.raises(InputError, match=r"pass a base or an exponent"):
+    with pytest.raises(InputError, match=r"at least one base or exponent"):
         curves([1.0], (), ())
-    with pytest.raises(InputError, match=r"a distance at least"):
+    with pytest.raises(InputError, match=r"at least one distance"):
         curves([])
     with pytest.raises(InputError, match=r"base=-1"):
         curves([1.0], (-1,))

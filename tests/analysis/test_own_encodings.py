@@ -106,7 +106,7 @@ def test_heads_follow_the_key_heads_or_the_caller():
     assert {"kernel", "scores", "symmetry", "twins"} <= names
     assert found["scores"].finding.same.shape[0] == 2
     assert answered(Stretched(16, 2), num_heads=6)[0]["scores"].finding.same.shape[0] == 6
-    assert codes_of(Stretched(16, 2), num_heads=4, head=3)(torch.arange(5)).shape == (5, 16)
+    assert codes_of(Stretched(16, 2), num_heads=4)(torch.arange(5)).shape == (5, 16)
     assert answered(Stretched)[0]["scores"].finding.same.shape[0] == 4, "a class is made for as many as the model has"
 
 
@@ -136,7 +136,7 @@ def test_a_bias_of_causal_texts_alone_is_read_in_one(make):
 def test_a_bias_of_what_the_text_says_has_no_code_but_all_else():
     found, names, reasons = answered(Forgetting(8, 2), num_heads=4)
     assert {"bias", "scores", "symmetry", "twins"} <= names
-    assert "depends on what the text says" in reasons["properties"]
+    assert "depends on the content of the text" in reasons["properties"]
     kept = torch.nn.functional.logsigmoid(torch.tensor(1.0, dtype=torch.float64))
     assert torch.allclose(found["bias"].finding.heads, kept * torch.arange(12).expand(4, -1), atol=1e-12)
 
@@ -147,9 +147,9 @@ def test_hidden_keys_have_no_code_and_all_else_says_how_many():
     heads = found["bias"].finding
     ahead = heads.heads[:, heads.distances >= 0]
     assert ahead.isnan().sum(1).tolist() == [8, 4]
-    assert "From distance 0 to 3, what is added to the scores changes by −1.5 in head 0" in heads.sentences()[0]
-    assert "Of 12 distances back, 8 are hidden, 4 of them in some heads alone." in heads.sentences()
-    assert "alike" in heads.sentences()[-1]
+    assert "From distance 0 to 3, what is added to the scores changes by -1.5 in head 0" in heads.sentences()[0]
+    assert "Of 12 distances back, 8 are hidden, 4 of them in all heads." in heads.sentences()
+    assert "gives the same" in heads.sentences()[-1]
     assert "From distance 4 on there is no code: keys are hidden." in found["properties"].finding.sentences()[2]
     assert "4 of 12 distances are hidden from all heads." in found["scores"].finding.sentences()
     with pytest.raises(InputError, match=r"hides keys at distance 4; ask for fewer"):
@@ -174,7 +174,7 @@ def test_a_width_comes_from_the_parts_or_the_caller():
 
 def test_layers_that_differ_are_named_and_failures_of_the_users_code_told():
     found, names, _ = answered(OneLayer)
-    assert found.note.startswith("Its 2 layers have parameters of their own, and what follows is read in layer 0 alone")
+    assert "layer 0, which has separate parameters, is analysed alone" in found.note
     assert {"kernel", "symmetry", "twins"} <= names
     _, names, reasons = answered(OneLayer(16, 1))
     assert "kernel" in names
@@ -183,12 +183,12 @@ def test_layers_that_differ_are_named_and_failures_of_the_users_code_told():
 
 def test_layers_that_take_turns_are_read_in_the_first(capsys):
     found, names, _ = answered("none/rope")
-    assert "layer 0 alone, which has none" in found.note
+    assert "layer 0, which has none," in found.note
     assert not {"base", "digits", "rotation"} & names
     assert {"base", "digits", "rotation"} <= answered("rope/none")[1]
     assert answered("rope")[0].note == ""
     assert cli.main(["analyze", "alibi/none", "--length", "8", "--steps", "0"]) == 0
-    assert "read in layer 0 alone, which has alibi" in " ".join(capsys.readouterr().out.split())
+    assert "layer 0, which has alibi," in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_command_reads_the_objects_of_a_file(tmp_path, capsys):

@@ -42,7 +42,7 @@ def test_bfloat16_over_8192_positions():
     assert causes["cos_sin"].largest < 2**-8
     assert found.distinct == 257 + sum(128 for _ in range(5))
     assert found.distinct == len(torch.arange(8192).to(torch.bfloat16).unique())
-    assert "897 are left in bfloat16" in " ".join(found.sentences())
+    assert "897 are different numbers in bfloat16" in " ".join(found.sentences())
 
 
 def test_float32_keeps_positions_and_float64_everything():
@@ -72,7 +72,6 @@ def test_against_numbers_one_by_one(length, pairs, dtype):
     upto = errors.amax(1).cummax(0).values
     torch.testing.assert_close(found.by_position[row], upto[found.positions], atol=1e-12, rtol=1e-9)
     cause = found.causes["all"]
-    assert cause.rms == pytest.approx(float(errors.square().mean().sqrt()), abs=1e-12)
     tenth = (errors.amax(1) > math.tau / 10).nonzero()
     assert cause.tenth == (int(tenth[0]) if len(tenth) else None)
     assert int(found.positions[-1]) == length - 1
@@ -103,7 +102,6 @@ def test_cos_and_sin_are_compared_the_short_way_round():
     ).angle()
     row = list(found.causes).index("cos_sin")
     assert float(found.by_pair[row, 0]) == pytest.approx(float(apart.abs().max()), rel=1e-9)
-    assert found.causes["cos_sin"].rms == pytest.approx(float(apart.square().mean().sqrt()), rel=1e-9)
 
 
 def test_a_schedule_moves_the_error():

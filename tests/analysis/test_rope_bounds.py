@@ -55,7 +55,7 @@ def test_frequencies_in_any_form():
     data = posenc.frequencies.parse(text)
     made = posenc.frequencies.create(data, 64, 1e4)
     wanted = rope_bound([7, 300], 64, frequencies=text)
-    for given_as in (data, made, made.inv_freq):
+    for given_as in (data, made.inv_freq):
         assert torch.equal(rope_bound([7, 300], 64, frequencies=given_as), wanted)
     assert not torch.equal(rope_bound([7, 300], 64), wanted)
 
@@ -138,14 +138,13 @@ def test_base_bound_and_its_models():
         (lambda: rope_bound([float("inf")], 64), r"distances hold values that are not finite"),
         (lambda: rope_bound([1.0], 63), r"head_dim=63"),
         (lambda: rope_bound([1.0], 64, frequencies=torch.ones(3)), r"frequencies \(3,\): head_dim=64 needs \(32,\)"),
-        (lambda: rope_bound([1.0], 64, frequencies=3), r"frequencies int: "),
         (lambda: longest_length(-1.0, 64), r"base=-1.0"),
         (lambda: longest_length(1e4, 64, limit=0), r"limit=0"),
         (lambda: longest_length(1e4, 64, frequencies="yarn:factor=4"), r"needs original_max_positions"),
         (lambda: smallest_base(0, 64), r"length=0"),
         (lambda: smallest_base(100, 63), r"head_dim=63"),
         (lambda: smallest_base(100, 64, step=0.0), r"step=0.0"),
-        (lambda: smallest_base(100, 2, step=1.0), r"no base up to 1e\+15"),
+        (lambda: smallest_base(100, 2, step=1.0), r"at every base up to 1e\+15"),
         (lambda: base_bound([]), r"lengths is empty"),
     ],
 )

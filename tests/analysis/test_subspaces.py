@@ -1,7 +1,5 @@
 """Random directions against their exact distribution, subspaces and sums where the answer is known."""
 
-import math
-
 import pytest
 import torch
 import transformers
@@ -23,13 +21,6 @@ def test_random_dots_follow_the_beta_distribution(dim):
     error = 20000**-0.5
     assert abs(found.mean) < 4 * error * dim**-0.5
     assert found.variance == pytest.approx(1 / dim, rel=0.05)
-    for epsilon, measured, exact, bound in zip(
-        found.epsilons, found.measured, found.exact, found.chebyshev, strict=True
-    ):
-        tail = 2 * beta.sf((1 + epsilon) / 2)
-        assert exact.item() == pytest.approx(tail, abs=1e-6)
-        assert abs(measured - tail) < 5 * error * math.sqrt(tail * (1 - tail)) + 1e-9
-        assert exact <= bound == min(1, 1 / (dim * epsilon**2))
     at = torch.tensor([-0.5, 0.0, 0.3])
     assert dot_density(at, dim).tolist() == pytest.approx((beta.pdf((1 + at.double().numpy()) / 2) / 2).tolist())
     width = found.edges[1] - found.edges[0]
@@ -41,7 +32,7 @@ def test_orthogonal_subspaces_are_found_orthogonal():
     words, codes = torch.zeros(100, 32), torch.zeros(50, 32)
     words[:, :16] = torch.randn(100, 16, generator=draws)
     codes[:, 20:24] = torch.randn(50, 4, generator=draws)
-    found = subspaces((words, codes), energy=0.999)
+    found = subspaces((words, codes))
     assert found.rank == 4
     assert found.angles.min().item() == pytest.approx(90, abs=1e-4)
     assert found.overlap < 1e-12 < found.random_overlap == 4 / 32
@@ -52,7 +43,6 @@ def test_equal_subspaces_are_found_equal():
     table = torch.randn(60, 32, generator=torch.Generator().manual_seed(0)) + 3
     found = subspaces((table, table))
     assert found.angles.max() < 1e-3
-    assert found.position_overlap == pytest.approx(found.overlap)
     assert 0.9 <= found.overlap < 1
     assert found.means_cosine == pytest.approx(1)
     assert found.mean_energy["tokens"] > 0.8
@@ -88,8 +78,8 @@ def test_a_model_gives_the_tables_that_it_adds():
     words, codes = tables(bert)
     assert torch.equal(words.float(), bert.embeddings.word_embeddings.weight)
     assert torch.equal(codes.float(), bert.embeddings.position_embeddings.weight)
-    found = subspaces(bert, tokens=torch.tensor([[1, 2, 2, 3]]), length=20)
-    assert (found.name, found.tokens, found.positions, found.dim) == ("bert", 3, 20, 32)
+    found = subspaces(bert, length=20)
+    assert (found.name, found.tokens, found.positions, found.dim) == ("bert", 50, 20, 32)
 
 
 def test_reading_back_is_least_squares_on_every_pair():
@@ -104,7 +94,7 @@ def test_reading_back_is_least_squares_on_every_pair():
         assert found.explained[kind] == pytest.approx(1 - missed.item(), abs=1e-9)
         table = words if kind == "tokens" else codes
         right = (torch.cdist(read, table).argmin(-1) == torch.cdist(wanted, table).argmin(-1)).double().mean()
-        assert found.found[kind] == pytest.approx(right.item(), abs=0.05)
+        assert found.accuracy[kind] == pytest.approx(right.item(), abs=0.05)
 
 
 def test_orthogonal_tables_lose_nothing_when_added():
@@ -113,35 +103,30 @@ def test_orthogonal_tables_lose_nothing_when_added():
     words[:, :8], codes[:, 8:] = torch.randn(40, 8, generator=draws), torch.randn(30, 8, generator=draws)
     found = add_or_concat((words, codes))
     assert found.given.explained == pytest.approx({"tokens": 1, "positions": 1})
-    assert found.given.found == {"tokens": 1, "positions": 1}
+    assert found.given.accuracy == {"tokens": 1, "positions": 1}
     equal = add_or_concat((words, words)).given
     assert equal.explained["tokens"] == pytest.approx(0.5)
 
 
 def test_room_helps():
     found = add_or_concat(dims=(4, 128))
-    assert found.identity_error < 1e-12
     assert found.given is None
     small, large = found.random
-    assert small.found["tokens"] < 0.2
-    assert large.found["tokens"] > 0.98 < large.found["positions"]
-    assert "concatenation is addition" in found.sentences()[0]
+    assert small.accuracy["tokens"] < 0.2
+    assert large.accuracy["tokens"] > 0.98 < large.accuracy["positions"]
 
 
 @pytest.mark.parametrize(
     ("call", "why"),
     [
         (lambda: random_dots(1), r"dim=1"),
-        (lambda: random_dots(8, epsilons=(0.1, 1.5)), r"epsilons=\(0.1, 1.5\)"),
         (lambda: subspaces((torch.randn(9, 8), torch.randn(9, 16))), r"codes are 16 wide and token vectors 8"),
         (lambda: subspaces((torch.randn(9, 8), "alibi")), r"no code per position"),
         (lambda: subspaces((torch.randn(9, 8) / 0, torch.randn(9, 8))), r"token table: pass finite"),
         (lambda: subspaces((torch.randn(9, 8), torch.ones(9, 8))), r"codes: all alike"),
-        (lambda: subspaces((torch.randn(9, 8), torch.randn(9, 8)), tokens=torch.tensor([9])), r"between 0 and 8"),
         (lambda: subspaces((torch.randn(9, 8), torch.randn(9, 8)), length=1), r"length=1"),
-        (lambda: subspaces((torch.randn(9, 8), torch.randn(9, 8)), energy=2), r"energy=2"),
         (lambda: subspaces("sinusoidal"), r"pass a model, or a pair"),
-        (lambda: add_or_concat(dims=()), r"dims=\(\)"),
+        (lambda: add_or_concat(dims=()), r"dims=0"),
     ],
 )
 def test_bad_input_is_refused(call, why):
@@ -151,9 +136,9 @@ def test_bad_input_is_refused(call, why):
 
 def test_minilm_keeps_positions_out_of_the_way_of_tokens():
     model, _ = minilm.load()
-    found = subspaces(model, tokens=torch.arange(0, 30522, 6))
+    found = subspaces(model)
     assert found.overlap < found.random_overlap / 3  # measured: .3 % of the tokens' energy, 2.9 % by chance
     assert found.angles[0] > found.random_angles[0]
     assert found.cosine["centred"][1] < found.expected / 2
     sizes = found.rank, found.tokens, found.positions
-    assert sizes == (11, 5087, 512)
+    assert sizes == (11, 30522, 512)

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from posenc.analysis.analyze import analyze
-from posenc.analysis.plotting import INK
-from posenc.analysis.target import target_of
+from posenc.analysis.analyze import analyze, target_of
+from posenc.analysis.finding import INK
 from posenc.report.analyze import explorer, page, results, state
 from posenc.report.explorer import block
 from references import commands
@@ -158,8 +157,8 @@ def test_lines_fit_the_terminal_and_are_never_long(capsys, folder, monkeypatch, 
     [
         (["mine:infinite"], "mine:infinite: the code of position 0 is not finite"),
         (["mine:changing"], "mine:changing: gave two different codes for the same positions"),
-        (["mine:wrong"], "mine:wrong: gave (3, 4) for"),
-        (["mine:waves", "--dim", "6"], "gave codes of width 8, expected 6"),
+        (["mine:wrong"], "mine:wrong: gave (3, 4) "),
+        (["mine:waves", "--dim", "6"], "must give real (n, 6)"),
         (["mine:number"], "a int has no codes"),
         (["mine:wavse"], "unknown function in mine 'wavse': did you mean 'waves'?"),
         (["mine.py"], "mine.py: which object in it? Write mine.py:NAME"),

@@ -5,37 +5,51 @@ import warnings
 from typing import Any
 
 from posenc.analysis.analyze import Analysis, analyze
-from posenc.analysis.bounds import MODELS, Model, base_bound, longest_length, rope_bound, smallest_base
-from posenc.analysis.codes import Codes
-from posenc.analysis.decay import kernel
+from posenc.analysis.bounds import (
+    MODELS,
+    Model,
+    base_bound,
+    curves,
+    decay_integral,
+    first_zero,
+    longest_length,
+    rope_bound,
+    smallest_base,
+)
+from posenc.analysis.codes import Codes, codes_of
 from posenc.analysis.digits import counter, digits
-from posenc.analysis.expansion import diagonal_parts, expansion
-from posenc.analysis.integrals import curves, decay_asymptote, decay_integral, first_zero
+from posenc.analysis.expansion import expansion
+from posenc.analysis.finding import Finding
+from posenc.analysis.geometry import kernel, shift_matrix, spectrum
 from posenc.analysis.model import VectorModel, trained_model, vector_model
 from posenc.analysis.precision import phase_error
 from posenc.analysis.properties import bounded, deterministic, properties, steps, unique
-from posenc.analysis.question import Finding
-from posenc.analysis.reading import codes_of
 from posenc.analysis.scores import bias, rotation, scores
-from posenc.analysis.shift import shift_matrix
-from posenc.analysis.spectrum import spectrum
 from posenc.analysis.subspaces import add_or_concat, random_dots, subspaces
 from posenc.analysis.survival import survival
-from posenc.analysis.symmetry import breakers, equivariance, twins
+from posenc.analysis.symmetry import equivariance, twins
 from posenc.analysis.terms import four_terms
 
 __all__ = [
-    "MODELS", "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound", "bias",
-    "bounded", "breakers", "codes_of", "counter", "curves", "decay_asymptote", "decay_integral", "deterministic",
-    "diagonal_parts", "digits", "equivariance", "expansion", "first_zero", "four_terms", "kernel", "longest_length",
-    "phase_error", "properties", "random_dots", "rope_bound", "rotation", "scores", "shift_matrix", "smallest_base",
-    "spectrum", "steps", "subspaces", "survival", "trained_model", "twins", "unique", "vector_model",
+    "MODELS", "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound",
+    "bias", "bounded", "codes_of", "counter", "curves", "decay_integral", "deterministic", "digits", "equivariance",
+    "expansion", "first_zero", "four_terms", "kernel", "longest_length", "phase_error", "properties", "random_dots",
+    "rope_bound", "rotation", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",
+    "survival", "trained_model", "twins", "unique", "vector_model",
 ]  # fmt: skip
+
+
+REMOVED = {
+    "breakers": "call equivariance for each model",
+    "decay_asymptote": "use decay_integral",
+    "diagonal_parts": "use expansion, whose decay has the diagonal of H",
+}
 
 
 def __getattr__(name: str) -> Any:
     new = {"Body": "VectorModel", "body_of": "vector_model"}.get(name)
     if new is None:
-        raise AttributeError(f"module 'posenc.analysis' has no attribute {name!r}")
+        hint = f": {REMOVED[name]}" if name in REMOVED else ""
+        raise AttributeError(f"module 'posenc.analysis' has no attribute {name!r}{hint}")
     warnings.warn(f"posenc.analysis.{name} is now {new}", DeprecationWarning, stacklevel=2)
     return globals()[new]

@@ -1,35 +1,199 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What RoPE's frequencies bound: the score at a distance, and the length of context that a base serves."""
+"""What RoPE's frequencies bound: the decay of dot products, the score at a distance, and the length that a base serves.
 
+Of infinitely many pairs the dot product of codes is the integral of cos(x theta(t)), t in 0 .. 1: the sum over pairs,
+(2/d) sum_c cos(x theta(2c/d)), tends to it as d grows (Su, kexue.fm/archives/8231). It is computed in float64 at any x: for
+base^-t a difference of cosine integrals; for t^a a power series near zero and, further out, an integral along the imaginary
+direction, where e^(ixu) does not oscillate but decays.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc import frequencies as schedules
-from posenc.analysis.codes import at_least
-from posenc.analysis.integrals import CI_ZERO, Numbers
-from posenc.analysis.plotting import INK, PALETTE, SOFT, plot
-from posenc.analysis.question import AnalysisQuestion, Finding
-from posenc.errors import InputError, check_numbers
-from posenc.frequencies import Frequencies
+from posenc.analysis.finding import INK, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, plot
+from posenc.errors import InputError, check_positive, check_sizes, unknown
 from posenc.frequencies.schedules import first_negative
-from posenc.functional import check_even, frequency_curve
+from posenc.functional import CURVES, check_even, frequency_curve
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+CI_ZERO = 0.6165054856207162
+"""Where the cosine integral Ci is first zero. The integral of base^-t is first zero at about this times the base."""
+NEAR = 5.0
+"""Up to here the power series loses no digits."""
+PIECE, NODES = 4.0, 12
+"""The integrals along the imaginary direction are split into pieces, with so many Gauss-Legendre nodes on each."""
+
+Numbers = Tensor | Sequence[float] | float
+
+
+def decay_integral(x: Numbers, curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> Tensor:
+    """The integral of cos(x theta(t)) over t in 0 .. 1, float64, of the shape of x: what the normalised dot product of
+    two codes x positions apart tends to with more and more pairs. Needs scipy.
+
+    x: distances, any real numbers. curve: "geometric", theta = base^-t, (Ci(x) - Ci(x/base)) / ln base with the cosine
+    integral Ci; or "power", theta = t^exponent, a confluent hypergeometric function. The absolute error is about 1e-15,
+    for bases near 1 divided by |ln base|.
+
+    Raises:
+        InputError: an unknown curve, a base or exponent not above 0, x that is not finite.
+    """
+    if curve not in CURVES:
+        raise unknown("curve", curve, CURVES)
+    check_positive(base=base, exponent=exponent)
+    x = torch.as_tensor(x, dtype=torch.float64, device="cpu").abs()
+    if not bool(x.isfinite().all()):
+        raise InputError("x has values that are not finite: distances must be numbers")
+    if curve == "power":
+        return _power(x, 1 / exponent)
+    if base == 1:
+        return x.cos()
+    from scipy.special import sici
+
+    fast, slow = (torch.as_tensor(sici(end.numpy())[1]) for end in (x, x / base))
+    return torch.where(x > 0, (fast - slow) / math.log(base), 1.0)
+
+
+def first_zero(curve: str = "geometric", base: float = 10000.0, exponent: float = 1.0) -> float | None:
+    """The first x at which `decay_integral` is zero; None for a curve that stays above it (t^2). About 0.6165 base for
+    base^-t, pi for t, 2.3311 for its root.
+
+    Raises:
+        InputError: as `decay_integral`.
+    """
+    if curve == "geometric" and 0 < base < 1:
+        return base * (first_zero(curve, 1 / base) or math.nan)  # the same frequencies, all of them 1/base times faster
+    # |Ci(x)| < 1/x adds a ripple to -Ci(x/base) that moves its zero by less than two. Powers: a trend that stays above
+    # zero over the first few ripples stays above it over all, since it falls more slowly.
+    around = CI_ZERO * base if curve == "geometric" else 0.0
+    unit = max(1.0, 1e-12 * around)  # the resolution of float64 there
+    start = max(around - 4 * unit, 0.0) if base > 100 else 0.0
+    scan = start + unit * torch.arange(0, 64, 1 / 16, dtype=torch.float64, device="cpu")
+    below = decay_integral(scan, curve, base, exponent) < 0
+    if not below.any():
+        return None
+    at = int(below.int().argmax())
+    low, high = scan[at - 1], scan[at]
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if decay_integral(middle, curve, base, exponent) < 0 else (middle, high)
+    return float(high)
+
+
+def _power(x: Tensor, s: float) -> Tensor:
+    """s times the integral of u^(s-1) cos(xu) over u in 0 .. 1, for x >= 0."""
+    border = max(NEAR, s + 1)
+    near, far = x.clamp(max=border), x.clamp(min=border)
+    step, term = torch.complex(torch.zeros_like(x), -near), torch.ones_like(x, dtype=torch.complex128)
+    series, k = term.clone(), 0
+    while term.numel() and float(term.abs().max()) > 1e-18:  # Kummer's form: terms fall from the start on x <= s + 1
+        k += 1
+        term = term * step / (s + k)
+        series = series + term
+    slow = math.cos(math.pi * s / 2) * (math.lgamma(1 + s) - s * far.log()).exp()
+    inner = (torch.polar(torch.ones_like(x), near) * series).real
+    return torch.where(x <= border, inner, slow - s * _beyond_one(far, s).real)
+
+
+def _beyond_one(x: Tensor, s: float) -> Tensor:
+    """The integral of u^(s-1) e^(ixu) over u from 1 to infinity, complex128, for x >= max(NEAR, s): along u = 1 + iy/x."""
+    y, weights = _rule(40.0 if s <= 1 else 64.0)  # beyond that it is below 1e-16
+    parts = [
+        ((s - 1) * torch.log1p(y / (-1j * part[:, None])) - y).exp() @ weights  # y / -ix = iy/x
+        for part in x.flatten().to(torch.complex128).split(4096)
+    ]
+    return (torch.cat(parts) * torch.polar(1 / x, x).flatten() * 1j).view(x.shape)
+
+
+@lru_cache(maxsize=2)
+def _rule(reach: float) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for integrals over 0 .. reach: Gauss-Legendre on each piece."""
+    from scipy.special import roots_legendre
+
+    nodes, weights = (torch.as_tensor(part) for part in roots_legendre(NODES))
+    starts = torch.arange(0, reach, PIECE, dtype=torch.float64)
+    y = starts[:, None] + PIECE * (nodes + 1) / 2
+    return y.flatten().to(torch.complex128), (PIECE * weights / 2).repeat(len(starts)).to(torch.complex128)
+
+
+@dataclass(frozen=True, eq=False)
+class Curves(Finding):
+    """The decay under several curves of frequencies.
+
+    distances: (n,). names: "10000^-t", "t^0.5", ... integrals: (curves, n) float64. zeros: the first zero of each.
+    smallest_base: the smallest base whose integral stays above zero up to the largest of the distances, within a position
+    or two: length / 0.6165.
+    """
+
+    distances: Tensor
+    names: tuple[str, ...]
+    integrals: Tensor
+    zeros: tuple[float | None, ...]
+    smallest_base: float
+
+    def sentences(self) -> list[str]:
+        far = float(self.distances.abs().max())
+        last = self.integrals[:, int(self.distances.abs().argmax())].tolist()
+        sentences = []
+        for name, zero, value in zip(self.names, self.zeros, last, strict=True):
+            crossing = "never reaches zero" if zero is None else f"is first zero at {zero:.5g}"
+            sentences.append(f"theta = {name}: the integral {crossing} and is {value:.3g} at distance {far:g}.")
+        sentences.append(
+            f"A geometric curve stays above zero over {far:g} positions from a base of about {self.smallest_base:.4g} on."
+        )
+        return sentences
+
+
+def curves(
+    distances: Numbers,
+    bases: Sequence[float] = (10000.0, 1000.0, 100.0),
+    exponents: Sequence[float] = (0.5, 1.0, 2.0),
+) -> Curves:
+    """The curves of frequencies that Su compares, over distances: theta = base^-t for every base, t^exponent for every
+    exponent.
+
+    Raises:
+        InputError: no curve, no distance, what `decay_integral` refuses.
+
+    Source: Su, kexue.fm/archives/8231.
+    """
+    x = torch.as_tensor(distances, dtype=torch.float64, device="cpu").flatten()
+    chosen = {f"{base:g}^-t": ("geometric", base, 1.0) for base in bases}
+    chosen |= {"t" if e == 1 else f"t^{e:g}": ("power", 10000.0, e) for e in exponents}
+    if not chosen or not len(x):
+        raise InputError("curves: pass at least one base or exponent, and at least one distance")
+    return Curves(
+        distances=x,
+        names=tuple(chosen),
+        integrals=torch.stack([decay_integral(x, *curve) for curve in chosen.values()]),
+        zeros=tuple(first_zero(*curve) for curve in chosen.values()),
+        smallest_base=float(x.abs().max()) / CI_ZERO,
+    )
+
+
+@plot("Power curves fall fastest at short range, geometric ones go on falling at long range until they cross zero.")
+def plot_curves(ax: Axes, finding: Curves) -> None:
+    """The decay under each curve of frequencies."""
+    for name, row in zip(finding.names, finding.integrals, strict=True):
+        ax.plot(finding.distances, row, label=name)
+    ax.axhline(0, color=SOFT, lw=0.8)
+    ax.set(xlabel="distance", ylabel="integral")
+    ax.legend(title="theta", ncols=2)
 
 
 Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 
 FACTOR = 4
-"""How much longer than in training the texts are that a report asks about."""
+"""How much longer than in training the texts of a report are."""
 LARGEST_BASE = 1e15
-TRIED, AHEAD, WORST = 512, 64, 8
-"""Bases made at once, those tried at once with the distances at which one fails, and how many of these."""
+WORST = 8
+"""Distances at which the sum is negative that are tried on the next base."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +227,7 @@ def rope_bound(
     head_dim: int,
     base: float = 10000.0,
     *,
-    frequencies: Schedule | Frequencies | Tensor | None = None,
+    frequencies: Schedule | Tensor | None = None,
 ) -> Tensor:
     """RoPE's decay bound: (2/d) sum_j |S_(j+1)| with S_j = sum_(c<j) e^(i m theta_c), float64, of distances' shape.
 
@@ -91,22 +255,23 @@ def longest_length(
     base: float,
     head_dim: int,
     *,
-    frequencies: Schedule | Frequencies | Tensor | None = None,
+    frequencies: Schedule | Tensor | None = None,
     limit: int = 1 << 20,
 ) -> int | None:
     """The longest context that a base serves: the first distance m at which sum_c cos(m theta_c) < 0, from where a key
     like the query is no longer preferred to a random one. None where there is none below `limit`.
 
     A necessary condition that the paper derives and finds confirmed, not a promise: Llama 2 was trained on more than
-    twice its 1707. head_dim: channels that rotate. frequencies: a schedule as text or data (made for this base), what it
-    gives, or a model's own (head_dim/2,) inv_freq; plain RoPE if None.
+    twice its 1707. head_dim: channels that rotate. frequencies: a schedule as text or data (made for this base), or
+    (head_dim/2,) inv_freq; plain RoPE if None.
 
     Raises:
         InputError: an odd head_dim, a base not above 0, frequencies that do not fit, a limit below 1.
 
     Source: Men et al. 2024, "Base of RoPE Bounds Context Length" (2405.14591); kexue.fm/archives/10122.
     """
-    return first_negative(frequencies_of(frequencies, head_dim, base), at_least("limit", limit))
+    check_sizes(limit=limit)
+    return first_negative(frequencies_of(frequencies, head_dim, base), limit)
 
 
 def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
@@ -120,46 +285,23 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     Raises:
         InputError: a length below 1, an odd head_dim, a step outside 1e-6 .. 1, or no such base up to 1e15.
     """
-    length = at_least("length", length)
+    check_sizes(length=length)
     check_even("head_dim", head_dim)
-    check_numbers(step=step)
     if not 1e-6 <= step <= 1:
-        raise InputError(f"step={step}: how far bases are apart, from 1e-6 to 1 of themselves")
-    start = 1 + step
-    while start < LARGEST_BASE:
-        bases = start * (1 + step) ** torch.arange(TRIED, dtype=torch.float64, device="cpu")
-        bases = bases[bases <= LARGEST_BASE]
-        theta = torch.stack([frequencies_of(schedule, head_dim, base) for base in bases.tolist()])
-        first = _first_without(theta, length)
-        if first is not None:
-            return float(bases[first])
-        start = float(bases[-1]) * (1 + step)
+        raise InputError(f"step={step}: must be a share of the base from 1e-6 to 1")
+    base, failing = 1 + step, torch.zeros(0, dtype=torch.float64)
+    while base <= LARGEST_BASE:
+        theta = frequencies_of(schedule, head_dim, base)
+        if not bool(((failing[:, None] * theta).cos().sum(-1) < 0).any()):  # most fail where their neighbour does
+            worst = _negative_near_the_end(theta, length)
+            if worst is None:
+                return base
+            failing = worst
+        base *= 1 + step
     raise InputError(
-        f"length={length}, head_dim={head_dim}: no base up to {LARGEST_BASE:g} keeps the sum of {head_dim // 2} cosines "
-        "from turning negative; take more channels, a shorter length or a smaller step"
+        f"length={length}, head_dim={head_dim}: at every base up to {LARGEST_BASE:g} the sum of {head_dim // 2} cosines "
+        "is negative somewhere; take more channels, a shorter length or a smaller step"
     )
-
-
-def _first_without(theta: Tensor, length: int) -> int | None:
-    """Which row of (n, pairs) frequencies is the first whose cosines' sum is negative at no distance below length.
-
-    The distances at which one row fails are tried on its neighbours, most of which fail there too.
-    """
-    alive = torch.ones(len(theta), dtype=torch.bool)
-    for row in range(len(theta)):
-        if not alive[row]:
-            continue
-        failing = _negative_near_the_end(theta[row], length)
-        if failing is None:
-            return row
-        first = row
-        while first < len(theta):
-            dead = ((theta[first : first + AHEAD, None] * failing[:, None]).cos().sum(-1) < 0).any(-1)
-            alive[first : first + AHEAD] &= ~dead
-            if not dead.all():
-                break
-            first += AHEAD
-    return None
 
 
 def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> Tensor | None:
@@ -175,9 +317,9 @@ def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> 
 
 @dataclass(frozen=True, eq=False)
 class BaseBound(Finding):
-    """Bases against lengths: the smallest of each length, and what models take.
+    """Bases against lengths: the smallest of each length, and those of models.
 
-    limits: length / 0.6165, the smallest base with infinitely many pairs. longest: each model's own longest length.
+    limits: length / 0.6165, the smallest base with infinitely many pairs. longest: the longest length of each model.
     """
 
     head_dim: int
@@ -189,21 +331,19 @@ class BaseBound(Finding):
     longest: tuple[int | None, ...]
 
     def sentences(self) -> list[str]:
-        rows = zip(self.lengths, self.bases, self.limits, strict=True)
         sentences = [
             f"{self.head_dim} channels under {self.schedule} need a base of {base:.3g} for {length} positions; infinitely "
             f"many would need {limit:.3g}."
-            for length, base, limit in rows
+            for length, base, limit in zip(self.lengths, self.bases, self.limits, strict=True)
         ]
-        return sentences + [_about(model, longest) for model, longest in zip(self.models, self.longest, strict=True)]
-
-
-def _about(model: Model, longest: int | None) -> str:
-    start = f"{model.name} (base {model.base:g}, {model.rotary_dim} channels, {model.length} positions)"
-    if longest is None:
-        return f"{start}: the sum of its cosines is not negative within 2^20 positions."
-    verdict = "beyond" if longest >= model.length else "short of"
-    return f"{start}: the sum of its cosines is first negative at {longest}, {verdict} the length it was trained on."
+        for model, longest in zip(self.models, self.longest, strict=True):
+            start = f"{model.name} (base {model.base:g}, {model.rotary_dim} channels, {model.length} positions)"
+            end = "not negative within 2^20 positions."
+            if longest is not None:
+                verdict = "beyond" if longest >= model.length else "short of"
+                end = f"first negative at {longest}, {verdict} the length it was trained on."
+            sentences.append(f"{start}: the sum of its cosines is {end}")
+        return sentences
 
 
 def base_bound(
@@ -235,30 +375,28 @@ def base_bound(
     )
 
 
-def frequencies_of(given: Schedule | Frequencies | Tensor | None, head_dim: int, base: float) -> Tensor:
-    """(head_dim/2,) float64 frequencies of a schedule, of what it gives, or as they are.
+def frequencies_of(frequencies: Schedule | Tensor | None, head_dim: int, base: float) -> Tensor:
+    """(head_dim/2,) float64 frequencies, of a schedule or as they are.
 
     Raises:
         InputError: they are not head_dim/2 finite numbers, or what the schedule refuses.
     """
     check_even("head_dim", head_dim)
-    if given is None:
+    if frequencies is None:
         return frequency_curve(head_dim, base)
-    if isinstance(given, (str, Mapping)):
-        return schedules.create(schedules.parse(given) if isinstance(given, str) else given, head_dim, base).inv_freq
-    inv_freq = given.inv_freq if isinstance(given, Frequencies) else given
-    if not isinstance(inv_freq, Tensor) or inv_freq.shape != (head_dim // 2,) or not bool(inv_freq.isfinite().all()):
-        shape = tuple(inv_freq.shape) if isinstance(inv_freq, Tensor) else type(inv_freq).__name__
+    if not isinstance(frequencies, Tensor):
+        data = schedules.parse(frequencies) if isinstance(frequencies, str) else frequencies
+        return schedules.create(data, head_dim, base).inv_freq
+    if frequencies.shape != (head_dim // 2,) or not bool(frequencies.isfinite().all()):
+        shape = tuple(frequencies.shape)
         raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")
-    return inv_freq.detach().to("cpu", torch.float64)
+    return frequencies.detach().to("cpu", torch.float64)
 
 
 @plot(
     "The bound falls in ripples as the distance grows, and faster for small bases; the score itself may do anything below."
 )
-def plot_rope_bound(
-    ax: "Axes", bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: int = 128, length: int = 512
-) -> None:
+def plot_rope_bound(ax: Axes, bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim: int = 128, length: int = 512) -> None:
     """RoPE's decay bound over distances below length, a line for every base; for a single one give [base]."""
     distances = torch.arange(length)
     for base in bases:
@@ -268,18 +406,17 @@ def plot_rope_bound(
 
 
 @plot("A model under the line was trained on distances at which a key like the query may do worse than a random one.")
-def plot_base_bound(ax: "Axes", finding: BaseBound, *, models: bool = True) -> None:
-    """The smallest base of each length, its limit for infinitely many pairs, and known models where they are."""
+def plot_base_bound(ax: Axes, finding: BaseBound) -> None:
+    """The smallest base of each length, its limit for infinitely many pairs, and the models."""
     ax.plot(finding.lengths, finding.bases, marker="o", ms=4, label=f"smallest base, {finding.head_dim} channels")
     ax.plot(finding.lengths, finding.limits, ls=":", color=SOFT, label="infinitely many channels")
-    places: dict[tuple[int, float], list[str]] = {}
-    for model in finding.models if models else ():
-        places.setdefault((model.length, model.base), []).append(model.name)
-    for place, names in places.items():
-        ax.plot(*place, marker="s", ms=5, ls="", color=PALETTE[1])
-        ax.annotate(
-            "\n".join(names), place, xytext=(5, -4), textcoords="offset points", fontsize=8, color=INK, va="top"
-        )
+    points: dict[tuple[int, float], list[str]] = {}
+    for model in finding.models:
+        points.setdefault((model.length, model.base), []).append(model.name)
+    for point, names in points.items():
+        ax.plot(*point, marker="s", ms=5, ls="", color=PALETTE[1])
+        label: dict[str, Any] = {"xytext": (5, -4), "textcoords": "offset points", "fontsize": 8, "va": "top"}
+        ax.annotate("\n".join(names), point, color=INK, **label)
     ax.margins(x=0.2)
     ax.set(xlabel="length of context", ylabel="base", xscale="log", yscale="log")
     ax.legend()

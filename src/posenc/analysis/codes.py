@@ -1,21 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes: a function from positions (or distances) to vectors, and what is checked whenever it is called."""
+"""Codes: a function from positions (or distances) to vectors, read from encodings, functions, tables and models.
 
-from collections.abc import Callable, Iterator
+Of an encoding: its vectors of positions, else what its rotation makes of a constant vector, else its bias of every distance.
+All of it follows from the hooks of `Encoding`; no class of encoding is known here but `Mapped`, which wraps any other.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_integers
-from posenc.functional import turning
+from posenc.attention import prepare
+from posenc.bias import dense_sum
+from posenc.encoding import Encoding, Sum, bias_of
+from posenc.encodings import T5, Mapped, Rotary, create
+from posenc.errors import InputError, check_integers, first_line, on_one_line
+from posenc.functional import Layout, turning
+from posenc.positions import Positions
+from posenc.pretrained.attach import RotaryModule, attached
+from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
+from posenc.pretrained.models import FAMILIES, model_structure, unwrap
+from posenc.transformer import Transformer
 
 CHUNK = 8192
 """Positions read at once."""
-LARGEST = 1e150
-"""Largest number in a code: its square is still finite."""
+SEARCH = 100_000
+"""How far a search for two equal codes goes by default."""
 
 
 class HiddenKeys(InputError):
@@ -41,12 +57,6 @@ class Waves:
         """The (dim, dim) float64 matrix M with M p(t) = p(t + shift) for every t."""
         return turning(shift * self.frequencies, self.first, self.second, dim)
 
-    def by_channel(self, dim: int) -> Tensor:
-        """The frequency of each channel, (dim,); 0 where it is constant."""
-        frequencies = torch.zeros(dim, dtype=torch.float64)
-        frequencies[self.first] = frequencies[self.second] = self.frequencies
-        return frequencies
-
 
 @dataclass(frozen=True, eq=False)
 class Codes:
@@ -55,12 +65,11 @@ class Codes:
     name: for people. of: what a vector belongs to; an encoding that adds to the scores has none per position, but one number
     per head for every distance. limit: positions 0 .. limit-1 are defined, None: all; ends: why only those, "" for a table.
     waves: its frequencies, None: unknown. module: what it is read from, to train or not. needs_length: a code depends on how
-    many positions are asked for together. dim: width; None: that of the first call. reach: how far a search goes by default
-    where every position takes long; None: as far as for others.
+    many positions are asked for together. dim: width, where it is known. search: how far a search goes by default.
 
     Raises, when called:
-        InputError: positions past the limit; codes that are not (n, dim), not of one width in all calls, not finite, too
-            large to be squared, or different in a second call; a function that fails.
+        InputError: positions past the limit; codes that are not (n, dim), not finite, too large to be squared, or different
+            in a second call; a function that fails.
     """
 
     name: str
@@ -71,9 +80,8 @@ class Codes:
     module: nn.Module | None = None
     needs_length: bool = False
     dim: int | None = None
-    reach: int | None = None
+    search: int = SEARCH
     ends: str = ""
-    _dims: list[int] = field(default_factory=list, repr=False)
 
     def __call__(self, positions: Tensor) -> Tensor:
         with seeded():  # a function's noise must not advance the caller's generator
@@ -88,66 +96,41 @@ class Codes:
     @torch.no_grad()
     def read(self, positions: Tensor) -> Tensor:
         """One call, checked, but not for being deterministic."""
-        self._check_positions(positions)
-        try:
-            result = self.function(positions.clone())
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            message = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{self.name}: failed for {len(positions)} {self.of}s: {message}") from error
-        try:
-            codes = torch.as_tensor(result)
-        except (TypeError, ValueError, RuntimeError):
-            raise InputError(f"{self.name}: gave a {type(result).__name__}; return numbers, (n, dim)") from None
-        shape = tuple(codes.shape)
-        if len(shape) != 2 or shape[0] != len(positions) or not shape[1] or codes.is_complex():
-            hint = "; return codes[0], without a batch" if shape[:2] == (1, len(positions)) else ""
-            kind = "complex " if codes.is_complex() else ""
-            raise InputError(
-                f"{self.name}: gave {kind}{shape} for {len(positions)} positions; must give real (n, dim), a row each{hint}"
-            )
-        dim = self.dim or next(iter(self._dims), shape[1])
-        if shape[1] != dim:
-            raise InputError(f"{self.name}: gave codes of width {shape[1]}, expected {dim}: all need one width")
-        self._dims[:] = [dim]
-        codes = codes.detach().to("cpu", torch.float64)
-        valid = (codes.abs() <= LARGEST).all(-1)  # false for NaN
-        if not bool(valid.all()):
-            row = int((~valid).int().argmax())
-            wrong = f"larger than {LARGEST:g}" if bool(codes[row].isfinite().all()) else "not finite"
-            raise InputError(
-                f"{self.name}: the code of {self.of} {positions[row].tolist()} is {wrong}; analyse fewer, or fix it"
-            )
-        return codes
-
-    def _check_positions(self, positions: Tensor) -> None:
-        if positions.dim() not in (1, 2) or not len(positions):
+        count = len(positions)
+        if positions.dim() not in (1, 2) or not count:
             raise InputError(f"positions of shape {tuple(positions.shape)}: pass (n,), or (n, axes) on a grid")
         if self.limit is not None and positions.dim() == 1:
             low, high = positions.min().item(), positions.max().item()
             if low < 0 or high >= self.limit:
                 raise InputError(
-                    f"positions from {low:g} to {high:g}: {self.name} has codes for 0 .. {self.limit - 1} only "
-                    f"(length={self.limit} at most)"
+                    f"positions from {low:g} to {high:g}: {self.name} has codes for 0 .. {self.limit - 1} only"
                 )
-
-
-def table_codes(name: str, table: Tensor, module: nn.Module | None = None) -> Codes:
-    """The rows of a table (n, dim), one per position."""
-
-    def rows(positions: Tensor) -> Tensor:
-        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
-            raise InputError(f"{name}: a table has rows for integer positions only; round them")
-        return table.detach()[positions.long().to(table.device)]
-
-    return Codes(name, rows, limit=len(table), module=module)
-
-
-def at_least(name: str, size: int, least: int = 1) -> int:
-    """The argument of that name; raises InputError where it is below the least."""
-    check_integers(least, **{name: size})
-    return size
+        try:
+            codes = torch.as_tensor(self.function(positions.clone()))
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            reason = f"{type(error).__name__}: {on_one_line(error)}"
+            raise InputError(f"{self.name}: failed for {count} {self.of}s: {reason}") from error
+        shape = tuple(codes.shape)
+        if (
+            len(shape) != 2
+            or shape[0] != count
+            or shape[1] != (self.dim or shape[1])
+            or not shape[1]
+            or codes.is_complex()
+        ):
+            hint = "; return codes[0], without a batch" if shape[:2] == (1, count) else ""
+            raise InputError(
+                f"{self.name}: gave {shape} of {codes.dtype} for {count} positions; must give real (n, {self.dim or 'dim'}), "
+                f"a row each{hint}"
+            )
+        codes = codes.detach().to("cpu", torch.float64)
+        valid = codes.square().sum(-1).isfinite()
+        if not bool(valid.all()):
+            first = positions[int((~valid).int().argmax())].tolist()
+            raise InputError(f"{self.name}: the code of {self.of} {first} is not finite, or its square is not")
+        return codes
 
 
 def in_chunks(codes: Codes, count: int) -> Callable[[Tensor], Tensor]:
@@ -170,8 +153,7 @@ def defined_until(codes: Codes, start: int, end: int) -> tuple[int, str]:
             codes(torch.arange(high) if codes.needs_length else torch.arange(start, high))
             start = high
         except InputError as error:  # the first without a code is below high: look half as far ahead
-            cause = error.__cause__ or error
-            refusal = next(iter(str(cause).splitlines()), type(cause).__name__).rstrip(".")
+            refusal = first_line(error.__cause__ or error).rstrip(".")
             last, step = high - 1, max(1, (high - start) // 2)
     return start, refusal
 
@@ -182,12 +164,10 @@ def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "len
     Raises:
         InputError: fewer than the least, or past the limit.
     """
-    if codes.limit is not None and codes.limit < least:
-        raise InputError(f"{codes.name}: has codes for {codes.limit} {codes.of}s only; at least {least} are needed")
-    at_least(argument, length, least)
+    check_integers(least, **{argument: length})
     if codes.limit is not None and length > codes.limit:
         raise InputError(
-            f"{argument}={length}: {codes.name} has codes for {codes.limit} {codes.of}s; pass at most that"
+            f"{argument}={length}: {codes.name} has codes for {codes.limit} {codes.of}s, at least {least} are needed"
         )
     return torch.arange(length)
 
@@ -201,3 +181,439 @@ def seeded(seed: int = 0) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed_all(seed)
         yield
+
+
+SHAPE: dict[str, Any] = {
+    "dim": 64,
+    "num_heads": 4,
+    "head_dim": 64,
+    "num_layers": 1,
+    "max_positions": 512,
+    "causal": True,
+}
+"""The model that an encoding given by name is made for by default."""
+HEAD_DIM = 64
+"""Width of a head where the encoding takes any."""
+SEQUENTIAL = 2048
+"""Positions searched by default where a code takes computing those of all positions before it."""
+BUCKETED = ("t5", "mt5", "umt5", "longt5")
+"""Model types with T5's bias."""
+
+
+def make(text: str, **shape: Any) -> Encoding:
+    """The encoding of a text for a model of that shape, drawn from a fixed seed."""
+    with seeded():
+        return create(text, **{**SHAPE, **shape})
+
+
+def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
+    """The codes of a subject; where layers differ, those of the first.
+
+    Args:
+        subject: an encoding, or its text ("rope:rope_theta=500", made for `shape`, see SHAPE); a function or a module
+            from (n,) positions to (n, dim) vectors; a table (n, dim), as a tensor, an array or nn.Embedding; a
+            transformers model with a learned table, a rotation or T5's bias, or a posenc Transformer.
+            Of an encoding: its vectors of positions (`Encoding.position_codes`), or what it adds to the input; else what
+            its rotation makes of a query of ones in the first head; else its bias of every distance between content of
+            ones, a number per head. Codes of a position map are rotations by the mapped distance.
+        name: for people.
+        shape: of the model, for a text; for an encoding the sizes that it does not have as attributes num_heads,
+            num_kv_heads, head_dim or dim; for a function `dim`, the width that it must give.
+
+    Raises:
+        InputError: a subject without codes, with the reason, or a shape for a subject that has another.
+    """
+    if isinstance(subject, Codes):
+        return subject
+    if isinstance(subject, str):
+        return encoding_codes(make(subject, **shape).eval(), name or subject)
+    sized = isinstance(subject, (Tensor, nn.Embedding, Transformer)) or hasattr(subject, "config")
+    known = set(SHAPE) if isinstance(subject, Encoding) else set() if sized else {"dim"}
+    if set(shape) - known:
+        raise InputError(
+            f"{', '.join(sorted(set(shape) - known))}: fixed for a {type(subject).__name__}; leave it out (only encodings and "
+            "their texts take it)"
+        )
+    if isinstance(subject, Encoding):
+        return encoding_codes(subject, name or subject.known_as, shape)
+    if isinstance(subject, nn.Embedding):
+        return _table_codes(subject.weight, name or "table")
+    if isinstance(subject, Tensor) or type(subject).__module__ == "numpy":
+        return _table_codes(torch.as_tensor(subject), name or "table")
+    if isinstance(subject, Transformer):
+        return encoding_codes(subject.encoding, name or subject.encoding.known_as)
+    if hasattr(subject, "config"):
+        return _pretrained_codes(subject, name)
+    name = name or str(getattr(subject, "__name__", type(subject).__name__))
+    if isinstance(subject, nn.Module):
+        device = device_of(subject)
+        return Codes(name, lambda at: subject(at.to(device)), module=subject, dim=shape.get("dim"))
+    if callable(subject):
+        return Codes(name, subject, dim=shape.get("dim"))
+    raise InputError(f"subject: a {type(subject).__name__} has no codes; pass an encoding, a function or a table")
+
+
+def first_codes(subject: Any, length: int) -> tuple[Codes, Tensor]:
+    """The codes of a subject, and their values at positions 0 .. length-1, or as far as they are defined."""
+    codes = codes_of(subject)
+    return codes, codes(torch.arange(length if codes.limit is None else min(length, codes.limit)))
+
+
+def _table_codes(table: Tensor, name: str, module: nn.Module | None = None) -> Codes:
+    """The rows of a table (n, dim), one per position."""
+    if table.dim() != 2 or not table.numel() or not table.is_floating_point():
+        raise InputError(
+            f"{name} of shape {tuple(table.shape)} in {table.dtype}: pass floating-point numbers (n, dim), a row per position, "
+            "without a batch"
+        )
+
+    def rows(positions: Tensor) -> Tensor:
+        if bool((positions != positions.floor()).any()):
+            raise InputError(f"{name}: a table has rows for integer positions only; round them")
+        return table.detach()[positions.long().to(table.device)]
+
+    return Codes(name, rows, limit=len(table), module=module)
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of queries, keys and the input. dim: None where neither the encoding nor the caller gives it."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dim: int | None
+
+
+def parts_of(encoding: nn.Module) -> list[Encoding]:
+    """All encodings inside a module, the module first if it is one."""
+    return [part for part in encoding.modules() if isinstance(part, Encoding)]
+
+
+def size_of(encoding: Encoding, name: str) -> int | None:
+    """The attribute of that name, of the encoding or of the first of its parts that has it."""
+    sizes = (getattr(part, name, None) for part in parts_of(encoding))
+    return next((size for size in sizes if size is not None), None)
+
+
+def sizes_of(encoding: Encoding, given: Mapping[str, int]) -> Sizes:
+    """Its attributes num_heads, num_kv_heads, head_dim and dim; those it lacks are as given by the caller; else there is a
+    head for each of its key heads, of width `HEAD_DIM`.
+
+    Raises:
+        InputError: a size that contradicts an attribute, or heads that are no multiple of the key heads.
+    """
+    sizes: dict[str, int | None] = {}
+    for name in ("num_heads", "num_kv_heads", "head_dim", "dim"):
+        attribute, other = size_of(encoding, name), given.get(name)
+        if None not in (attribute, other) and attribute != other:
+            raise InputError(f"{name}={other}: {encoding.known_as} was made with {name}={attribute}; leave it out")
+        sizes[name] = other if attribute is None else attribute
+    heads = sizes["num_heads"] or sizes["num_kv_heads"] or 1
+    groups = sizes["num_kv_heads"] or heads
+    if heads % groups:
+        raise InputError(f"num_heads={heads}: must be a multiple of the num_kv_heads={groups} of {encoding.known_as}")
+    return Sizes(heads, groups, sizes["head_dim"] or HEAD_DIM, sizes["dim"])
+
+
+@torch.no_grad()
+def needs_causal(encoding: Encoding, sizes: Sizes) -> bool:
+    """Whether no query may see later keys: the encoding declares it, or accepts a causal text and no other."""
+    q = torch.ones(1, sizes.num_heads, 2, sizes.head_dim, dtype=torch.float64, device=device_of(encoding))
+    k = q[:, : sizes.num_kv_heads]
+
+    def accepts(causal: bool) -> bool:
+        try:
+            prepare(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, 0)
+        except Exception:  # a user's encoding may refuse by any exception
+            return False
+        return True
+
+    return encoding.causal_only or (not accepts(False) and accepts(True))
+
+
+def device_of(module: nn.Module) -> torch.device:
+    tensor = next(chain(module.parameters(), module.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+# ---------------------------------------------------------------- encodings
+
+
+def encoding_codes(encoding: Encoding, name: str, given: Mapping[str, int] = MappingProxyType({})) -> Codes:
+    """See `codes_of`. given: sizes that the encoding does not have as attributes."""
+    parts = _acting(encoding)
+    for reader in (_input_codes, _rotation_codes, _bias_codes):
+        codes = reader(encoding, parts, name, given)
+        if codes is not None:
+            return codes
+    sites = sorted({at for part in parts for at in part.sites()})
+    raise InputError(
+        f"{name}: it has no code per position or distance; in layer 0 it acts on {', '.join(sites) or 'nothing'}"
+    )
+
+
+def _acting(encoding: Encoding) -> list[Encoding]:
+    """What acts in the first layer: the terms of sums, and the encoding whose turn it is."""
+    acting, _ = encoding.at(0)
+    return [part for term in acting for part in _acting(term)] if isinstance(acting, Sum) else [acting]
+
+
+def has_position_codes(encoding: Encoding) -> bool:
+    return type(encoding).position_codes is not Encoding.position_codes
+
+
+def _input_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
+    used = [part for part in parts if "embed" in part.sites() or has_position_codes(part)]
+    if not used:
+        return None
+    if len(used) > 1 and any(getattr(part, "merge", "add") != "add" for part in used):
+        raise InputError(f"{name}: several codes that are not all added to the input; analyse them one by one")
+
+    def codes(at: Tensor) -> Tensor:
+        positions = _text_positions(encoding, at)
+        return torch.stack([_vectors(part, positions, given) for part in used]).sum(0)
+
+    waves, frequencies = None, used[0].code_frequencies() if len(used) == 1 else None
+    if frequencies is not None and not _moves(encoding):
+        with torch.no_grad():
+            waves = _waves(frequencies.detach().cpu().double(), codes(torch.arange(4)).cpu(), 1e-6)
+    return _codes(name, codes, encoding, used, waves)
+
+
+def _vectors(part: Encoding, positions: Positions, given: Mapping[str, int]) -> Tensor:
+    vectors = part.position_codes(positions)
+    if vectors is not None:
+        return vectors[0]
+    width = sizes_of(part, given).dim
+    if width is None:
+        raise InputError(f"{part.known_as}: the width of the input is not known; set self.dim, or pass dim=")
+    zeros = torch.zeros(1, positions.num_queries, width, device=device_of(part))
+    added = part.embed(zeros, positions)
+    if not torch.allclose(part.embed(zeros + 1, positions), added + 1, atol=1e-5):
+        raise InputError(f"{type(part).__name__}: it is not added to the input; pass its codes as a function")
+    return added[0]
+
+
+def _waves(frequencies: Tensor, codes: Tensor, tolerance: float) -> Waves | None:
+    """The pairs of channels, in one of the layouts, that rotate by these frequencies; None: none do. codes: of the first
+    positions, (n, dim)."""
+    count, dim = len(frequencies), codes.shape[1]
+    codes = codes.double()
+    for layout in get_args(Layout):
+        for start in {0, dim - 2 * count}:
+            channels = start + torch.arange(2 * count)
+            pair = (channels[:count], channels[count:]) if layout == "half" else (channels[0::2], channels[1::2])
+            for first, second in (pair, pair[::-1]):  # cosines first, or sines
+                waves = Waves(frequencies, first, second)
+                moved = codes[:-1] @ waves.matrix(1, dim).T
+                if torch.allclose(moved, codes[1:], rtol=0, atol=tolerance * float(codes.abs().max())):
+                    return waves
+    return None
+
+
+def _rotation_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
+    rotating = [part for part in parts if "rotate" in part.sites() and part.planes != ()]
+    if not rotating:
+        return None
+    if len(rotating) == 1 and isinstance(rotating[0], Mapped):
+        return _map_codes(rotating[0], name, given)
+
+    def codes(at: Tensor) -> Tensor:
+        return _rotated(rotating, _text_positions(encoding, at, key_at_zero=not encoding.needs_length), given)
+
+    with seeded(), torch.no_grad():
+        first = codes(torch.arange(4)).cpu()
+    if bool((first.diff(dim=0) == 0).all()):
+        return None  # it prepares queries and keys for the bias, whatever their position
+    waves = _rotation_waves(rotating[0], first) if len(rotating) == 1 else None
+    return _codes(name, codes, encoding, rotating, waves)
+
+
+def _rotated(parts: list[Encoding], positions: Positions, given: Mapping[str, int]) -> Tensor:
+    """Queries of ones, rotated. Unless the text's length matters, the only key is at position 0, so that no code depends on
+    others."""
+    q, k = _ones(sizes_of(parts[0], given), positions)
+    for part in parts:
+        q, k = part.rotate(q, k, positions)
+    return q[0, 0]
+
+
+def _ones(sizes: Sizes, positions: Positions) -> tuple[Tensor, Tensor]:
+    counts = (sizes.num_heads, positions.num_queries), (sizes.num_kv_heads, positions.num_keys)
+    like = {"dtype": torch.float64, "device": positions.q.device}
+    return tuple(torch.ones(1, heads, n, sizes.head_dim, **like) for heads, n in counts)  # type: ignore[call-overload]
+
+
+def _rotation_waves(part: Encoding, codes: Tensor) -> Waves | None:
+    """From the angles of its keys, where they grow evenly."""
+    try:
+        angles = part.key_angles(Positions.from_ids(torch.arange(3, device=device_of(part))))
+    except InputError:
+        return None
+    angles = angles[0, 0].detach().cpu().double()
+    frequencies = angles[1] - angles[0]
+    if not torch.allclose(angles[2] - angles[1], frequencies, rtol=1e-9):
+        return None
+    return _waves(frequencies, codes, 1e-9)
+
+
+def _map_codes(part: Mapped, name: str, given: Mapping[str, int]) -> Codes:
+    """Of a distance: the rotation by the mapped distance."""
+    if not part.map.shift_invariant:
+        raise InputError(f"{name}: its map depends on more than the distance, so there is no code of a distance")
+
+    def codes(distances: Tensor) -> Tensor:
+        at = part.map.relative(Positions.from_ids(distances, distances.new_zeros(1)))[0, :, 0]
+        if bool(at.isnan().any()):
+            raise HiddenKeys(name, int(distances[at.isnan()].min()))
+        moved = at.to(device_of(part))
+        return _rotated([part.encoding], Positions.from_ids(moved, moved.new_zeros(1)), given)
+
+    return Codes(name, codes, of="distance", module=part)
+
+
+def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
+    adding = [part for part in parts if "bias" in part.sites()]
+    if not adding or any(map(has_position_codes, adding)):
+        return None
+    causal = any(needs_causal(part, sizes_of(part, given)) for part in adding)
+    if causal and any(_reads_keys(part, sizes_of(part, given)) for part in adding):
+        raise InputError(f"{name}: its bias depends on the content of the text, so a distance has no code")
+
+    def codes(distances: Tensor) -> Tensor:
+        """(n, heads): what a query adds to its score with a key so far before it, of content of ones."""
+        at = _last_of_a_text(encoding, distances) if causal else _text_positions(encoding, distances, key_at_zero=True)
+        bias = torch.stack([_bias(part, at, sizes_of(part, given)) for part in adding]).sum(0)
+        by_distance = bias[:, 0].T.flip(0)[distances.long()] if causal else bias[:, :, 0].T
+        hidden = (by_distance == -torch.inf).any(-1).to(distances.device)
+        if bool(hidden.any()):
+            raise HiddenKeys(name, int(distances[hidden].min()))
+        return by_distance
+
+    return _codes(name, codes, encoding, adding, of_distance=True)
+
+
+def _bias(part: Encoding, positions: Positions, sizes: Sizes) -> Tensor:
+    """(heads, queries, keys)."""
+    q, k = _ones(sizes, positions)
+    try:
+        terms = bias_of(part, q, k, positions, 0)
+    except InputError:
+        if type(part).share is Encoding.share:
+            raise
+        part, width = copy(part), sizes.num_heads * sizes.head_dim
+        repeat = lambda x: x.repeat(1, -(-width // x.shape[-1]))[..., :width]  # noqa: E731
+        part.share([(repeat, repeat)])  # a model's projections, which here repeat its table in every head
+        terms = bias_of(part, q, k, positions, 0)
+    bias = dense_sum(terms, positions.q.device)
+    if bias is None:
+        raise InputError(f"{type(part).__name__}: its bias has no terms")
+    return bias[0]
+
+
+def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
+    """The last token of a causal text as the query, with all keys back to the largest distance."""
+    if not torch.equal(distances, distances.round()):
+        raise InputError("distances: must be integers in a causal text; round them")
+    text = Positions.arange(int(distances.max()) + 1, causal=True, device=device_of(encoding))
+    if "augment" in encoding.sites():
+        text = encoding.augment(text, 1)
+    return Positions.from_ids(text.q[:, -1:], text.q, causal=True)
+
+
+def _reads_keys(part: Encoding, sizes: Sizes) -> bool:
+    """Whether its bias is computed from the keys."""
+    q, k = _ones(sizes, at := Positions.arange(1, 3, causal=True, device=device_of(part)))
+    with torch.enable_grad():
+        bias = dense_sum(bias_of(part, q, k.requires_grad_(), at, 0), k.device)
+        if bias is None or not bias.requires_grad:
+            return False
+        return torch.autograd.grad(bias.sum(), k, allow_unused=True)[0] is not None
+
+
+def _moves(encoding: Encoding) -> bool:
+    """Whether it moves positions, so that codes are not those of the positions asked for."""
+    return "augment" in encoding.sites() and (encoding.training or encoding.needs_length)
+
+
+def _codes(
+    name: str,
+    function: Callable[[Tensor], Tensor],
+    encoding: Encoding,
+    parts: Iterable[Encoding],
+    waves: Waves | None = None,
+    of_distance: bool = False,
+) -> Codes:
+    used = [*parts, *(part for part in parts_of(encoding) if "augment" in part.sites())]
+    limits = [p.max_positions for p in used if p.max_positions is not None and getattr(p, "beyond", "") != "clamp"]
+    return Codes(
+        name,
+        function,
+        of="distance" if of_distance else "position",
+        limit=min(limits, default=None),
+        waves=None if _moves(encoding) else waves,
+        module=encoding,
+        needs_length=encoding.needs_length,
+        search=SEQUENTIAL if any(part.sequential for part in used) else SEARCH,
+    )
+
+
+def _text_positions(encoding: Encoding, at: Tensor, key_at_zero: bool = False) -> Positions:
+    """The positions of a text, moved as the encoding moves them. key_at_zero: the queries', with one key at 0."""
+    ids = at if at.is_floating_point() and bool((at != at.floor()).any()) else at.long()
+    ids = ids.to(device_of(encoding))
+    positions = Positions.from_ids(ids if ids.dim() == 1 else ids[None])
+    if "augment" in encoding.sites():
+        positions = encoding.augment(positions, 1)
+    return Positions.from_ids(positions.q, torch.zeros_like(positions.q[:, :1])) if key_at_zero else positions
+
+
+# ---------------------------------------------------------------- pretrained models
+
+
+def _pretrained_codes(model: nn.Module, name: str | None) -> Codes:
+    inner = unwrap(model)
+    model_type = str(inner.config.model_type)
+    name = name or model_type
+    if has_learned_table(model):
+        return _table_codes(rows_of_table(model), name, inner)
+    if model_type in BUCKETED:
+        return encoding_codes(_bucketed(inner), name)
+    if model_type in FAMILIES:
+        return encoding_codes(_rotation(model), name)
+    known = sorted({*TABLES, *BUCKETED, *FAMILIES})
+    raise InputError(
+        f"model of type {model_type!r}: its positions are unknown (known: {', '.join(known)}); pass its table, or a function "
+        "that gives its codes"
+    )
+
+
+def _rotation(model: nn.Module) -> Encoding:
+    """What rotates queries and keys in the first layer that has positions, of the model as it is now, extended or not."""
+    structure = model_structure(model)
+    layer, first = next((at, each) for at, each in enumerate(structure.layers) if each.rotates)
+    record = attached(structure.model)
+    rotary = getattr(structure.decoder, "rotary_emb", None)
+    if record is not None and isinstance(rotary, RotaryModule):
+        kind = first.layer_type if first.layer_type in rotary.rotations else next(iter(rotary.rotations))
+        inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotary.rotations[kind]
+        assert isinstance(inside, Encoding)
+        return inside
+    rope = structure.ropes.get(first.layer_type, structure.rope)
+    return Rotary(structure.head_dim, rope.rope_theta, structure.layout, rope.rotary_dim, rope.schedule)
+
+
+def _bucketed(inner: Any) -> T5:
+    """The bias of the encoder, or of the only stack, in its first layer."""
+    stack = getattr(inner, "encoder", None) or inner.decoder
+    table = next(m.relative_attention_bias for m in stack.modules() if hasattr(m, "relative_attention_bias")).weight
+    config = inner.config
+    buckets = config.relative_attention_num_buckets, config.relative_attention_max_distance
+    encoding = T5(table.shape[1], not stack.is_decoder, *buckets)
+    with torch.no_grad():
+        encoding.table.copy_(table.T.float())
+    return encoding.to(table.device).eval()

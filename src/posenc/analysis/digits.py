@@ -11,17 +11,13 @@ from torch import Tensor
 
 from posenc import frequencies as schedules
 from posenc.analysis.bounds import FACTOR, Schedule
-from posenc.analysis.codes import at_least
-from posenc.analysis.plotting import AROUND, LINE, PALETTE, plot
-from posenc.analysis.question import AnalysisQuestion, Finding, Findings
-from posenc.errors import InputError
+from posenc.analysis.finding import AROUND, LINE, PALETTE, AnalysisQuestion, Axes, Finding, Findings, plot
+from posenc.errors import InputError, check_integers, check_sizes
 from posenc.frequencies.schedules import check_factor, check_length
 from posenc.functional import binary_digits, frequency_curve
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from posenc.analysis.target import Target
+    from posenc.analysis.analyze import Target
 
 
 SCHEDULES = ("default", "linear", "ntk", "yarn")
@@ -42,7 +38,6 @@ class Counter(Finding):
     bits: Tensor
     waves: Tensor
     codes: Tensor
-    periods: Tensor
     wavelengths: Tensor
     bit_steps: tuple[float, float]
     code_steps: tuple[float, float]
@@ -51,7 +46,7 @@ class Counter(Finding):
         digits = self.bits.shape[1]
         return [
             f"Bit k flips every 2^k positions: bit 0 at each, bit {digits - 1} every {2 ** (digits - 1)}. A sine of period "
-            "2^(k+1) is positive exactly where the bit is 1: the same picture, smooth.",
+            "2^(k+1) is positive exactly where the bit is 1.",
             f"Pair c of a sinusoidal code turns once in {math.tau:.3g} * {self.base ** (1 / digits):.3g}^c positions: from "
             f"{float(self.wavelengths[0]):.4g} to {float(self.wavelengths[-1]):.4g}.",
             f"Between neighbours the bits move by {self.bit_steps[1]:.3g} to {self.bit_steps[0]:.3g}, the square root of how "
@@ -67,9 +62,10 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     Raises:
         InputError: a length below 2, digits outside 1 .. 62, a base not above 0.
     """
-    length, digits = at_least("length", length, 2), at_least("digits", digits)
+    check_integers(2, length=length)
+    check_sizes(digits=digits)
     if digits > 62:
-        raise InputError(f"digits={digits}: 62 at most, for positions are counted in 64 bits")
+        raise InputError(f"digits={digits}: must be at most 62")
     at = torch.arange(length)
     bits = binary_digits(at, digits).double()
     periods = 2.0 ** torch.arange(1, digits + 1, dtype=torch.float64)
@@ -82,7 +78,6 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
         bits=bits,
         waves=-((at[:, None] + 0.5) * math.tau / periods).sin(),
         codes=angles.sin(),
-        periods=periods,
         wavelengths=math.tau / theta,
         bit_steps=_steps(bits),
         code_steps=_steps(code),
@@ -124,22 +119,8 @@ class Digits(Finding):
         """The pairs that reach angles not reached in training."""
         return [pair for pair, angle in enumerate(self.unseen.tolist()) if angle > 0]
 
-    @property
-    def new_beta(self) -> float | None:
-        """The base of the digits under the schedule, if there is one: the same ratio from each pair to the next."""
-        ratios = self.inv_freq[:-1] / self.inv_freq[1:]
-        if not len(ratios) or not bool(ratios.isfinite().all()):
-            return None
-        return float(ratios.mean()) if bool((ratios / ratios.mean() - 1).abs().max() < 1e-9) else None
-
     def sentences(self) -> list[str]:
-        return [
-            self._about_digits(),
-            self._about_training(),
-            self._about_reach(),
-            self._about_squeeze(),
-            self._about_base(),
-        ]
+        return [self._about_digits(), self._about_training(), self._about_reach(), self._about_squeeze()]
 
     def _about_digits(self) -> str:
         return (
@@ -148,8 +129,7 @@ class Digits(Finding):
         )
 
     def _about_training(self) -> str:
-        full = int((self.trained >= math.tau).sum())
-        pairs = len(self.trained)
+        full, pairs = int((self.trained >= math.tau).sum()), len(self.trained)
         if full == pairs:
             return f"In {self.length} trained positions every pair makes a full turn: all angles are reached."
         return (
@@ -158,7 +138,7 @@ class Digits(Finding):
         )
 
     def _about_reach(self) -> str:
-        start = f"{self.schedule} over {_number(self.factor * self.length)} positions"
+        start = f"{self.schedule} over {self.factor * self.length:.0f} positions"
         beyond = self.beyond
         if not beyond:
             return f"{start}: no pair reaches an angle that it did not reach in training."
@@ -171,29 +151,12 @@ class Digits(Finding):
 
     def _about_squeeze(self) -> str:
         first, last = float(self.squeeze[0]), float(self.squeeze[-1])
-        if bool((self.squeeze - 1).abs().max() < 1e-12):
-            return "Neighbours stay as far apart in every pair as in training."
         if bool((self.squeeze - first).abs().max() < 1e-9):
-            return f"Neighbours come {first:.3g} times nearer in every pair, the one that separates them best included."
+            return f"Neighbours are {_nearer(first)} in every pair."
         unchanged = int(((self.squeeze - 1).abs() < 1e-12).sum())
         return (
-            f"Neighbours in the fastest pair {_nearer(first)}, in the slowest {_nearer(last)}; {unchanged} of "
-            f"{len(self.squeeze)} pairs keep theirs."
-        )
-
-    def _about_base(self) -> str:
-        beta, shift = self.new_beta, float(self.squeeze[0])
-        if len(self.inv_freq) == 1:
-            return "A single digit has no base that a schedule could change."
-        if beta is None:
-            return "The digits have no common base: the ratio from one pair to the next changes."
-        if math.isclose(beta, self.beta, rel_tol=1e-9):
-            return f"The base of the digits stays {beta:.4g}" + (
-                "." if math.isclose(shift, 1) else f"; the position is divided by {shift:.3g} first."
-            )
-        size = "larger" if beta > self.beta else "smaller"
-        return (
-            f"It is a conversion of base: {self.beta:.4g} becomes {beta:.4g}, and as many digits hold {size} numbers."
+            f"Neighbours are {_nearer(first)} in the fastest pair, {_nearer(last)} in the slowest, and as far apart as in "
+            f"training in {unchanged} of {len(self.squeeze)}."
         )
 
 
@@ -255,13 +218,11 @@ def _integer_if_close(beta: float) -> float:
 
 
 def _nearer(squeeze: float) -> str:
-    if abs(squeeze - 1) < 1e-12:
-        return "stay as they were"
-    if abs(squeeze - 1) < 5e-3:
-        return "stay nearly as they were"
+    if math.isclose(squeeze, 1, rel_tol=1e-12):
+        return "as far apart as in training"
     if squeeze == math.inf:
-        return "have the same angle"
-    return f"come {squeeze:.3g} times nearer" if squeeze > 1 else f"go {1 / squeeze:.3g} times further apart"
+        return "at the same angle"
+    return f"{squeeze:.3g} times nearer" if squeeze > 1 else f"{1 / squeeze:.3g} times further apart"
 
 
 def _named(schedule: Schedule) -> str:
@@ -269,16 +230,12 @@ def _named(schedule: Schedule) -> str:
     return {"default": "extrapolation (default)", "linear": "interpolation (linear)"}.get(name, name)
 
 
-def _number(number: float) -> str:
-    return f"{number:.0f}" if number == round(number) else f"{number:.1f}"
-
-
 @plot(
     "Left the bits of each position, then sines of their periods, right those of its code: each column flips less often "
     "than the one before, first abruptly, then smoothly.",
     size=(6.4, 4.8),
 )
-def plot_counter(ax: "Axes", finding: Counter) -> None:
+def plot_counter(ax: Axes, finding: Counter) -> None:
     """Positions downwards: their bits, sines of the bits' periods, and sinusoidal codes, fast columns first."""
     gap = torch.full((finding.length, 1), torch.nan, dtype=torch.float64)
     parts = [2 * finding.bits - 1, finding.waves, finding.codes]
@@ -291,24 +248,22 @@ def plot_counter(ax: "Axes", finding: Counter) -> None:
     ax.set(xlabel="digits and pairs, fast ones first", ylabel="position")
 
 
-@plot(
-    "Where a line rises out of the grey, a pair turns to angles that it never met in training; at one it has met all."
-)
-def plot_digits(ax: "Axes", *findings: Digits) -> None:
+@plot("Where a line rises out of the grey, a pair turns to angles that were not reached in training; at one all were.")
+def plot_digits(ax: Axes, *findings: Digits) -> None:
     """The turn that each pair made in training, and makes in the longer text under each schedule, up to a full one."""
     first = findings[0]
     pairs = torch.arange(len(first.trained))
-    ax.fill_between(pairs, first.trained / math.tau, color=LINE, lw=0, label=f"met in {first.length} positions")
+    ax.fill_between(pairs, first.trained / math.tau, color=LINE, lw=0, label=f"reached in {first.length} positions")
     for other, color in zip(findings, PALETTE * len(findings), strict=False):
         ax.plot(pairs, other.reached / math.tau, label=other.schedule, color=color)
     part = int((first.trained < math.tau).int().argmax())  # the first pair that did not finish a turn
-    ax.set(xlabel="pair", ylabel=f"turn met in {first.factor * first.length:.0f} positions")
+    ax.set(xlabel="pair", ylabel=f"turn reached in {first.factor * first.length:.0f} positions")
     ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
     ax.legend(loc="upper right", fontsize=8)
 
 
 @plot("At one neighbours are as far apart as in training; the higher a line, the more that schedule squeezes the pair.")
-def plot_squeeze(ax: "Axes", *findings: Digits) -> None:
+def plot_squeeze(ax: Axes, *findings: Digits) -> None:
     """How many times nearer neighbours come in each pair, a line for every schedule."""
     for other, color in zip(findings, PALETTE * len(findings), strict=False):
         ax.step(torch.arange(len(other.squeeze)), other.squeeze, where="mid", label=other.schedule, color=color)
@@ -317,9 +272,9 @@ def plot_squeeze(ax: "Axes", *findings: Digits) -> None:
 
 
 def _under_schedules(t: "Target") -> Findings:
-    """Under the target's own schedule and the usual ones, for texts FACTOR times longer."""
-    rotary, own = t.rotary, dict(t.rotary.schedule)
-    schedules = SCHEDULES if own == {"name": "default"} else (own, *SCHEDULES)
+    """Under the target's schedule and the usual ones, for texts FACTOR times longer."""
+    rotary, schedule = t.rotary, dict(t.rotary.schedule)
+    schedules = SCHEDULES if schedule == {"name": "default"} else (schedule, *SCHEDULES)
     channels, base = rotary.rotary_dim or rotary.head_dim, rotary.rope_theta
     return Findings(
         tuple(digits([t.trained - 1], channels, base, s, factor=FACTOR, length=t.trained) for s in schedules), first=4

@@ -4,7 +4,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -71,18 +71,25 @@ class VectorModel:
         """
         if self.words is None:
             raise InputError(f"{self.name} reads vectors, not tokens: pass (n, dim) vectors in a floating dtype")
-        if tokens.dim() != 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
             raise InputError(f"tokens {tuple(tokens.shape)}: pass (n,) token ids between 0 and {len(self.words) - 1}")
         return self.words[tokens.long().cpu()]
 
-    def checked(self, x: Tensor, at: Tensor) -> Tensor:
-        """The representations, (batch, n, width).
+    def checked(
+        self, x: Tensor, at: Tensor, run: Callable[[Tensor, Tensor], Tensor] | None = None, dims: Sequence[int] = (3,)
+    ) -> Tensor:
+        """The result of `run`, by default of the model with its codes, (batch, n, width) or of another of these dims.
 
         Raises:
-            InputError: they have another shape or dtype, are not finite, or differ in a second call.
+            InputError: it has another shape or dtype, is not finite, or differs in a second call.
         """
-        result, again = self(x, at), self(x, at)
-        if not isinstance(result, Tensor) or result.dim() != 3 or result.shape[:2] != x.shape[:2]:
+        run = run or self
+        result, again = run(x, at), run(x, at)
+        if (
+            not isinstance(result, Tensor)
+            or result.dim() not in dims
+            or result.shape[:2] != x.shape[: result.dim()][:2]
+        ):
             shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise InputError(f"{self.name}: gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)")
         if result.dtype != x.dtype:
@@ -102,7 +109,7 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
     Args:
         subject: a `posenc.Transformer`, a transformers model, nn.TransformerEncoder, nn.TransformerEncoderLayer,
             nn.MultiheadAttention (its self-attention), any other module or function of (batch, n, dim) vectors in float64.
-        layers: only the first ones of a model with several; None: all. name: for people.
+        layers: only the first ones of a posenc Transformer; None: all. name: for people.
 
     Raises:
         InputError: a number of layers that the model does not have, or a model that reads two texts or does not add its
@@ -118,12 +125,10 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
     model = copy.deepcopy(subject).to("cpu", torch.float64).eval().requires_grad_(False)
     if isinstance(model, Transformer):
         return _of_transformer(model, layers, name or f"{named} ({model.encoding.name})")
-    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
-        return _of_pretrained(model, layers, named)
     if layers is not None:
-        if not isinstance(model, nn.TransformerEncoder):
-            raise InputError(f"layers={layers}: {named} has no layers to choose from; leave it out")
-        model.layers = _first(model.layers, layers, named)
+        raise InputError(f"layers={layers}: only layers of a posenc Transformer can be chosen; leave it out")
+    if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
+        return _of_pretrained(model, named)
     width = next((p.shape[-1] for p in model.parameters() if p.dim() > 1), None)
     if isinstance(model, nn.MultiheadAttention):
         width = model.embed_dim
@@ -132,7 +137,9 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
 
 def _of_transformer(model: Transformer, layers: int | None, name: str) -> VectorModel:
     encoding = model.encoding
-    blocks = [block for block in _first(model.blocks, layers, name) if isinstance(block, Block)]
+    if layers is not None and not 1 <= layers <= len(model.blocks):
+        raise InputError(f"layers={layers}: {name} has 1 to {len(model.blocks)}")
+    blocks = [block for block in model.blocks[:layers] if isinstance(block, Block)]
     for module in model.modules():
         if isinstance(module, Attention):
             module.backend = "reference"  # the only one that is differentiable twice under every encoding
@@ -158,14 +165,11 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Vector
     return VectorModel(name, model.config.dim, run, join, codes, word_vectors(model), reads_positions=True)
 
 
-def _of_pretrained(model: Any, layers: int | None, name: str) -> VectorModel:
+def _of_pretrained(model: Any, name: str) -> VectorModel:
     check_single_text(model)
     inner = model.base_model
     if getattr(inner, "_supports_sdpa", False):  # the others have only one differentiable attention
         inner.set_attn_implementation("sdpa")
-    if layers is not None:
-        owner, stack = _stack(inner, name)
-        setattr(owner, stack, _first(getattr(owner, stack), layers, name))
     codes, takes_ids = None, "position_ids" in inspect.signature(inner.forward).parameters
     if has_learned_table(inner):
         words, table = tables(inner)
@@ -201,24 +205,6 @@ def _in_float64() -> Iterator[None]:
         yield
 
 
-def _stack(inner: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that owns a model's layers, and under which name."""
-    config: Any = inner.config
-    for path, module in inner.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:  # ALBERT has one for all
-            owner, _, attribute = path.rpartition(".")
-            return inner.get_submodule(owner), attribute
-    raise InputError(f"layers: {name} has no list of layers to choose from; leave it out")
-
-
-def _first(stack: nn.ModuleList, layers: int | None, name: str) -> nn.ModuleList:
-    if layers is None:
-        return stack
-    if not 1 <= layers <= len(stack):
-        raise InputError(f"layers={layers}: {name} has 1 to {len(stack)}")
-    return stack[:layers]
-
-
 def _of_vectors(model: nn.Module, x: Tensor) -> Tensor:
     """(batch, n, dim) through a module that takes no positions."""
     torch_layers = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -244,16 +230,16 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
     """
     if isinstance(model, Transformer):
         encoding = copy.deepcopy(model.encoding).to("cpu", torch.float64)
-        width = model.config.dim
-        check_adds(encoding, width)
+        check_adds(encoding, model.config.dim)
         at = Positions.arange(encoding.max_positions or 512 if length is None else length)
-        codes = encoding.embed(torch.zeros(1, at.num_queries, width, dtype=torch.float64), at)[0]
-        return word_vectors(model), codes
+        return word_vectors(model), encoding.embed(
+            torch.zeros(1, at.num_queries, model.config.dim, dtype=torch.float64), at
+        )[0]
     check_has_table(model)
+    words = word_vectors(model)
     codes = rows_of_table(model).detach().to("cpu", torch.float64, copy=True)
     if length is not None and length > len(codes):
         raise InputError(f"length={length}: the model's table has {len(codes)} positions")
-    words = word_vectors(model)
     if words.shape[1] != codes.shape[1]:
         raise InputError(
             f"model: its token vectors are {words.shape[1]} wide, its codes {codes.shape[1]}: it does not add them"
@@ -272,22 +258,19 @@ def word_vectors(model: Any) -> Tensor:
     return vectors.to("cpu", torch.float64)
 
 
-def check_tokens(tokens: Tensor, model: nn.Module, texts: int) -> None:
+def check_tokens(tokens: Tensor, model: Any, texts: int) -> None:
     """Raise InputError for tokens that a model cannot read, or for fewer than so many texts of two tokens."""
-    if not isinstance(tokens, Tensor):
-        raise InputError(f"tokens: a {type(tokens).__name__}; pass a tensor of integers, (texts, length)")
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
         raise InputError(
             f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length), at least {texts} texts of 2"
         )
-    pretrained: Any = None if isinstance(model, Transformer) else model
-    words: Any = model.embedding if pretrained is None else pretrained.get_input_embeddings()
+    ours = isinstance(model, Transformer)
+    vocabulary = model.config.vocab_size if ours else model.get_input_embeddings().num_embeddings
     low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= words.num_embeddings:
-        raise InputError(f"tokens: ids {low} to {high}; the model's vocabulary is 0 to {words.num_embeddings - 1}")
-    if pretrained is not None and has_learned_table(pretrained) and tokens.shape[1] > len(rows_of_table(pretrained)):
-        have = len(rows_of_table(pretrained))
-        raise InputError(f"tokens: texts of {tokens.shape[1]}; the model's table has {have} positions: cut them")
+    if low < 0 or high >= vocabulary:
+        raise InputError(f"tokens: ids {low} to {high}; the model's vocabulary is 0 to {vocabulary - 1}")
+    if not ours and has_learned_table(model) and tokens.shape[1] > (rows := len(rows_of_table(model))):
+        raise InputError(f"tokens: texts of {tokens.shape[1]}; the model's table has {rows} positions: cut them")
 
 
 @torch.no_grad()
@@ -296,20 +279,11 @@ def check_adds(encoding: Encoding, dim: int) -> None:
     width dim, saying how position enters instead."""
     encoding, layer = encoding.at(0)
     name, sites = encoding.known_as, encoding.sites()
-    how = {
-        "rotate": "by rotating queries and keys",
-        "bias": "as a bias of the scores",
-        "values": "through the values",
-        "scale": "through the scale of the scores",
-        "modify": "through a function of the scores",
-        "sink": "through a sink",
-        "prefix_kv": "through keys and values of its own",
-    }
-    others = [way for site, way in how.items() if site in sites]
+    others = [site for site in sites if site not in ("embed", "augment")]
     if others:
         raise InputError(
-            f"{name}: position enters {' and '.join(others)}, not as a code added to the tokens, so there are no four "
-            "terms; take a model with sinusoidal or learned codes"
+            f"{name}: position enters by {', '.join(others)}, not as a code added to the tokens; take a model with "
+            "sinusoidal or learned codes"
         )
     if "embed" not in sites:
         raise InputError(f"{name}: it adds no position code to the tokens; take one with sinusoidal or learned codes")
@@ -320,8 +294,8 @@ def check_adds(encoding: Encoding, dim: int) -> None:
     alike = torch.allclose(without, without[:, :1].expand_as(without), atol=1e-9)
     if not alike or not torch.allclose(without[0] + without[1], without[2], atol=1e-9):
         raise InputError(
-            f"{name}: it does not add a code to the tokens but changes their vectors by position, which no sum of terms "
-            "can show; take one with sinusoidal or learned codes, merge='add' or 'concat'"
+            f"{name}: it changes the tokens' vectors by position, other than by a sum; take one with sinusoidal or learned "
+            "codes, merge='add' or 'concat'"
         )
 
 
@@ -331,8 +305,8 @@ def check_has_table(model: nn.Module) -> None:
         raise InputError(f"model={type(model).__name__}: pass a posenc Transformer or a transformers model")
     if not has_learned_table(model):
         raise InputError(
-            f"model of type {model.config.model_type!r}: it adds no learned code to the tokens, so there are no four terms "  # type: ignore[union-attr]
-            f"(rotary position enters by rotating queries and keys); take one of {', '.join(sorted(TABLES))}"
+            f"model of type {model.config.model_type!r}: it adds no learned code to the tokens; take one of "  # type: ignore[union-attr]
+            f"{', '.join(sorted(TABLES))}"
         )
 
 

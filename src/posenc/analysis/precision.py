@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import Waves, at_least
-from posenc.analysis.plotting import INK, SOFT, plot
-from posenc.analysis.question import AnalysisQuestion, Finding, Findings, first_sentence
-from posenc.analysis.reading import codes_of, has_position_codes, make, sizes_of
+from posenc.analysis.codes import Waves, codes_of, has_position_codes, make, sizes_of
+from posenc.analysis.finding import INK, SOFT, AnalysisQuestion, Axes, Finding, Findings, first_sentence, plot
 from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from posenc.analysis.target import Target
+    from posenc.analysis.analyze import Target
 
 
 DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
@@ -37,18 +33,26 @@ CAUSES: dict[str, Callable[[Tensor, Tensor, torch.dtype], Tensor]] = {
     "all": lambda n, theta, dtype: (n.to(dtype) * theta.to(dtype)).double(),
     "cos_sin": lambda n, theta, dtype: _phase((n * theta).cos().to(dtype), (n * theta).sin().to(dtype)),
 }
-"""The phase with one thing rounded to dtype, of float64 positions (n, 1) and frequencies: the positions, the stored
+"""The phase with one quantity rounded to dtype, of float64 positions (n, 1) and frequencies: the positions, the stored
 frequencies, their product, all three as arithmetic in that dtype has it, or cos and sin of the exact phase alone."""
+
+
+NAMES = {
+    "positions": "positions rounded",
+    "frequencies": "frequencies rounded",
+    "product": "product rounded",
+    "all": "all arithmetic in it",
+    "cos_sin": "cos and sin rounded",
+    "module": "posenc's module",
+}
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Phase errors in radians over all pairs and positions. largest and rms; at: the position of the largest. tenth: the
-    first position at which the error is above a tenth of a turn, None if it never is."""
+    """Phase errors in radians over all pairs and positions. largest; at: its position. tenth: the first position at which
+    the error is above a tenth of a turn, None if it never is."""
 
-    name: str
     largest: float
-    rms: float
     at: int
     tenth: int | None
 
@@ -66,7 +70,6 @@ class PhaseError(Finding):
     name: str
     dtype: str
     length: int
-    inv_freq: Tensor
     causes: dict[str, Cause]
     positions: Tensor
     by_pair: Tensor
@@ -74,38 +77,25 @@ class PhaseError(Finding):
     distinct: int
 
     def sentences(self) -> list[str]:
-        return [self._about_all(), *self._about_causes(), self._about_positions(), *self._about_module()]
-
-    def _about_all(self) -> str:
-        cause = self.causes["all"]
-        finite = math.isfinite(cause.largest)
-        error = f"are off by up to {_radians(cause.largest)}" if finite else "overflow"
-        start = f"Phases of {self.name} computed in {self.dtype} {error}"
-        if cause.tenth is None:
-            return f"{start} over {self.length} positions: never by a tenth of a turn."
-        return f"{start} over {self.length} positions, first by a tenth of a turn at position {cause.tenth}."
-
-    def _about_causes(self) -> list[str]:
-        alone = {
-            "positions": "Rounding the positions alone",
-            "frequencies": "Rounding the stored frequencies alone",
-            "product": "Rounding the product alone",
-            "cos_sin": "Rounding only cos and sin, of exact phases,",
-        }
-        return [f"{start} makes it {_radians(self.causes[name].largest)}." for name, start in alone.items()]
-
-    def _about_positions(self) -> str:
-        if self.distinct == self.length:
-            return f"All {self.length} positions are different numbers in {self.dtype}."
-        return f"Of {self.length} positions {self.distinct} are left in {self.dtype}; the others coincide with a neighbour."
-
-    def _about_module(self) -> list[str]:
-        if "module" not in self.causes:
-            return []
-        return [
-            f"posenc's own module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: it keeps frequencies "
-            "and phases in float64 and rounds the result."
+        every, distinct = self.causes["all"], self.distinct
+        off = f"are off by up to {_radians(every.largest)}" if math.isfinite(every.largest) else "overflow"
+        tenth = "never by a tenth of a turn"
+        if every.tenth is not None:
+            tenth = f"first by a tenth of a turn at position {every.tenth}"
+        alone = ", ".join(f"{NAMES[name]} {_radians(self.causes[name].largest)}" for name in CAUSES if name != "all")
+        sentences = [
+            f"Phases of {self.name} computed in {self.dtype} {off} over {self.length} positions, {tenth}.",
+            f"The largest error of each cause alone: {alone}.",
+            f"All {self.length} positions are different numbers in {self.dtype}."
+            if distinct == self.length
+            else f"Of {self.length} positions {distinct} are different numbers in {self.dtype}.",
         ]
+        if "module" in self.causes:
+            sentences.append(
+                f"posenc's module in {self.dtype} is off by {_radians(self.causes['module'].largest)}: it computes "
+                "frequencies and phases in float64 and rounds the result."
+            )
+        return sentences
 
 
 def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype | str = torch.bfloat16) -> PhaseError:
@@ -120,10 +110,11 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
     encoding = make(encoding) if isinstance(encoding, str) else encoding
     waves = _waves(encoding)
     theta = waves.frequencies
-    length, dtype = at_least("length", length), _dtype(dtype)
+    check_sizes(length=length)
+    dtype = _dtype(dtype)
     module = _module_phases(encoding, waves, dtype)
     edges = torch.linspace(0, length, min(ROWS, length) + 1, dtype=torch.float64).round().long().unique()
-    tallies: dict[str, _PhaseErrors] = {}
+    errors: dict[str, list[tuple[Tensor, Tensor]]] = {}
     distinct, last = 0, torch.full((1,), math.nan, dtype=torch.float64)
     for first in range(0, length, BLOCK):
         n = torch.arange(first, min(first + BLOCK, length), dtype=torch.float64)
@@ -138,42 +129,26 @@ def phase_error(encoding: Encoding | str, length: int = 8192, dtype: torch.dtype
                 error = torch.minimum(error, math.tau - error)
             else:
                 error = (phase - exact).abs().nan_to_num(math.inf, math.inf)
-            tallies.setdefault(name, _PhaseErrors(len(theta), length)).add(first, error)
+            errors.setdefault(name, []).append((error.amax(0), error.amax(1)))
         rounded = _rounded(n, dtype)
         distinct += int((rounded != torch.cat((last, rounded[:-1]))).sum())
         last = rounded[-1:]
+    by_position = {name: torch.cat([rows for _, rows in blocks]) for name, blocks in errors.items()}
     return PhaseError(
         name=encoding.known_as,
         dtype=str(dtype)[6:],
         length=length,
-        inv_freq=theta,
-        causes={name: tally.cause(name) for name, tally in tallies.items()},
+        causes={name: _cause(row) for name, row in by_position.items()},
         positions=edges[1:] - 1,
-        by_pair=torch.stack([tally.by_pair for tally in tallies.values()]),
-        by_position=torch.stack([tally.by_position.cummax(0).values[edges[1:] - 1] for tally in tallies.values()]),
+        by_pair=torch.stack([torch.stack([pairs for pairs, _ in blocks]).amax(0) for blocks in errors.values()]),
+        by_position=torch.stack([row.cummax(0).values[edges[1:] - 1] for row in by_position.values()]),
         distinct=distinct,
     )
 
 
-class _PhaseErrors:
-    """Errors as they come, block by block."""
-
-    def __init__(self, pairs: int, length: int) -> None:
-        self.by_pair = torch.zeros(pairs, dtype=torch.float64)
-        self.by_position = torch.zeros(length, dtype=torch.float64)
-        self.squares = 0.0
-
-    def add(self, first: int, error: Tensor) -> None:
-        self.by_pair = torch.maximum(self.by_pair, error.amax(0))
-        self.by_position[first : first + len(error)] = error.amax(1)
-        self.squares += float(error.pow(2).sum())
-
-    def cause(self, name: str) -> Cause:
-        beyond = self.by_position > math.tau / 10
-        rms = math.sqrt(self.squares / (len(self.by_pair) * len(self.by_position)))
-        at = int(self.by_position.argmax())
-        tenth = int(beyond.int().argmax()) if bool(beyond.any()) else None
-        return Cause(name, float(self.by_position[at]), rms, at, tenth)
+def _cause(by_position: Tensor) -> Cause:
+    beyond, at = by_position > math.tau / 10, int(by_position.argmax())
+    return Cause(float(by_position[at]), at, int(beyond.int().argmax()) if bool(beyond.any()) else None)
 
 
 def _waves(encoding: Encoding) -> Waves:
@@ -194,7 +169,7 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def _module_phases(encoding: Encoding, waves: Waves, dtype: torch.dtype) -> Callable[[int, int], Tensor] | None:
-    """The phases of the encoding's own results in a dtype: (first position, number n) -> (n, pairs). None: it does not compute
+    """The phases of the encoding's results in a dtype: (first position, number n) -> (n, pairs). None: it does not compute
     them from constant tables, or they cannot be read off unit vectors."""
     module = copy.deepcopy(encoding).to(dtype)
     adds = has_position_codes(module)
@@ -227,40 +202,19 @@ def _phase(cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _radians(error: float) -> str:
-    return f"{error:.2g} radians" if math.isfinite(error) else "any amount: its numbers overflow"
-
-
-NAMES = {
-    "positions": "positions rounded",
-    "frequencies": "frequencies rounded",
-    "product": "product rounded",
-    "all": "all arithmetic in it",
-    "cos_sin": "cos and sin rounded",
-    "module": "posenc's module",
-}
+    return f"{error:.2g} radians" if math.isfinite(error) else "overflow"
 
 
 @plot("Where a line crosses the dashed one, the fastest pairs point a tenth of a turn away from where they should.")
-def plot_phase_error(ax: "Axes", finding: PhaseError) -> None:
+def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
     """The largest error of the phases up to each position, a line for every cause."""
     for name, row in zip(finding.causes, finding.by_position, strict=True):
         if float(row.max()) == 0:
-            continue  # a logarithmic axis has no place for it
+            continue  # zero is not on a logarithmic axis
         style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
     ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
-    ax.legend(fontsize=8)
-
-
-@plot("The fast pairs, to the left, lose most: their phases are the largest numbers, and rounding is relative.")
-def plot_phase_error_by_pair(ax: "Axes", finding: PhaseError) -> None:
-    """The largest error of each pair's phase, a line for every cause."""
-    for name, row in zip(finding.causes, finding.by_pair, strict=True):
-        if float(row.max()) > 0:
-            ax.plot(row.where(row > 0, float("nan")), label=NAMES[name])
-    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
-    ax.set(xlabel="pair", ylabel="radians", yscale="log", title=f"{finding.name} in {finding.dtype}")
     ax.legend(fontsize=8)
 
 

@@ -2,27 +2,25 @@
 """The four properties that codes of positions should have, measured: unique, evenly spaced, bounded, deterministic."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.codes import CHUNK, Codes, at_least, defined_until, in_chunks, positions_of, seeded
-from posenc.analysis.plotting import INK, PALETTE, channel_label, image, plot
-from posenc.analysis.question import AnalysisQuestion, Finding
-from posenc.analysis.reading import codes_of, first_codes
-from posenc.errors import InputError, check_numbers
+from posenc.analysis.codes import CHUNK, codes_of, defined_until, first_codes, in_chunks, positions_of, seeded
+from posenc.analysis.finding import INK, PALETTE, AnalysisQuestion, Axes, Finding, channel_label, image, plot
+from posenc.errors import InputError, check_integers
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
+"""Steps that differ by less (a share of their mean) are even; norms up to so many times those inside are bounded; codes
+closer than this share of a code's norm are the same."""
+STEPS = 1, 2, 4, 8, 16
 
 
-SEARCH = 100_000
-CLAIM = (1, 10001)
-"""Two positions that a popular text says share a sinusoidal code at base 10000."""
+# ---------------------------------------------------------------- unique
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,16 +29,11 @@ class Uniqueness(Finding):
 
     holds: no two of the first `length` codes are equal. smallest: the distance (Euclidean) between the closest two of
     them, and pair: which. norm: of a code, root mean square. collision: the first position of 0 .. searched-1 whose code
-    is within `tolerance` (a distance) of an earlier one, and that one; None: there is none. dtype: to which positions and
-    codes were rounded, None: float64. longest_wave: positions that the slowest pair of channels needs to turn once, inf where it
-    never does, None where the frequencies are not known. claimed: the distance between the codes of positions 1 and
-    10001, None where undefined.
+    is within `tolerance` (a distance, 1e-6 of the norm) of an earlier one, and that one; None: there is none.
     """
 
-    name: str
     of: str
     length: int
-    dim: int
     holds: bool
     smallest: float
     pair: tuple[int, int]
@@ -48,117 +41,63 @@ class Uniqueness(Finding):
     collision: tuple[int, int] | None
     searched: int
     tolerance: float
-    dtype: str | None
-    longest_wave: float | None
-    claimed: float | None
 
     def sentences(self) -> list[str]:
-        rounded = f" in {self.dtype}" if self.dtype else ""
+        differ = f"Not all codes of the {self.of}s below {self.length} differ."
         if self.holds:
-            sentences = [
-                f"All codes of the {self.of}s below {self.length} differ{rounded}: the closest two, {self.pair[0]} and "
-                f"{self.pair[1]}, are {self.smallest:.4g} apart (a code is {self.norm:.4g} long)."
-            ]
-        else:
-            sentences = [f"Not all codes of the {self.of}s below {self.length} differ{rounded}."]
+            differ = (
+                f"All codes of the {self.of}s below {self.length} differ: the closest two, {self.pair[0]} and "
+                f"{self.pair[1]}, are {self.smallest:.4g} apart (the norm of a code is {self.norm:.4g})."
+            )
         if self.collision is None:
-            sentences.append(
-                f"None of the first {self.searched} codes equals an earlier one (within {self.tolerance:.2g})."
-            )
-        else:
-            later, earlier = self.collision
-            sentences.append(
-                f"The first code that occurs again is that of {self.of} {later}: it equals that of {earlier} (within "
-                f"{self.tolerance:.2g})."
-            )
-        if self.longest_wave is not None and math.isfinite(self.longest_wave) and self.claimed is not None:
-            sentences.append(
-                f"The slowest channels turn once in {self.longest_wave:.0f} {self.of}s, but two codes are equal only "
-                f"where all channels agree: those of {CLAIM[0]} and {CLAIM[1]} are {self.claimed:.4g} apart."
-            )
-        return sentences
+            return [
+                differ,
+                f"None of the first {self.searched} codes equals an earlier one (within {self.tolerance:.2g}).",
+            ]
+        later, earlier = self.collision
+        return [
+            differ,
+            f"The first code that occurs again is that of {self.of} {later}: it equals that of {earlier} (within "
+            f"{self.tolerance:.2g}).",
+        ]
 
 
-def unique(
-    subject: Any,
-    length: int = 512,
-    *,
-    search: int | None = None,
-    tolerance: float = 1e-6,
-    dtype: torch.dtype | None = None,
-    **options: Any,
-) -> Uniqueness:
+def unique(subject: Any, length: int = 512, *, search: int | None = None, **options: Any) -> Uniqueness:
     """Look for positions that share a code.
 
     Args:
         subject: anything `codes_of` takes, with its options. length: how many codes are compared, each with each. search:
             how far to look for the first collision, in memory that grows with it linearly; None: 100 000, or as far
-            as there are codes. tolerance: two codes count as equal up to this share of a code's norm. dtype: round
-            positions and codes to it, as a model in bfloat16 may (rows of a table stay integers); None: float64.
+            as there are codes.
 
     Raises:
-        InputError: codes that cannot be read or do not fit the dtype, length below 2, search below length, or a
-            tolerance outside 0 .. 1.
+        InputError: codes that cannot be read, length below 2, or search below length.
     """
     codes = codes_of(subject, **options)
-    positions = positions_of(codes, length)
-    check_numbers(tolerance=tolerance)
-    if not 0 <= tolerance < 1:
-        raise InputError(f"tolerance={tolerance}: must be a share of the norm, at least 0 and below 1")
-    if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype={dtype}: pass a floating one, such as torch.bfloat16")
-    if dtype is not None and length > torch.finfo(dtype).max:
-        raise InputError(
-            f"length={length}: must be at most {torch.finfo(dtype).max:.0f}, the largest number of {dtype}"
-        )
-    furthest = [SEARCH if codes.reach is None else codes.reach, *([] if codes.limit is None else [codes.limit])]
-    searched = max(length, min(furthest)) if search is None else at_least("search", search, length)
-    searched = searched if codes.limit is None else min(searched, codes.limit)
-    if dtype is not None:
-        searched = int(min(searched, torch.finfo(dtype).max))
-    first = _rounding(codes, length, dtype)(positions)
+    first = codes(positions_of(codes, length))
+    check_integers(length, search=search)
     norm = float(first.square().sum(-1).mean().sqrt())
     smallest, pair = _closest(first)
+    searched = max(length, codes.search) if search is None else search
+    searched = searched if codes.limit is None else min(searched, codes.limit)
     try:
-        read = _rounding(codes, searched, dtype)
-        collision = _first_collision(read, searched, tolerance * norm)
+        collision = _first_collision(in_chunks(codes, searched), searched, SAME * norm)
     except InputError:
         if search is not None:
             raise
         searched, _ = defined_until(codes, length, searched)
-        read = _rounding(codes, searched, dtype)
-        collision = _first_collision(read, searched, tolerance * norm)
+        collision = _first_collision(in_chunks(codes, searched), searched, SAME * norm)
     return Uniqueness(
-        name=codes.name,
         of=codes.of,
         length=length,
-        dim=first.shape[1],
         holds=collision is None or collision[0] >= length,
         smallest=smallest,
         pair=pair,
         norm=norm,
         collision=collision,
         searched=searched,
-        tolerance=tolerance * norm,
-        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        longest_wave=None if codes.waves is None else float((2 * math.pi / codes.waves.frequencies.abs()).max()),
-        claimed=None if searched <= max(CLAIM) else float(read(torch.tensor(CLAIM)).diff(dim=0).norm()),
+        tolerance=SAME * norm,
     )
-
-
-def _rounding(codes: Codes, count: int, dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
-    read = in_chunks(codes, count)
-    if dtype is None:
-        return read
-    rounds = codes.limit is None and not codes.needs_length
-
-    def rounded(positions: Tensor) -> Tensor:
-        values = read(positions.to(dtype).long() if rounds else positions).to(dtype).double()
-        if not bool(values.isfinite().all()):
-            raise InputError(f"dtype={dtype}: the codes of {codes.name} overflow; pass a wider one")
-        return values
-
-    return rounded
 
 
 def _closest(codes: Tensor) -> tuple[float, tuple[int, int]]:
@@ -178,19 +117,13 @@ def _closest(codes: Tensor) -> tuple[float, tuple[int, int]]:
 
 def _first_collision(read: Callable[[Tensor], Tensor], count: int, tolerance: float) -> tuple[int, int] | None:
     """The first position within tolerance of an earlier one, and the first such. Codes that are close have close
-    projections: sorted by one coordinate of these, only neighbours need comparing. Prefixes of growing size come first, so
-    that codes that repeat early are found before there are many alike."""
-    size = min(1024, count)
-    while True:
-        projections = _project(read, size)
-        # neighbours bound where the first collision is; before it all differ, so few projections are alike
-        near = _later(read, projections, tolerance, steps=1)
-        if near is not None:
-            return _later(read, projections[: near[0] + 1], tolerance) or near
-        collision = _later(read, projections, tolerance)
-        if collision is not None or size == count:
-            return collision
-        size = min(4 * size, count)
+    projections: sorted by one coordinate of these, only neighbours need comparing."""
+    projections = _project(read, count)
+    # neighbours bound where the first collision is; before it all differ, so few projections are alike
+    near = _later(read, projections, tolerance, steps=1)
+    if near is None:
+        return _later(read, projections, tolerance)
+    return _later(read, projections[: near[0] + 1], tolerance) or near
 
 
 def _project(read: Callable[[Tensor], Tensor], count: int) -> Tensor:
@@ -231,13 +164,6 @@ def _later(
     return first
 
 
-EVEN, LARGER, SAME = 1e-3, 1.01, 1e-6
-"""Steps that differ by less (a share of their mean) are even; norms up to so many times those inside are bounded; codes
-closer than this share of a code's norm are the same."""
-LIKE = 0.1
-"""How far norms may be off a power of the position that they are sentences to go like, as a logarithm."""
-
-
 # ---------------------------------------------------------------- steps
 
 
@@ -250,7 +176,6 @@ class Steps(Finding):
     of the neighbours' distances, uneven_lengths: the same over the lengths. holds: both are below 0.1%.
     """
 
-    name: str
     of: str
     length: int
     holds: bool
@@ -266,58 +191,43 @@ class Steps(Finding):
         low, mean, high = float(self.smallest[0]), float(self.mean[0]), float(self.largest[0])
         if not high:
             return [f"Neighbours have the same code: every step is 0 ({self.length} {self.of}s)."]
-        if self.uneven <= EVEN:
-            sentences = [f"A step of one is the same at every {self.of}: {mean:.4g}."]
-        else:
+        sentences = [f"A step of one is the same at every {self.of}: {mean:.4g}."]
+        if self.uneven > EVEN:
             sentences = [
-                f"A step of one is not the same at every {self.of}: from {low:.4g} to {high:.4g}, {mean:.4g} on average."
+                f"A step of one varies with the {self.of}: from {low:.4g} to {high:.4g}, {mean:.4g} on average."
             ]
         short, long = min(self.by_length), max(self.by_length)
-        if short < long and self.uneven_lengths <= EVEN:
-            sentences.append(f"It does not depend on the text's length ({short} to {long}).")
-        elif short < long:
+        if self.uneven_lengths > EVEN:
             sentences.append(
                 f"It depends on the text's length: {self.by_length[short]:.4g} in a text of {short}, "
                 f"{self.by_length[long]:.4g} in one of {long}."
             )
+        elif short < long:
+            sentences.append(f"It does not depend on the text's length ({short} to {long}).")
         if len(self.steps) > 1:
             pairs = ", ".join(f"{k}: {float(at):.3g}" for k, at in zip(self.steps, self.mean, strict=True))
             sentences.append(f"Distance after so many steps, on average: {pairs}.")
         return sentences
 
 
-def steps(
-    subject: Any,
-    length: int = 512,
-    *,
-    by: Sequence[int] = (1, 2, 4, 8, 16),
-    lengths: Sequence[int] | None = None,
-    **options: Any,
-) -> Steps:
-    """Measure whether a step is the same everywhere, and in texts of every length.
+def steps(subject: Any, length: int = 512, **options: Any) -> Steps:
+    """Measure whether a step is the same everywhere, and in texts of an eighth, a quarter, half and twice the length.
 
     Args:
-        subject: anything `codes_of` takes, with its options. length: positions of the text. by: the steps k; those that do
-            not fit are left out. lengths: of other texts; None: an eighth, a quarter, half and twice the length, as
-            far as there are codes.
+        subject: anything `codes_of` takes, with its options. length: positions of the text.
 
     Raises:
-        InputError: codes that cannot be read, a length below 2, or steps below 1.
+        InputError: codes that cannot be read, or a length below 2.
     """
     codes = codes_of(subject, **options)
     values = codes(positions_of(codes, length))
-    ks = [k for k in (at_least("by", k) for k in by) if k < length] or [1]
+    ks = [k for k in STEPS if k < length]
     apart = [(values[k:] - values[:-k]).norm(dim=-1) for k in ks]
-    if lengths is None:
-        tried = (length // 8, length // 4, length // 2, length, 2 * length)
-        lengths = [n for n in tried if n >= 2 and (codes.limit is None or n <= codes.limit)]
-    texts = sorted({at_least("lengths", n, 2) for n in lengths} | {length})
-    by_length = {
-        n: float(codes(positions_of(codes, n, 2, "lengths"))[: texts[0]].diff(dim=0).norm(dim=-1).mean()) for n in texts
-    }
+    lengths = [n for n in (length // 8, length // 4, length // 2, length, 2 * length) if n >= 2]
+    lengths = [n for n in lengths if codes.limit is None or n <= codes.limit]
+    by_length = {n: float(codes(torch.arange(n))[: lengths[0]].diff(dim=0).norm(dim=-1).mean()) for n in lengths}
     uneven, uneven_lengths = _uneven(apart[0]), _uneven(torch.tensor(list(by_length.values())))
     return Steps(
-        name=codes.name,
         of=codes.of,
         length=length,
         holds=bool(apart[0].any()) and uneven <= EVEN and uneven_lengths <= EVEN,
@@ -345,11 +255,9 @@ class Boundedness(Finding):
 
     trained: positions inside. up_to: how far it was tried. defined_to: positions 0 .. defined_to-1 have codes. refusal:
     what the next one was refused with, empty where all have. inside, past: the largest norm of a code, nan where there
-    is none. growth: e, where norms past the trained length go like position^e, to 10% everywhere; nan where they do not,
-    or are too few. holds: defined everywhere tried, and nowhere more than 1% longer than inside.
+    is none. holds: defined everywhere tried, and nowhere more than 1% longer than inside.
     """
 
-    name: str
     of: str
     trained: int
     up_to: int
@@ -358,22 +266,18 @@ class Boundedness(Finding):
     refusal: str
     inside: float
     past: float
-    growth: float
 
     def sentences(self) -> list[str]:
-        sentences = [f"Inside the trained length, {self.trained}, a code is at most {self.inside:.4g} long."]
+        sentences = [f"Inside the trained length, {self.trained}, the largest norm of a code is {self.inside:.4g}."]
         if self.defined_to < self.up_to:
             sentences.append(f"From {self.of} {self.defined_to} on there is no code: {self.refusal}.")
         if not math.isnan(self.past):
-            past = f"Past it, up to {self.of} {self.defined_to - 1},"
+            past = f"Past it, up to {self.of} {self.defined_to - 1}, it is {self.past:.4g}"
             if self.past <= LARGER * self.inside:
-                sentences.append(f"{past} none is longer than {self.past:.4g}.")
+                sentences.append(f"{past}.")
             else:
                 times = f", {self.past / self.inside:.3g} times as much" if self.inside else ""
-                like = f", like {self.of}^{self.growth:.2f}" if self.growth >= 0.05 else ""
-                sentences.append(f"{past} they are up to {self.past:.4g} long{times}{like}.")
-                if self.of == "distance":
-                    sentences.append("Where a bias falls, that is how far keys are made to fade.")
+                sentences.append(f"{past}{times}.")
         return sentences
 
 
@@ -390,45 +294,27 @@ def bounded(
         InputError: codes that cannot be read inside the trained length, or up_to that is not past it.
     """
     codes = codes_of(subject, **options)
-    trained_length = at_least("trained", length if trained is None else trained, 2)
-    if codes.limit is not None and trained is None:
-        trained_length = min(trained_length, codes.limit)
-    up_to = at_least("up_to", 16 * trained_length if up_to is None else up_to, trained_length + 1)
-    inside = codes(positions_of(codes, trained_length, 2, "trained")).norm(dim=-1)
-    defined_to, refusal = defined_until(codes, trained_length, up_to)
-    past = _norms(codes, trained_length, defined_to)
+    if trained is None:
+        trained = length if codes.limit is None else min(length, codes.limit)
+    inside = codes(positions_of(codes, trained, 2, "trained")).norm(dim=-1)
+    check_integers(trained + 1, up_to=up_to)
+    up_to = 16 * trained if up_to is None else up_to
+    defined_to, refusal = defined_until(codes, trained, up_to)
+    past = torch.zeros(0, dtype=torch.float64)
+    if defined_to > trained:
+        read = in_chunks(codes, defined_to)
+        past = torch.cat([read(at).norm(dim=-1) for at in torch.arange(trained, defined_to).split(CHUNK)])
     largest = float(past.max()) if len(past) else math.nan
     return Boundedness(
-        name=codes.name,
         of=codes.of,
-        trained=trained_length,
+        trained=trained,
         up_to=up_to,
         holds=defined_to == up_to and largest <= LARGER * float(inside.max()),
         defined_to=defined_to,
         refusal=refusal,
         inside=float(inside.max()),
         past=largest,
-        growth=_exponent(past, trained_length),
     )
-
-
-def _norms(codes: Codes, start: int, end: int) -> Tensor:
-    if start == end:
-        return torch.zeros(0, dtype=torch.float64)
-    read = in_chunks(codes, end)
-    return torch.cat([read(at).norm(dim=-1) for at in torch.arange(start, end).split(CHUNK)])
-
-
-def _exponent(norms: Tensor, start: int) -> float:
-    """The slope of log norm against log position, where that is a line."""
-    positive = norms > 0
-    if int(positive.sum()) < 2:
-        return math.nan
-    x, y = (start + torch.arange(len(norms)))[positive].double().log(), norms[positive].log()
-    x = x - x.mean()
-    y = y - y.mean()
-    slope = float((x * y).sum() / x.square().sum())
-    return slope if float((y - slope * x).abs().max()) <= LIKE else math.nan
 
 
 # ---------------------------------------------------------------- deterministic
@@ -453,7 +339,6 @@ class Determinism(Finding):
     are refused so. holds: none moves by more than 1e-6.
     """
 
-    name: str
     of: str
     length: int
     holds: bool
@@ -506,7 +391,7 @@ def deterministic(subject: Any, length: int = 512, **options: Any) -> Determinis
     if codes.module is not None:
         with seeded(), _mode(codes.module, True):
             differences["training"] = max(moved(values, at), moved(values, at))
-    return Determinism(codes.name, codes.of, length, all(by <= SAME for by in differences.values()), differences)
+    return Determinism(codes.of, length, all(by <= SAME for by in differences.values()), differences)
 
 
 @contextmanager
@@ -577,7 +462,7 @@ def properties(
 
 
 @plot("Each row is the code of one position: read along a column to see how fast a channel changes.")
-def plot_heat_map(ax: "Axes", subject: Any, length: int = 128) -> None:
+def plot_heat_map(ax: Axes, subject: Any, length: int = 128) -> None:
     """The codes of positions 0 .. length-1 of anything `codes_of` takes, a row each; fewer where there are fewer."""
     codes, values = first_codes(subject, length)
     image(ax, values, aspect="auto", clip=True)
@@ -585,7 +470,7 @@ def plot_heat_map(ax: "Axes", subject: Any, length: int = 128) -> None:
 
 
 @plot("A band without width: the step is the same wherever it is taken.")
-def plot_step_sizes(ax: "Axes", steps: Steps) -> None:
+def plot_step_sizes(ax: Axes, steps: Steps) -> None:
     """The distance between codes so many steps apart: mean, smallest and largest over the text."""
     ax.fill_between(
         steps.steps, steps.smallest, steps.largest, color=PALETTE[0], alpha=0.25, label="smallest to largest"
@@ -600,7 +485,7 @@ def plot_step_sizes(ax: "Axes", steps: Steps) -> None:
 
 
 @plot("Flat: codes are as long far out as in training. A line that rises or ends past the mark: they are not.")
-def plot_norms(ax: "Axes", subject: Any, length: int = 2048, trained: int = 512) -> None:
+def plot_norms(ax: Axes, subject: Any, length: int = 2048, trained: int = 512) -> None:
     """How long the codes are, to past the trained length."""
     codes, values = first_codes(subject, length)
     ax.plot(torch.arange(len(values)), values.norm(dim=-1), color=PALETTE[0])
@@ -612,7 +497,7 @@ def plot_norms(ax: "Axes", subject: Any, length: int = 2048, trained: int = 512)
 
 PROPERTIES = AnalysisQuestion(
     "Is every position distinct, evenly spaced, bounded and deterministic?",
-    lambda t: properties(t.codes, t.length, trained=t.trained_codes, search=t.searched),
+    lambda t: properties(t.codes, t.length, trained=t.trained_codes, search=min(t.codes.search, 256 * t.length)),
     lambda t, finding: (
         plot_heat_map.of(t.codes),
         plot_step_sizes.of(finding.steps),

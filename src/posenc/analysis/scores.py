@@ -4,29 +4,25 @@
 import copy
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import at_least
-from posenc.analysis.plotting import LINE, PALETTE, SOFT, plot
-from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
-from posenc.analysis.reading import Sizes, make, needs_causal, parts_of, size_of, sizes_of
+from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, size_of, sizes_of
+from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, first_sentence, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, bias_of
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_sizes
+from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 ROUNDING = 1e-12
 """Rounding of a score in float64."""
+VARIES = 1e-20
+"""Of squares, relative to their sum: variance below this is rounding."""
 LIMIT = 2**16
 """The longest text whose scores are computed: every sample and head needs a vector for each of its tokens."""
 
@@ -34,8 +30,8 @@ LIMIT = 2**16
 @dataclass(frozen=True, eq=False)
 class Bias(Finding):
     """What each head adds to a score. distances: (n,), of the query after the key; negative where the key comes later.
-    heads: (num_heads, n), NaN where the head hides the key. of_content: whether it also depends on what tokens say; then
-    all say one in every channel. learned: whether there are weights in it."""
+    heads: (num_heads, n), NaN where the head hides the key. of_content: whether it also depends on the content of tokens,
+    which is then a one in every channel. learned: whether there are weights in it."""
 
     name: str
     distances: Tensor
@@ -51,40 +47,28 @@ class Bias(Finding):
         near, far = (self.heads[:, self.distances == at][:, 0] for at in (first, last))
         changes = (far - near).tolist()
         most = max(changes, key=abs)
-        sentences = [
-            f"From distance {first} to {last}, what is added to the scores changes by {_signed(most)}"
-            + (
-                f" in head {changes.index(most)} and by {_signed(min(changes, key=abs))} in the head that changes least."
-                if len(changes) > 1
-                else "."
-            )
-        ]
+        rest = "."
+        if len(changes) > 1:
+            rest = f" in head {changes.index(most)} and by {min(changes, key=abs):+.3g} in the head that changes least."
+        sentences = [f"From distance {first} to {last}, what is added to the scores changes by {most:+.3g}{rest}"]
         if hidden := int((past & ~visible).sum()):
             every = int((past & self.heads.isnan().all(0)).sum())
-            sentences.append(
-                f"Of {int(past.sum())} distances back, {hidden} are hidden"
-                + (f", {hidden - every} of them in some heads alone." if every < hidden else ".")
-            )
+            sentences.append(f"Of {int(past.sum())} distances back, {hidden} are hidden, {every} of them in all heads.")
         if not past.all():
-            apart = self._mirrored()
+            most = int(min(self.distances.max(), -self.distances.min()))
+            before = self.heads[:, (self.distances >= 0) & (self.distances <= most)].nan_to_num(-torch.inf)
+            after = self.heads[:, (self.distances <= 0) & (self.distances >= -most)].flip(-1).nan_to_num(-torch.inf)
+            apart = float((before - after).abs().masked_fill(before == after, 0).max())
             sentences.append(
-                "Tokens before and after a query are treated alike."
+                "The same distance before and after a query gives the same."
                 if apart < ROUNDING
-                else f"Direction counts: the same distance before and after a query differs by up to {_number(apart)}."
+                else f"Direction counts: the same distance before and after a query differs by up to {apart:.3g}."
             )
         if self.of_content:
             sentences.append("It depends on the content, too; shown is that of tokens with a one in every channel.")
         if self.learned:
-            sentences.append("Its weights are learned; these are the ones it was given.")
+            sentences.append("Its weights are learned; these are its present ones.")
         return sentences
-
-    def _mirrored(self) -> float:
-        most = int(min(self.distances.max(), -self.distances.min()))
-        before = self.heads[:, (self.distances >= 0) & (self.distances <= most)]
-        after = self.heads[:, (self.distances <= 0) & (self.distances >= -most)].flip(-1)
-        apart = (before - after).abs()
-        apart[before.isnan() & after.isnan()] = 0.0
-        return float(apart.nan_to_num(math.inf).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +82,7 @@ class PairRotation(Finding):
 
     @property
     def wavelengths(self) -> Tensor:
-        """Positions a turn, (pairs,); infinite where a pair stands still."""
+        """Positions a turn, (pairs,); infinite where a pair does not rotate."""
         return 2 * math.pi / self.angles.abs()
 
     @property
@@ -153,39 +137,40 @@ class PositionScores(Finding):
         same, unrelated = self.same.nanmean(0)[visible], self.unrelated.nanmean(0)[visible]
         spread, shown = self.unrelated_spread.nanmean(0)[visible], visible.nonzero()
         first, last = int(shown.min()), int(shown.max())
-        sentences = [
-            f"Position changes a token's score with an identical token by {_signed(float(same[0]))} at distance {first} and by "
-            f"{_signed(float(same[-1]))} at distance {last}, mean over heads and contents; for scale, content alone spreads "
-            f"the scores of unrelated tokens by {_number(self.content)}.",
-            f"Of two unrelated tokens position moves the mean by up to {_number(float(unrelated.abs().max()))}, and it "
-            f"spreads their scores by {_number(float(spread[-1]))} at distance {last}.",
-        ]
         if not bool((self.same.nan_to_num() != 0).any() | (self.unrelated.nan_to_num() != 0).any()):
             sentences = [f"Position changes no score within {self.length} tokens."]
+        else:
+            sentences = [
+                f"Position changes a token's score with an identical token by {float(same[0]):+.3g} at distance {first} and "
+                f"by {float(same[-1]):+.3g} at distance {last}, mean over heads and contents. Content alone gives the scores "
+                f"of unrelated tokens a standard deviation of {self.content:.3g}.",
+                f"Of two unrelated tokens position changes the mean by up to {float(unrelated.abs().max()):.3g}; the standard "
+                f"deviation is {float(spread[-1]):.3g} at distance {last}.",
+            ]
         if not bool(visible.all()):
             sentences.append(f"{int((~visible).sum())} of {self.length} distances are hidden from all heads.")
         return sentences
 
 
-def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any) -> Bias:
+def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None, **shape: Any) -> Bias:
     """What each head adds to a score by distance, up to `length` - 1 in both directions; for causal encodings, back
     alone. The query is at position length - 1, so that every key has a position.
 
     Args:
-        encoding: with a site `bias`, or its text. layer: whose. name: for people. shape: for a text, see
+        encoding: with a site `bias`, or its text. name: for people. shape: for a text, see
             `codes_of`; for an encoding the sizes that it does not have as attributes num_heads, num_kv_heads, head_dim
             or dim.
 
     Raises:
         InputError: an encoding that adds nothing to the scores, or positions that it does not take.
     """
-    prepared = _prepared(encoding, layer, name, shape)
-    acting, layer, name, sizes = prepared.acting, prepared.layer, prepared.name, prepared.sizes
+    prepared = _prepared(encoding, name, shape)
+    acting, name, sizes = prepared.acting, prepared.name, prepared.sizes
     if "bias" not in acting.sites():
         raise InputError(f"{name}: it adds nothing to the scores")
     width = prepared.share(length)
     one_way = any(getattr(part, "bidirectional", True) is False for part in parts_of(acting))
-    one_way = one_way or prepared.encoding.causal_only or needs_causal(acting, sizes, layer)
+    one_way = one_way or prepared.encoding.causal_only or needs_causal(acting, sizes)
     both = not one_way and prepared.fits(2 * length - 1)
     keys = torch.arange(2 * length - 1 if both else length)
     at = Positions.from_ids([length - 1], keys, causal=not both)
@@ -194,7 +179,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):
         x = content.double().expand(1, sizes.num_heads, len(keys), width)
         with torch.no_grad():
-            terms = bias_of(acting, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, layer)
+            terms = bias_of(acting, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, 0)
             dense = dense_sum(terms, torch.device("cpu"))
         if dense is None:
             raise InputError(f"{name}: its bias has no terms in this layer")
@@ -208,18 +193,16 @@ def bias(encoding: Encoding | str, length: int = 512, *, layer: int = 0, name: s
     return Bias(name, (length - 1 - keys).flip(0), ones.masked_fill(hidden, torch.nan), of_content, learned)
 
 
-def rotation(
-    encoding: Encoding | str, trained: int = 512, *, layer: int = 0, name: str | None = None, **shape: Any
-) -> PairRotation:
+def rotation(encoding: Encoding | str, trained: int = 512, *, name: str | None = None, **shape: Any) -> PairRotation:
     """How fast the pairs of an encoding's keys turn: the part of it that turns them, unmapped.
 
     Args:
-        encoding: as in `bias`. trained: positions to compare wavelengths with. layer: whose. name: for people.
+        encoding: as in `bias`. trained: positions to compare wavelengths with. name: for people.
 
     Raises:
         InputError: an encoding that rotates nothing by an angle that grows evenly with position.
     """
-    prepared = _prepared(encoding, layer, name, shape)
+    prepared = _prepared(encoding, name, shape)
     name = prepared.name
     check_sizes(trained=trained)
     rotating = [part for part in parts_of(prepared.acting) if "rotate" in part.sites()]
@@ -229,7 +212,7 @@ def rotation(
     at = Positions.from_ids([0, 1, 2])
     with torch.no_grad():
         try:
-            angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at, prepared.layer)
+            angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at)
         except InputError:
             raise InputError(f"{name}: it rotates no pair of channels by an angle") from None
     angles = angles[0, 0]
@@ -245,7 +228,6 @@ def scores(
     *,
     samples: int = 64,
     seed: int = 0,
-    layer: int = 0,
     name: str | None = None,
     **shape: Any,
 ) -> PositionScores:
@@ -256,13 +238,13 @@ def scores(
 
     Args:
         encoding: as in `bias`, any. length: tokens of the text. samples, seed: contents that are drawn, and how.
-            layer: whose. name: for people.
+            name: for people.
 
     Raises:
         InputError: sizes below 1, or positions that the encoding does not take.
     """
-    prepared = _prepared(encoding, layer, name, shape)
-    at_least("samples", samples, 2)
+    prepared = _prepared(encoding, name, shape)
+    check_integers(2, samples=samples)
     width = prepared.share(length)
     drawn = torch.Generator().manual_seed(seed)
     added_by_sample, plain = [], []
@@ -285,12 +267,10 @@ def scores(
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """A copy of an encoding in evaluation mode, the part that acts in a layer, which of its own layers that is, a name and
-    sizes."""
+    """A copy of an encoding in evaluation mode, the part that acts in the first layer, a name and sizes."""
 
     encoding: Encoding
     acting: Encoding
-    layer: int
     name: str
     sizes: Sizes
 
@@ -298,7 +278,7 @@ class _Prepared:
         return self.encoding.max_positions is None or length <= self.encoding.max_positions
 
     def share(self, length: int) -> int:
-        """Give it identity projections, for encodings that put vectors of their own through the model's; returns the width of
+        """Give it identity projections, for encodings that apply the model's to their vectors; returns the width of
         a token. Raises InputError for a length that it does not take."""
         if not 2 <= length <= LIMIT:
             raise InputError(f"length={length}: must lie between 2 and {LIMIT}")
@@ -317,15 +297,15 @@ class _Prepared:
         return width
 
 
-def _prepared(encoding: Encoding | str, layer: int, name: str | None, shape: dict[str, Any]) -> _Prepared:
+def _prepared(encoding: Encoding | str, name: str | None, shape: dict[str, Any]) -> _Prepared:
     if isinstance(encoding, str):
         name, encoding, given = name or encoding, make(encoding, **shape), {}
     elif isinstance(encoding, Encoding):
         name, encoding, given = name or encoding.known_as, copy.deepcopy(encoding), shape
     else:
         raise InputError(f"encoding: got a {type(encoding).__name__}; pass an Encoding or its text")
-    acting, number = encoding.eval().at(layer)
-    return _Prepared(encoding, acting, number, name, sizes_of(acting, given))
+    acting, _ = encoding.eval().at(0)
+    return _Prepared(encoding, acting, name, sizes_of(acting, given))
 
 
 def width_of(encoding: Encoding, sizes: Sizes) -> int:
@@ -344,23 +324,35 @@ def width_of(encoding: Encoding, sizes: Sizes) -> int:
 def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     """(num_heads, length): what the encoding adds to the last token's scores with all tokens, and what they are
     without it. x: (length, width)."""
-    encoding, sizes, layer = prepared.acting, prepared.sizes, prepared.layer
+    encoding, sizes = prepared.acting, prepared.sizes
     at = encoding.augment(Positions.arange(len(x), causal=True), 1)
-    heads = encoding.embed(x[None], at, layer).expand(sizes.num_heads, -1, -1)[None]
+    heads = encoding.embed(x[None], at).expand(sizes.num_heads, -1, -1)[None]
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)
-    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, layer)
+    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, 0)
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = problem.scale * (x @ x[-1])
     return score - without, without.expand_as(score)
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3g}".replace("-", "−") if value else "0"
+def by_distance(scores: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of scores (batch, heads, n, n): the distances, query minus key, at which they are visible; their mean at each, (heads,
+    distances); and the share of their variance that the distance explains, (heads,), nan where they do not vary.
+    visible: broadcastable to (batch, 1, n, n)."""
+    n = scores.shape[-1]
+    at = torch.arange(n)
+    inside = visible.expand(len(scores), 1, n, n)[:, 0]
+    index = (at[:, None] - at + n - 1).expand(len(scores), n, n)[inside]
+    values = scores.transpose(0, 1)[:, inside]
+    middle = values.mean(-1, keepdim=True)
+    off = values - middle
+    count = torch.bincount(index, minlength=2 * n - 1)
+    means = torch.zeros(len(values), 2 * n - 1, dtype=values.dtype).index_add_(1, index, off) / count
+    total = off.square().sum(-1)
+    explained = 1 - (off - means[:, index]).square().sum(-1) / total
+    varies = total > VARIES * values.square().sum(-1)
+    occurs = count > 0
+    return torch.arange(1 - n, n)[occurs], (means + middle)[:, occurs], explained.where(varies, torch.nan)
 
 
 MOST = 9
@@ -368,16 +360,14 @@ MOST = 9
 
 
 @plot("A line per head: where it falls, that head attends less to tokens so far away; a flat line ignores distance.")
-def plot_bias_by_distance(ax: "Axes", finding: Bias) -> None:
+def plot_bias_by_distance(ax: Axes, finding: Bias) -> None:
     """What each head adds to a score, by the distance of the two tokens."""
     _by_head(ax, finding.distances, finding.heads)
     ax.set(xlabel="tokens from the query back to the key", ylabel="added to the score")
 
 
-@plot(
-    "Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles they have not met."
-)
-def plot_pair_wavelengths(ax: "Axes", finding: PairRotation) -> None:
+@plot("Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles not reached.")
+def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
     """Positions a turn, pair by pair."""
     turning = finding.wavelengths.isfinite()
     pairs = torch.arange(len(finding.angles))
@@ -396,7 +386,7 @@ def plot_pair_wavelengths(ax: "Axes", finding: PairRotation) -> None:
 @plot(
     "The faster the score with an identical token falls from left to right, the more local this encoding makes attention."
 )
-def plot_effective_scores(ax: "Axes", finding: PositionScores) -> None:
+def plot_effective_scores(ax: Axes, finding: PositionScores) -> None:
     """What position adds to scores by distance, mean over heads, with a standard deviation over contents."""
     distances = torch.arange(finding.length)
     for values, spread, colour, name in (
@@ -412,13 +402,13 @@ def plot_effective_scores(ax: "Axes", finding: PositionScores) -> None:
 
 
 @plot("Heads that part ways specialise by distance; where all lie on one line, position treats every head alike.")
-def plot_scores_by_head(ax: "Axes", finding: PositionScores) -> None:
+def plot_scores_by_head(ax: Axes, finding: PositionScores) -> None:
     """What position adds to the score of a token with an identical one, a line per head."""
     _by_head(ax, torch.arange(finding.length), finding.same)
     ax.set(xlabel="tokens back", ylabel="score minus score without positions")
 
 
-def _by_head(ax: "Axes", distances: torch.Tensor, heads: torch.Tensor) -> None:
+def _by_head(ax: Axes, distances: torch.Tensor, heads: torch.Tensor) -> None:
     for number, values in enumerate(heads):
         named = {"label": f"head {number}"} if len(heads) <= MOST else {"color": PALETTE[0], "alpha": 0.4}
         ax.plot(distances, values, **named)

@@ -10,26 +10,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from posenc.analysis.codes import at_least, seeded
+from posenc.analysis.codes import seeded
+from posenc.analysis.finding import (
+    PALETTE,
+    SOFT,
+    UP,
+    AnalysisQuestion,
+    Axes,
+    Finding,
+    first_sentence,
+    legend_beside,
+    plot,
+)
 from posenc.analysis.model import check_single_text, check_tokens
-from posenc.analysis.plotting import PALETTE, SOFT, UP, legend_beside, plot
-from posenc.analysis.question import AnalysisQuestion, Finding, first_sentence
 from posenc.encodings import from_spec
-from posenc.errors import InputError, check_positive
+from posenc.errors import InputError
 from posenc.lab.statistics import estimate
 from posenc.positions import Positions
 from posenc.pretrained.models import unwrap
 from posenc.transformer import Block, Transformer
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from posenc.analysis.target import Target
+    from posenc.analysis.analyze import Target
 
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))
 TESTED = 0.25
 """Share of the texts, at the end, on which a probe is tested."""
+BATCH = 8
+"""Texts a forward pass."""
 SHOWN = 0.005
 """Shares below this are reported as nothing."""
 
@@ -58,7 +67,7 @@ class Survival(Finding):
     curves, by what is read: "with residuals": the stream of vectors, as the model computes it. "written by the layer":
     what attention and MLP of a layer add to that stream, the model being as it is. "without residuals": the stream of the
     same weights when every x + f(x) is f(x), so that position must pass through each sub-layer. "untrained": with
-    residuals, fresh weights; "untrained, without residuals". "shuffled positions": with residuals, the probe's targets
+    residuals, fresh weights. "shuffled positions": with residuals, the probe's targets
     assigned at random. Of transformers models only the first and the controls.
     guess: mean absolute error in tokens of always guessing the middle. transfer: (layers, layers), the squared
     correlation with position of what the row's probe reads behind the column's layer: in what form position survives.
@@ -72,56 +81,46 @@ class Survival(Finding):
     transfer: Tensor
 
     def sentences(self) -> list[str]:
-        intact, untrained = self.curves[INTACT], self.curves[UNTRAINED]
+        intact = self.curves[INTACT]
         layers, best = len(intact.r2) - 1, int(intact.r2[1:].argmax()) + 1
         first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
         low, high = intact.interval[-1].tolist()
         sure = "" if math.isnan(low) or last < SHOWN else f" (95 % interval over texts: {low:.0%} to {high:.0%})"
         sentences = [
             f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
-            f"{_share(last)} behind the last of {layers} layer{'s' * (layers > 1)}{sure}, where it errs by {intact.error[-1]:.1f} tokens of "
+            f"{_share(last)} behind the last of {layers} layers{sure}. Its error there is {intact.error[-1]:.1f} tokens of "
             f"{self.length} (guessing the middle: {self.guess:.1f})."
         ]
         if best < layers and most >= SHOWN:
-            sentences.append(f"It reads most behind layer {best}: {_share(most)}.")
-        if first < 0.1 < most:
-            sentences.append("At the input it reads next to nothing: what it reads later comes from the layers.")
+            sentences.append(f"It explains most behind layer {best}: {_share(most)}.")
         if CUT in self.curves:
             sentences.append(
-                f"With its residual connections cut the same model keeps {_share(self.curves[CUT].r2[-1])}; its last layer "
-                f"itself writes {_share(self.curves[WRITTEN].r2[-1])} into the stream."
+                f"Without residual connections it explains {_share(self.curves[CUT].r2[-1])} there; from what the last layer "
+                f"itself writes into the stream, {_share(self.curves[WRITTEN].r2[-1])}."
             )
         sentences.append(
-            f"The last layer of an untrained model gives {_share(untrained.r2[-1])}, and positions assigned at random "
-            f"{_share(self.curves[SHUFFLED].r2[-1])}."
+            f"Controls, behind the last layer: {_share(self.curves[UNTRAINED].r2[-1])} in an untrained model, "
+            f"{_share(self.curves[SHUFFLED].r2[-1])} for shuffled positions."
         )
         if first > 0.1:
             sentences.append(
-                f"Read with the probe of the input, the last layer still follows position with a squared correlation of "
-                f"{self.transfer[0, -1]:.2f}; whatever else it holds of position lies in other directions."
+                f"Read with the probe of the input, the last layer follows position with a squared correlation of "
+                f"{self.transfer[0, -1]:.2f}."
             )
         return sentences
 
 
 @torch.no_grad()
-def survival(
-    model: nn.Module,
-    tokens: Tensor,
-    *,
-    untrained: nn.Module | None = None,
-    ridge: float | None = None,
-    batch_size: int = 8,
-    seed: int = 0,
-) -> Survival:
-    """Fit a ridge regression of position on the vectors behind each layer, in closed form, for each layer of its own.
+def survival(model: nn.Module, tokens: Tensor, *, untrained: nn.Module | None = None, seed: int = 0) -> Survival:
+    """Fit a ridge regression of position on the vectors behind each layer, in closed form, for each layer separately.
+
+    Its weight, for channels of unit variance, is that of RIDGES with the smallest error on texts that it was not fitted to.
 
     Args:
         model: a posenc Transformer under any encoding, or a transformers model in eval mode. tokens: (texts, length)
             without padding; the last quarter of the texts is for testing. Texts that begin anywhere, not all with the
-            same token, leave position to the model.
-        untrained: the control; None: the same architecture with fresh weights. ridge: its weight, for channels of unit
-            variance; None: that of RIDGES which serves best on texts held out from the fit, for each probe.
-        batch_size: texts a forward pass. seed: of the fresh weights and of the shuffled positions.
+            same token, leave position to the model. untrained: the control; None: the same architecture with fresh weights.
+        seed: of these weights and of the shuffled positions.
 
     Raises:
         InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
@@ -129,19 +128,14 @@ def survival(
     if not isinstance(model, Transformer):
         model = unwrap(model)
     check_tokens(tokens, model, 4)
-    if ridge is not None:
-        check_positive(ridge=ridge)
-    streams, name = _streams(model, tokens, at_least("batch_size", batch_size))
-    other = _afresh(model, seed) if untrained is None else untrained
-    control = _streams(other, tokens, batch_size)[0]
+    streams, name = _streams(model, tokens)
+    control, _ = _streams(_afresh(model, seed) if untrained is None else untrained, tokens)
     streams[UNTRAINED] = control[INTACT]
-    if CUT in control:
-        streams[f"{UNTRAINED}, {CUT}"] = control[CUT]
     at = torch.arange(tokens.shape[1], dtype=torch.float64).expand(len(tokens), -1)
     draws = torch.Generator().manual_seed(seed)
     shuffled = at.flatten()[torch.randperm(at.numel(), generator=draws)].view_as(at)
-    probes = {kind: [_Probe(layer, at, ridge) for layer in layers] for kind, layers in streams.items()}
-    probes[SHUFFLED] = [_Probe(layer, shuffled, ridge) for layer in streams[INTACT]]
+    probes = {kind: [_Probe(layer, at) for layer in layers] for kind, layers in streams.items()}
+    probes[SHUFFLED] = [_Probe(layer, shuffled) for layer in streams[INTACT]]
     return Survival(
         name=name,
         texts=len(tokens),
@@ -167,9 +161,7 @@ class _Ridge:
     def __init__(self, features: Tensor, targets: Tensor) -> None:
         self.mean, self.middle = features.mean(0), targets.mean()
         spread = features.std(0)
-        self.spread = spread.where(
-            spread > 1e-12 * spread.max(), torch.inf
-        )  # a channel that never changes says nothing
+        self.spread = spread.where(spread > 1e-12 * spread.max(), torch.inf)  # constant channels are left out
         x = (features - self.mean) / self.spread
         energy, self.axes = torch.linalg.eigh(x.T @ x / len(x))
         self.energy, self.along = energy.clamp(min=0), self.axes.T @ (x.T @ (targets - self.middle)) / len(x)
@@ -180,17 +172,15 @@ class _Ridge:
 
 
 class _Probe:
-    """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last texts. ridge: its weight;
-    None: that of RIDGES which is best on the last of the other texts, when fitted to those before them."""
+    """A ridge regression of targets (texts, n) on features (texts, n, dim), tested on the last texts. Its weight is the best
+    on the last of the other texts, when fitted to those before them."""
 
-    def __init__(self, features: Tensor, targets: Tensor, ridge: float | None) -> None:
+    def __init__(self, features: Tensor, targets: Tensor) -> None:
         (early, tested), (wanted, truth) = _split(features), _split(targets)
-        if ridge is None:
-            (first, later), (of_first, of_later) = _split(early), _split(wanted)
-            trial = _Ridge(first.flatten(0, 1), of_first.flatten())
-            missed = {weight: trial.read(later, weight).sub(of_later).square().sum() for weight in RIDGES}
-            ridge = min(RIDGES, key=lambda weight: float(missed[weight]))
-        self.fitted, self.ridge = _Ridge(early.flatten(0, 1), wanted.flatten()), ridge
+        (first, later), (of_first, of_later) = _split(early), _split(wanted)
+        trial = _Ridge(first.flatten(0, 1), of_first.flatten())
+        self.ridge = min(RIDGES, key=lambda weight: float((trial.read(later, weight) - of_later).square().sum()))
+        self.fitted = _Ridge(early.flatten(0, 1), wanted.flatten())
         error = self.read(tested) - truth
         lost = error.square().mean(1) / (truth - self.fitted.middle).square().mean()  # of each text
         self.r2, self.interval = float(1 - lost.mean()), (torch.nan, torch.nan)
@@ -215,17 +205,17 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[:-tested], x[-tested:]
 
 
-def _streams(model: nn.Module, tokens: Tensor, batch_size: int) -> tuple[dict[str, list[Tensor]], str]:
+def _streams(model: nn.Module, tokens: Tensor) -> tuple[dict[str, list[Tensor]], str]:
     """What is read -> (texts, n, dim) float64 at the input and behind every layer; and the model's name."""
     if isinstance(model, Transformer):
         copy = deepcopy(model).to("cpu", torch.float64).eval()
-        parts = [_walked(copy, batch.long()) for batch in tokens.cpu().split(batch_size)]
+        parts = [_walked(copy, batch.long()) for batch in tokens.cpu().split(BATCH)]
         name = copy.encoding.known_as
     else:
         inner: Any = model
         if inner.training:
             raise InputError("model: it is in training mode, where dropout makes noise; call model.eval() first")
-        parts = [{INTACT: _hidden(inner, batch)} for batch in tokens.split(batch_size)]
+        parts = [{INTACT: _hidden(inner, batch)} for batch in tokens.split(BATCH)]
         name = str(inner.config.model_type)
     streams = {kind: [torch.cat(layers) for layers in zip(*(p[kind] for p in parts), strict=True)] for kind in parts[0]}
     broken = [kind for kind, layers in streams.items() if not all(bool(x.isfinite().all()) for x in layers)]
@@ -287,14 +277,13 @@ def _afresh(model: nn.Module, seed: int) -> nn.Module:
 @plot(
     "Compare the full lines, with and without residuals, with the grey ones: those are what chance and no training give."
 )
-def plot_survival(ax: "Axes", finding: Survival) -> None:
+def plot_survival(ax: Axes, finding: Survival) -> None:
     """How much of position a linear probe explains behind each layer."""
     looks = {
         INTACT: (PALETTE[0], "-"),
         WRITTEN: (PALETTE[2], "-"),
         CUT: (PALETTE[1], "-"),
         UNTRAINED: (SOFT, "--"),
-        f"{UNTRAINED}, {CUT}": (SOFT, "-."),
         SHUFFLED: (SOFT, ":"),
     }
     for kind, curve in finding.curves.items():
@@ -310,10 +299,10 @@ def plot_survival(ax: "Axes", finding: Survival) -> None:
 
 
 @plot(
-    "Bright off the diagonal: the layers hold position in the same directions. Bright on it alone: each in its own.",
+    "Bright off the diagonal: the layers represent position in the same directions. Bright on it alone: in different ones.",
     (5.2, 4.2),
 )
-def plot_probe_transfer(ax: "Axes", finding: Survival) -> None:
+def plot_probe_transfer(ax: Axes, finding: Survival) -> None:
     """How well the probe of one layer follows position behind another."""
     image = ax.imshow(finding.transfer.numpy(), cmap=UP, vmin=0, vmax=1, interpolation="nearest")
     ax.grid(False)

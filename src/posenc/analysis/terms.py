@@ -2,35 +2,31 @@
 """The four terms of attention scores, (x_i + p_i) Wq Wk^T (x_j + p_j)^T, multiplied out on a trained model.
 
 This is exact in the first layer only: the input is a sum x + p, and every step from it to queries and keys is affine once
-the scale of the normalisation is fixed at what it is for the sum. Behind the first layer position is mixed into all.
+the scale of the normalisation is fixed at its value for the sum. Behind the first layer position is mixed into all.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.analysis.finding import INK, PALETTE, AnalysisQuestion, Axes, Finding, bar_names, image, legend_beside, plot
 from posenc.analysis.model import check_adds, check_has_table, check_tokens
-from posenc.analysis.plotting import INK, PALETTE, bar_names, image, legend_beside, plot
-from posenc.analysis.question import AnalysisQuestion, Finding
+from posenc.analysis.scores import by_distance
+from posenc.encoding import Encoding
 from posenc.errors import InputError, check_word
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.learned_table import table_module
 from posenc.transformer import Attention, Transformer
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-TERMS = ("content-content", "content-position", "position-content", "position-position")
+PARTS = ("content", "position")
+TERMS = tuple(f"{query}-{key}" for query in PARTS for key in PARTS)
 """The query's part first, the key's part second."""
-PARTS = ("content", "position", "constant")
 DESIGNS: dict[str, tuple[str, ...]] = {
     "T5, TUPE": ("content-content", "position-position"),
     "DeBERTa": ("content-content", "content-position", "position-content"),
@@ -50,8 +46,8 @@ IMPLEMENTATION = "posenc_first_layer"
 class FirstLayer:
     """Queries and keys of the first layer, in float64.
 
-    queries, keys: part -> (batch, heads, n, head_dim). "position" is what the position code contributes, "constant" what is
-    there without either input (biases of projections and norms, the embedding of the token type), "content" the rest.
+    queries, keys: part -> (batch, heads, n, head_dim). "position" is what the position code contributes, "content" the
+    rest, with the constants (biases of projections and norms, the embedding of the token type).
     scores: the model's, (batch, heads, n, n), scaled. visible: which of them count, broadcastable to them.
     loss: the model's loss in nats per token when the first layer attends with other weights, (batch, heads, n, n);
     None: the model does not predict the next token.
@@ -76,37 +72,36 @@ def first_layer(model: nn.Module, tokens: Tensor) -> FirstLayer:
         InputError: a model whose first input is not the sum of a token's and a position's vector, or tokens of a wrong
             shape.
     """
-    reader: _FirstLayerReader = _PosencReader(model) if isinstance(model, Transformer) else _PretrainedReader(model)
+    recorder = _Recorder(model)
     check_tokens(tokens, model, 1)
     tokens = tokens.to("cpu", torch.long)
-    both = reader.read(tokens)
-    reader.norms.frozen = True
-    constant = reader.read(tokens, ())
-    alone = {part: reader.read(tokens, (part,)) for part in ("content", "position")}
-    reader.norms.frozen = False
+    both = recorder.inputs(tokens, PARTS)
+    recorder.norms.frozen = True
+    constant, content, position = (recorder.inputs(tokens, parts) for parts in ((), PARTS[:1], PARTS[1:]))
+    recorder.norms.frozen = False
 
-    def parts(name: str) -> dict[str, Tensor]:
-        bias: Tensor = getattr(constant, name)
-        return {part: getattr(inputs, name) - bias for part, inputs in alone.items()} | {"constant": bias}
+    def loss(weights: Tensor) -> float:
+        output = recorder.run(tokens, PARTS, weights)
+        logits = getattr(output, "logits", output)
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item()
 
     return FirstLayer(
-        name=reader.name,
-        queries=parts("queries"),
-        keys=parts("keys"),
+        name=recorder.name,
+        queries={"content": content.query, "position": position.query - constant.query},
+        keys={"content": content.key, "position": position.key - constant.key},
         scale=both.scale,
-        scores=both.scale * both.queries @ both.keys.mT,
+        scores=both.scale * both.query @ both.key.mT,
         visible=both.visible,
-        loss=partial(reader.loss, tokens) if reader.predicts and not both.visible.triu(1).any() else None,
+        loss=loss if recorder.predicts and not both.visible.triu(1).any() else None,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _AttentionInputs:
-    """What the first layer's attention gets. Keys and values have as many heads as queries."""
+    """What the first layer's attention gets. Keys have as many heads as queries."""
 
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
+    query: Tensor
+    key: Tensor
     scale: float
     visible: Tensor
 
@@ -135,154 +130,97 @@ class _FrozenNorms:
         return x if bias is None else x + bias
 
 
-class _FirstLayerReader:
-    """A float64 copy of a model whose two inputs can be switched off. A subclass defines `attention_inputs` and `loss`."""
+class _Recorder:
+    """A float64 copy of a model whose content and codes can be switched off, and whose first attention is recorded.
+
+    predicts: whether its output predicts next tokens.
+    """
 
     name: str
     predicts: bool
-    """Whether its output predicts next tokens."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model: Any = deepcopy(model).to("cpu", torch.float64).eval()
+    def __init__(self, model: Any) -> None:
+        self.model = deepcopy(model).to("cpu", torch.float64).eval()
+        self.parts: tuple[str, ...] = PARTS
+        self.weights: Tensor | None = None
+        self.recorded: _AttentionInputs | None = None
+        if isinstance(model, Transformer):
+            check_adds(self.model.encoding, model.config.dim)
+            self.name, self.predicts = self.model.encoding.known_as, model.config.causal
+            self._switch("content", self.model.embedding)
+            self._record_posenc(self.model)
+        else:
+            check_has_table(model)
+            self.name, self.predicts = str(self.model.config.model_type), self.model.can_generate()
+            self._switch("content", self.model.get_input_embeddings())
+            self._switch("position", table_module(self.model))
+            self._record_pretrained()
         self.norms = _FrozenNorms(self.model)
-        self.inputs: tuple[str, ...] = PARTS
 
-    def switch(self, part: str, module: nn.Module) -> None:
-        """Let a module give zeros while a part is off."""
-        module.register_forward_hook(lambda _m, _x, output: output if part in self.inputs else torch.zeros_like(output))
+    def run(self, tokens: Tensor, parts: tuple[str, ...], weights: Tensor | None = None) -> Any:
+        """The model's output, with these parts of its input. weights: those of the first attention; None: the computed ones."""
+        self.parts, self.weights, self.recorded = parts, weights, None
+        return self.model(tokens)
 
-    def read(self, tokens: Tensor, inputs: tuple[str, ...] = PARTS) -> _AttentionInputs:
-        """What the first layer's attention gets with these inputs alone."""
-        self.inputs = inputs
-        try:
-            return self.attention_inputs(tokens)
-        finally:
-            self.inputs = PARTS
-
-    def attention_inputs(self, tokens: Tensor) -> _AttentionInputs:
-        raise NotImplementedError  # abstract
-
-    def loss(self, tokens: Tensor, weights: Tensor) -> float:
-        raise NotImplementedError  # abstract
-
-
-class _PosencReader(_FirstLayerReader):
-    """A posenc Transformer."""
-
-    def __init__(self, model: Transformer) -> None:
-        super().__init__(model)
-        encoding = self.model.encoding
-        check_adds(encoding, model.config.dim)
-        self.name = model.encoding.known_as
-        self.predicts = model.config.causal
-        self.switch("content", self.model.embedding)
-        embed = encoding.embed
-
-        def switched(x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-            total: Tensor = embed(x, positions, layer)
-            return total if "position" in self.inputs else total - embed(torch.zeros_like(x), positions, layer)
-
-        encoding.embed = switched
-        self.attention: Attention = self.model.blocks[0].attention
-
-    def attention_inputs(self, tokens: Tensor) -> _AttentionInputs:
-        outputs: dict[str, Tensor] = {}
-
-        def record(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-            return lambda _module, _inputs, output: outputs.update({name: output})
-
-        names = "query", "key", "value"
-        handles = [getattr(self.attention, name).register_forward_hook(record(name)) for name in names]
-        self.model(tokens)
-        for handle in handles:
-            handle.remove()
-        config = self.attention.config
-        queries, *others = (outputs[name].unflatten(-1, (-1, config.width)).transpose(1, 2) for name in names)
-        keys, values = (x.repeat_interleave(config.num_heads // config.kv_heads, 1) for x in others)
-        visible = Positions.arange(tokens.shape[1]).with_causal(self.model.config.causal).mask()
-        return _AttentionInputs(queries, keys, values, self.model.encoding.scale_of(0, config.width), visible)
-
-    def loss(self, tokens: Tensor, weights: Tensor) -> float:
-        values = self.attention_inputs(tokens).values
-        attended = self.attention.out((weights @ values).transpose(1, 2).flatten(-2))
-        handle = self.attention.register_forward_hook(lambda *_: attended)
-        try:
-            return _next_token_loss(self.model(tokens), tokens)
-        finally:
-            handle.remove()
-
-
-class _PretrainedReader(_FirstLayerReader):
-    """A transformers model with a learned table."""
-
-    def __init__(self, model: nn.Module) -> None:
-        check_has_table(model)
-        super().__init__(model)
-        self.name = str(self.model.config.model_type)
-        self.predicts = self.model.can_generate()
-        self.switch("content", self.model.get_input_embeddings())
-        self.switch("position", table_module(self.model))
-        _register()
-        try:
-            self.model.set_attn_implementation(IMPLEMENTATION)
-        except ValueError as error:
-            raise InputError(f"model of type {self.name!r}: its attention cannot be replaced ({error})") from None
-
-    def attention_inputs(self, tokens: Tensor) -> _AttentionInputs:
-        return self._run(tokens, None)[0]
-
-    def loss(self, tokens: Tensor, weights: Tensor) -> float:
-        return _next_token_loss(self._run(tokens, weights)[1].logits, tokens)
-
-    def _run(self, tokens: Tensor, weights: Tensor | None) -> tuple[_AttentionInputs, Any]:
-        recorder = _Recorder(weights)
-        before = _RECORDER.set(recorder)
-        try:
-            output = self.model(tokens)
-        finally:
-            _RECORDER.reset(before)
-        if recorder.inputs is None:
+    def inputs(self, tokens: Tensor, parts: tuple[str, ...]) -> _AttentionInputs:
+        self.run(tokens, parts)
+        if self.recorded is None:
             raise InputError(
                 f"model of type {self.name!r}: its scores cannot be read, since transformers cannot replace its "
                 "attention; take a BERT-like model, GPT-2 or OPT"
             )
-        return recorder.inputs, output
+        return self.recorded
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, visible: Tensor) -> Tensor:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        weights = None
+        if self.recorded is None:
+            self.recorded, weights = _AttentionInputs(query, key, scale, visible), self.weights
+        return (_attention(scale * query @ key.mT, visible) if weights is None else weights) @ value
 
-class _Recorder:
-    """Records what the first attention of a forward pass gets; weights: those it then attends with, None: its own."""
+    def _switch(self, part: str, module: nn.Module) -> None:
+        """Let a module give zeros while a part is off."""
+        module.register_forward_hook(lambda _m, _x, output: output if part in self.parts else torch.zeros_like(output))
 
-    def __init__(self, weights: Tensor | None) -> None:
-        self.weights = weights
-        self.inputs: _AttentionInputs | None = None
+    def _record_posenc(self, model: Transformer) -> None:
+        first: Any = model.blocks[0]
+        attention: Attention = first.attention
+        embed = model.encoding.embed
 
-    def __call__(self, call: AttentionCall) -> Tensor:
-        query, groups = call.query, call.query.shape[1] // call.key.shape[1]
-        key, value = call.key.repeat_interleave(groups, 1), call.value.repeat_interleave(groups, 1)
-        scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+        def switched(x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+            total: Tensor = embed(x, positions, layer)
+            return total if "position" in self.parts else total - embed(torch.zeros_like(x), positions, layer)
+
+        def forward(x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Any) -> Tensor:
+            width = attention.config.width
+            projections = attention.query, attention.key, attention.value
+            q, k, v = (projection(x).unflatten(-1, (-1, width)).transpose(1, 2) for projection in projections)
+            attended = self.attend(q, k, v, encoding.scale_of(layer, width), positions.mask())
+            return attention.out(attended.transpose(1, 2).flatten(-2))
+
+        model.encoding.embed = switched  # type: ignore[method-assign]
+        attention.forward = forward  # type: ignore[method-assign]
+
+    def _record_pretrained(self) -> None:
+        from transformers.masking_utils import eager_mask
+
+        register_attention(IMPLEMENTATION, lambda call: call.module.recorder.attend_call(call), eager_mask)  # type: ignore[union-attr, operator]
+        try:
+            self.model.set_attn_implementation(IMPLEMENTATION)
+        except ValueError as error:
+            raise InputError(f"model of type {self.name!r}: its attention cannot be replaced ({error})") from None
+        for module in self.model.modules():
+            module.recorder = self
+
+    def attend_call(self, call: AttentionCall) -> Tensor:
+        scale = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
         if call.mask is None:
-            visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)[None, None]
+            visible = torch.ones(call.query.shape[2], call.key.shape[2], dtype=torch.bool)[None, None]
             visible = visible.tril() if getattr(call.module, "is_causal", False) else visible
         else:
             visible = call.mask if call.mask.dtype == torch.bool else call.mask > torch.finfo(call.mask.dtype).min / 2
-        weights = _attention(scale * query @ key.mT, visible)
-        if self.inputs is None:
-            self.inputs = _AttentionInputs(query, key, value, scale, visible)
-            weights = weights if self.weights is None else self.weights
-        return weights @ value
-
-
-_RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
-
-
-def _register() -> None:
-    from transformers.masking_utils import eager_mask
-
-    register_attention(IMPLEMENTATION, lambda call: _RECORDER.get()(call), eager_mask)
-
-
-def _next_token_loss(logits: Tensor, tokens: Tensor) -> float:
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item()
+        return self.attend(call.query, call.key, call.value, scale, visible)
 
 
 # ---------------------------------------------------------------- the four terms
@@ -292,12 +230,11 @@ def _next_token_loss(logits: Tensor, tokens: Tensor) -> float:
 class FourTerms(Finding):
     """The terms of the first layer's scores, per head, over all pairs that a query sees.
 
-    terms: their names; a fifth, "constant", where constants are kept apart. error: the largest difference between their
-    sum and the model's own scores. Since softmax ignores what all keys of a query share, shares and correlations are of
-    scores from which each query's mean is taken.
-    share: (heads, terms), a term's variance over the sum of the terms' variances. correlation: (heads, terms, terms);
-    nan where a term is constant. removed: (heads, terms), total variation between the attention with and without a
-    term, mean over queries: 0 nothing changes, 1 everything. kept: the same when only some terms stay, by DESIGNS, (heads,).
+    terms: their names. error: the largest difference between their sum and the model's scores. Since softmax ignores
+    what all keys of a query share, shares are of scores from which each query's mean is taken.
+    share: (heads, terms), a term's variance over the sum of the terms' variances. removed: (heads, terms), total variation
+    between the attention with and without a term, mean over queries: 0 nothing changes, 1 everything. designs: the same
+    with the terms of DESIGNS alone, (heads,).
     distances: query minus key. by_distance: (heads, distances), mean of position-position, above its mean over all pairs.
     explained: (heads,), the share of position-position's variance that distance alone accounts for; nan where it does
     not vary.
@@ -311,9 +248,8 @@ class FourTerms(Finding):
     terms: tuple[str, ...]
     error: float
     share: Tensor
-    correlation: Tensor
     removed: Tensor
-    kept: Mapping[str, Tensor]
+    designs: Mapping[str, Tensor]
     distances: Tensor
     by_distance: Tensor
     explained: Tensor
@@ -321,7 +257,7 @@ class FourTerms(Finding):
     loss: Mapping[str, float] | None
 
     def of(self, term: str) -> int:
-        """Where a term is along the tensors."""
+        """The index of a term along the tensors."""
         check_word("term", term, self.terms)
         return self.terms.index(term)
 
@@ -331,74 +267,58 @@ class FourTerms(Finding):
         return numbers
 
     def sentences(self) -> list[str]:
-        mean, position = self.share.mean(0), self.share[:, self.of(TERMS[3])]
-        content = self.share[:, self.of(TERMS[0])]
-        cross = self.share[:, self.of(TERMS[1])] + self.share[:, self.of(TERMS[2])]
+        content, *cross, position = self.share.T
+        mixed = cross[0] + cross[1]
+        by_distance = self.explained[~self.explained.isnan()]
         sentences = [
-            f"The terms add up to the model's own scores, to {self.error:.1g}: in the first layer, and only in the first "
-            "layer, since behind it position is mixed into every vector.",
-            "Of the terms' variances added up, mean over heads: "
-            + ", ".join(f"{name} {value:.0%}" for name, value in zip(self.terms, mean.tolist(), strict=True))
-            + ".",
-            f"Position alone weighs most in head {int(position.argmax())} ({_percent(position.max())} of that sum), content "
-            f"alone in head {int(content.argmax())} ({_percent(content.max())}), the cross terms in head "
-            f"{int(cross.argmax())} ({_percent(cross.max())}).",
-            "The position-position term does not vary."
-            if bool(self.explained.isnan().all())
-            else f"Distance alone accounts for {_percent(_defined(self.explained).min())} to "
-            f"{_percent(_defined(self.explained).max())} of the position-position term's variance, by head.",
+            f"The terms add up to the model's scores in the first layer, within {self.error:.1g}.",
+            f"Of the terms' variances added up, mean over heads: {_percents(zip(self.terms, self.share.mean(0), strict=True))}.",
+            f"Position alone weighs most in head {int(position.argmax())} ({float(position.max()):.0%} of that sum), content "
+            f"alone in head {int(content.argmax())} ({float(content.max()):.0%}), the cross terms in head "
+            f"{int(mixed.argmax())} ({float(mixed.max()):.0%}).",
+            f"Distance alone accounts for {float(by_distance.min()):.0%} to {float(by_distance.max()):.0%} of the "
+            "position-position term's variance, by head."
+            if len(by_distance)
+            else "The position-position term does not vary.",
             "With the terms of other designs alone so much of the attention moves, mean over heads: "
-            + ", ".join(f"{name} {_percent(moved.mean())}" for name, moved in self.kept.items())
-            + ".",
+            f"{_percents((name, moved.mean()) for name, moved in self.designs.items())}.",
         ]
         if self.loss is not None:
-            rises = ", ".join(
-                f"{k} {v - self.loss['as trained']:+.3f}" for k, v in self.loss.items() if k != "as trained"
-            )
-            sentences.append(
-                f"The loss of {self.loss['as trained']:.3f} nats per token changes, without retraining, by: {rises}."
-            )
+            trained = self.loss["as trained"]
+            rises = ", ".join(f"{k} {v - trained:+.3f}" for k, v in self.loss.items() if k != "as trained")
+            sentences.append(f"The loss of {trained:.3f} nats per token changes, without retraining, by: {rises}.")
         return sentences
 
 
 @torch.no_grad()
-def four_terms(
-    model: nn.Module, tokens: Tensor, *, constants: Literal["content", "apart"] = "content", loss: bool = True
-) -> FourTerms:
+def four_terms(model: nn.Module, tokens: Tensor) -> FourTerms:
     """Split the scores of a model's first layer into what content and position of query and key make of them.
 
-    Norms before the projections are linear at the scale that they have for the whole sum, so the split is exact. The
-    model is copied to float64 and not changed.
+    Norms before the projections are linear at the scale that they have for the sum, so the split is exact. The
+    model is copied to float64 and not changed. Constants, such as biases of projections, count as content.
 
     Args:
         model: a posenc Transformer with codes added to its input (sinusoidal, learned, ...) or a transformers model
             with a learned table (BERT's kind, GPT-2, OPT). tokens: (texts, length) without padding.
-        constants: what belongs to neither, as biases of projections: "content" counts it as content, "apart" puts every
-            product with it into a fifth term. loss: compute the loss of the pruned model, a forward pass for each.
 
     Raises:
         InputError: a model without codes at its input, such as one with rotary position, or tokens of a wrong shape.
     """
-    check_word("constants", constants, ("content", "apart"))
     layer = first_layer(model, tokens)
-    products = _products(layer, constants)
+    products = {
+        f"{query}-{key}": layer.scale * layer.queries[query] @ layer.keys[key].mT for query in PARTS for key in PARTS
+    }
     scores, visible = layer.scores, layer.visible
-    heads = scores.shape[1]
     stack = torch.stack([_centred(term, visible) for term in products.values()])  # (terms, batch, heads, n, n)
-    flat = stack.transpose(1, 2).flatten(2)  # (terms, heads, pairs)
-    covariance = torch.einsum("ahp,bhp->hab", flat, flat)
-    variance = covariance.diagonal(dim1=1, dim2=2)
+    variance = stack.square().sum((1, 3, 4)).T
     trained = _attention(scores, visible)
     removed = {name: _attention(scores - term, visible) for name, term in products.items()}
-    kept = {
-        name: _attention(_total(products[term] for term in (*terms, "constant") if term in products), visible)
-        for name, terms in DESIGNS.items()
-    }
+    designs = {name: _attention(_total(products[term] for term in terms), visible) for name, terms in DESIGNS.items()}
     position = products[TERMS[3]]
-    distances, by_distance, explained = _by_distance(position, visible)
+    distances, means, explained = by_distance(position, visible)
     losses = None
-    if loss and layer.loss is not None:
-        changed = {f"without {name}": weights for name, weights in removed.items()} | kept
+    if layer.loss is not None:
+        changed = {f"without {name}": weights for name, weights in removed.items()} | designs
         losses = {"as trained": layer.loss(trained)} | {name: layer.loss(weights) for name, weights in changed.items()}
     return FourTerms(
         name=layer.name,
@@ -407,33 +327,14 @@ def four_terms(
         terms=tuple(products),
         error=float((_total(products.values()) - scores).abs().max()),
         share=variance / variance.sum(-1, keepdim=True),
-        correlation=covariance / (variance[:, :, None] * variance[:, None, :]).sqrt(),
         removed=torch.stack([_moved(trained, weights) for weights in removed.values()], -1),
-        kept={name: _moved(trained, weights) for name, weights in kept.items()},
+        designs={name: _moved(trained, weights) for name, weights in designs.items()},
         distances=distances,
-        by_distance=by_distance,
+        by_distance=means - _mean(position, visible),
         explained=explained,
-        map=position.mean(0).masked_fill(~visible.expand(len(tokens), heads, -1, -1)[0], torch.nan),
+        map=position.mean(0).masked_fill(~visible.expand_as(position)[0], torch.nan),
         loss=losses,
     )
-
-
-def _products(layer: FirstLayer, constants: str) -> dict[str, Tensor]:
-    """Term -> (batch, heads, n, n), scaled."""
-    sides = []
-    for parts in (layer.queries, layer.keys):
-        folded = parts["content"] + parts["constant"] if constants == "content" else parts["content"]
-        sides.append({"content": folded, "position": parts["position"]})
-    products = {
-        f"{of_query}-{of_key}": layer.scale * q @ k.mT
-        for of_query, q in sides[0].items()
-        for of_key, k in sides[1].items()
-    }
-    if constants == "apart":
-        q, k = layer.queries["constant"], layer.keys["constant"]
-        sum_q, sum_k = (_total(side.values()) for side in sides)
-        products["constant"] = layer.scale * (q @ (sum_k + k).mT + sum_q @ k.mT)
-    return products
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:
@@ -446,6 +347,12 @@ def _centred(scores: Tensor, visible: Tensor) -> Tensor:
     return (inside - inside.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)).masked_fill(~visible, 0)
 
 
+def _mean(scores: Tensor, visible: Tensor) -> Tensor:
+    """Per head, over all visible pairs, (heads, 1)."""
+    visible = visible.expand_as(scores)
+    return (scores * visible).sum((0, 2, 3))[:, None] / visible.sum((0, 2, 3))[:, None]
+
+
 def _attention(scores: Tensor, visible: Tensor) -> Tensor:
     return scores.masked_fill(~visible, -torch.inf).softmax(-1)
 
@@ -455,31 +362,12 @@ def _moved(one: Tensor, other: Tensor) -> Tensor:
     return (one - other).abs().sum(-1).mean((0, 2)) / 2
 
 
-def _by_distance(position: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances that occur, the term's mean at each, per head, and how much of its variance they account for."""
-    n = position.shape[-1]
-    at = torch.arange(n)
-    where = (at[:, None] - at + n - 1).expand(len(position), n, n)
-    inside = visible.expand(len(position), 1, n, n)[:, 0]
-    index, values = where[inside], position.transpose(0, 1)[:, inside]  # (pairs,), (heads, pairs)
-    values = values - values.mean(-1, keepdim=True)
-    count = torch.bincount(index, minlength=2 * n - 1)
-    means = torch.zeros(len(values), 2 * n - 1, dtype=values.dtype).index_add_(1, index, values) / count
-    explained = 1 - (values - means[:, index]).square().sum(-1) / values.square().sum(-1)
-    occurs = count > 0
-    return (torch.arange(2 * n - 1) - n + 1)[occurs], means[:, occurs], explained
-
-
-def _defined(values: Tensor) -> Tensor:
-    return values[~values.isnan()]
-
-
-def _percent(share: Tensor) -> str:
-    return f"{float(share):.0%}"
+def _percents(shares: Iterable[tuple[str, Tensor]]) -> str:
+    return ", ".join(f"{name} {float(share):.0%}" for name, share in shares)
 
 
 @plot("A head with a tall position-position bar attends by where tokens are, one without it by what they are.")
-def plot_term_shares(ax: "Axes", finding: FourTerms) -> None:
+def plot_term_shares(ax: Axes, finding: FourTerms) -> None:
     """Each term's share of the variance of the scores, a bar a head."""
     heads = range(len(finding.share))
     bottom = torch.zeros(len(heads), dtype=finding.share.dtype)
@@ -492,28 +380,23 @@ def plot_term_shares(ax: "Axes", finding: FourTerms) -> None:
 
 
 @plot("Diagonal stripes mean that the score depends on the distance; columns mean that one position draws all queries.")
-def plot_position_map(ax: "Axes", finding: FourTerms, head: int | None = None) -> None:
-    """What positions alone add to the scores of a head, query by key. head: None is that with the largest share."""
-    shares = finding.share[:, finding.of("position-position")]
-    if head is not None and not 0 <= head < len(shares):
-        raise InputError(f"head={head}: the layer has heads 0 to {len(shares) - 1}")
-    chosen = int(shares.argmax()) if head is None else head
-    values = finding.map[chosen] - finding.map[chosen].nanmean()
-    image(ax, values, label="score, above its mean")
-    ax.set(xlabel="position of the key", ylabel="position of the query", title=f"head {chosen}")
+def plot_position_map(ax: Axes, finding: FourTerms) -> None:
+    """What positions alone add to the scores of the head with the largest share of them, query by key."""
+    head = int(finding.share[:, finding.of(TERMS[3])].argmax())
+    image(ax, finding.map[head] - finding.map[head].nanmean(), label="score, above its mean")
+    ax.set(xlabel="position of the key", ylabel="position of the query", title=f"head {head}")
 
 
 @plot("Where a curve peaks is how far back (or ahead) a head looks by position alone.")
-def plot_position_by_distance(ax: "Axes", finding: FourTerms) -> None:
+def plot_position_by_distance(ax: Axes, finding: FourTerms) -> None:
     """The mean of the position-position term at each distance, a line a head."""
     for head, values in enumerate(finding.by_distance):
-        alike = float(finding.explained[head])
         ax.plot(
             finding.distances,
             values,
             color=PALETTE[head % len(PALETTE)],
             linestyle=("-", "--", ":")[head // len(PALETTE) % 3],
-            label=f"head {head} ({alike:.0%})",
+            label=f"head {head} ({float(finding.explained[head]):.0%})",
         )
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set(xlabel="distance, query minus key", ylabel="position-position score, above its mean")
@@ -521,12 +404,12 @@ def plot_position_by_distance(ax: "Axes", finding: FourTerms) -> None:
 
 
 @plot("Long bars are terms that the model needs; where a bar is short, a design without that term loses little.")
-def plot_pruning_cost(ax: "Axes", finding: FourTerms) -> None:
-    """How much of the attention moves when a term is taken away, or only some stay, mean over heads."""
+def plot_pruning_cost(ax: Axes, finding: FourTerms) -> None:
+    """How much of the attention moves without a term, or with the terms of a design alone, mean over heads."""
     moved = {f"without {term}": finding.removed[:, index] for index, term in enumerate(finding.terms)}
-    moved |= {f"only {name}": values for name, values in finding.kept.items()}
+    moved |= {f"only {name}": values for name, values in finding.designs.items()}
     rows = range(len(moved))
-    colours = [PALETTE[0]] * len(finding.terms) + [PALETTE[1]] * len(finding.kept)
+    colours = [PALETTE[0]] * len(finding.terms) + [PALETTE[1]] * len(finding.designs)
     ax.barh(rows, [float(values.mean()) for values in moved.values()], color=colours, height=0.7)
     for row, values in enumerate(moved.values()):
         ax.plot(values, [row] * len(values), "|", color=INK, markersize=7)

@@ -50,8 +50,7 @@ class Analyze(WithOutput):
         )
 
     def run(self) -> int:
-        from posenc.analysis.analyze import analyze
-        from posenc.analysis.target import target_of
+        from posenc.analysis.analyze import analyze, target_of
         from posenc.pretrained.load import needs, path_of
         from posenc.report.analyze import page, results
         from posenc.report.terminal import Display

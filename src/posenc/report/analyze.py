@@ -12,10 +12,9 @@ import torch
 from markupsafe import Markup
 
 import posenc
-from posenc.analysis.analyze import Analysis
-from posenc.analysis.plotting import GROUND, INK, LINE, SOFT, STYLE, Picture
-from posenc.analysis.reading import sizes_of
-from posenc.analysis.target import Target
+from posenc.analysis.analyze import Analysis, Target
+from posenc.analysis.codes import sizes_of
+from posenc.analysis.finding import GROUND, INK, LINE, SOFT, STYLE, Picture
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text

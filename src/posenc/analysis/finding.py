@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plotting toolkit: plots that draw into given axes or a new figure, one style, one sentence on what to see."""
+"""What every analysis is made of: a question asked of a target gives a finding; a finding has numbers, sentences and plots.
 
+A new question is a `Finding`, the function that computes it, its plots, and an `AnalysisQuestion` that joins them; and one
+line in `analyze.QUESTIONS`. Plots draw into given axes or a new figure, in one style, with one sentence on what to see.
+"""
+
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +16,56 @@ from torch import Tensor
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
 
+    from posenc.analysis.analyze import Target
+else:
+    Axes = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """Base of what the functions of `posenc.analysis` return."""
+
+    def sentences(self) -> list[str]:
+        """The result in words, most important first."""
+        raise NotImplementedError  # abstract
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number as JSON can represent it, with the sentences; infinite and undefined numbers are null."""
+        numbers: dict[str, Any] = _as_json(self)
+        return numbers | {"sentences": self.sentences()}
+
+
+@dataclass(frozen=True, eq=False)
+class Findings(Finding):
+    """The same question answered for several settings. first: how many sentences of each are reported; equal ones once."""
+
+    findings: tuple[Any, ...]
+    first: int = 1
+
+    def sentences(self) -> list[str]:
+        return list(dict.fromkeys(s for finding in self.findings for s in finding.sentences()[: self.first]))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"findings": [finding.to_dict() for finding in self.findings], "sentences": self.sentences()}
+
+
+def _as_json(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Tensor):
+        return _as_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")
-"""Colours that can be told apart on light and dark backgrounds, those of the other reports."""
+"""Colours that differ on light and dark backgrounds, those of the other reports."""
 INK, SOFT, LINE, GROUND = "#1c2430", "#5b6675", "#dfe3e8", "#ffffff"
 """Text, marks, grid and background. A page replaces them by its light or dark variables."""
 AROUND, UP = "RdBu_r", "viridis"
@@ -42,7 +92,7 @@ class PlotFunction:
         self.see = see
         self.size = size
 
-    def __call__(self, *findings: Any, ax: "Axes | None" = None, **options: Any) -> "Figure":
+    def __call__(self, *findings: Any, ax: Axes | None = None, **options: Any) -> "Figure":
         try:
             from matplotlib import rc_context, rcsetup
             from matplotlib.figure import Figure
@@ -83,10 +133,29 @@ def plot(see: str, size: tuple[float, float] = (6.4, 3.8)) -> Callable[[Callable
     return lambda draw: PlotFunction(draw, see, size)
 
 
+@dataclass(frozen=True)
+class AnalysisQuestion:
+    """A section of the report.
+
+    ask: the finding about a target; raises InputError, with the reason, for a target that it does not apply to.
+    pictures: of a target and the finding. summary: what of the finding belongs to the summary on top, "" for nothing.
+    """
+
+    title: str
+    ask: Callable[["Target"], Finding]
+    pictures: Callable[["Target", Any], Sequence[Picture]] = lambda target, finding: ()
+    summary: Callable[[Any], str] = lambda finding: ""
+
+
+def first_sentence(finding: Finding) -> str:
+    """The most important sentence."""
+    return finding.sentences()[0]
+
+
 # ---------------------------------------------------------------- what several plots draw
 
 
-def image(ax: "Axes", values: Tensor, aspect: Any = "equal", clip: bool = False, label: str = "") -> None:
+def image(ax: Axes, values: Tensor, aspect: Any = "equal", clip: bool = False, label: str = "") -> None:
     """A matrix of values around zero as colours, NaN left out. clip: let the colours end before outliers."""
     sizes = values.nan_to_num().abs().flatten().sort().values
     largest, common = float(sizes[-1]) or 1.0, float(sizes[int(COMMON * len(sizes))])
@@ -97,7 +166,7 @@ def image(ax: "Axes", values: Tensor, aspect: Any = "equal", clip: bool = False,
     ax.figure.colorbar(shown, ax=ax, extend="neither" if most == largest else "both", label=label)
 
 
-def integer_axes(ax: "Axes") -> None:
+def integer_axes(ax: Axes) -> None:
     """Integers on axes that count: x, and y of an image."""
     from matplotlib.ticker import MaxNLocator
 
@@ -109,16 +178,16 @@ def channel_label(of: str) -> str:
     return "head or channel" if of == "distance" else "channel"  # a bias has heads, a mapped rotation channels
 
 
-def bar_names(ax: "Axes", names: Sequence[str], **options: Any) -> None:
+def bar_names(ax: Axes, names: Sequence[str], **options: Any) -> None:
     """Horizontal bars, the first on top, with these names."""
     ax.set_yticks(range(len(names)), list(names), **options)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
 
 
-def legend_above(ax: "Axes", x: float = 0.5, **options: Any) -> None:
+def legend_above(ax: Axes, x: float = 0.5, **options: Any) -> None:
     ax.legend(loc="lower center", bbox_to_anchor=(x, 1), **options)
 
 
-def legend_beside(ax: "Axes", **options: Any) -> None:
+def legend_beside(ax: Axes, **options: Any) -> None:
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", **options)
