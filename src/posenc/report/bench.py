@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.lab.bench.study import TIME
+from posenc.lab.bench.measure import TIME
 from posenc.lab.bench.table import Table, machine_line, notes, tables
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line
 from posenc.report.html import rendered

@@ -11,16 +11,12 @@ from torch import Tensor
 
 import posenc
 from posenc.functional import Layout, rotary
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Peer, Tensors, Workload, load
-from posenc.lab.bench.transformers_peers import TRANSFORMERS
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, THETA = 32, 8, 128, 10000.0
 SAMPLED_ROWS = 48
-ROTARY_EMBEDDING_TORCH = Peer("rotary-embedding-torch", "rotary_embedding_torch")
-X_TRANSFORMERS = Peer("x-transformers", "x_transformers")
-TORCHTUNE = Peer("torchtune", "torchtune")
 
-Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def inverse_frequencies(device: torch.device) -> Tensor:
@@ -54,26 +50,26 @@ class RotaryInputs:
         return at[:, None] * inverse_frequencies(self.problem.device)
 
     def truth(self, layout: Layout) -> Tensors:
-        """Sampled rows turned in float64, and their gradients turned back."""
+        """Sampled rows rotated in float64, and their gradients rotated back."""
         angles = self.angles(self.positions[self.rows])
         cos, sin = angles.cos(), angles.sin()
-        turned = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
+        rotated = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
         if self.problem.mode == "train":
             ups = (self.q_upstream, self.k_upstream)
-            turned += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
-        return tuple(turned)
+            rotated += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
+        return tuple(rotated)
 
 
-def measured(inputs: RotaryInputs, turn: Turn, layout: Layout | None) -> Built:
+def measured(inputs: RotaryInputs, rotate: Rotate, layout: Layout | None) -> Built:
     """A pair of rotations as a candidate; layout None: there is nothing to compare."""
 
     def once() -> Tensors:
         if inputs.problem.mode != "train":
             with torch.no_grad():
-                return turn(inputs.q, inputs.k)
+                return rotate(inputs.q, inputs.k)
         q, k = (x.detach().requires_grad_() for x in (inputs.q, inputs.k))
-        turned = turn(q, k)
-        return *turned, *torch.autograd.grad(turned, (q, k), (inputs.q_upstream, inputs.k_upstream))
+        rotated = rotate(q, k)
+        return *rotated, *torch.autograd.grad(rotated, (q, k), (inputs.q_upstream, inputs.k_upstream))
 
     def results() -> Tensors:
         return tuple(x.detach()[:, :, inputs.rows] for x in once())
@@ -98,7 +94,7 @@ def copy_rotated(inputs: RotaryInputs) -> Built:
 
 
 def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
-    """posenc.Rotary on its own, with the tables that the layers of a model share."""
+    """posenc.Rotary alone, with the tables that the layers of a model share."""
     made = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
     positions = posenc.Positions.from_ids(inputs.positions)
     return measured(inputs, lambda q, k: made.rotate(q, k, positions), layout)
@@ -110,38 +106,38 @@ def function(layout: Layout, compiled: bool, inputs: RotaryInputs) -> Built:
     wide = torch.promote_types(inputs.problem.dtype, torch.float32)
     cos, sin = angles.cos().to(wide), angles.sin().to(wide)
 
-    def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
 
-    return measured(inputs, torch.compile(turn, dynamic=False) if compiled else turn, layout)
+    return measured(inputs, torch.compile(rotate, dynamic=False) if compiled else rotate, layout)
 
 
 @cache
 def llama_embedding() -> Any:
     """transformers' tables for the case's shape."""
-    config = load(TRANSFORMERS).LlamaConfig(
+    config = load("transformers").LlamaConfig(
         hidden_size=QUERY_HEADS * HEAD_DIM, num_attention_heads=QUERY_HEADS, num_key_value_heads=KEY_HEADS,
         head_dim=HEAD_DIM, rope_parameters={"rope_type": "default", "rope_theta": THETA},
     )  # fmt: skip
-    return load(TRANSFORMERS, "transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(config)
+    return load("transformers", "transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(config)
 
 
 def transformers(compiled: bool, inputs: RotaryInputs) -> Built:
-    apply = load(TRANSFORMERS, "transformers.models.llama.modeling_llama").apply_rotary_pos_emb
+    apply = load("transformers", "transformers.models.llama.modeling_llama").apply_rotary_pos_emb
     cos, sin = llama_embedding().to(inputs.problem.device)(inputs.q, inputs.positions[None])
     apply = torch.compile(apply, dynamic=False) if compiled else apply
     return measured(inputs, lambda q, k: apply(q, k, cos, sin), "half")
 
 
 def rotary_embedding_torch(inputs: RotaryInputs) -> Built:
-    module = load(ROTARY_EMBEDDING_TORCH).RotaryEmbedding(HEAD_DIM, theta=THETA).to(inputs.problem.device)
+    module = load("rotary-embedding-torch").RotaryEmbedding(HEAD_DIM, theta=THETA).to(inputs.problem.device)
     first = int(inputs.positions[0])
     one = partial(module.rotate_queries_or_keys, offset=first)
     return measured(inputs, lambda q, k: (one(q), one(k)), "interleaved")
 
 
 def x_transformers(inputs: RotaryInputs) -> Built:
-    package = load(X_TRANSFORMERS, "x_transformers.x_transformers")
+    package = load("x-transformers", "x_transformers.x_transformers")
     module = package.RotaryEmbedding(HEAD_DIM, base=THETA).to(inputs.problem.device)
     angles, scale = module(inputs.positions)
     one = partial(package.apply_rotary_pos_emb, freqs=angles, scale=scale)
@@ -150,7 +146,7 @@ def x_transformers(inputs: RotaryInputs) -> Built:
 
 def torchtune_module(length: int, device: torch.device) -> Any:
     # its package's import asks for an older torchao; the file by itself needs torch alone
-    module = load(TORCHTUNE, file="modules/position_embeddings.py")
+    module = load("torchtune", file="modules/position_embeddings.py")
     return module.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
 
 
@@ -175,11 +171,11 @@ ROTARY = Case(
         Candidate("posenc, interleaved", partial(encoding, "interleaved")),
         Candidate("posenc, functional", partial(function, "half", False)),
         Candidate("posenc, functional, compiled", partial(function, "half", True)),
-        Candidate("transformers", partial(transformers, False), TRANSFORMERS),
-        Candidate("transformers, compiled", partial(transformers, True), TRANSFORMERS),
-        Candidate("torchtune", torchtune, TORCHTUNE),
-        Candidate("x-transformers", x_transformers, X_TRANSFORMERS),
-        Candidate("rotary-embedding-torch", rotary_embedding_torch, ROTARY_EMBEDDING_TORCH),
+        Candidate("transformers", partial(transformers, False), "transformers"),
+        Candidate("transformers, compiled", partial(transformers, True), "transformers"),
+        Candidate("torchtune", torchtune, "torchtune"),
+        Candidate("x-transformers", x_transformers, "x-transformers"),
+        Candidate("rotary-embedding-torch", rotary_embedding_torch, "rotary-embedding-torch"),
     ),
 )
 
@@ -245,8 +241,8 @@ TABLES = Case(
     (
         Candidate("copy of the tables", copy_tables),
         Candidate("posenc", ours_tables),
-        Candidate("transformers", transformers_tables, TRANSFORMERS),
-        Candidate("torchtune", torchtune_tables, TORCHTUNE),
+        Candidate("transformers", transformers_tables, "transformers"),
+        Candidate("torchtune", torchtune_tables, "torchtune"),
     ),
     modes=("forward",),
     dtypes=("float32",),

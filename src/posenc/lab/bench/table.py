@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.lab.bench.study import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
+from posenc.lab.bench.measure import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
 
 MODE_NAMES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decoding one token"}
 Results = Mapping[str, Any]
