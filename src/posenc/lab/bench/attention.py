@@ -8,6 +8,7 @@ candidates are compared with; on all rows, in the problem's dtype, it is the nai
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -255,32 +256,19 @@ def hidden(rows: Tensor, keys: int) -> Tensor:
 
 class KeyValueCache:
     """Keys and values with room for the last token, in the interface of transformers' caches. Every step writes the
-    same entry, so that what is timed does not grow."""
+    same entry, so that what is timed does not grow. rotate: is applied to each new key before it is stored."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, rotate: Callable[[Tensor], Tensor] = lambda keys: keys) -> None:
         self.keys = keys
         self.values = values
+        self.rotate = rotate
 
     def get_seq_length(self, layer: int | None = None) -> int:
         return self.keys.shape[2] - 1
 
     def update(self, keys: Tensor, values: Tensor, layer: int | None = None) -> tuple[Tensor, Tensor]:
-        self.keys[:, :, -1:], self.values[:, :, -1:] = keys, values
+        self.keys[:, :, -1:], self.values[:, :, -1:] = self.rotate(keys), values
         return self.keys, self.values
-
-
-class RotatedCache(KeyValueCache):
-    """A cache of rotated keys: those of `cache` at once, and each new one as it comes."""
-
-    def __init__(self, cache: KeyValueCache, encoding: Encoding) -> None:
-        length = cache.keys.shape[2]
-        ids = torch.arange(length, device=cache.keys.device)
-        super().__init__(encoding.rotate_keys(cache.keys, Positions.from_ids(ids)), cache.values)
-        self.encoding = encoding
-        self.newest: Positions = Positions.from_ids(ids[-1:])
-
-    def update(self, keys: Tensor, values: Tensor, layer: int | None = None) -> tuple[Tensor, Tensor]:
-        return super().update(self.encoding.rotate_keys(keys, self.newest), values, layer)
 
 
 class BenchModel(nn.Module):
@@ -438,9 +426,11 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
     for name, path in scheme.parameters.items():
         fill(encoding.get_parameter(path), inputs.weights[name])
     host.parameters_of_core = encoding.to(inputs.problem.device, inputs.problem.dtype)
-    if rotated_cache:
-        assert host.cache is not None  # it decodes only
-        host.cache = RotatedCache(host.cache, encoding)
+    if rotated_cache and (cache := host.cache) is not None:
+        ids = torch.arange(cache.keys.shape[2], device=cache.keys.device)
+        rotated = encoding.rotate_keys(cache.keys, Positions.from_ids(ids))
+        rotate = partial(encoding.rotate_keys, positions=Positions.from_ids(ids[-1:]))
+        host.cache = KeyValueCache(rotated, cache.values, rotate)
     host.core = partial(posenc.attention, encoding=encoding, positions=positions, keys_rotated=rotated_cache)
 
     def learned() -> Tensor:

@@ -3,12 +3,11 @@
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
-from types import ModuleType
+from runpy import run_path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -101,7 +100,7 @@ class Case:
 
 
 @cache
-def load(package: str, module: str = "", file: str = "") -> ModuleType:
+def load(package: str, module: str = "", file: str = "") -> Any:
     """A module of a package, by its dotted name (the package's own, if empty); or one file of the package, without importing
     the package around it.
 
@@ -118,20 +117,12 @@ def load(package: str, module: str = "", file: str = "") -> ModuleType:
         raise Missing(f"cannot be imported ({type(error).__name__}: {reason}): {remedy}") from None
 
 
-def single_file(package: str, path: str) -> ModuleType:
-    """One module of an installed package, without importing the package around it."""
+def single_file(package: str, path: str) -> SimpleNamespace:
+    """What one file of an installed package defines, without importing the package around it."""
     root = importlib.util.find_spec(package)
     if root is None or not root.submodule_search_locations:
         raise ImportError(f"{package} is not installed")
-    file = Path(root.submodule_search_locations[0]) / path
-    name = f"{package}_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None  # the suffix is Python's
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**run_path(f"{root.submodule_search_locations[0]}/{path}"))
 
 
 def difference(results: Tensors, expected: Tensors) -> float:

@@ -19,10 +19,25 @@ SAMPLED_ROWS = 48
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def inverse_frequencies(device: torch.device) -> Tensor:
-    """theta^(-2c/head_dim), float64."""
-    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float64, device=device) / HEAD_DIM
-    return THETA**-exponents
+def cos_sin(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Of position * theta^(-2c/head_dim), float64, (n, head_dim / 2)."""
+    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float64, device=positions.device) / HEAD_DIM
+    angles = positions[:, None] * THETA**-exponents
+    return angles.cos(), angles.sin()
+
+
+def sampled(count: int, device: torch.device) -> Tensor:
+    """The rows that are compared, evenly spread."""
+    return torch.linspace(0, count - 1, min(count, SAMPLED_ROWS)).long().unique().to(device)
+
+
+def copies(*tensors: Tensor) -> Built:
+    """The limit: read every byte once, write every byte once."""
+
+    def run() -> Tensors:
+        return tuple(x.clone() for x in tensors)
+
+    return Built(run, run)
 
 
 class RotaryInputs:
@@ -30,10 +45,10 @@ class RotaryInputs:
 
     def __init__(self, problem: Workload) -> None:
         generator = torch.Generator().manual_seed(0)
-        asked = 1 if problem.mode == "decode" else problem.length
+        count = 1 if problem.mode == "decode" else problem.length
 
         def normal(heads: int) -> Tensor:  # storage (batch, n, heads, head_dim), as projections leave it
-            x = torch.randn(1, asked, heads, HEAD_DIM, generator=generator)
+            x = torch.randn(1, count, heads, HEAD_DIM, generator=generator)
             return x.to(problem.device, problem.dtype).transpose(1, 2)
 
         self.problem = problem
@@ -41,18 +56,12 @@ class RotaryInputs:
         self.k: Tensor = normal(KEY_HEADS)
         self.q_upstream: Tensor = normal(QUERY_HEADS)
         self.k_upstream: Tensor = normal(KEY_HEADS)
-        self.positions: Tensor = torch.arange(problem.length - asked, problem.length, device=problem.device)
-        self.rows: Tensor = torch.linspace(0, asked - 1, min(asked, SAMPLED_ROWS)).long().unique().to(problem.device)
-
-    def angles(self, positions: Tensor | None = None) -> Tensor:
-        """float64, (n, head_dim / 2)"""
-        at = self.positions if positions is None else positions
-        return at[:, None] * inverse_frequencies(self.problem.device)
+        self.positions: Tensor = torch.arange(problem.length - count, problem.length, device=problem.device)
+        self.rows: Tensor = sampled(count, problem.device)
 
     def truth(self, layout: Layout) -> Tensors:
         """Sampled rows rotated in float64, and their gradients rotated back."""
-        angles = self.angles(self.positions[self.rows])
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = cos_sin(self.positions[self.rows])
         rotated = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
         if self.problem.mode == "train":
             ups = (self.q_upstream, self.k_upstream)
@@ -60,8 +69,8 @@ class RotaryInputs:
         return tuple(rotated)
 
 
-def measured(inputs: RotaryInputs, rotate: Rotate, layout: Layout | None) -> Built:
-    """A pair of rotations as a candidate; layout None: there is nothing to compare."""
+def measured(inputs: RotaryInputs, rotate: Rotate, layout: Layout) -> Built:
+    """A pair of rotations as a candidate."""
 
     def once() -> Tensors:
         if inputs.problem.mode != "train":
@@ -74,23 +83,14 @@ def measured(inputs: RotaryInputs, rotate: Rotate, layout: Layout | None) -> Bui
     def results() -> Tensors:
         return tuple(x.detach()[:, :, inputs.rows] for x in once())
 
-    if layout is None:
-        return Built(once, results)
     # peers make angles in float32: the last position is off by this much, whoever is right elsewhere
     tolerance = TOLERANCES[inputs.problem.dtype] + inputs.problem.length * 2.0**-24
     return Built(once, results, lambda: inputs.truth(layout), tolerance)
 
 
 def copy_rotated(inputs: RotaryInputs) -> Built:
-    """The limit: read every byte once, write every byte once."""
-    tensors = [inputs.q, inputs.k]
-    if inputs.problem.mode == "train":
-        tensors += [inputs.q_upstream, inputs.k_upstream]
-
-    def run() -> Tensors:
-        return tuple(x.clone() for x in tensors)
-
-    return Built(run, run)
+    upstream = (inputs.q_upstream, inputs.k_upstream) if inputs.problem.mode == "train" else ()
+    return copies(inputs.q, inputs.k, *upstream)
 
 
 def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
@@ -102,9 +102,8 @@ def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
 
 def function(layout: Layout, compiled: bool, inputs: RotaryInputs) -> Built:
     """posenc.functional.rotary with tables at hand."""
-    angles = inputs.angles()
     wide = torch.promote_types(inputs.problem.dtype, torch.float32)
-    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    cos, sin = (table.to(wide) for table in cos_sin(inputs.positions))
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
@@ -181,17 +180,12 @@ ROTARY = Case(
 
 
 class TableInputs:
-    """Positions, and the tables of some of them in float64."""
+    """Positions, and which of them are compared."""
 
     def __init__(self, problem: Workload) -> None:
         self.problem = problem
         self.positions: Tensor = torch.arange(problem.length, device=problem.device)[None]
-        rows = torch.linspace(0, problem.length - 1, min(problem.length, SAMPLED_ROWS))
-        self.rows: Tensor = rows.long().unique().to(problem.device)
-
-    def truth(self) -> Tensors:
-        angles = self.rows[:, None] * inverse_frequencies(self.problem.device)
-        return angles.cos(), angles.sin()
+        self.rows: Tensor = sampled(problem.length, problem.device)
 
     def measured(self, run: Any) -> Built:
         """A builder as a candidate: `run` returns cos and sin, (..., n, at least head_dim / 2)."""
@@ -200,16 +194,11 @@ class TableInputs:
             return tuple(table.reshape(self.problem.length, -1)[self.rows, : HEAD_DIM // 2] for table in run())
 
         # an angle made in float32 is off by its own rounding
-        return Built(run, results, self.truth, 1e-4 + self.problem.length * 2.0**-24)
+        return Built(run, results, lambda: cos_sin(self.rows), 1e-4 + self.problem.length * 2.0**-24)
 
 
 def copy_tables(inputs: TableInputs) -> Built:
-    tables = torch.ones(2, inputs.problem.length, HEAD_DIM // 2, device=inputs.problem.device).unbind(0)
-
-    def run() -> Tensors:
-        return tuple(table.clone() for table in tables)
-
-    return Built(run, run)
+    return copies(*torch.ones(2, inputs.problem.length, HEAD_DIM // 2, device=inputs.problem.device))
 
 
 def ours_tables(inputs: TableInputs) -> Built:
