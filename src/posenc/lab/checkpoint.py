@@ -75,7 +75,7 @@ class TrainingCheckpoint:
         return time.perf_counter() - self.started
 
     def save_if_due(self) -> None:
-        """Write the training, in place of what was written before, if the last time was long enough ago.
+        """Write the training, replacing the earlier file, if the last time was long enough ago.
 
         Raises:
             OSError: it could not be written; the earlier one is still there.

@@ -62,13 +62,13 @@ class Work(Generic[Shared, Job, Result]):
 class Engine(Protocol):
     """Computes jobs, and yields every result as soon as it is there, in no particular order.
 
-    An engine that is closed, or meets an error or Ctrl-C, drops what is under way and leaves no process behind:
+    An engine that is closed, or meets an error or Ctrl-C, drops unfinished jobs and ends all of its processes:
     `with contextlib.closing(engine.run(work, ticks)) as results: for job, result in results: ...`.
     """
 
     name: ClassVar[str]
     in_process: ClassVar[bool]
-    """Jobs run in the caller's own process: what they share need not be picklable."""
+    """Jobs run in the caller's process: what they share need not be picklable."""
 
     @property
     def workers(self) -> int | None:
@@ -78,7 +78,7 @@ class Engine(Protocol):
         """Every job with its result.
 
         Raises:
-            InputError: a job's own, or an engine that cannot be reached.
+            InputError: a job raised it, or an engine that cannot be reached.
             RuntimeError: a worker died.
         """
 
@@ -139,7 +139,7 @@ class ProcessPool:
             except BrokenProcessPool:
                 raise RuntimeError(
                     "a worker process died (out of memory, or called from a script without the guard "
-                    "if __name__ == '__main__'); what had finished is stored, the same command goes on from there"
+                    "if __name__ == '__main__'); what had finished is stored; the same command continues"
                 ) from None
             finally:
                 for process in list((pool._processes or {}).values()):  # Python 3.14 has terminate_workers
@@ -176,12 +176,12 @@ TICK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Ray:
-    """Tasks of Ray, each with its own resources.
+    """Tasks of Ray, each with the same resources.
 
     address: HOST:PORT of a cluster, or "auto" for the one that runs on this machine; None: RAY_ADDRESS, or a cluster on
     this machine for the time of the run. workers: CPUs of such a cluster; by default one per core.
     cpus_per_cell: a job's CPUs, and its threads. gpus_per_cell: a job's share of a GPU, where it computes on one.
-    A program that has called ray.init() keeps its connection, which is used as it is.
+    If the program has called ray.init(), that connection is used.
 
     Raises:
         InputError: Ray is not installed, or an invalid argument.
@@ -259,7 +259,7 @@ class Ray:
             if dead:
                 raise RuntimeError(
                     f"the worker of {', '.join(dead)} died {RETRIES + 1} times (out of memory, or killed); everything else "
-                    "is stored, the same command goes on from there"
+                    "is stored; the same command continues"
                 )
 
     @contextlib.contextmanager
@@ -358,19 +358,19 @@ ENGINES: dict[str, type[InProcess] | type[ProcessPool] | type[Ray]] = {
 def create(name: str, **options: Any) -> Engine:
     """An engine by name: "here", "local" (workers) or "ray" (address, workers, cpus_per_cell, gpus_per_cell).
 
-    An option that is None is not given.
+    Options that are None are ignored.
 
     Raises:
         InputError: an unknown engine, an option that another one takes, or a package that is missing.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    given = {option: value for option, value in options.items() if value is not None}
-    for option, value in given.items():
+    options = {option: value for option, value in options.items() if value is not None}
+    for option, value in options.items():
         takers = [known for known, engine in ENGINES.items() if option in {field.name for field in fields(engine)}]
         if name not in takers:
             raise InputError(f"{option}={value}: is an option of engine {' and '.join(takers)}, and engine is {name}")
-    return ENGINES[name](**given)
+    return ENGINES[name](**options)
 
 
 def _check_workers(workers: int | None) -> None:

@@ -51,7 +51,7 @@ class World:
 
     @property
     def groups(self) -> int:
-        """Groups of processes that share the examples of a step, each the sequences of its own."""
+        """Groups of processes that share the examples of a step, each its sequences."""
         return self.size // self.shards
 
     def check(self, run: Run) -> None:
@@ -91,8 +91,8 @@ class World:
 
         encoding: the one that the module's model reads now.
         """
-        own = batch.rows(self._rows(len(batch.inputs))).to(self.device)
-        inputs, targets, positions = own.inputs, own.targets, own.positions
+        part = batch.rows(self._rows(len(batch.inputs))).to(self.device)
+        inputs, targets, positions = part.inputs, part.targets, part.positions
         if self.shards > 1:
             complete = positions or Positions.arange(inputs.shape[1], device=self.device)
             positions = complete.shard(self.rank % self.shards, self.shards, layout=LAYOUT, group=self.group)
@@ -144,7 +144,7 @@ class World:
         return batch * index // self.groups, batch * (index + 1) // self.groups
 
     def _rows(self, batch: int) -> slice:
-        """The rows that this process reads; at least one, since every process takes part in every pass."""
+        """The rows that this process reads; at least one, since every process runs every pass."""
         first, last = self._bounds(batch)
         return slice(first, max(last, first + 1))
 
@@ -157,12 +157,12 @@ class World:
             return
         draw, rows, size, complete = encoding.augment, self._rows(len(batch.inputs)), len(batch.inputs), batch.positions
 
-        def place(positions: Positions, _: int) -> Positions:
+        def augment(positions: Positions, _: int) -> Positions:
             if complete is not None:
                 positions = complete.with_causal(positions.causal).to(self.device)
             return _take_rows(draw(positions, size), size, rows)
 
-        encoding.augment = place  # type: ignore[method-assign, assignment]
+        encoding.augment = augment  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -171,9 +171,9 @@ class World:
 
 def _take_rows(positions: Positions, batch: int, rows: slice) -> Positions:
     tensors = {name: value for name, value in vars(positions).items() if isinstance(value, Tensor)}
-    own: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
+    part: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
     p = positions
-    return replace(p, **own).with_known(start=p.start, diagonal=p.diagonal, span=p.span)
+    return replace(p, **part).with_known(start=p.start, diagonal=p.diagonal, span=p.span)
 
 
 ALONE = World()
@@ -196,7 +196,7 @@ def together(parallel: str | None = None, sequence_shards: int = 1) -> Iterator[
     launcher nothing changes. A process that fails prints its error, and the launcher ends the others.
 
     Args:
-        parallel: "ddp" or "fsdp"; None: what the accelerate config says, or "ddp".
+        parallel: "ddp" or "fsdp"; None: as the accelerate config, or "ddp".
         sequence_shards: processes that share each sequence; those of consecutive ranks.
 
     Raises:
@@ -204,16 +204,16 @@ def together(parallel: str | None = None, sequence_shards: int = 1) -> Iterator[
             missing.
     """
     if not launched():
-        for name, given in (("parallel", parallel), ("sequence_shards", sequence_shards)):
-            if given not in (None, 1):
+        for name, value in (("parallel", parallel), ("sequence_shards", sequence_shards)):
+            if value not in (None, 1):
                 raise InputError(
-                    f"{name}={given}: there is one process; start several with torchrun --nproc-per-node N -m posenc "
+                    f"{name}={value}: there is one process; start several with torchrun --nproc-per-node N -m posenc "
                     "compare ... or accelerate launch -m posenc compare ..."
                 )
         yield world()
         return
     fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    joined = torch.distributed.is_initialized()  # by the caller, who leaves, too
+    joined = torch.distributed.is_initialized()  # by the caller, who also ends it
     here = _join(parallel or (FSDP if fsdp else DDP), sequence_shards)
     token = _current.set(here)
     try:
@@ -270,7 +270,7 @@ class AllProcesses:
 
 
 def follow(shared: Any) -> Any:
-    """On the ranks above 0: take part in every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
+    """On the ranks above 0: compute a share of every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
 
     shared: what jobs share, such as a study.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One study engine. A study is settings, cells, how a cell is measured, and the results made of all cells; `run` does the
-rest: it locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
+"""One study engine. A study is settings, cells, how a cell is measured, and the results of all cells; `run` does the rest: it
+locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
 
 A new study is a subclass of `Study` with five methods, and a page: see docs/studies.md and examples/new_study.py.
 """
@@ -26,7 +26,7 @@ C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
 Results = Mapping[str, Any]
-"""What results.json holds."""
+"""The content of results.json."""
 
 
 class Interrupted(Exception):
@@ -36,7 +36,7 @@ class Interrupted(Exception):
 class Study(ABC, Generic[C, M]):
     """What is measured, cell by cell.
 
-    A cell is frozen data that says what is measured; equal cells give equal numbers. A job is one cell, or several that are
+    A cell is frozen data that describes what is measured; equal cells give equal numbers. A job is one cell, or several that are
     measured in one go.
     """
 
@@ -107,7 +107,7 @@ class Study(ABC, Generic[C, M]):
         return ()
 
     def sentences(self, results: Results) -> dict[str, Any]:
-        """What follows from all that results.json holds so far, such as the answer in words."""
+        """What follows from the results so far, such as the answer in words."""
         return {}
 
 
@@ -132,13 +132,13 @@ class Progress:
         """How long the run will take, with the first measurements as evidence. cells: that are left."""
 
     def say(self, sentence: str) -> None:
-        """A sentence for whoever waits."""
+        """Show a sentence to the user."""
 
 
 class Pace:
     """How fast work goes. total: the size of all of it.
 
-    What a job reports first does not count: it may have gone on from where it was stopped, and its process had to start.
+    What a job reports first does not count: it may have resumed, and its process had to start.
     """
 
     LEAST_SECONDS, LEAST_TICKS = 3.0, 8
@@ -161,7 +161,7 @@ class Pace:
         self._begun.add(job)
 
     def left(self) -> float | None:
-        """Seconds until all is done, at the pace so far; None: it is too early to tell."""
+        """Seconds until all is done, at the pace so far; None: it is too early."""
         if self._start is None or len(self._counted) < self.LEAST_TICKS:
             return None
         seconds = self.clock() - self._start
@@ -178,7 +178,7 @@ def run(
     pages: Mapping[str, Callable[[Results], str]] | None = None,
     begin: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Measure the cells that the folder does not have yet, and write results.json; returns what it holds.
+    """Measure the cells that the folder does not have yet, and write results.json; returns its content.
 
     directory: cells that are there are not measured again, and every new one is stored at once; None: nothing is written.
     engine: where jobs are computed; by default one after the other in this process. pages: file name -> what makes it
@@ -264,7 +264,7 @@ def _run(
                     if not presented and pages:
                         page = (store.directory / next(iter(pages))).resolve()
                         count = f"{len(part)} of {len(ids)} {study.unit}"
-                        progress.say(f"First results, {count}: {page} (written anew as more finish)")
+                        progress.say(f"First results, {count}: {page} (updated as more finish)")
                     presented = part
                     write({cell: done[cell] for cell in part}, running=True)
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from posenc.lab.bench.measure import TIME
 from posenc.lab.bench.table import machine_line, notes, tables
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line
 from posenc.report.html import rendered
-from posenc.report.terminal import print_files, stdout  # before rich: it says what to install if that is missing
+from posenc.report.terminal import print_files, stdout  # before rich: it reports what to install if that is missing
 
 # isort: split
 from rich.markup import escape
@@ -21,7 +21,7 @@ RATIOS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
 
 def page(results: Results) -> str:
-    """report.html for what results.json holds."""
+    """report.html for the results."""
     by_case: dict[str, list[Any]] = {}
     for trial in sorted(results["trials"], key=lambda trial: trial["length"]):
         if (trial["what"], trial["mode"], trial["dtype"]) == (TIME, "forward", "float32"):

@@ -33,9 +33,9 @@ added to their scaled product."""
 
 @dataclass(frozen=True)
 class Scheme:
-    """An encoding in attention: its formula, its own weights, and posenc's encoding of the same.
+    """An encoding in attention: its formula, its weights, and posenc's encoding.
 
-    make: posenc's encoding for a length. sizes: name -> (shape, standard deviation) of its own weights, for a length.
+    make: posenc's encoding for a length. sizes: name -> (shape, standard deviation) of its weights, for a length.
     parameters: name -> path of the encoding's parameter. learned: the weight whose gradient is compared. scale: of the
     product of queries and keys.
     """
@@ -181,7 +181,7 @@ SAMPLED_ROWS = 48
 """Queries whose outputs are compared with the formula in float64; gradients are those of these outputs."""
 Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 Gradient = Callable[[], Tensor]
-"""Reads the gradient of the scheme's learned weight, in that weight's own shape."""
+"""Reads the gradient of the scheme's learned weight, in that weight's shape."""
 
 
 class AttentionInputs:
@@ -294,9 +294,9 @@ class BenchModel(nn.Module):
 
 def linear(weight: Tensor) -> nn.Linear:
     """A projection without bias, of a copy of a weight."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = nn.Parameter(weight.clone())
-    return made
+    projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    projection.weight = nn.Parameter(weight.clone())
+    return projection
 
 
 def fill(parameter: Tensor, value: Tensor) -> None:
@@ -380,7 +380,7 @@ def flex(inputs: AttentionInputs) -> Built:
         if problem.mode == "train":
             raise Refusal("FlexAttention has no backward pass on the CPU")
         if length > MOST_FLEX:
-            raise Refusal(f"not run beyond {MOST_FLEX} tokens: compiled anew for each length, seconds a time")
+            raise Refusal(f"not run beyond {MOST_FLEX} tokens: compiled again for each length, seconds a time")
     weights = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
     host, before = BenchModel(inputs, weights), length - count
     slopes = alibi_slopes(HEADS).to(problem.device, torch.float32)

@@ -47,7 +47,7 @@ class Built:
 
 
 class Refusal(Exception):
-    """Why a candidate takes no part in a problem."""
+    """Why a candidate is left out of a problem."""
 
 
 class Missing(Exception):
@@ -101,7 +101,7 @@ class Case:
 
 @cache
 def load(package: str, module: str = "", file: str = "") -> Any:
-    """A module of a package, by its dotted name (the package's own, if empty); or one file of the package, without importing
+    """A module of a package, by its dotted name (the package itself, if empty); or one file of the package, without importing
     the package around it.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every case by name: what is measured, and who takes part."""
+"""Every case by name: what is measured, and the candidates."""
 
 from collections.abc import Callable
 from functools import partial
@@ -119,7 +119,7 @@ CASES: dict[str, Case] = {
     for case in (
         _attention(
             "t5", "T5's learned bias, bidirectional", 12,
-            _hf("T5", peers.t5, 12), _hf("T5, bias given", partial(peers.t5, given=True), 12, ("forward",)), FLEX,
+            _hf("T5", peers.t5, 12), _hf("T5, bias given", partial(peers.t5, bias_given=True), 12, ("forward",)), FLEX,
         ),
         _attention("t5_causal", "T5's learned bias, causal", 12, _hf("T5", peers.t5, 12, DECODES)),
         _attention(

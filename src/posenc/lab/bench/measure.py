@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring one trial: every candidate is built, compared with the formula, and timed if it agrees; or its memory is taken.
 
-This happens in a new process, so that nothing that ran before counts, the user's allocator keeps its settings, and a
+This happens in a new process, so that nothing that ran before counts, the user's allocator stays as it is, and a
 candidate that takes the process down ends neither the benchmark nor the trial.
 """
 
@@ -32,7 +32,7 @@ MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing",
 SHARE = 0.8
 """Of the free memory that a candidate may be expected to take."""
 QUICK_CALL = 0.1
-"""Seconds of a call from which on the first one, in which caches are filled, says enough about the next."""
+"""Seconds of a call from which on the first one, in which caches are filled, predicts the next."""
 WARM_LENGTH = 64
 """A candidate runs once at this length before its memory is taken, so that what libraries allocate once is there."""
 EXIT_SECONDS = 5
@@ -75,7 +75,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What all trials of a benchmark share. clock: a key of CLOCKS. peers: whether other packages take part."""
+    """What all trials of a benchmark share. clock: a key of CLOCKS. peers: whether to measure other packages too."""
 
     device: str = "cpu"
     threads: Annotated[int, "threads of the measuring process (default: 1)"] = 1

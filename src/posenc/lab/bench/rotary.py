@@ -83,7 +83,7 @@ def measured(inputs: RotaryInputs, rotate: Rotate, layout: Layout) -> Built:
     def results() -> Tensors:
         return tuple(x.detach()[:, :, inputs.rows] for x in once())
 
-    # peers make angles in float32: the last position is off by this much, whoever is right elsewhere
+    # peers make angles in float32: the last position is off by this much
     tolerance = TOLERANCES[inputs.problem.dtype] + inputs.problem.length * 2.0**-24
     return Built(once, results, lambda: inputs.truth(layout), tolerance)
 
@@ -95,9 +95,9 @@ def copy_rotated(inputs: RotaryInputs) -> Built:
 
 def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
     """posenc.Rotary alone, with the tables that the layers of a model share."""
-    made = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
+    rope = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
     positions = posenc.Positions.from_ids(inputs.positions)
-    return measured(inputs, lambda q, k: made.rotate(q, k, positions), layout)
+    return measured(inputs, lambda q, k: rope.rotate(q, k, positions), layout)
 
 
 def function(layout: Layout, compiled: bool, inputs: RotaryInputs) -> Built:
@@ -144,7 +144,7 @@ def x_transformers(inputs: RotaryInputs) -> Built:
 
 
 def torchtune_module(length: int, device: torch.device) -> Any:
-    # its package's import asks for an older torchao; the file by itself needs torch alone
+    # importing the package needs an older torchao; this file needs torch alone
     module = load("torchtune", file="modules/position_embeddings.py")
     return module.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
 
@@ -193,7 +193,7 @@ class TableInputs:
         def results() -> Tensors:
             return tuple(table.reshape(self.problem.length, -1)[self.rows, : HEAD_DIM // 2] for table in run())
 
-        # an angle made in float32 is off by its own rounding
+        # an angle computed in float32 is rounded
         return Built(run, results, lambda: cos_sin(self.rows), 1e-4 + self.problem.length * 2.0**-24)
 
 

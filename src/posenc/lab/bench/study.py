@@ -67,14 +67,14 @@ def plan(
     memory: bool = True,
     preset: Sequence[Series] = STANDARD,
 ) -> list[Trial]:
-    """The trials, case by case, short ones first. What is not given is the preset's; dtypes that are given are combined with
-    every mode and length.
+    """The trials, case by case, short ones first. Arguments that are empty are the preset's; dtypes are combined with every
+    mode and length.
 
     Raises:
         InputError: an unknown case, mode or dtype, a length below 2, or nothing to measure.
     """
-    for what, given, known in (("case", cases, CASES), ("mode", modes, MODES), ("dtype", dtypes, DTYPES)):
-        for name in given:
+    for what, names, known in (("case", cases, CASES), ("mode", modes, MODES), ("dtype", dtypes, DTYPES)):
+        for name in names:
             if name not in known:
                 raise unknown(what, name, known)
     for length in lengths:
@@ -124,7 +124,7 @@ class Rows:
 
 
 class BenchStudy(Study[Trial, Rows]):
-    """Trials under shared settings, one after the other, in processes of their own."""
+    """Trials under shared settings, one after the other, each in a new process."""
 
     name = "bench"
     unit = "trials"

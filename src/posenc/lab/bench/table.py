@@ -66,7 +66,7 @@ def _table(what: str, family: str, mode: str, dtype: str, trials: Sequence[Resul
 
 
 def in_ratio(row: Results, limit: str) -> str:
-    """ "1.05 (1.02..1.09)"; the limit's own cell is its time."""
+    """ "1.05 (1.02..1.09)"; the cell of the limit is its time."""
     if row["name"] == limit and row["seconds"] is not None:
         return in_seconds(row["seconds"]["median"])
     if row["ratio"] is not None:

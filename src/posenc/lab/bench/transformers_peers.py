@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention modules of transformers, given a case's weights.
+"""Attention modules of transformers, with a case's weights.
 
-What a model makes once for all of its layers (causal masks, BLOOM's and MPT's biases, XLNet's and RoFormer's sinusoids,
-DeBERTa's distances) is made beforehand; what a layer makes is timed. T5's first layer makes the bias for all of them,
+What a model computes once for all of its layers (causal masks, BLOOM's and MPT's biases, XLNet's and RoFormer's sinusoids,
+DeBERTa's distances) is computed beforehand; what a layer computes is timed. T5's first layer computes the bias for all of them,
 so its module is there twice: as the first layer, and as one to which the bias is passed.
 """
 
@@ -31,7 +31,7 @@ from posenc.lab.bench.attention import (
 from posenc.lab.bench.case import Built, load
 
 SDPA = "sdpa"
-"""The attention that transformers takes by itself where a module leaves the choice."""
+"""The default attention of transformers, where a module offers several."""
 
 
 class Called(nn.Module):
@@ -74,8 +74,8 @@ def _additive_mask(inputs: AttentionInputs) -> Tensor:
     return torch.zeros_like(unseen, dtype=inputs.problem.dtype).masked_fill(unseen, lowest)[None, None]
 
 
-def t5(inputs: AttentionInputs, given: bool = False) -> Built:
-    """given: the bias comes from the first layer."""
+def t5(inputs: AttentionInputs, bias_given: bool = False) -> Built:
+    """bias_given: the first layer has computed the bias."""
     causal = inputs.scheme.causal
     config = _config("T5", d_model=DIM, d_kv=HEAD_DIM, num_heads=HEADS, is_decoder=causal, dropout_rate=0.0)
     config._attn_implementation = SDPA
@@ -87,7 +87,7 @@ def t5(inputs: AttentionInputs, given: bool = False) -> Built:
     mask = _additive_mask(inputs) if causal else None
     cache, earlier = inputs.cache(), inputs.problem.length - inputs.tokens.shape[1]
     bias = None
-    if given:
+    if bias_given:
         with torch.no_grad():
             bias = module.compute_bias(inputs.tokens.shape[1], inputs.problem.length, past_seen_tokens=earlier)
 
