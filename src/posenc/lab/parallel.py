@@ -7,11 +7,11 @@ accelerate starts the processes' communication and torch's DDP or FSDP2 divides 
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError, first_line
-from posenc.lab.engines import InProcess, Job, Result, Shared, Ticks, Work
+from posenc.lab.engines import InProcess, Job, Result, Results, Shared, Ticks, Work
 from posenc.lab.experiment import Batch, Run
 from posenc.lab.machine import flushed_denormals
 from posenc.positions import Positions
@@ -120,8 +120,7 @@ class World:
             return value
         from accelerate.utils import reduce
 
-        mean: Tensor = reduce(value.detach(), "mean")
-        return mean
+        return cast(Tensor, reduce(value.detach(), "mean"))
 
     def broadcast(self, value: Any = None) -> Any:
         """The value that rank 0 passes, on every rank."""
@@ -244,29 +243,24 @@ def _join(parallel: str, shards: int) -> World:
     if shards > 1:
         from torch.distributed.device_mesh import init_device_mesh
 
-        group = init_device_mesh(state.device.type, (size // shards, shards), mesh_dim_names=("batch", "sequence"))[
-            "sequence"
-        ].get_group()
+        names = ("batch", "sequence")
+        mesh = init_device_mesh(state.device.type, (size // shards, shards), mesh_dim_names=names)
+        group = mesh["sequence"].get_group()
     return World(rank, size, state.device, parallel, shards, group)
 
 
 # -------------------------------------------------------------------- one comparison by all of them
 
 
-@dataclass(frozen=True)
-class AllProcesses:
+class AllProcesses(InProcess):
     """The engine of rank 0 inside `together`: one job after the other, each by all processes. The others `follow`."""
 
     name: ClassVar[str] = "together"
-    in_process: ClassVar[bool] = True
-    workers: ClassVar[int] = 1
 
-    def run(
-        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
-    ) -> Generator[tuple[Job, Result], None, None]:
+    def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
         """See `posenc.lab.engines.Engine`."""
         world().broadcast((work.function, list(work.jobs)))
-        yield from InProcess().run(work, ticks)
+        yield from super().run(work, ticks)
 
 
 def follow(shared: Any) -> Any:

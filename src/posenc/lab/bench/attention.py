@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 import posenc
 from posenc.encoding import Encoding
 from posenc.functional import alibi_slopes, deberta_bucket, rotary, sinusoidal, t5_bucket
-from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload
+from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, rope_tables, sampled
 from posenc.positions import Positions
 
 DIM, HEADS, HEAD_DIM = 512, 8, 64
@@ -112,11 +112,8 @@ def _tupe(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 
 
 def _rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    positions = torch.arange(k.shape[2], device=q.device, dtype=torch.float64)
-    inv_freq = 10000.0 ** (-torch.arange(0, HEAD_DIM, 2, device=q.device, dtype=torch.float64) / HEAD_DIM)
-    angles = positions[:, None] * inv_freq
     wide = torch.promote_types(q.dtype, torch.float32)
-    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    cos, sin = (table.to(wide) for table in rope_tables(torch.arange(k.shape[2], device=q.device), HEAD_DIM))
     rotated = rotary(q, cos[rows], sin[rows], layout="interleaved"), rotary(k, cos, sin, layout="interleaved")
     return *rotated, None
 
@@ -177,8 +174,6 @@ SCHEMES: dict[str, Scheme] = {
 """By the name of the case. RoPE's weights are interleaved."""
 
 
-SAMPLED_ROWS = 48
-"""Queries whose outputs are compared with the formula in float64; gradients are those of these outputs."""
 Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 Gradient = Callable[[], Tensor]
 """Reads the gradient of the scheme's learned weight, in that weight's shape."""
@@ -201,9 +196,8 @@ class AttentionInputs:
         self.weights: dict[str, Tensor] = {name: normal((DIM, DIM), std) for name, std in stds.items()}
         self.weights |= {name: normal(shape, std) for name, (shape, std) in scheme.sizes(problem.length).items()}
         self.upstream: Tensor = normal((1, problem.length, DIM), 1.0)
-        last = problem.length - 1
-        every = torch.linspace(0, last, min(problem.length, SAMPLED_ROWS)).long().unique()
-        self.rows: Tensor = (torch.tensor([last]) if problem.mode == "decode" else every).to(problem.device)
+        rows = self.query_rows
+        self.rows: Tensor = rows[sampled(len(rows), problem.device)]
 
     @property
     def tokens(self) -> Tensor:

@@ -12,7 +12,7 @@ import posenc
 from posenc.encoding import Encoding
 from posenc.lab.bench import transformers_peers as peers
 from posenc.lab.bench.attention import HEAD_DIM, HEADS, SCHEMES, AttentionInputs, dense, flex, ours, plain
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, rope_tables
 from posenc.lab.bench.rotary import ROTARY, TABLES
 
 LAYERS = 32
@@ -42,8 +42,8 @@ class CallInputs:
         if isinstance(encoding, posenc.ALiBi):
             bias = -posenc.functional.alibi_slopes(HEADS).to(q)[:, None, None] * distances
         elif isinstance(encoding, posenc.Rotary):
-            angles = distances[:, None] * -posenc.frequencies.default(HEAD_DIM).inv_freq.to(q)
-            k = posenc.functional.rotary(k, angles.cos(), angles.sin())  # relative to the query, which stays
+            cos, sin = rope_tables(-distances, HEAD_DIM)
+            k = posenc.functional.rotary(k, cos, sin)  # relative to the query, which stays
         return (((q @ k.mT) * HEAD_DIM**-0.5 + bias).softmax(-1) @ v,)
 
 

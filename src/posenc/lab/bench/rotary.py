@@ -11,24 +11,11 @@ from torch import Tensor
 
 import posenc
 from posenc.functional import Layout, rotary
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load, rope_tables, sampled
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, THETA = 32, 8, 128, 10000.0
-SAMPLED_ROWS = 48
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def cos_sin(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Of position * theta^(-2c/head_dim), float64, (n, head_dim / 2)."""
-    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float64, device=positions.device) / HEAD_DIM
-    angles = positions[:, None] * THETA**-exponents
-    return angles.cos(), angles.sin()
-
-
-def sampled(count: int, device: torch.device) -> Tensor:
-    """The rows that are compared, evenly spread."""
-    return torch.linspace(0, count - 1, min(count, SAMPLED_ROWS)).long().unique().to(device)
 
 
 def copies(*tensors: Tensor) -> Built:
@@ -61,7 +48,7 @@ class RotaryInputs:
 
     def truth(self, layout: Layout) -> Tensors:
         """Sampled rows rotated in float64, and their gradients rotated back."""
-        cos, sin = cos_sin(self.positions[self.rows])
+        cos, sin = rope_tables(self.positions[self.rows], HEAD_DIM)
         rotated = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
         if self.problem.mode == "train":
             ups = (self.q_upstream, self.k_upstream)
@@ -103,7 +90,7 @@ def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
 def function(layout: Layout, compiled: bool, inputs: RotaryInputs) -> Built:
     """posenc.functional.rotary with tables at hand."""
     wide = torch.promote_types(inputs.problem.dtype, torch.float32)
-    cos, sin = (table.to(wide) for table in cos_sin(inputs.positions))
+    cos, sin = (table.to(wide) for table in rope_tables(inputs.positions, HEAD_DIM))
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
@@ -194,7 +181,7 @@ class TableInputs:
             return tuple(table.reshape(self.problem.length, -1)[self.rows, : HEAD_DIM // 2] for table in run())
 
         # an angle computed in float32 is rounded
-        return Built(run, results, lambda: cos_sin(self.rows), 1e-4 + self.problem.length * 2.0**-24)
+        return Built(run, results, lambda: rope_tables(self.rows, HEAD_DIM), 1e-4 + self.problem.length * 2.0**-24)
 
 
 def copy_tables(inputs: TableInputs) -> Built:
