@@ -311,27 +311,19 @@ class Ray:
         return options | ({"memory": work.memory} if work.memory else {})
 
 
-def versions() -> dict[str, str]:
+def versions() -> str:
     """What must be the same on every machine for the same numbers."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"posenc": posenc.__version__, "torch": str(torch.__version__), "python": python}
-
-
-def check_versions(expected: dict[str, str]) -> None:
-    """Raises:
-    InputError: this machine has others."""
-    here = versions()
-    others = [f"{name} {here[name]} instead of {expected[name]}" for name in expected if here[name] != expected[name]]
-    if others:
-        raise InputError(
-            f"engine='ray': the worker on {platform.node()} has {', '.join(others)}, and would measure something else; "
-            "install the same versions on every machine"
-        )
+    return f"posenc {posenc.__version__}, torch {torch.__version__}, Python {python}"
 
 
 def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[float, Any]:
     function, common, threads, expected = shared
-    check_versions(expected)
+    if versions() != expected:
+        raise InputError(
+            f"engine='ray': the worker on {platform.node()} has {versions()} instead of {expected}, and would measure "
+            "something else; install the same versions on every machine"
+        )
     torch.set_num_threads(threads)
     total, last = 0.0, time.monotonic()
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.errors import on_one_line
+
 MODES = ("forward", "train", "decode")
 """One pass without gradients; one with, forward and backward; one new token against `length - 1` earlier ones."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -125,8 +127,8 @@ def load(package: str, module: str = "", file: str = "") -> Any:
     try:
         return single_file(root, file) if file else importlib.import_module(module or root)
     except Exception as error:
-        reason = " ".join(str(error).split())[:120]
-        raise Missing(f"cannot be imported ({type(error).__name__}: {reason}): {remedy}") from None
+        reason = f"{type(error).__name__}: {on_one_line(error, 120)}"
+        raise Missing(f"cannot be imported ({reason}): {remedy}") from None
 
 
 def single_file(package: str, path: str) -> SimpleNamespace:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import torch
 
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, on_one_line
 from posenc.lab.bench.case import DTYPES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
 from posenc.lab.bench.cases import CASES
 from posenc.lab.machine import cores, die_with_parent, free_bytes, keep_freed_memory, measurable, peak
@@ -91,8 +91,6 @@ class BenchSettings:
             raise InputError(f"rounds={self.effort.rounds}: must be at least 1")
         if not self.effort.patience > 0:
             raise InputError(f"patience={self.effort.patience}: must be a number of seconds above 0")
-        if self.clock not in CLOCKS:
-            raise unknown("clock", self.clock, CLOCKS)
 
 
 @dataclass(frozen=True)
@@ -192,12 +190,11 @@ def _run(sending: Connection, function: Callable[..., Any], args: Sequence[objec
     try:
         sending.send(("result", function(*args, lambda name: sending.send(("next", name)))))
     except Exception as error:
-        sending.send(("error", one_line(error)))
+        sending.send(("error", described(error)))
 
 
-def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' + text[:200] if text else ''}"
+def described(error: Exception) -> str:
+    return f"{type(error).__name__}: {on_one_line(error, 200)}"
 
 
 # -------------------------------------------------------------------- in that process
@@ -218,7 +215,7 @@ def _row(name: str, make: Callable[[], Row]) -> Row:
     except Refusal as refusal:
         return Row(name, LEFT_OUT, str(refusal))
     except Exception as error:
-        return Row(name, FAILED, one_line(error))
+        return Row(name, FAILED, described(error))
 
 
 def memory_row(trial: Trial, settings: BenchSettings, name: str, announce: Announce) -> Row:
