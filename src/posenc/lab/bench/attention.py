@@ -8,7 +8,6 @@ candidates are compared with; on all rows, in the problem's dtype, it is the nai
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +34,13 @@ added to their scaled product."""
 class Scheme:
     """An encoding in attention: its formula, its weights, and posenc's encoding.
 
-    make: posenc's encoding for a length. sizes: name -> (shape, standard deviation) of its weights, for a length.
-    parameters: name -> path of the encoding's parameter. learned: the weight whose gradient is compared. scale: of the
-    product of queries and keys.
+    make: posenc's encoding for a length. parameters: name -> its parameter's path, and the standard deviation of its values.
+    learned: the one whose gradient is compared. scale: of the product of queries and keys.
     """
 
     terms: Formula
     make: Callable[[int], Encoding]
-    sizes: Callable[[int], dict[str, tuple[tuple[int, ...], float]]] = lambda length: {}
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     learned: str | None = None
     scale: float = HEAD_DIM**-0.5
     causal: bool = False
@@ -90,9 +87,9 @@ def _xlnet(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     length = k.shape[2]
     distances = torch.arange(length - 1, -length, -1, device=q.device)
     sinusoids = sinusoidal(distances, DIM, layout="concat", dtype=q.dtype)
-    keys = (sinusoids @ w["table"].mT).unflatten(-1, (HEADS, HEAD_DIM)).transpose(0, 1)
-    scores = (q + w["distance_bias"]) @ keys.mT * HEAD_DIM**-0.5
-    return q + w["content_bias"], k, _gathered(scores, length - 1 - _distance(rows, length))
+    keys = sinusoids @ w["table"].mT
+    scores = (q + w["distance_bias"][:, :, None]) @ keys.mT * HEAD_DIM**-0.5
+    return q + w["content_bias"][:, :, None], k, _gathered(scores, length - 1 - _distance(rows, length))
 
 
 def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
@@ -106,7 +103,7 @@ def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 
 def _tupe(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     absolute = layer_norm(w["table"], (DIM,))
-    left, right = (heads((absolute @ w[name].mT)[None]) for name in ("left", "right"))
+    left, right = (absolute @ w[name].mT for name in ("left", "right"))
     content = left[:, :, rows] @ right.mT * TUPE_SCALE
     return q, k, content + _t5_bias(w["distances"], rows, k.shape[2], bidirectional=True)
 
@@ -120,55 +117,32 @@ def _rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 
 DEBERTA_SCALE = (3 * HEAD_DIM) ** -0.5
 TUPE_SCALE = (2 * HEAD_DIM) ** -0.5
-_SQUARE = ((DIM, DIM), DIM**-0.5)
-
-_T5: dict[str, Any] = {
-    "sizes": lambda n: {"table": ((HEADS, 32), 1.0)},
-    "parameters": {"table": "table"},
-    "learned": "table",
-    "scale": 1.0,
+_TABLE = {"table": ("table", 1.0)}
+_SHAW = {"table": ("key_table", 1.0)}
+_XLNET = {"table": ("projection.weight", DIM**-0.5), "content_bias": ("u", 0.1), "distance_bias": ("v", 0.1)}
+_TUPE = {
+    "table": ("table", 1.0),
+    "left": ("query.weight", DIM**-0.5),
+    "right": ("key.weight", DIM**-0.5),
+    "distances": ("distances", 1.0),
 }
 
+
+def _make_deberta(length: int) -> Encoding:
+    reach = {"max_relative_positions": MOST_RELATIVE, "position_buckets": BUCKETS}
+    return posenc.DeBERTaV2(DIM, HEADS, HEAD_DIM, **reach, norm=False)
+
+
 SCHEMES: dict[str, Scheme] = {
-    "t5": Scheme(_t5, lambda n: posenc.T5(HEADS), **_T5),
-    "t5_causal": Scheme(_t5_causal, lambda n: posenc.T5(HEADS, bidirectional=False), **_T5, causal=True),
+    "t5": Scheme(_t5, lambda n: posenc.T5(HEADS), _TABLE, "table", 1.0),
+    "t5_causal": Scheme(_t5_causal, lambda n: posenc.T5(HEADS, bidirectional=False), _TABLE, "table", 1.0, causal=True),
     "alibi": Scheme(_alibi, lambda n: posenc.ALiBi(HEADS), causal=True),
-    "shaw": Scheme(
-        _shaw,
-        lambda n: posenc.Shaw(HEAD_DIM, HEADS, clip=CLIP, terms="keys"),
-        lambda n: {"table": ((2 * CLIP + 1, HEAD_DIM), 1.0)},
-        {"table": "key_table"},
-        "table",
-    ),
-    "xlnet": Scheme(
-        _xlnet,
-        lambda n: posenc.XLNet(DIM, HEADS, HEAD_DIM),
-        lambda n: {
-            "table": _SQUARE,
-            "content_bias": ((HEADS, 1, HEAD_DIM), 0.1),
-            "distance_bias": ((HEADS, 1, HEAD_DIM), 0.1),
-        },
-        {"table": "projection.weight", "content_bias": "u", "distance_bias": "v"},
-        "table",
-    ),
+    "shaw": Scheme(_shaw, lambda n: posenc.Shaw(HEAD_DIM, HEADS, clip=CLIP, terms="keys"), _SHAW, "table"),
+    "xlnet": Scheme(_xlnet, lambda n: posenc.XLNet(DIM, HEADS, HEAD_DIM), _XLNET, "table"),
     "tupe": Scheme(
-        _tupe,
-        lambda n: posenc.TUPER(n, DIM, HEADS, HEAD_DIM, untie_cls=False),
-        lambda n: {"table": ((n, DIM), 1.0), "left": _SQUARE, "right": _SQUARE, "distances": ((HEADS, 32), 1.0)},
-        {"table": "table", "left": "query.weight", "right": "key.weight", "distances": "distances"},
-        "distances",
-        TUPE_SCALE,
+        _tupe, lambda n: posenc.TUPER(n, DIM, HEADS, HEAD_DIM, untie_cls=False), _TUPE, "distances", TUPE_SCALE
     ),
-    "deberta": Scheme(
-        _deberta,
-        lambda n: posenc.DeBERTaV2(
-            DIM, HEADS, HEAD_DIM, max_relative_positions=MOST_RELATIVE, position_buckets=BUCKETS, norm=False
-        ),
-        lambda n: {"table": ((2 * BUCKETS, DIM), 1.0)},
-        {"table": "table"},
-        "table",
-        DEBERTA_SCALE,
-    ),
+    "deberta": Scheme(_deberta, _make_deberta, _TABLE, "table", DEBERTA_SCALE),
     "rope": Scheme(_rope, lambda n: posenc.Rotary(HEAD_DIM, layout="interleaved")),
 }
 """By the name of the case. RoPE's weights are interleaved."""
@@ -194,7 +168,9 @@ class AttentionInputs:
         # scores of standard deviation 1, whatever the scale
         stds = {"q": DIM**-0.5 * HEAD_DIM**-0.5 / scheme.scale, "k": DIM**-0.5, "v": DIM**-0.5, "o": DIM**-0.5}
         self.weights: dict[str, Tensor] = {name: normal((DIM, DIM), std) for name, std in stds.items()}
-        self.weights |= {name: normal(shape, std) for name, (shape, std) in scheme.sizes(problem.length).items()}
+        encoding = scheme.make(problem.length)
+        for name, (path, std) in scheme.parameters.items():
+            self.weights[name] = normal(encoding.get_parameter(path).shape, std)
         self.upstream: Tensor = normal((1, problem.length, DIM), 1.0)
         rows = self.query_rows
         self.rows: Tensor = rows[sampled(len(rows), problem.device)]
@@ -218,7 +194,8 @@ class AttentionInputs:
         """Keys and values of all tokens, where one of them is decoded."""
         if self.problem.mode != "decode":
             return None
-        return KeyValueCache(*(heads(self.x @ self.weights[name].mT).contiguous() for name in "kv"))
+        keys, values = (heads(self.x @ self.weights[name].mT).contiguous() for name in "kv")
+        return KeyValueCache(keys, values)
 
     def positions(self) -> Positions:
         """Where the tokens are; a model makes this once, for all of its layers."""
@@ -346,7 +323,7 @@ def plain(inputs: AttentionInputs) -> Built:
 def dense(inputs: AttentionInputs) -> Built:
     """The naive way: the full bias, passed to SDPA as its mask."""
     scheme, rows, length = inputs.scheme, inputs.query_rows, inputs.problem.length
-    weights = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.sizes(1)})
+    weights = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.parameters})
     host = BenchModel(inputs, weights)
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -417,7 +394,7 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
             host.cache.keys = host.cache.keys[..., order].contiguous()
     if isinstance(encoding, posenc.DeBERTaV2):
         encoding.share([(host.q, host.k)])
-    for name, path in scheme.parameters.items():
+    for name, (path, _) in scheme.parameters.items():
         fill(encoding.get_parameter(path), inputs.weights[name])
     host.parameters_of_core = encoding.to(inputs.problem.device, inputs.problem.dtype)
     if rotated_cache and (cache := host.cache) is not None:
@@ -428,7 +405,6 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
     host.core = partial(posenc.attention, encoding=encoding, positions=positions, keys_rotated=rotated_cache)
 
     def learned() -> Tensor:
-        name = inputs.learned or ""
-        return gradient(encoding.get_parameter(scheme.parameters[name])).reshape(inputs.weights[name].shape)
+        return gradient(encoding.get_parameter(scheme.parameters[inputs.learned or ""][0]))
 
     return measured(inputs, host, learned)

@@ -155,7 +155,7 @@ def xlnet(inputs: AttentionInputs) -> Built:
     def call(x: Tensor) -> Tensor:
         return module(x.transpose(0, 1), None, None, None, sinusoids, None)[0].transpose(0, 1)
 
-    return measured(inputs, Called(module, call), lambda: gradient(module.r).permute(1, 2, 0).reshape(DIM, DIM))
+    return measured(inputs, Called(module, call), lambda: gradient(module.r).permute(1, 2, 0))
 
 
 def deberta(inputs: AttentionInputs) -> Built:
