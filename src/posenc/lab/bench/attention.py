@@ -129,8 +129,9 @@ _TUPE = {
 
 
 def _make_deberta(length: int) -> Encoding:
-    reach = {"max_relative_positions": MOST_RELATIVE, "position_buckets": BUCKETS}
-    return posenc.DeBERTaV2(DIM, HEADS, HEAD_DIM, **reach, norm=False)
+    return posenc.DeBERTaV2(
+        DIM, HEADS, HEAD_DIM, max_relative_positions=MOST_RELATIVE, position_buckets=BUCKETS, norm=False
+    )
 
 
 SCHEMES: dict[str, Scheme] = {
