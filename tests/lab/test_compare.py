@@ -11,8 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posenc import InputError, Rotary, cli
-from posenc.cli.command import parse
+from posenc import InputError, Rotary
 from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, compare, names
 from posenc.lab.engines import InProcess
@@ -400,13 +399,3 @@ def test_a_comparison_that_took_longer_than_it_should_says_so():
         {"seconds": 50, "estimated_seconds": 5},
     ):
         assert not busy(results | others)
-
-
-def test_quick_is_offered_where_it_is_smaller():
-    for more, smaller in (([], True), (["--preset", "quick"], False), (["--steps", "5", "--seeds", "1"], True)):
-        options = parse(cli.COMMANDS["compare"], more)
-        comparison, _ = options.read()
-        share = options.share_of_quick(comparison)
-        assert (share is not None and share < 1) is smaller
-    options = parse(cli.COMMANDS["compare"], ["--task", "vision", "--preset", "thorough", "--num-heads", "6"])
-    assert options.share_of_quick(options.read()[0]) is None  # 6 heads do not divide its width
