@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError
-from posenc.lab.bench.study import MEMORY, TIME
+from posenc.lab.bench.measure import MEMORY, TIME
 from posenc.lab.bench.table import Results, in_seconds, in_words, machine_line, machine_words, markdown, ratio
 
 RESULTS = Path("benchmarks/results")

@@ -11,7 +11,7 @@ from posenc.backends import fused, sdpa
 from posenc.backends.fused import attend, lower, obstacle
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, terms
 from posenc.lab import machine
-from posenc.lab.bench.worker import apart
+from posenc.lab.bench.measure import in_new_process
 from posenc.positions.visibility import Region
 
 B, H, D = 2, 4, 6
@@ -440,8 +440,21 @@ def test_one_graph_serves_every_length_and_one_every_step(name):
     torch._dynamo.reset()
 
 
+def peak_of_a_step(name, dropout_p, n, announce):
+    """Bytes that a training step over n tokens takes, in a process where nothing else ran."""
+    torch.set_num_threads(1)
+    encoding = create(name, dim=64, num_heads=4, head_dim=16, max_positions=n, causal=True)
+
+    def step(n):
+        q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 4, n, 16).unbind(0))
+        attention(q, k, v, encoding, causal=True, dropout_p=dropout_p).sum().backward()
+
+    step(32)
+    return machine.peak(lambda: step(n), torch.device("cpu"))
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not machine.measurable(torch.device("cpu")), reason="this system does not tell a process its peak")
+@pytest.mark.skipif(not machine.measurable(torch.device("cpu")), reason="this system does not count a process's peak")
 @pytest.mark.parametrize(
     "name",
     [
@@ -457,27 +470,9 @@ def test_one_graph_serves_every_length_and_one_every_step(name):
     ],
 )
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
-def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p, monkeypatch):
-    monkeypatch.undo()  # tiles as they are
-    heads, width = 4, 16
-
-    def taken(n: int) -> int:
-        def work() -> int:
-            torch.set_num_threads(1)
-            encoding = create(name, dim=64, num_heads=heads, head_dim=width, max_positions=n, causal=True)
-
-            def step(n: int) -> None:
-                leaves = torch.randn(3, 1, heads, n, width).unbind(0)
-                q, k, v = (x.requires_grad_() for x in leaves)
-                attention(q, k, v, encoding, causal=True, dropout_p=dropout_p).sum().backward()
-
-            step(32)
-            return machine.peak(lambda: step(n), torch.device("cpu"))
-
-        return apart(work)
-
-    small, large = taken(1500), taken(6000)
-    dense = heads * 6000**2 * 4
+def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p):
+    small, large = (in_new_process(peak_of_a_step, name, dropout_p, n) for n in (1500, 6000))
+    dense = 4 * 6000**2 * 4
     assert large < dense / 2, "far from one matrix of scores, of which a dense pass holds several"
     assert large < 6 * small + 2**24, "four times the tokens, about four times the memory"
 

@@ -119,7 +119,7 @@ def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch("posenc.lab.engines.ProcessPool.run", stop),
-        mock.patch("posenc.lab.bench.worker.Workers.measure", stop),
+        mock.patch("posenc.lab.bench.study.measure", stop),
         mock.patch("webbrowser.open"),
         mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # an odd name is not asked for there
     ):

@@ -10,7 +10,6 @@ import torch
 from lab.engine_jobs import die, mapped, refuse, times
 from posenc import InputError
 from posenc.cli import main
-from posenc.lab import engines
 from posenc.lab.engines import InProcess, ProcessPool, Ray, Work, create
 
 
@@ -61,14 +60,11 @@ def test_a_dead_worker_is_named():
         ({"name": "local", "workers": 0}, r"workers=0: must be at least 1"),
         ({"name": "local", "gpus_per_cell": 0.5}, r"gpus_per_cell=0\.5: is an option of engine ray"),
         ({"name": "ray", "workers": 0}, r"workers=0: must be at least 1"),
-        ({"name": "ray", "workers": 2, "address": "auto"}, r"workers=2: the cluster at auto .* leave it out"),
+        ({"name": "ray", "workers": 2, "address": "auto"}, r"workers=2: the cluster at auto decides"),
         ({"name": "ray", "cpus_per_cell": 0}, r"cpus_per_cell=0: must be at least 1"),
         ({"name": "ray", "gpus_per_cell": 1.5}, r"gpus_per_cell=1\.5: must be a share such as 0\.25, or an integer"),
         ({"name": "ray", "gpus_per_cell": float("nan")}, r"gpus_per_cell=nan: must be"),
         ({"name": "ray", "address": "ray://head:10001"}, r"address=ray://head:10001: .* Ray Client"),
-        ({"name": "ray", "address": "head"}, r"address=head: write HOST:PORT"),
-        ({"name": "ray", "address": "head:port"}, r"address=head:port: write HOST:PORT"),
-        ({"name": "ray", "address": "head:70000"}, r"address=head:70000: write HOST:PORT"),
     ],
 )
 def test_options_that_do_not_serve(options, message, monkeypatch):
@@ -100,12 +96,6 @@ def test_the_commands_refuse_before_they_begin(command, monkeypatch, tmp_path, c
     assert "invalid choice: 'here'" in said("--engine", "here")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "--engine ray: needs Ray, which is not installed: pip install 'posenc[ray]'" in said("--engine", "ray")
-
-
-def test_other_versions_are_named():
-    engines.check_versions(engines.versions())
-    with pytest.raises(InputError, match=r"has torch \S+ instead of 0\.1, and would measure something else"):
-        engines.check_versions(engines.versions() | {"torch": "0.1"})
 
 
 def test_what_has_finished_is_not_lost_to_an_error_of_the_same_moment(monkeypatch):

@@ -112,12 +112,17 @@ def test_errors_come_as_they_are(address, monkeypatch):
         done(Work(refuse, 2, (1, 2)))
     with pytest.raises(Exception, match=r"No module named 'references'"):
         done(Work(small_model, 7, (1,)))
-    with pytest.raises(InputError, match=r"a job asks for 1 CPU, 1 GPU, .* no machine of the cluster has that much"):
+    with pytest.raises(InputError, match=r"a job needs 1 CPU, 1 GPU, .* no machine of the cluster has that much"):
         done(Work(times, 7, (1,), gpu=True))
-    versions = engines.versions()
-    monkeypatch.setattr(engines, "versions", lambda: versions | {"torch": "0.1"})
-    with pytest.raises(InputError, match=r"the worker on \S+ has torch \S+ instead of 0\.1"):
+    monkeypatch.setattr(engines, "versions", lambda: "torch 0.1")
+    with pytest.raises(InputError, match=r"the worker on \S+ has posenc .* instead of torch 0\.1"):
         done(Work(times, 7, (1,)))
+
+
+@pytest.mark.parametrize("address", ["head", "127.0.0.1:port", "127.0.0.1:1"])
+def test_an_address_without_a_cluster_is_refused(address):
+    with pytest.raises(InputError, match=rf"address={address}: no Ray cluster answers there: .*HOST:PORT"):
+        next(Ray(address).run(Work(times, 7, (1,))))
 
 
 FLAGS = [

@@ -24,8 +24,7 @@ class Bench(Command):
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        from posenc.lab.bench.study import BenchSettings
-        from posenc.lab.bench.timing import Effort
+        from posenc.lab.bench.measure import BenchSettings, Effort
 
         return {"how it is measured": BenchSettings, "effort (default: the preset's)": Effort}
 
@@ -45,9 +44,9 @@ class Bench(Command):
         import torch
 
         from posenc.lab.bench import study
-        from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, BenchSettings, plan
+        from posenc.lab.bench.measure import BenchSettings, Effort
+        from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, plan
         from posenc.lab.bench.table import markdown
-        from posenc.lab.bench.timing import Effort
         from posenc.lab.machine import check_present
         from posenc.lab.study import run
         from posenc.report.bench import page, show

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shaw's relative positions: vectors per clipped distance, added to the keys and to the values."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -50,7 +50,6 @@ class Shaw(ContentBias):
     per_head: bool = False
     fixed: bool = False
     init_std: float = 0.02
-    codes: Tensor = field(init=False)
 
     def setup(self) -> None:
         self.ahead: int = self.clip if self.clip_future is None else self.clip_future
@@ -79,7 +78,7 @@ class Shaw(ContentBias):
 
     def vectors(self, table: Tensor | None, layer: int) -> Tensor:
         """A layer's (num_heads or 1, rows, head_dim) of a learned table, or the fixed one."""
-        return self.codes if table is None else table[self.own_layer(layer)]
+        return self.get_buffer("codes") if table is None else table[self.own_layer(layer)]
 
     def row(self, distance: Tensor) -> Tensor:
         """The row of a distance, query position minus key position."""

@@ -53,7 +53,6 @@ class TransformerXL(ContentBias):
     layout: SinusoidalLayout = "concat"
     init_std: float = 0.02
     frequencies: Tensor = field(init=False)
-    codes: Tensor = field(init=False)
 
     def setup(self) -> None:
         if self.clamp_len is not None and self.clamp_len < 1:
@@ -99,7 +98,9 @@ class TransformerXL(ContentBias):
         number = self.own_layer(layer)
         if self.clamp_len is not None:
             self.check_integers(positions)
-            return QueryRelative(queries, self.projection(self.codes.to(q.device, dtype), number), self.row, positions)
+            return QueryRelative(
+                queries, self.projection(self.get_buffer("codes").to(q.device, dtype), number), self.row, positions
+            )
         positions.require_one_axis(type(self).__name__)
         visible = segments(positions)
         if positions.num_queries > 1 and positions.span is not None and visible is not None and visible.regular:

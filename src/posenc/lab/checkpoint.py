@@ -41,32 +41,32 @@ class Checkpoints:
         """The file of a run."""
         return Path(self.directory) / "checkpoints" / f"{run.id}.checkpoint"
 
-    def of(self, training: Training) -> "TrainingCheckpoint":
-        """The training's own, from which it continues if there is one."""
-        # a machine of a cluster may not share the folder
-        minutes = self.minutes if Path(self.directory).is_dir() else 0
-        return TrainingCheckpoint(training, self.path(training.run), 60 * minutes)
-
     def remove(self, run: Run) -> None:
         """Delete the checkpoint of a run that has been measured."""
         self.path(run).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path(run).parent.rmdir()  # unless there are others
 
+    def of(self, training: Training) -> "TrainingCheckpoint":
+        """The checkpoint of a training, which continues from it if there is one. A damaged file is deleted with a warning."""
+        return TrainingCheckpoint(training, self)
+
 
 class TrainingCheckpoint:
-    """Writes one training to a file every so many seconds; 0: never. seconds: spent on it, in earlier processes too. Where
-    several processes train together, all of them call this alike, and rank 0 reads and writes.
+    """Saves one training. Where several processes train together, all of them call this alike, and rank 0 reads and writes.
 
-    A damaged file is deleted with a warning.
+    seconds: spent on the training, in earlier processes too.
     """
 
-    def __init__(self, training: Training, path: Path, every: float) -> None:
-        self.training, self.path = training, path
-        self.every: float = training.world.broadcast(every)
+    def __init__(self, training: Training, checkpoints: Checkpoints) -> None:
+        self.training = training
+        self.path: Path = checkpoints.path(training.run)
+        # a machine of a cluster may not share the folder
+        minutes = checkpoints.minutes if Path(checkpoints.directory).is_dir() else 0
+        self.interval: float = training.world.broadcast(60 * minutes)
         self.started: float = time.perf_counter()
         self.written: float = self.started
-        if self.every and (stored := training.world.broadcast(self._read())) is not None:
+        if self.interval and (stored := training.world.broadcast(self._read())) is not None:
             training.restore(stored["training"])
             self.started -= stored["seconds"]
 
@@ -75,20 +75,18 @@ class TrainingCheckpoint:
         return time.perf_counter() - self.started
 
     def save_if_due(self) -> None:
-        """Write the training if the last time was long enough ago."""
-        if not self.every or self.training.finished:
-            return
-        if self.training.world.broadcast(time.perf_counter() - self.written >= self.every):
-            self.save()
-
-    def save(self) -> None:
-        """Write the training, in place of what was written before.
+        """Write the training, replacing the earlier file, if the last time was long enough ago.
 
         Raises:
             OSError: it could not be written; the earlier one is still there.
         """
-        state = self.training.state()
-        if not self.training.world.rank:
+        training = self.training
+        if not self.interval or training.finished:
+            return
+        if not training.world.broadcast(time.perf_counter() - self.written >= self.interval):
+            return
+        state = training.state()
+        if not training.world.rank:
             content = io.BytesIO()
             torch.save({"training": state, "seconds": self.seconds}, content)
             write_atomically(self.path, hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison needs at the least, so that what can never be is refused before anything is allocated."""
+"""The least memory that a comparison needs, so that sizes that cannot fit are refused before anything is allocated."""
 
 import torch
 
@@ -13,7 +13,7 @@ COPIES = 4
 
 
 def least_bytes(settings: Experiment) -> int:
-    """What one training certainly takes: parameters with what the optimizer keeps, and the input of every layer."""
+    """The least that one training takes: parameters, the state of the optimizer, and the input of every layer."""
     s = settings
     heads = s.num_heads * (s.head_dim if s.head_dim is not None else s.dim // s.num_heads)
     parameters = s.rows * s.dim + s.num_layers * (4 * s.dim * heads + 8 * s.dim**2)
@@ -22,7 +22,7 @@ def least_bytes(settings: Experiment) -> int:
 
 
 def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1) -> None:
-    """Refuse sizes that are beyond what any needs, or that do not fit into the memory that is free. sharing: processes that each
+    """Refuse sizes above their limits, or that do not fit into the free memory. sharing: processes that each
     have a part of one training.
 
     Raises:

@@ -9,11 +9,10 @@ import queue
 import signal
 import socket
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,13 +23,14 @@ from torch import multiprocessing
 
 import posenc
 from posenc.errors import InputError, unknown
-from posenc.lab.machine import cores, keep_freed_memory
+from posenc.lab.machine import cores, die_with_parent, keep_freed_memory
 
 __all__ = ["ENGINES", "Engine", "InProcess", "ProcessPool", "Ray", "Tick", "Work", "create"]
 
 Shared = TypeVar("Shared")
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+Results = Generator[tuple[Job, Result], None, None]
 
 
 class Tick(Protocol):
@@ -62,25 +62,23 @@ class Work(Generic[Shared, Job, Result]):
 class Engine(Protocol):
     """Computes jobs, and yields every result as soon as it is there, in no particular order.
 
-    An engine that is closed, or meets an error or Ctrl-C, drops what is under way and leaves no process behind:
+    An engine that is closed, or meets an error or Ctrl-C, drops unfinished jobs and ends all of its processes:
     `with contextlib.closing(engine.run(work, ticks)) as results: for job, result in results: ...`.
     """
 
     name: ClassVar[str]
     in_process: ClassVar[bool]
-    """Jobs run in the caller's own process: what they share need not be picklable."""
+    """Jobs run in the caller's process: what they share need not be picklable."""
 
     @property
     def workers(self) -> int | None:
         """Jobs at a time; None: the cluster decides."""
 
-    def run(
-        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
-    ) -> Generator[tuple[Job, Result], None, None]:
+    def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
         """Every job with its result.
 
         Raises:
-            InputError: a job's own, or an engine that cannot be reached.
+            InputError: a job raised it, or an engine that cannot be reached.
             RuntimeError: a worker died.
         """
 
@@ -93,16 +91,14 @@ class InProcess:
     in_process: ClassVar[bool] = True
     workers: ClassVar[int] = 1
 
-    def run(
-        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
-    ) -> Generator[tuple[Job, Result], None, None]:
+    def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
         """See `Engine`."""
         for index, job in enumerate(work.jobs):
             yield job, work.function(work.shared, job, _tick(ticks, index))
 
 
-def _tick(ticks: Ticks, index: int) -> Tick:
-    return lambda size, what="": ticks(index, size, what)
+def _tick(report: Ticks, index: int) -> Tick:
+    return lambda size, what="": report(index, size, what)
 
 
 # -------------------------------------------------------------------- processes of this machine
@@ -111,7 +107,7 @@ def _tick(ticks: Ticks, index: int) -> Tick:
 @dataclass(frozen=True)
 class ProcessPool:
     """Worker processes of one thread each: two threads of one process wait for each other at every small operation, while
-    two processes use both cores fully. workers: how many; by default one a core."""
+    two processes use both cores fully. workers: how many; by default one per core."""
 
     name: ClassVar[str] = "local"
     in_process: ClassVar[bool] = False
@@ -120,86 +116,75 @@ class ProcessPool:
     def __post_init__(self) -> None:
         _check_workers(self.workers)
 
-    def run(
-        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
-    ) -> Generator[tuple[Job, Result], None, None]:
-        """See `Engine`. A worker's death ends all: it takes the queue of the ticks with it."""
+    def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
+        """See `Engine`. The death of a worker ends the run."""
         if not work.jobs:
             return
         context = multiprocessing.get_context("spawn")
-        reported = context.Queue()
-        watched, opened = context.Pipe(duplex=False)  # workers leave when `opened` is closed, or this process dies
+        reports = context.Queue()
         with tempfile.TemporaryDirectory(prefix="posenc-") as folder:
-            shared = Path(folder) / "shared.pt"
+            shared = f"{folder}/shared.pt"
             torch.save(work.shared, shared)  # which workers map into their memory
-            count = min(self.workers, len(work.jobs))
-            pool = ProcessPoolExecutor(count, context, _start, (str(shared), reported, watched))
+            pool = ProcessPoolExecutor(min(self.workers, len(work.jobs)), context, _start, (shared, reports))
             try:
-                pending: dict[Future[Any], int] = {
-                    pool.submit(_perform, work.function, index, job): index for index, job in enumerate(work.jobs)
-                }
+                pending = {pool.submit(_perform, work.function, i, job): job for i, job in enumerate(work.jobs)}
                 while pending:
                     finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                     with contextlib.suppress(queue.Empty):
                         while True:
-                            ticks(*reported.get_nowait())
+                            ticks(*reports.get_nowait())
                     # results first: none is lost to another job's error
                     for future in sorted(finished, key=lambda future: future.exception() is not None):
-                        yield work.jobs[pending.pop(future)], future.result()
+                        yield pending.pop(future), future.result()
             except BrokenProcessPool:
                 raise RuntimeError(
                     "a worker process died (out of memory, or called from a script without the guard "
-                    "if __name__ == '__main__'); what had finished is stored, the same command goes on from there"
+                    "if __name__ == '__main__'); what had finished is stored; the same command continues"
                 ) from None
             finally:
-                opened.close()
-                pool.shutdown(wait=True, cancel_futures=True)
+                for process in list((pool._processes or {}).values()):  # Python 3.14 has terminate_workers
+                    process.kill()
+                pool.shutdown(cancel_futures=True)
 
 
 _worker: tuple[Any, Any]
 
 
-def _start(shared: str, reported: Any, watched: Any) -> None:
+def _start(shared: str, reports: Any) -> None:
     """In a new worker."""
     global _worker
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_leave, args=(watched,), daemon=True).start()
     torch.set_num_threads(1)
     keep_freed_memory()
-    _worker = torch.load(shared, mmap=True, weights_only=False), reported
-
-
-def _leave(watched: Any) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        watched.recv()
-    os._exit(1)
+    _worker = torch.load(shared, mmap=True, weights_only=False), reports
 
 
 def _perform(function: Callable[[Any, Any, Tick], Any], index: int, job: Any) -> Any:
-    shared, reported = _worker
-    return function(shared, job, lambda size, what="": reported.put((index, size, what)))
+    shared, reports = _worker
+    return function(shared, job, _tick(lambda *report: reports.put(report), index))
 
 
 # -------------------------------------------------------------------- a Ray cluster
 
 RETRIES = 3
-"""How often Ray begins a job anew whose worker died."""
+"""How often Ray restarts a job whose worker died."""
 ANSWER_SECONDS = 10
-"""How long a cluster may take to answer at its address; Ray itself goes on asking for minutes."""
+"""How long a cluster may take to answer at its address; Ray itself retries for minutes, and then ends the process."""
 TICK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Tasks of Ray, each with the resources that it asks for.
+    """Tasks of Ray, each with the same resources.
 
-    address: HOST:PORT of a cluster, or "auto" for the one that runs on this machine; None: what RAY_ADDRESS says, or a
-    cluster on this machine for the time of the run. workers: CPUs of such a cluster; by default one a core.
+    address: HOST:PORT of a cluster, or "auto" for the one that runs on this machine; None: RAY_ADDRESS, or a cluster on
+    this machine for the time of the run. workers: CPUs of such a cluster; by default one per core.
     cpus_per_cell: a job's CPUs, and its threads. gpus_per_cell: a job's share of a GPU, where it computes on one.
-    A program that has called ray.init() keeps its connection, which is used as it is.
+    If the program has called ray.init(), that connection is used.
 
     Raises:
-        InputError: Ray is not installed, or a value that does not serve.
+        InputError: Ray is not installed, or an invalid argument.
     """
 
     name: ClassVar[str] = "ray"
@@ -212,82 +197,70 @@ class Ray:
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
             raise InputError("engine='ray': needs Ray, which is not installed: pip install 'posenc[ray]'")
-        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        address, share = self.address or os.environ.get("RAY_ADDRESS") or "local", self.gpus_per_cell
         object.__setattr__(self, "address", address)
-        host, _, port = address.rpartition(":")
         if address.startswith("ray://"):
             raise InputError(f"address={address}: is Ray Client; start on a machine of the cluster, with address=auto")
-        if address not in ("local", "auto") and not (host and port.isdigit() and 0 < int(port) < 65536):
-            raise InputError(f"address={address}: write HOST:PORT, such as 10.0.0.1:6379, or auto")
         if address == "local":
             object.__setattr__(self, "workers", cores() if self.workers is None else self.workers)
             _check_workers(self.workers)
         elif self.workers is not None:
-            raise InputError(
-                f"workers={self.workers}: the cluster at {address} takes as many jobs at a time as it has room for; leave it "
-                "out, or give cpus_per_cell"
-            )
+            raise InputError(f"workers={self.workers}: the cluster at {address} decides; give cpus_per_cell instead")
         if self.cpus_per_cell < 1:
             raise InputError(f"cpus_per_cell={self.cpus_per_cell}: must be at least 1")
-        share = self.gpus_per_cell
         if not (0 < share <= 1 or (share > 1 and share == int(share))):
             raise InputError(f"gpus_per_cell={share}: must be a share such as 0.25, or an integer")
 
-    def run(
-        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
-    ) -> Generator[tuple[Job, Result], None, None]:
-        """See `Engine`. A job whose worker dies is begun anew on another, at most RETRIES times; then the others go on to
-        their end, and the error names it."""
+    def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
+        """See `Engine`. A job whose worker dies restarts on another, at most RETRIES times; then the other jobs finish, and
+        the error names it."""
         if not work.jobs:
             return
         with self._connected():
-            yield from self._results(work, ticks)
+            import ray
+            from ray.util.queue import Queue
 
-    def _results(self, work: Work[Shared, Job, Result], ticks: Ticks) -> Generator[tuple[Job, Result], None, None]:
-        import ray
-        from ray.util.queue import Queue
+            perform: Any = ray.remote(**self._resources(work), max_retries=RETRIES)(_perform_on_ray)
+            shared = ray.put((work.function, work.shared, self.cpus_per_cell, versions()))
+            reports: Any = Queue(actor_options={"num_cpus": 0})
+            reported = [0.0] * len(work.jobs)
+            dead: list[str] = []
+            pending = {
+                perform.options(name=work.name(job)).remote(shared, i, job, reports): i
+                for i, job in enumerate(work.jobs)
+            }
 
-        asked = self._resources(work)
-        options: dict[str, Any] = {"num_cpus": asked["CPU"], "num_gpus": asked["GPU"], "max_retries": RETRIES}
-        if asked["memory"]:
-            options["memory"] = int(asked["memory"])
-        perform: Any = ray.remote(**options)(_perform_on_ray)
-        shared = ray.put((work.function, work.shared, self.cpus_per_cell, versions()))
-        reported: Any = Queue(actor_options={"num_cpus": 0})
-        ticked = [0.0] * len(work.jobs)
-        lost: list[str] = []
-        pending = {
-            perform.options(name=work.name(job)).remote(shared, index, job, reported): index
-            for index, job in enumerate(work.jobs)
-        }
-        try:
-            while pending:
-                finished, _ = ray.wait(list(pending), timeout=TICK_SECONDS)
-                for index, total, what in reported.get_nowait_batch(reported.qsize()):
-                    if total > ticked[index]:  # a job that is begun anew reports nothing until it is where it was
-                        ticks(index, total - ticked[index], what)
-                        ticked[index] = total
-                for reference in finished:
-                    index = pending.pop(reference)
-                    try:
-                        total, result = ray.get(reference)
-                    except ray.exceptions.RayTaskError as error:
-                        raise _cause(error) from None
-                    except ray.exceptions.RayError:  # its workers died
-                        lost.append(work.name(work.jobs[index]))
-                        continue
-                    if total > ticked[index]:
-                        ticks(index, total - ticked[index], "")
-                    yield work.jobs[index], result
-        finally:
-            for reference in pending:
-                ray.cancel(reference, force=True)
-            reported.shutdown(force=True)
-        if lost:
-            raise RuntimeError(
-                f"the worker of {', '.join(lost)} died {RETRIES + 1} times (out of memory, or killed); everything else is "
-                "stored, the same command goes on from there"
-            )
+            def report(index: int, total: float, what: str) -> None:
+                if total > reported[index]:  # a job that restarts reports nothing until it is where it was
+                    ticks(index, total - reported[index], what)
+                    reported[index] = total
+
+            try:
+                while pending:
+                    finished, _ = ray.wait(list(pending), timeout=TICK_SECONDS)
+                    for each in reports.get_nowait_batch(reports.qsize()):
+                        report(*each)
+                    for reference in finished:
+                        index = pending.pop(reference)
+                        try:
+                            total, result = ray.get(reference)
+                        except ray.exceptions.RayTaskError as error:
+                            cause = getattr(error, "cause", None)  # the job's error without Ray's wrapping
+                            raise (cause if isinstance(cause, Exception) else RuntimeError(str(error))) from None
+                        except ray.exceptions.RayError:  # its workers died
+                            dead.append(work.name(work.jobs[index]))
+                            continue
+                        report(index, total, "")
+                        yield work.jobs[index], result
+            finally:
+                for reference in pending:
+                    ray.cancel(reference, force=True)
+                reports.shutdown(force=True)
+            if dead:
+                raise RuntimeError(
+                    f"the worker of {', '.join(dead)} died {RETRIES + 1} times (out of memory, or killed); everything else "
+                    "is stored; the same command continues"
+                )
 
     @contextlib.contextmanager
     def _connected(self) -> Generator[None, None, None]:
@@ -296,88 +269,61 @@ class Ray:
         if ray.is_initialized():
             yield
             return
-        if self.address not in ("local", "auto"):
-            _check_answers(str(self.address))
-        quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+        options: dict[str, Any] = {"address": self.address, "logging_level": "ERROR", "log_to_driver": False}
+        if self.address == "local":
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            options |= {"num_cpus": self.workers, "include_dashboard": False}
+        else:
+            options |= {"runtime_env": {"py_modules": [str(Path(posenc.__file__).parent)]}}
         try:
-            if self.address == "local":
-                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-                ray.init(address="local", num_cpus=self.workers, include_dashboard=False, **quiet)
-            else:
-                shipped = {"py_modules": [str(Path(posenc.__file__).parent)]}
-                ray.init(address=self.address, runtime_env=shipped, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            if self.address not in ("local", "auto"):
+                host, _, port = str(self.address).rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+            ray.init(**options)
+        except (OSError, RuntimeError, ValueError) as error:
             ray.shutdown()
-            raise InputError(f"address={self.address}: no Ray cluster that this Ray can use: {error}") from error
+            raise InputError(
+                f"address={self.address}: no Ray cluster answers there: {error}; write HOST:PORT of one that is up (ray start "
+                "--head), or auto"
+            ) from error
         try:
             yield
         finally:
             ray.shutdown()  # of a cluster that runs elsewhere this ends our connection alone
 
-    def _resources(self, work: Work[Any, Any, Any]) -> dict[str, float]:
-        """What a job asks for.
+    def _resources(self, work: Work[Any, Any, Any]) -> dict[str, Any]:
+        """What a job needs.
 
         Raises:
             InputError: no machine of the cluster has that much, so that it would wait for ever.
         """
         import ray
 
-        asked = {"CPU": float(self.cpus_per_cell), "GPU": self.gpus_per_cell * work.gpu, "memory": float(work.memory)}
+        needed = {"CPU": float(self.cpus_per_cell), "GPU": self.gpus_per_cell * work.gpu, "memory": float(work.memory)}
         nodes: list[Any] = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        if not any(all(node.get(what, 0) >= amount for what, amount in asked.items()) for node in nodes):
-            most = {what: max((node.get(what, 0) for node in nodes), default=0) for what in asked}
+        if not any(all(node.get(what, 0) >= amount for what, amount in needed.items()) for node in nodes):
+            cpu, gpu, memory = needed.values()
             raise InputError(
-                f"engine='ray': a job asks for {_amounts(asked)}, and no machine of the cluster has that much (the most "
-                f"there is of each: {_amounts(most)}); add machines, or give a smaller cpus_per_cell or gpus_per_cell, or "
-                "shorter texts"
+                f"engine='ray': a job needs {cpu:g} CPU, {gpu:g} GPU, {memory / 2**30:.1f} GiB of memory, and no machine of the "
+                "cluster has that much; add machines, or give a smaller cpus_per_cell or gpus_per_cell, or shorter texts"
             )
-        return asked
+        options = {"num_cpus": needed["CPU"], "num_gpus": needed["GPU"]}
+        return options | ({"memory": work.memory} if work.memory else {})
 
 
-def _amounts(resources: dict[str, float]) -> str:
-    return f"{resources['CPU']:g} CPU, {resources['GPU']:g} GPU, {resources['memory'] / 2**30:.1f} GiB of memory"
-
-
-def _check_answers(address: str) -> None:
-    """Raises:
-    InputError: nothing listens at an address."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(
-            f"address={address}: {reason}; is the cluster up (ray start --head), and this its port?"
-        ) from None
-
-
-def _cause(error: Any) -> BaseException:
-    """A job's error without Ray's wrapping; one that cannot be unpickled here as a RuntimeError."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else RuntimeError(str(error))
-
-
-def versions() -> dict[str, str]:
+def versions() -> str:
     """What must be the same on every machine for the same numbers."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"posenc": posenc.__version__, "torch": str(torch.__version__), "python": python}
+    return f"posenc {posenc.__version__}, torch {torch.__version__}, Python {python}"
 
 
-def check_versions(expected: dict[str, str]) -> None:
-    """Raises:
-    InputError: this machine has others."""
-    here = versions()
-    others = [f"{name} {here[name]} instead of {expected[name]}" for name in expected if here[name] != expected[name]]
-    if others:
-        raise InputError(
-            f"engine='ray': the worker on {platform.node()} has {', '.join(others)}, and would measure something else; "
-            "install the same versions on every machine"
-        )
-
-
-def _perform_on_ray(shared: Any, index: int, job: Any, reported: Any) -> tuple[float, Any]:
+def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[float, Any]:
     function, common, threads, expected = shared
-    check_versions(expected)
+    if versions() != expected:
+        raise InputError(
+            f"engine='ray': the worker on {platform.node()} has {versions()} instead of {expected}, and would measure "
+            "something else; install the same versions on every machine"
+        )
     torch.set_num_threads(threads)
     total, last = 0.0, time.monotonic()
 
@@ -386,7 +332,7 @@ def _perform_on_ray(shared: Any, index: int, job: Any, reported: Any) -> tuple[f
         total += size
         if time.monotonic() - last >= TICK_SECONDS:
             last = time.monotonic()
-            reported.actor.put_nowait.remote((index, total, what))
+            reports.actor.put_nowait.remote((index, total, what))
 
     result = function(common, job, tick)
     return total, result
@@ -404,19 +350,19 @@ ENGINES: dict[str, type[InProcess] | type[ProcessPool] | type[Ray]] = {
 def create(name: str, **options: Any) -> Engine:
     """An engine by name: "here", "local" (workers) or "ray" (address, workers, cpus_per_cell, gpus_per_cell).
 
-    An option that is None is not given.
+    Options that are None are ignored.
 
     Raises:
         InputError: an unknown engine, an option that another one takes, or a package that is missing.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    given = {option: value for option, value in options.items() if value is not None}
-    for option, value in given.items():
+    options = {option: value for option, value in options.items() if value is not None}
+    for option, value in options.items():
         takers = [known for known, engine in ENGINES.items() if option in {field.name for field in fields(engine)}]
         if name not in takers:
             raise InputError(f"{option}={value}: is an option of engine {' and '.join(takers)}, and engine is {name}")
-    return ENGINES[name](**given)
+    return ENGINES[name](**options)
 
 
 def _check_workers(workers: int | None) -> None:

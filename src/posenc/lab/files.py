@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written completely or not at all."""
 
-import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -17,31 +16,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
-    opened, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(opened, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp lets nobody else read
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class Folder:
-    """A folder to write results into, made if it is missing.
+    """A folder to write results into, created if it is missing.
 
     Raises:
-        InputError: it cannot be made or written.
+        InputError: it cannot be created or written.
     """
 
     def __init__(self, directory: str | Path) -> None:

@@ -16,6 +16,8 @@ import torch
 
 from posenc.errors import InputError
 
+MEMORY, STATUS, CLEAR = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
 
 def cpu() -> str:
     """The processor's name."""
@@ -45,10 +47,8 @@ def cores() -> int:
 
 
 def check_present(name: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        InputError: naming it.
+    """Raises:
+    InputError: this machine has no such device.
     """
     if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
         raise InputError(f"device={name}: not here; pass cpu{' or cuda' if torch.cuda.is_available() else ''}")
@@ -56,26 +56,26 @@ def check_present(name: str) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """What a measurement on a device depends on, as plain values."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cpu": cpu(),
         "cores": cores(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        "memory_gib": round(_meminfo("MemTotal") / 2**30, 1),
+        "memory_gib": round(_kibibytes(MEMORY, "MemTotal") / 2**30, 1),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be had now: the GPU's, or what the system and the process's own limit leave."""
+    """Memory that is free now: the GPU's, or what the system and the process's limit leave."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = _meminfo("MemAvailable") or 2**40
+    free = _kibibytes(MEMORY, "MemAvailable") or 2**40
     try:
         most = int(Path("/sys/fs/cgroup/memory.max").read_text())
         free = min(free, most - int(Path("/sys/fs/cgroup/memory.current").read_text()))
@@ -84,9 +84,10 @@ def free_bytes(device: torch.device) -> int:
     return free
 
 
-def _meminfo(name: str) -> int:
+def _kibibytes(file: Path, name: str) -> int:
+    """An entry of a file of /proc, in bytes; 0: there is none."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = file.read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name + ":"))
     except (OSError, StopIteration):
         return 0
@@ -94,18 +95,17 @@ def _meminfo(name: str) -> int:
 
 # -------------------------------------------------------------------- peak memory
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
 
 def measurable(device: torch.device) -> bool:
-    """Linux tells a process its peak, and lets it be reset; a GPU's allocator counts for itself."""
+    """Whether `peak` works: Linux counts a process's peak, and lets it be reset; a GPU's allocator counts for itself."""
     return device.type == "cuda" or CLEAR.exists()
 
 
 def peak(work: Callable[[], object], device: torch.device, *, collect: bool = True) -> int:
     """Bytes that a call takes above what was taken before it, its result included. collect: look for unused objects
     first, which takes a while."""
-    trim(collect)
+    if collect:
+        gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -114,41 +114,34 @@ def peak(work: Callable[[], object], device: torch.device, *, collect: bool = Tr
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    with _c_library() as library:
+        library.malloc_trim(0)  # freed memory goes back to the system
     CLEAR.write_text("5")  # the peak starts again from what is resident now
-    before = _status("VmRSS")
+    before = _kibibytes(STATUS, "VmRSS")
     work()
-    return max(0, _status("VmHWM") - before)
+    return max(0, _kibibytes(STATUS, "VmHWM") - before)
 
 
-def keep_freed_memory() -> None:
-    """Have the C library keep the memory that this process frees, up to 256 MiB and in pieces of up to 32 MiB, for what it
-    takes next. glibc else gives it back to the system and gets it again, page by page, at every step of a training: a tenth
-    of its time, and a quarter of a test's. For processes of ours alone: it lasts as long as they do."""
+def keep_freed_memory(most: int = 2**28, piece: int = 2**25) -> None:
+    """Have the C library reuse memory that this process frees, up to `most` bytes and in pieces of up to `piece` (at most
+    2^31 - 1). By default glibc gives it back to the system and gets it again, page by page, at every step of a training: a
+    tenth of its time, and a quarter of a test's. It lasts as long as the process: for processes that posenc started."""
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of glibc's malloc.h
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library, which has no mallopt
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(mmap_threshold, 2**25)
-        mallopt(trim_threshold, 2**28)
-        mallopt(top_pad, 2**26)
-
-
-def trim(collect: bool = True) -> None:
-    """Give freed memory back to the system, where the C library can. collect: after looking for unused objects."""
-    if collect:
-        gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _status(name: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name + ":"))
-    return 1024 * int(line.split()[1])
-
-
-PR_SET_PDEATHSIG = 1
+    with _c_library() as library:
+        library.mallopt(mmap_threshold, piece)
+        library.mallopt(trim_threshold, most)
+        library.mallopt(top_pad, 2**26)
 
 
 def die_with_parent() -> None:
-    """Have the system end this process when the one that started it is gone, where it can."""
+    """Have the system end this process when the one that started it is gone."""
+    set_parent_death_signal = 1  # of Linux's prctl.h
+    with _c_library() as library:
+        library.prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+@contextmanager
+def _c_library() -> Iterator[ctypes.CDLL]:
+    """Functions that the system's C library lacks are not called."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        yield ctypes.CDLL(None)

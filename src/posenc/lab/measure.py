@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of a comparison: a model trained and tested, here and now."""
+"""One cell of a comparison: a model trained and tested in this process."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def measure(
     on_progress: Callable[[int], None] = lambda work: None,
     checkpoints: Checkpoints | None = None,
 ) -> RunRecord:
-    """Train and test one run, here and now. The training goes on from its checkpoint where `checkpoints` has one."""
+    """Train and test one run, in this process. The training resumes from its checkpoint where `checkpoints` has one."""
     s = run.settings
     per_step = TRAIN_COST * s.batch_size * s.tokens
     training = Training(run, corpus.train)

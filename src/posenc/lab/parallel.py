@@ -7,11 +7,11 @@ accelerate starts the processes' communication and torch's DDP or FSDP2 divides 
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError, first_line
-from posenc.lab.engines import InProcess, Job, Result, Shared, Ticks, Work
+from posenc.lab.engines import InProcess, Job, Result, Results, Shared, Ticks, Work
 from posenc.lab.experiment import Batch, Run
 from posenc.lab.machine import flushed_denormals
 from posenc.positions import Positions
@@ -51,7 +51,7 @@ class World:
 
     @property
     def groups(self) -> int:
-        """Groups of processes that share the examples of a step, each the sequences of its own."""
+        """Groups of processes that share the examples of a step, each its sequences."""
         return self.size // self.shards
 
     def check(self, run: Run) -> None:
@@ -91,8 +91,8 @@ class World:
 
         encoding: the one that the module's model reads now.
         """
-        own = batch.rows(self._rows(len(batch.inputs))).to(self.device)
-        inputs, targets, positions = own.inputs, own.targets, own.positions
+        part = batch.rows(self._rows(len(batch.inputs))).to(self.device)
+        inputs, targets, positions = part.inputs, part.targets, part.positions
         if self.shards > 1:
             complete = positions or Positions.arange(inputs.shape[1], device=self.device)
             positions = complete.shard(self.rank % self.shards, self.shards, layout=LAYOUT, group=self.group)
@@ -120,8 +120,7 @@ class World:
             return value
         from accelerate.utils import reduce
 
-        mean: Tensor = reduce(value.detach(), "mean")
-        return mean
+        return cast(Tensor, reduce(value.detach(), "mean"))
 
     def broadcast(self, value: Any = None) -> Any:
         """The value that rank 0 passes, on every rank."""
@@ -144,7 +143,7 @@ class World:
         return batch * index // self.groups, batch * (index + 1) // self.groups
 
     def _rows(self, batch: int) -> slice:
-        """The rows that this process reads; at least one, since every process takes part in every pass."""
+        """The rows that this process reads; at least one, since every process runs every pass."""
         first, last = self._bounds(batch)
         return slice(first, max(last, first + 1))
 
@@ -157,12 +156,12 @@ class World:
             return
         draw, rows, size, complete = encoding.augment, self._rows(len(batch.inputs)), len(batch.inputs), batch.positions
 
-        def place(positions: Positions, _: int) -> Positions:
+        def augment(positions: Positions, _: int) -> Positions:
             if complete is not None:
                 positions = complete.with_causal(positions.causal).to(self.device)
             return _take_rows(draw(positions, size), size, rows)
 
-        encoding.augment = place  # type: ignore[method-assign, assignment]
+        encoding.augment = augment  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -171,9 +170,9 @@ class World:
 
 def _take_rows(positions: Positions, batch: int, rows: slice) -> Positions:
     tensors = {name: value for name, value in vars(positions).items() if isinstance(value, Tensor)}
-    own: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
+    part: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if value.shape[0] == batch}
     p = positions
-    return replace(p, **own).with_known(start=p.start, diagonal=p.diagonal, span=p.span)
+    return replace(p, **part).with_known(start=p.start, diagonal=p.diagonal, span=p.span)
 
 
 ALONE = World()
@@ -196,7 +195,7 @@ def together(parallel: str | None = None, sequence_shards: int = 1) -> Iterator[
     launcher nothing changes. A process that fails prints its error, and the launcher ends the others.
 
     Args:
-        parallel: "ddp" or "fsdp"; None: what the accelerate config says, or "ddp".
+        parallel: "ddp" or "fsdp"; None: as the accelerate config, or "ddp".
         sequence_shards: processes that share each sequence; those of consecutive ranks.
 
     Raises:
@@ -204,16 +203,16 @@ def together(parallel: str | None = None, sequence_shards: int = 1) -> Iterator[
             missing.
     """
     if not launched():
-        for name, given in (("parallel", parallel), ("sequence_shards", sequence_shards)):
-            if given not in (None, 1):
+        for name, value in (("parallel", parallel), ("sequence_shards", sequence_shards)):
+            if value not in (None, 1):
                 raise InputError(
-                    f"{name}={given}: there is one process; start several with torchrun --nproc-per-node N -m posenc "
+                    f"{name}={value}: there is one process; start several with torchrun --nproc-per-node N -m posenc "
                     "compare ... or accelerate launch -m posenc compare ..."
                 )
         yield world()
         return
     fsdp = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    joined = torch.distributed.is_initialized()  # by the caller, who leaves, too
+    joined = torch.distributed.is_initialized()  # by the caller, who also ends it
     here = _join(parallel or (FSDP if fsdp else DDP), sequence_shards)
     token = _current.set(here)
     try:
@@ -244,33 +243,28 @@ def _join(parallel: str, shards: int) -> World:
     if shards > 1:
         from torch.distributed.device_mesh import init_device_mesh
 
-        group = init_device_mesh(state.device.type, (size // shards, shards), mesh_dim_names=("batch", "sequence"))[
-            "sequence"
-        ].get_group()
+        names = ("batch", "sequence")
+        mesh = init_device_mesh(state.device.type, (size // shards, shards), mesh_dim_names=names)
+        group = mesh["sequence"].get_group()
     return World(rank, size, state.device, parallel, shards, group)
 
 
 # -------------------------------------------------------------------- one comparison by all of them
 
 
-@dataclass(frozen=True)
-class AllProcesses:
+class AllProcesses(InProcess):
     """The engine of rank 0 inside `together`: one job after the other, each by all processes. The others `follow`."""
 
     name: ClassVar[str] = "together"
-    in_process: ClassVar[bool] = True
-    workers: ClassVar[int] = 1
 
-    def run(
-        self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None
-    ) -> Generator[tuple[Job, Result], None, None]:
+    def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
         """See `posenc.lab.engines.Engine`."""
         world().broadcast((work.function, list(work.jobs)))
-        yield from InProcess().run(work, ticks)
+        yield from super().run(work, ticks)
 
 
 def follow(shared: Any) -> Any:
-    """On the ranks above 0: take part in every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
+    """On the ranks above 0: compute a share of every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
 
     shared: what jobs share, such as a study.
     """

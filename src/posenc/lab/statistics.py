@@ -29,13 +29,13 @@ def estimate(values: Tensor) -> Estimate:
 
     Seeds and windows are crossed: every model reads the same windows. The variance of the mean is that of the window
     means plus that of the seed means (which counts the residual twice: on the safe side), its degrees of freedom are
-    Satterthwaite's. One seed tells nothing about trainings: the interval is then over windows only.
+    Satterthwaite's. One seed does not show how trainings differ: the interval is then over windows only.
     """
     check_tensor("values", values)
     if values.dim() != 2 or len(values) < 1 or values.shape[1] < 2 or not values.is_floating_point():
         raise InputError(f"values={shown(values)}: pass (seeds, windows) losses, of two windows or more")
     if not bool(values.isfinite().all()):
-        raise InputError("values holds NaN or infinity: pass finite losses")
+        raise InputError("values=NaN or infinity: pass finite losses")
     from scipy.special import stdtrit  # the quantile of Student's t
 
     seeds, windows = values.shape

@@ -8,24 +8,23 @@ DIR/report.html         the report
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from posenc.errors import InputError
 from posenc.lab.files import Folder
 
 T = TypeVar("T")
-LOCK, OWNER = ".lock", ".running.json"
+LOCK, OWNER = ".lock", ".running"
 
 
 class Store(Folder):
-    """A folder of measurements."""
+    """The folder of a study."""
 
     def __init__(self, directory: str | Path) -> None:
         super().__init__(directory)
@@ -75,29 +74,18 @@ class Store(Folder):
         try:
             with FileLock(self.directory / LOCK, blocking=False):
                 since = datetime.now(UTC).isoformat(timespec="seconds")
-                self.write(
-                    OWNER,
-                    json.dumps(
-                        {"command": command[:1000], "pid": os.getpid(), "host": platform.node(), "since": since}
-                    ),
-                )
+                run = f"{command[:1000]} (process {os.getpid()} on {platform.node()}, since {since})"
+                self.write(OWNER, run)
                 try:
                     yield
                 finally:
                     owner.unlink(missing_ok=True)
                     (self.directory / LOCK).unlink(missing_ok=True)
         except Timeout:
+            run = owner.read_text() if owner.exists() else "another run"
             raise InputError(
-                f"directory={str(self.directory)!r}: {_described(owner)} is writing there; wait for it, stop it, or give another folder"
+                f"directory={str(self.directory)!r}: {run} is writing there; wait for it, stop it, or give another folder"
             ) from None
-
-
-def _described(owner: Path) -> str:
-    try:
-        facts: dict[str, Any] = json.loads(owner.read_bytes())
-        return "{command} (process {pid} on {host}, since {since})".format_map(facts)
-    except (OSError, ValueError, KeyError):
-        return "another run"
 
 
 def _digest(content: bytes | memoryview) -> bytes:

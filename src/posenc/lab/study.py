@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One study engine. A study is settings, cells, how a cell is measured, and the results made of all cells; `run` does the
-rest: it locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
+"""One study engine. A study is settings, cells, how a cell is measured, and the results of all cells; `run` does the rest: it
+locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
 
 A new study is a subclass of `Study` with five methods, and a page: see docs/studies.md and examples/new_study.py.
 """
@@ -10,7 +10,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
 Results = Mapping[str, Any]
-"""What results.json holds."""
+"""The content of results.json."""
 
 
 class Interrupted(Exception):
@@ -36,15 +36,14 @@ class Interrupted(Exception):
 class Study(ABC, Generic[C, M]):
     """What is measured, cell by cell.
 
-    A cell is frozen data that says what is measured; equal cells give equal numbers. A job is one cell, or several that are
+    A cell is frozen data that describes what is measured; equal cells give equal numbers. A job is one cell, or several that are
     measured in one go.
     """
 
     name: ClassVar[str]
     """Of the command; "kind" in results.json."""
     unit: ClassVar[str]
-    """What cells are called, in the plural; the key of their counts in results.json."""
-    schema: ClassVar[int] = 1
+    """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name."""
 
     @abstractmethod
     def cells(self) -> list[C]:
@@ -52,7 +51,7 @@ class Study(ABC, Generic[C, M]):
 
     @abstractmethod
     def facts(self, cell: C) -> Mapping[str, Any]:
-        """All that the numbers of a cell depend on, as JSON's types: the cell is known by their hash."""
+        """All that the numbers of a cell depend on, as JSON's types: the hash of it names the cell's file."""
 
     @abstractmethod
     def measure(self, job: Sequence[C], tick: Tick) -> dict[C, M]:
@@ -75,10 +74,6 @@ class Study(ABC, Generic[C, M]):
         Raises:
             InputError: names the argument.
         """
-
-    def identity(self, cell: C) -> str:
-        """The cell's file name."""
-        return identity(self.facts(cell))
 
     def jobs(self, cells: Sequence[C]) -> list[list[C]]:
         """The cells that are still to be measured, in jobs."""
@@ -104,10 +99,6 @@ class Study(ABC, Generic[C, M]):
         """What a job takes, for `posenc.lab.engines.Work`: gpu, memory."""
         return {}
 
-    def session(self) -> AbstractContextManager[object]:
-        """What is open while jobs are measured, such as processes that they share."""
-        return nullcontext()
-
     def stored(self, cell: C, measured: M) -> None:
         """A cell is in the store, from before or just now."""
 
@@ -116,12 +107,8 @@ class Study(ABC, Generic[C, M]):
         return ()
 
     def sentences(self, results: Results) -> dict[str, Any]:
-        """What follows from all that results.json holds so far, such as the answer in words."""
+        """What follows from the results so far, such as the answer in words."""
         return {}
-
-    def counts(self, planned: int, finished: int, before: int) -> dict[str, Any]:
-        """How many cells there are, as results.json has it."""
-        return {self.unit: {"planned": planned, "finished": finished, "kept_from_before": before}}
 
 
 def identity(facts: Mapping[str, Any]) -> str:
@@ -133,25 +120,25 @@ class Progress:
     """What a run reports on its way; this one reports nothing."""
 
     def started(self, study: Study[Any, Any], cells: int, before: int, pace: "Pace") -> None:
-        """So many cells, of which some were measured before. Called after every check and before the first measurement."""
+        """There are so many cells, of which some were measured before; called before the first measurement."""
 
     def advanced(self, size: float, what: str) -> None:
-        """So much more work is done, and what is done now."""
+        """So much more work is done; what: is done now."""
 
     def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
-        """A job has finished, in a few words and by its cells; so many cells are done."""
+        """A job has finished. what: in a few words. measured: by cell. done: cells that are done."""
 
     def estimated(self, seconds: float, cells: int) -> None:
-        """How long the cells that are left will take, once the first of them have shown it."""
+        """How long the run will take, with the first measurements as evidence. cells: that are left."""
 
     def say(self, sentence: str) -> None:
-        """A sentence for whoever waits."""
+        """Show a sentence to the user."""
 
 
 class Pace:
     """How fast work goes. total: the size of all of it.
 
-    What a job reports first does not count: it may have gone on from where it was stopped, and its process had to start.
+    What a job reports first does not count: it may have resumed, and its process had to start.
     """
 
     LEAST_SECONDS, LEAST_TICKS = 3.0, 8
@@ -174,7 +161,7 @@ class Pace:
         self._begun.add(job)
 
     def left(self) -> float | None:
-        """Seconds until all is done, at the pace so far; None: it is too early to tell."""
+        """Seconds until all is done, at the pace so far; None: it is too early."""
         if self._start is None or len(self._counted) < self.LEAST_TICKS:
             return None
         seconds = self.clock() - self._start
@@ -191,21 +178,23 @@ def run(
     pages: Mapping[str, Callable[[Results], str]] | None = None,
     begin: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Measure the cells that the folder does not hold yet, and write what results.json holds; returns it.
+    """Measure the cells that the folder does not have yet, and write results.json; returns its content.
 
     directory: cells that are there are not measured again, and every new one is stored at once; None: nothing is written.
     engine: where jobs are computed; by default one after the other in this process. pages: file name -> what makes it
-    from the results. begin: called once every check has passed, before the first measurement. Ctrl-C ends the run: what was measured is reported, with "complete": false.
+    from the results. begin: is called after every check, before the first measurement. Ctrl-C ends the run: what was
+    measured is reported, with "complete": false.
 
     Raises:
-        InputError: settings or a folder that do not serve, or another run in the folder.
+        InputError: invalid settings, a folder that cannot be written, or another run in the folder.
         Interrupted: Ctrl-C before a single cell had finished.
     """
     study.check()
     with TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
         with store.lock(command or f"posenc.{study.name}, from Python"):
-            return _run(study, store, engine or InProcess(), progress or Progress(), command, pages or {}, begin)
+            begin()
+            return _run(study, store, engine or InProcess(), progress or Progress(), command, pages or {})
 
 
 def _run(
@@ -215,28 +204,16 @@ def _run(
     progress: Progress,
     command: str,
     pages: Mapping[str, Callable[[Results], str]],
-    begin: Callable[[], object],
 ) -> dict[str, Any]:
-    begin()
-    started = time.perf_counter()
-    cells = study.cells()
-    names = {cell: study.identity(cell) for cell in cells}
+    started, estimate = time.perf_counter(), None
+    ids = {cell: identity(study.facts(cell)) for cell in study.cells()}
     done: dict[C, M] = {}
 
-    def add(cell: C, measured: M) -> None:
-        done[cell] = measured
-        study.stored(cell, measured)
-
-    def read(missing: Sequence[C]) -> None:
-        for cell in missing:
-            if (measured := store.load(names[cell], study.record(cell))) is not None:
-                add(cell, measured)
-
-    read(cells)
-    before = len(done)
-    jobs = study.jobs([cell for cell in cells if cell not in done])
-    pace, estimate = Pace(sum(map(study.work, jobs))), None
-    progress.started(study, len(cells), before, pace)
+    def read() -> None:
+        for cell, id in ids.items():
+            if cell not in done and (measured := store.load(id, study.record(cell))) is not None:
+                done[cell] = measured
+                study.stored(cell, measured)
 
     def ticked(index: int, size: float, what: str) -> None:
         nonlocal estimate
@@ -244,57 +221,57 @@ def _run(
         progress.advanced(size, what or study.describe(jobs[index]))
         if estimate is None and (left := pace.left()) is not None:
             estimate = time.perf_counter() - started + left
-            progress.estimated(estimate, len(cells) - before)
+            progress.estimated(estimate, len(ids) - before)
 
     def write(part: Mapping[C, M], running: bool) -> dict[str, Any]:
         results = {
-            "schema": study.schema,
+            "schema": 1,
             "kind": study.name,
-            "complete": len(part) == len(cells),
+            "complete": len(part) == len(ids),
             "running": running,
-            **study.counts(len(cells), len(part), before),
+            study.unit: {"planned": len(ids), "finished": len(part), "kept_from_before": before},
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - started, 1),
             "estimated_seconds": None if estimate is None else round(estimate, 1),
             "command": command,
             "set_aside": store.damaged,
+            **study.results(part),
         }
-        numbers = study.results(part)
-        machine = numbers.pop("machine", {}) | {
-            "posenc": posenc.__version__,
-            "engine": engine.name,
-            "workers": engine.workers,
-        }
-        results |= numbers | {"machine": machine}
+        ran_on = {"posenc": posenc.__version__, "engine": engine.name, "workers": engine.workers}
+        results["machine"] = results.get("machine", {}) | ran_on
         results |= study.sentences(results)
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
         for name, make in pages.items():
             store.write(name, make(results))
         return results
 
-    presented: Sequence[C] = study.presentable(done)
+    read()
+    before, presented = len(done), study.presentable(done)
+    jobs = study.jobs([cell for cell in ids if cell not in done])
+    pace = Pace(sum(map(study.work, jobs)))
+    progress.started(study, len(ids), before, pace)
     work = Work(_measure, study if engine.in_process else study.remote(), jobs, study.describe, **study.resources())
     try:
-        with study.session(), closing(engine.run(work, ticked)) as outcomes:
+        with closing(engine.run(work, ticked)) as outcomes:
             for job, measured in outcomes:
                 for cell in job:
-                    store.save(names[cell], measured[cell])
-                    add(cell, measured[cell])
+                    store.save(ids[cell], measured[cell])
+                    done[cell] = measured[cell]
+                    study.stored(cell, measured[cell])
                 progress.finished(study.outcome(job, measured), measured, len(done))
                 part = study.presentable(done)
-                if len(presented) < len(part) < len(cells):
+                if len(presented) < len(part) < len(ids):
                     if not presented and pages:
-                        first = (store.directory / next(iter(pages))).resolve()
-                        progress.say(
-                            f"First results, {len(part)} of {len(cells)} {study.unit}: {first} (written anew as more finish)"
-                        )
+                        page = (store.directory / next(iter(pages))).resolve()
+                        count = f"{len(part)} of {len(ids)} {study.unit}"
+                        progress.say(f"First results, {count}: {page} (updated as more finish)")
                     presented = part
                     write({cell: done[cell] for cell in part}, running=True)
     except KeyboardInterrupt:
-        read([cell for cell in cells if cell not in done])  # it may have come between storing a cell and counting it
+        read()  # it may have come between storing a cell and counting it
         if not done:
             raise Interrupted from None
-    return write({cell: done[cell] for cell in cells if cell in done}, running=False)
+    return write({cell: done[cell] for cell in ids if cell in done}, running=False)
 
 
 def _measure(study: Any, job: Sequence[Any], tick: Tick) -> Any:

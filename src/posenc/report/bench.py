@@ -4,11 +4,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.lab.bench.study import TIME
-from posenc.lab.bench.table import Table, machine_line, notes, tables
+from posenc.lab.bench.measure import TIME
+from posenc.lab.bench.table import machine_line, notes, tables
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line
 from posenc.report.html import rendered
-from posenc.report.terminal import print_files, stdout  # before rich: it says what to install if that is missing
+from posenc.report.terminal import print_files, stdout  # before rich: it reports what to install if that is missing
 
 # isort: split
 from rich.markup import escape
@@ -21,23 +21,14 @@ RATIOS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
 
 def page(results: Results) -> str:
-    """report.html for what results.json holds."""
-    shown = {}
-    for case, trials in _timed_by_case(results).items():
-        if len({trial["length"] for trial in trials}) > 1:
-            shown[case] = ratio_by_length(trials)
-    return rendered(
-        "speed.html", shown, r=results, tables=tables(results), notes=notes(results), machine=machine_line(results)
-    )
-
-
-def _timed_by_case(results: Results) -> dict[str, list[Any]]:
-    """The forward passes in float32 of each case, short ones first."""
+    """report.html for the results."""
     by_case: dict[str, list[Any]] = {}
     for trial in sorted(results["trials"], key=lambda trial: trial["length"]):
         if (trial["what"], trial["mode"], trial["dtype"]) == (TIME, "forward", "float32"):
             by_case.setdefault(trial["case"], []).append(trial)
-    return by_case
+    curves = {case: ratio_by_length(trials) for case, trials in by_case.items() if len(trials) > 1}
+    facts = {"tables": tables(results), "notes": notes(results), "machine": machine_line(results)}
+    return rendered("speed.html", curves, r=results, **facts)
 
 
 def ratio_by_length(trials: Rows) -> Figure:
@@ -64,23 +55,15 @@ def show(results: Results, directory: str) -> None:
     out = stdout()
     for table in tables(results):
         out.print(f"\n[bold]{escape(table.title)}[/bold] ({escape(table.unit)})")
-        out.print(_grid(table))
+        grid = Grid(box=None, pad_edge=False, header_style="bold")
+        for index, title in enumerate(table.head):
+            grid.add_column(title, justify="right" if index > 1 else "left", no_wrap=index > 1)
+        for row in table.rows:
+            grid.add_row(*map(escape, row))
+        out.print(grid)
     for note in notes(results):
         out.print(f"- {note}", markup=False, soft_wrap=True)
     out.print()
     out.print(machine_line(results), markup=False, soft_wrap=True)
     out.print("Ratios are of the same round: median (least..greatest). Lower is better.", markup=False)
     print_files(out, directory, Report="report.html", Numbers="results.json", Table="table.md")
-
-
-def _grid(table: Table) -> Grid:
-    grid = Grid(box=None, pad_edge=False, header_style="bold")
-    grid.add_column("case")
-    grid.add_column("")
-    for length in table.lengths:
-        grid.add_column(f"n = {length}", justify="right", no_wrap=True)
-    previous = ""
-    for row in table.lines:
-        grid.add_row("" if row.case == previous else row.case, escape(row.name), *map(escape, row.cells))
-        previous = row.case
-    return grid

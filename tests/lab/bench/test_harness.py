@@ -1,13 +1,14 @@
 """Timing on a clock that is ours, and memory of an allocation that is known."""
 
 import math
+import os
 import random
+import signal
 
 import pytest
 import torch
 
-from posenc.lab.bench.timing import CLOCKS, Effort, interleaved, ratios, spread
-from posenc.lab.bench.worker import apart
+from posenc.lab.bench.measure import CLOCKS, Effort, in_new_process, interleaved, ratios, spread
 from posenc.lab.machine import measurable, peak
 
 CPU = torch.device("cpu")
@@ -45,9 +46,9 @@ def test_ratios_are_of_the_same_round_and_drift_cancels():
     assert [len(times) for times in seconds.values()] == [5, 5, 5]
     assert ratios(seconds["ours"], seconds["limit"]) == pytest.approx([1.5] * 5)
     assert ratios(seconds["peer"], seconds["limit"]) == pytest.approx([4.0] * 5)
-    assert spread(seconds["limit"]).high == pytest.approx(7.0)
+    assert spread(seconds["limit"])["high"] == pytest.approx(7.0)
     # medians of times drawn from different rounds would differ
-    assert spread(seconds["peer"]).median == pytest.approx(8.0)
+    assert spread(seconds["peer"])["median"] == pytest.approx(8.0)
 
 
 def test_every_round_holds_every_candidate_in_another_order():
@@ -78,8 +79,7 @@ def test_a_budget_ends_it_after_three_rounds_at_least(budget, rounds):
 
 
 def test_spread_is_median_least_greatest():
-    found = spread([3.0, 1.0, 2.0, 10.0])
-    assert (found.median, found.low, found.high) == (2.5, 1.0, 10.0)
+    assert spread([3.0, 1.0, 2.0, 10.0]) == {"median": 2.5, "low": 1.0, "high": 10.0}
     with pytest.raises(ValueError, match="zip"):
         ratios([1.0, 2.0], [1.0])
 
@@ -94,44 +94,52 @@ def test_the_clocks_divide_by_the_calls(name):
 needs_linux = pytest.mark.skipif(not measurable(CPU), reason="peak memory is measured on Linux")
 
 
-@needs_linux
-@pytest.mark.parametrize("mebibytes", [64, 200])
-def test_a_known_allocation_is_found_in_a_process_of_its_own(mebibytes):
-    def allocate():
-        return torch.ones(mebibytes * 2**18)
+def allocate(mebibytes, announce):
+    return peak(lambda: torch.ones(mebibytes * 2**18), CPU)
 
-    found = apart(lambda: peak(allocate, CPU)) / 2**20
-    assert mebibytes - 1 <= found <= mebibytes + 8
 
-    def temporary():  # two at a time, one after another
+def allocate_twice(mebibytes, announce):
+    def work():  # two at a time, one after another
         for _ in range(3):
             torch.ones(mebibytes * 2**18).add(1)
 
-    assert 2 * mebibytes - 1 <= apart(lambda: peak(temporary, CPU)) / 2**20 <= 2 * mebibytes + 8
+    return peak(work, CPU)
+
+
+def read_only(mebibytes, announce):
+    tensor = torch.ones(mebibytes * 2**18)
+    torch.ones(3 * mebibytes * 2**18)  # an earlier peak
+    return peak(lambda: tensor.sum(), CPU)
 
 
 @needs_linux
-def test_what_was_there_before_does_not_count():
-    def work():
-        kept = torch.ones(100 * 2**18)
-        torch.ones(300 * 2**18)  # an earlier peak
-        return peak(lambda: kept.sum(), CPU)
-
-    assert apart(work) < 8 * 2**20
+def test_a_known_allocation_is_measured_in_a_new_process():
+    assert 199 <= in_new_process(allocate, 200) / 2**20 <= 208
+    assert 399 <= in_new_process(allocate_twice, 200) / 2**20 <= 408
+    assert in_new_process(read_only, 100) < 8 * 2**20
 
 
-@needs_linux
-def test_a_child_that_fails_or_dies_is_told():
-    def fails():
-        raise ValueError("no such size")
+def fails(announce):
+    announce("nearly there")
+    print("not a result")
+    raise ValueError("no such size")
 
+
+def dies(announce):
+    os._exit(7)
+
+
+def is_killed(announce):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_fails_or_dies_is_reported(capfd):
+    names = []
     with pytest.raises(RuntimeError, match="ValueError: no such size"):
-        apart(fails)
-
-    def dies():
-        import os
-
-        os._exit(7)
-
-    with pytest.raises(RuntimeError, match=r"the process died \(exit 7"):
-        apart(dies)
+        in_new_process(fails, announce=names.append)
+    assert names == ["nearly there"]
+    with pytest.raises(RuntimeError, match=r"the process died \(exit code 7"):
+        in_new_process(dies)
+    with pytest.raises(RuntimeError, match=r"the process died \(SIGKILL, out of memory\?"):
+        in_new_process(is_killed)
+    assert capfd.readouterr().out == ""

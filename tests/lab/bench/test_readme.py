@@ -86,7 +86,7 @@ def test_the_summary_shows_ours_and_the_best_peer(results):
 
 
 @pytest.mark.parametrize(
-    ("fastest", "told"),
+    ("fastest", "cell"),
     [
         (row("transformers T5, bias given", 1.35, package="transformers"), "1.35 (T5, bias given)"),
         (row("flex_attention, compiled", 1.2), "1.20 (flex_attention, compiled)"),
@@ -95,11 +95,11 @@ def test_the_summary_shows_ours_and_the_best_peer(results):
         (row("transformers MPT", package="transformers", status="differs"), "1.76 (BLOOM)"),
     ],
 )  # fmt: skip
-def test_the_best_of_the_others_is_shown_whoever_it_is(results, fastest, told):
+def test_the_best_of_the_others_is_shown_whoever_it_is(results, fastest, cell):
     slow = row("transformers BLOOM", 1.76, package="transformers")
     rows = [row("plain SDPA", 1.0), row("posenc", 1.02), row("SDPA with a dense bias", 1.8), slow, fastest]
     results["trials"] = [trial("t5", "forward", 2048, rows)]
-    assert f"| `t5` | 1.02 | {told} |  |  |  |  |" in readme.summary(results).splitlines()
+    assert f"| `t5` | 1.02 | {cell} |  |  |  |  |" in readme.summary(results).splitlines()
 
 
 def test_the_full_tables_have_all_lengths_and_say_what_is_missing(results):
@@ -169,5 +169,5 @@ def test_the_page_holds_every_cell_and_a_curve_where_there_are_lengths(results):
     assert "<i>" not in text.split("<script>")[0]
     for table in tables(full):
         assert table.title in text
-        assert all(cell in text for line in table.lines for cell in line.cells)
+        assert all(cell in text for row in table.rows for cell in row)
     assert "not installed: pip install torchtune" in text

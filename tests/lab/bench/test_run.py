@@ -10,21 +10,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from posenc import cli
 from posenc.errors import InputError
-from posenc.lab.bench import worker as running
-from posenc.lab.bench.case import Built, Candidate, Case, Peer, Refusal
+from posenc.lab.bench.case import Built, Candidate, Case, Refusal, load
 from posenc.lab.bench.cases import CASES
-from posenc.lab.bench.study import MEMORY, QUICK, STANDARD, TIME, BenchSettings, BenchStudy, Row, Rows, Trial, plan
+from posenc.lab.bench.measure import MEMORY, TIME, BenchSettings, Effort, Row, Trial, measure, timed_rows
+from posenc.lab.bench.study import QUICK, STANDARD, BenchStudy, plan
 from posenc.lab.bench.table import markdown, tables
-from posenc.lab.bench.timing import Effort
-from posenc.lab.bench.worker import KEEP_FREED, Died, Worker, measure
-from posenc.lab.study import run
+from posenc.lab.study import identity, run
 
 FAST = BenchSettings(effort=Effort(rounds=3, block=0.0))
 ALIBI = Trial(TIME, "alibi", "forward", "float32", 24)
-BARE = replace(FAST, peers=False)
 ROPE = Trial(TIME, "rope", "forward", "float32", 24)
 TABLES = Trial(TIME, "tables", "forward", "float32", 24)
 
@@ -64,7 +62,7 @@ def test_what_is_given_replaces_what_the_preset_has():
         ({"cases": ["alibbi"]}, "unknown case 'alibbi': did you mean 'alibi'"),
         ({"modes": ["trian"]}, "unknown mode 'trian': did you mean 'train'"),
         ({"dtypes": ["float8"]}, "unknown dtype 'float8'"),
-        ({"lengths": [1]}, "lengths=1: a sequence needs at least 2 tokens"),
+        ({"lengths": [1]}, "lengths=1: must be at least 2"),
         ({"cases": ["tables"], "modes": ["decode"]}, "nothing to measure: tables has no decode"),
     ],
 )
@@ -73,43 +71,23 @@ def test_what_cannot_be_planned_is_refused(given, message):
         plan(**given)
 
 
-def identity(trial, settings):
-    return BenchStudy([trial], settings).identity(trial)
+def id_of(trial, settings):
+    return identity(BenchStudy([trial], settings).facts(trial))
 
 
 def test_an_id_depends_on_everything_that_numbers_depend_on(monkeypatch):
-    first = identity(ALIBI, FAST)
-    assert first == identity(Trial(**asdict(ALIBI)), replace(FAST))
+    first = id_of(ALIBI, FAST)
+    assert first == id_of(Trial(**asdict(ALIBI)), replace(FAST))
     others = [
-        identity(replace(ALIBI, length=25), FAST),
-        identity(replace(ALIBI, what=MEMORY), FAST),
-        identity(ALIBI, replace(FAST, threads=2)),
-        identity(ALIBI, replace(FAST, flush_denormal=True)),
-        identity(ALIBI, replace(FAST, effort=Effort(rounds=4))),
+        id_of(replace(ALIBI, length=25), FAST),
+        id_of(replace(ALIBI, what=MEMORY), FAST),
+        id_of(ALIBI, replace(FAST, threads=2)),
+        id_of(ALIBI, replace(FAST, flush_denormal=True)),
+        id_of(ALIBI, replace(FAST, effort=Effort(rounds=4))),
     ]
     monkeypatch.setattr("posenc.lab.bench.study.versions", lambda: {"torch": "9"})
-    others.append(identity(ALIBI, FAST))
+    others.append(id_of(ALIBI, FAST))
     assert len({first, *others}) == 7
-
-
-def expectations(trial, known):
-    study = BenchStudy([trial], FAST)
-    for each, rows in known.items():
-        study.stored(each, Rows(rows))
-    return study._expected(trial)
-
-
-def test_expectations_grow_from_the_longest_one_that_is_not_longer():
-    def rows(seconds):
-        return [Row("posenc", "measured", seconds=[seconds] * 3), Row("gone", "failed")]
-
-    known = {replace(ALIBI, length=100): rows(1.0), replace(ALIBI, length=200): rows(3.0)}
-    assert expectations(replace(ALIBI, length=400), known) == {"posenc": 12.0}
-    assert expectations(replace(ALIBI, length=150), known) == {"posenc": 2.25}
-    assert expectations(replace(ALIBI, length=200, what=MEMORY), known) == {"posenc": 3.0}
-    assert expectations(replace(ALIBI, mode="train"), known) == {}
-    decoding = {replace(t, mode="decode"): r for t, r in known.items()}
-    assert expectations(replace(ALIBI, mode="decode", length=400), decoding) == {"posenc": 6.0}
 
 
 # -------------------------------------------------------------------- one trial
@@ -132,46 +110,46 @@ def raising(error):
     return build
 
 
+def rows_of(settings=FAST, failed=(), announce=print):
+    return timed_rows(ALIBI, settings, dict(failed), announce)
+
+
 def test_every_candidate_has_a_row_whatever_happens_to_it(monkeypatch):
     candidates_of(
         monkeypatch,
         Candidate("fine", lambda inputs: works()),
         Candidate("broken", raising(ValueError("two\nlines"))),
         Candidate("cannot", raising(Refusal("only on Tuesdays"))),
-        Candidate("absent", CASES["rotary"].candidates[5].build, Peer("no-such", "no_such")),
+        Candidate("absent", lambda inputs: load("no-such"), "no-such"),
         Candidate("dead", lambda inputs: works()),
-        Candidate("slow", lambda inputs: works()),
-        Candidate("huge", lambda inputs: works(), cells=2**60),
+        Candidate("huge", lambda inputs: works(), score_bytes=2**60),
         Candidate("elsewhere", lambda inputs: works(), modes=("decode",)),
     )
-    told: list[str] = []
-    rows = measure(ALIBI, FAST, {"dead": "SIGKILL"}, {"slow": 9.0}, told.append)
-    found = {row.name: (row.status, row.note) for row in rows}
-    assert found.pop("huge")[1].startswith("would take about")
-    assert found.pop("absent")[0] == "failed"  # its build asked another package; `load` has its own tests
-    assert found == {
+    announced: list[str] = []
+    rows = rows_of(failed={"dead": "SIGKILL"}, announce=announced.append)
+    notes = {row.name: (row.status, row.note) for row in rows}
+    assert notes.pop("huge")[1].startswith("would take about")
+    assert notes == {
         "limit": ("measured", ""),
         "fine": ("measured", ""),
         "broken": ("failed", "ValueError: two lines"),
         "cannot": ("left out", "only on Tuesdays"),
+        "absent": ("missing", "not installed: pip install no-such"),
         "dead": ("failed", "SIGKILL"),
-        "slow": ("left out", "expected to take 9.0 s a call, more than patience=3"),
     }
-    assert told == ["limit", "fine", "broken", "cannot", "absent", ""]
+    assert announced == ["limit", "fine", "broken", "cannot", "absent", "huge", ""]
     assert [len(row.seconds) for row in rows if row.status == "measured"] == [3, 3]
-    assert [row.name for row in measure(ALIBI, replace(FAST, peers=False), {}, {})][3:5] == ["cannot", "dead"]
+    assert [row.name for row in rows_of(replace(FAST, peers=False))][3:5] == ["cannot", "dead"]
 
 
-def test_the_memory_of_posenc_is_taken_however_long_it_takes(monkeypatch):
-    candidates_of(monkeypatch, Candidate("posenc, slow", lambda i: works()), Candidate("peer", lambda i: works()))
-    monkeypatch.setattr("posenc.lab.bench.worker._memory", lambda *_: 5)
-    rows = measure(replace(ALIBI, what=MEMORY), FAST, {}, {"posenc, slow": 9.0, "peer": 9.0, "limit": 9.0})
-    assert [(row.status, row.bytes) for row in rows] == [("measured", 5), ("measured", 5), ("left out", None)]
+def test_who_takes_too_long_is_left_out(monkeypatch):
+    slow = Built(lambda: None, lambda: time.sleep(0.02) or (torch.ones(1),), lambda: (torch.ones(1).double(),), 1.0)
+    candidates_of(monkeypatch, Candidate("slow", lambda inputs: slow))
+    hurried = BenchSettings(clock="wall", effort=Effort(rounds=3, block=0.0, patience=0.01))
+    assert rows_of(hurried)[1].note == "takes 0.0 s a call, more than patience=0.01"
 
 
 def test_who_disagrees_is_not_timed(monkeypatch):
-    import torch
-
     def built(error):
         return Built(
             lambda: None, lambda: (torch.tensor([1.0 + error]),), lambda: (torch.ones(1, dtype=torch.float64),), 1e-2
@@ -181,24 +159,16 @@ def test_who_disagrees_is_not_timed(monkeypatch):
         monkeypatch, Candidate("near", lambda i: built(1e-3)), Candidate("far", lambda i: built(0.5)),
         Candidate("nan", lambda i: built(float("nan"))),
     )  # fmt: skip
-    near, far, nan = measure(ALIBI, FAST, {}, {})[1:]
+    near, far, nan = rows_of()[1:]
     assert near.status == "measured"
     assert near.error == pytest.approx(1e-3, rel=1e-3)
     assert (far.status, far.seconds, far.note) == ("differs", [], "differs from the formula by 0.5, 0.01 is allowed")
     assert (nan.status, nan.error) == ("differs", None)
 
 
-def test_inputs_that_cannot_be_made_are_the_trials_answer(monkeypatch):
-    def prepare(problem):
-        raise MemoryError("not enough")
-
-    monkeypatch.setitem(CASES, "alibi", replace(CASES["alibi"], prepare=prepare))
-    assert measure(ALIBI, FAST, {}, {}) == [Row("plain SDPA", "failed", "MemoryError: not enough")]
-
-
 def test_the_limit_alone_is_not_timed(monkeypatch):
     candidates_of(monkeypatch, Candidate("cannot", raising(Refusal("no"))))
-    assert [row.seconds for row in measure(ALIBI, FAST, {}, {})] == [[], []]
+    assert [row.seconds for row in rows_of()] == [[], []]
 
 
 # -------------------------------------------------------------------- a benchmark
@@ -230,67 +200,19 @@ def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measured(tmp_path, monkeypatch):
-    class Mortal:
-        def __init__(self, what, settings):
-            self.closed = False
+def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measured(monkeypatch):
+    def dies(name):
+        def run(function, trial, settings, failed, announce):
+            announce(name)
+            if name not in failed:
+                raise RuntimeError("the process died (SIGSEGV)")
+            return [Row("copy of the tables", "measured", seconds=[1.0]), Row(name, "failed", failed[name])]
 
-        def measure(self, trial, dead, expected, announce):
-            announce("bad")
-            if "bad" not in dead:
-                raise Died("bad", "the process died (SIGSEGV)")
-            return [Row("copy of the tables", "measured", seconds=[1.0]), Row("bad", "failed", dead["bad"])]
+        monkeypatch.setattr("posenc.lab.bench.measure.in_new_process", run)
+        return [(row.name, row.note) for row in measure(TABLES, FAST)]
 
-        def close(self):
-            self.closed = True
-
-    monkeypatch.setattr(running, "Worker", Mortal)
-    results = run(BenchStudy([TABLES], FAST), tmp_path)
-    assert results["trials"][0]["rows"][1]["note"] == "the process died (SIGSEGV)"
-
-    def dies_in_the_rounds(self, *_):
-        raise Died("", "the process died (SIGKILL)")
-
-    monkeypatch.setattr(Mortal, "measure", dies_in_the_rounds)
-    results = run(BenchStudy([replace(TABLES, length=39)], FAST), tmp_path)
-    assert [(row["name"], row["note"]) for row in results["trials"][0]["rows"]] == [
-        ("copy of the tables", "the process died (SIGKILL)")
-    ]
-
-    def dies(self, *_):
-        raise Died(None, "the process died (exit code 1)")
-
-    monkeypatch.setattr(Mortal, "measure", dies)
-    with pytest.raises(RuntimeError, match="what was measured is stored"):
-        run(BenchStudy([replace(TABLES, length=40)], FAST), tmp_path)
-
-
-@pytest.fixture
-def worker():
-    made = Worker(TIME, BARE)
-    yield made
-    made.close()
-
-
-def test_the_worker_has_its_own_allocator_and_the_parent_none(worker):
-    if not Path("/proc").exists():
-        pytest.skip("no /proc")
-    rows = worker.measure(
-        TABLES, {}, {}, print
-    )  # an answer: until exec has set it up, /proc shows an empty environment
-    assert [row.name for row in rows][:2] == ["copy of the tables", "posenc"]
-    environment = dict(
-        item.split("=", 1) for item in Path(f"/proc/{worker.process.pid}/environ").read_text().split("\0") if item
-    )
-    assert environment.items() >= KEEP_FREED.items()
-    assert not set(KEEP_FREED) & set(os.environ)
-
-
-def test_a_worker_that_is_killed_says_so(worker):
-    worker.process.kill()
-    with pytest.raises(Died) as death:
-        worker.measure(TABLES, {}, {}, print)
-    assert (death.value.candidate, death.value.how) == (None, "the process died (SIGKILL, out of memory?)")
+    assert dies("bad") == [("copy of the tables", ""), ("bad", "the process died (SIGSEGV)")]
+    assert dies("") == [("copy of the tables", "the process died (SIGSEGV)")], "in the rounds of all"
 
 
 # -------------------------------------------------------------------- the command
@@ -301,7 +223,7 @@ def test_a_worker_that_is_killed_says_so(worker):
     [
         (["alibbi"], "unknown case 'alibbi': did you mean 'alibi'?"),
         (["--mode", "backward"], "unknown mode 'backward'"),
-        (["--n", "0"], "--n 0: a sequence needs at least 2 tokens"),
+        (["--n", "0"], "--n 0: must be at least 2"),
         (["--n", "many"], "argument --n: invalid int value: 'many'"),
         (["--threads", "0"], "--threads 0: must lie between 1 and"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
@@ -362,12 +284,15 @@ def test_no_process_outlives_a_benchmark_that_is_killed(tmp_path):
     command += ["--out", str(tmp_path), "--no-peers", "--patience", "1000"]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        worker = wait_for(lambda: children(started.pid))
-        (handle,) = [os.pidfd_open(pid) for pid in worker]
+        until = time.monotonic() + 60
+        while not (measuring := [pid for server in children(started.pid) for pid in children(server)]):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        (handle,) = [os.pidfd_open(pid) for pid in measuring]
     finally:
         started.kill()
         started.wait()
-    assert select.select([handle], [], [], 20)[0], "the worker has ended"
+    assert select.select([handle], [], [], 20)[0], "the measuring process has ended"
     os.close(handle)
 
 
@@ -376,17 +301,3 @@ def children(pid):
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-
-
-def wait_for(found, seconds=60):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if answer := found():
-            return answer
-        time.sleep(0.05)
-    raise AssertionError("nothing came")
-
-
-def test_the_worker_is_quiet_about_a_parent_that_left():
-    done = subprocess.run([sys.executable, "-m", "posenc.lab.bench.worker"], input="", capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention at module level: four projections round a core, x (1, n, 512) -> (1, n, 512), with 8 heads of width 64.
+"""Attention at module level: four projections around a core, x (1, n, 512) -> (1, n, 512), with 8 heads of width 64.
 
-What each encoding adds to the scores is a formula on any rows of the score matrix. It is given float64 rows to judge the
-candidates by, and all rows in the dtype of the problem to be one of them.
+What each encoding adds to the scores is a formula on any rows of the score matrix. On sampled rows in float64 it is what
+candidates are compared with; on all rows, in the problem's dtype, it is the naive candidate.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 import posenc
 from posenc.encoding import Encoding
 from posenc.functional import alibi_slopes, deberta_bucket, rotary, sinusoidal, t5_bucket
-from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload
+from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, rope_tables, sampled
 from posenc.positions import Positions
 
 DIM, HEADS, HEAD_DIM = 512, 8, 64
@@ -33,14 +32,15 @@ added to their scaled product."""
 
 @dataclass(frozen=True)
 class Scheme:
-    """An encoding in attention: its weights, and what it does to queries, keys and scores.
+    """An encoding in attention: its formula, its weights, and posenc's encoding.
 
-    sizes: name -> (shape, standard deviation) of its own weights, for a length. learned: the weight whose gradient is
-    compared. scale: of the product of queries and keys.
+    make: posenc's encoding for a length. parameters: name -> its parameter's path, and the standard deviation of its values.
+    learned: the one whose gradient is compared. scale: of the product of queries and keys.
     """
 
     terms: Formula
-    sizes: Callable[[int], dict[str, tuple[tuple[int, ...], float]]] = lambda length: {}
+    make: Callable[[int], Encoding]
+    parameters: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     learned: str | None = None
     scale: float = HEAD_DIM**-0.5
     causal: bool = False
@@ -86,15 +86,15 @@ def _shaw(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 def _xlnet(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     length = k.shape[2]
     distances = torch.arange(length - 1, -length, -1, device=q.device)
-    codes = sinusoidal(distances, DIM, layout="concat", dtype=q.dtype)
-    keys = (codes @ w["table"].mT).unflatten(-1, (HEADS, HEAD_DIM)).transpose(0, 1)
-    scores = (q + w["distance_bias"]) @ keys.mT * HEAD_DIM**-0.5
-    return q + w["content_bias"], k, _gathered(scores, length - 1 - _distance(rows, length))
+    sinusoids = sinusoidal(distances, DIM, layout="concat", dtype=q.dtype)
+    keys = sinusoids @ w["table"].mT
+    scores = (q + w["distance_bias"][:, :, None]) @ keys.mT * HEAD_DIM**-0.5
+    return q + w["content_bias"][:, :, None], k, _gathered(scores, length - 1 - _distance(rows, length))
 
 
 def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    counted = deberta_bucket(_distance(rows, k.shape[2]), BUCKETS, MOST_RELATIVE)
-    index = (counted + BUCKETS).clamp(0, 2 * BUCKETS - 1)
+    buckets = deberta_bucket(_distance(rows, k.shape[2]), BUCKETS, MOST_RELATIVE)
+    index = (buckets + BUCKETS).clamp(0, 2 * BUCKETS - 1)
     queries, keys = (heads((w["table"] @ w[name].mT)[None]) for name in ("q", "k"))
     c2p = _gathered(q @ keys.mT, index)
     p2c = _gathered(k @ queries.mT, index.mT).mT
@@ -102,60 +102,60 @@ def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 
 
 def _tupe(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    codes = layer_norm(w["table"], (DIM,))
-    left, right = (heads((codes @ w[name].mT)[None]) for name in ("left", "right"))
-    absolute = left[:, :, rows] @ right.mT * TUPE_SCALE
-    return q, k, absolute + _t5_bias(w["distances"], rows, k.shape[2], bidirectional=True)
+    absolute = layer_norm(w["table"], (DIM,))
+    left, right = (absolute @ w[name].mT for name in ("left", "right"))
+    content = left[:, :, rows] @ right.mT * TUPE_SCALE
+    return q, k, content + _t5_bias(w["distances"], rows, k.shape[2], bidirectional=True)
 
 
 def _rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    positions = torch.arange(k.shape[2], device=q.device, dtype=torch.float64)
-    inv_freq = 10000.0 ** (-torch.arange(0, HEAD_DIM, 2, device=q.device, dtype=torch.float64) / HEAD_DIM)
-    angles = positions[:, None] * inv_freq
     wide = torch.promote_types(q.dtype, torch.float32)
-    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
-    turned = rotary(q, cos[rows], sin[rows], layout="interleaved"), rotary(k, cos, sin, layout="interleaved")
-    return *turned, None
+    cos, sin = (table.to(wide) for table in rope_tables(torch.arange(k.shape[2], device=q.device), HEAD_DIM))
+    rotated = rotary(q, cos[rows], sin[rows], layout="interleaved"), rotary(k, cos, sin, layout="interleaved")
+    return *rotated, None
 
 
 DEBERTA_SCALE = (3 * HEAD_DIM) ** -0.5
 TUPE_SCALE = (2 * HEAD_DIM) ** -0.5
-_SQUARE = ((DIM, DIM), DIM**-0.5)
-
-SCHEMES: dict[str, Scheme] = {
-    "t5": Scheme(_t5, lambda n: {"table": ((HEADS, 32), 1.0)}, "table", 1.0),
-    "t5_causal": Scheme(_t5_causal, lambda n: {"table": ((HEADS, 32), 1.0)}, "table", 1.0, causal=True),
-    "alibi": Scheme(_alibi, causal=True),
-    "shaw": Scheme(_shaw, lambda n: {"table": ((2 * CLIP + 1, HEAD_DIM), 1.0)}, "table"),
-    "xlnet": Scheme(
-        _xlnet,
-        lambda n: {
-            "table": _SQUARE,
-            "content_bias": ((HEADS, 1, HEAD_DIM), 0.1),
-            "distance_bias": ((HEADS, 1, HEAD_DIM), 0.1),
-        },
-        "table",
-    ),
-    "tupe": Scheme(
-        _tupe,
-        lambda n: {"table": ((n, DIM), 1.0), "left": _SQUARE, "right": _SQUARE, "distances": ((HEADS, 32), 1.0)},
-        "distances",
-        TUPE_SCALE,
-    ),
-    "deberta": Scheme(_deberta, lambda n: {"table": ((2 * BUCKETS, DIM), 1.0)}, "table", DEBERTA_SCALE),
-    "rope": Scheme(_rope),
+_TABLE = {"table": ("table", 1.0)}
+_SHAW = {"table": ("key_table", 1.0)}
+_XLNET = {"table": ("projection.weight", DIM**-0.5), "content_bias": ("u", 0.1), "distance_bias": ("v", 0.1)}
+_TUPE = {
+    "table": ("table", 1.0),
+    "left": ("query.weight", DIM**-0.5),
+    "right": ("key.weight", DIM**-0.5),
+    "distances": ("distances", 1.0),
 }
 
 
-SAMPLED_ROWS = 48
-"""Queries whose outputs are compared with the formula in float64; gradients are those of these outputs."""
+def _make_deberta(length: int) -> Encoding:
+    return posenc.DeBERTaV2(
+        DIM, HEADS, HEAD_DIM, max_relative_positions=MOST_RELATIVE, position_buckets=BUCKETS, norm=False
+    )
+
+
+SCHEMES: dict[str, Scheme] = {
+    "t5": Scheme(_t5, lambda n: posenc.T5(HEADS), _TABLE, "table", 1.0),
+    "t5_causal": Scheme(_t5_causal, lambda n: posenc.T5(HEADS, bidirectional=False), _TABLE, "table", 1.0, causal=True),
+    "alibi": Scheme(_alibi, lambda n: posenc.ALiBi(HEADS), causal=True),
+    "shaw": Scheme(_shaw, lambda n: posenc.Shaw(HEAD_DIM, HEADS, clip=CLIP, terms="keys"), _SHAW, "table"),
+    "xlnet": Scheme(_xlnet, lambda n: posenc.XLNet(DIM, HEADS, HEAD_DIM), _XLNET, "table"),
+    "tupe": Scheme(
+        _tupe, lambda n: posenc.TUPER(n, DIM, HEADS, HEAD_DIM, untie_cls=False), _TUPE, "distances", TUPE_SCALE
+    ),
+    "deberta": Scheme(_deberta, _make_deberta, _TABLE, "table", DEBERTA_SCALE),
+    "rope": Scheme(_rope, lambda n: posenc.Rotary(HEAD_DIM, layout="interleaved")),
+}
+"""By the name of the case. RoPE's weights are interleaved."""
+
+
 Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 Gradient = Callable[[], Tensor]
-"""Reads the gradient of the scheme's learned weight, in that weight's own shape."""
+"""Reads the gradient of the scheme's learned weight, in that weight's shape."""
 
 
 class AttentionInputs:
-    """What every candidate of a case gets: the same input, the same weights, rounded to the problem's dtype."""
+    """What every candidate of a case shares: the same input, the same weights, rounded to the problem's dtype."""
 
     def __init__(self, scheme: Scheme, problem: Workload) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -169,16 +169,22 @@ class AttentionInputs:
         # scores of standard deviation 1, whatever the scale
         stds = {"q": DIM**-0.5 * HEAD_DIM**-0.5 / scheme.scale, "k": DIM**-0.5, "v": DIM**-0.5, "o": DIM**-0.5}
         self.weights: dict[str, Tensor] = {name: normal((DIM, DIM), std) for name, std in stds.items()}
-        self.weights |= {name: normal(shape, std) for name, (shape, std) in scheme.sizes(problem.length).items()}
+        encoding = scheme.make(problem.length)
+        for name, (path, std) in scheme.parameters.items():
+            self.weights[name] = normal(encoding.get_parameter(path).shape, std)
         self.upstream: Tensor = normal((1, problem.length, DIM), 1.0)
-        last = problem.length - 1
-        every = torch.linspace(0, last, min(problem.length, SAMPLED_ROWS)).long().unique()
-        self.rows: Tensor = (torch.tensor([last]) if problem.mode == "decode" else every).to(problem.device)
+        rows = self.query_rows
+        self.rows: Tensor = rows[sampled(len(rows), problem.device)]
 
     @property
-    def asked(self) -> Tensor:
+    def tokens(self) -> Tensor:
         """The tokens that go through the module: all of them, or the last one."""
         return self.x[:, -1:] if self.problem.mode == "decode" else self.x
+
+    @property
+    def query_rows(self) -> Tensor:
+        """The rows of the score matrix that the module computes."""
+        return torch.arange(self.problem.length, device=self.problem.device)[-self.tokens.shape[1] :]
 
     @property
     def learned(self) -> str | None:
@@ -189,13 +195,13 @@ class AttentionInputs:
         """Keys and values of all tokens, where one of them is decoded."""
         if self.problem.mode != "decode":
             return None
-        return KeyValueCache(*(heads(self.x @ self.weights[name].mT).contiguous() for name in "kv"))
+        keys, values = (heads(self.x @ self.weights[name].mT).contiguous() for name in "kv")
+        return KeyValueCache(keys, values)
 
     def positions(self) -> Positions:
         """Where the tokens are; a model makes this once, for all of its layers."""
-        earlier = self.problem.length - 1 if self.problem.mode == "decode" else 0
-        options: dict[str, Any] = {"causal": self.scheme.causal, "device": self.problem.device}
-        return Positions.arange(self.problem.length - earlier, earlier, **options)
+        count, device = self.tokens.shape[1], self.problem.device
+        return Positions.arange(count, self.problem.length - count, causal=self.scheme.causal, device=device)
 
     @cached_property
     def truth(self) -> Tensors:
@@ -222,43 +228,29 @@ def hidden(rows: Tensor, keys: int) -> Tensor:
 
 class KeyValueCache:
     """Keys and values with room for the last token, in the interface of transformers' caches. Every step writes the
-    same place, so that what is timed does not grow."""
+    same entry, so that what is timed does not grow. rotate: is applied to each new key before it is stored."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, rotate: Callable[[Tensor], Tensor] = lambda keys: keys) -> None:
         self.keys = keys
         self.values = values
+        self.rotate = rotate
 
     def get_seq_length(self, layer: int | None = None) -> int:
         return self.keys.shape[2] - 1
 
     def update(self, keys: Tensor, values: Tensor, layer: int | None = None) -> tuple[Tensor, Tensor]:
-        self.keys[:, :, -1:], self.values[:, :, -1:] = keys, values
+        self.keys[:, :, -1:], self.values[:, :, -1:] = self.rotate(keys), values
         return self.keys, self.values
 
 
-class RotatedCache(KeyValueCache):
-    """A cache of keys as rotated: those of `cache` at once, and each new one as it comes."""
-
-    def __init__(self, cache: KeyValueCache, encoding: Encoding) -> None:
-        length = cache.keys.shape[2]
-        ids = torch.arange(length, device=cache.keys.device)
-        super().__init__(encoding.rotate_keys(cache.keys, Positions.from_ids(ids)), cache.values)
-        self.encoding = encoding
-        self.newest: Positions = Positions.from_ids(ids[-1:])
-
-    def update(self, keys: Tensor, values: Tensor, layer: int | None = None) -> tuple[Tensor, Tensor]:
-        return super().update(self.encoding.rotate_keys(keys, self.newest), values, layer)
-
-
 class BenchModel(nn.Module):
-    """The module round a core, with the case's projections."""
+    """The module around a core, with the case's projections."""
 
     core: Core
 
-    def __init__(self, inputs: AttentionInputs, own: nn.Module | None = None) -> None:
-        """own: what the core has of parameters."""
+    def __init__(self, inputs: AttentionInputs, parameters_of_core: nn.Module | None = None) -> None:
         super().__init__()
-        self.own = own
+        self.parameters_of_core = parameters_of_core
         self.q: nn.Linear = linear(inputs.weights["q"])
         self.k: nn.Linear = linear(inputs.weights["k"])
         self.v: nn.Linear = linear(inputs.weights["v"])
@@ -273,14 +265,14 @@ class BenchModel(nn.Module):
 
 
 def linear(weight: Tensor) -> nn.Linear:
-    """A projection without bias, of a weight of its own."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = nn.Parameter(weight.clone())
-    return made
+    """A projection without bias, of a copy of a weight."""
+    projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    projection.weight = nn.Parameter(weight.clone())
+    return projection
 
 
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Give a parameter a value of its own, in the parameter's shape."""
+    """Set a parameter to a copy of a value, in the parameter's shape."""
     parameter.data = value.clone().reshape(parameter.shape)
 
 
@@ -289,43 +281,33 @@ def gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def measured(
-    inputs: AttentionInputs, module: nn.Module, learned: Gradient | None = None, compared: bool = True
-) -> Built:
+def measured(inputs: AttentionInputs, module: nn.Module, learned: Gradient | None = None) -> Built:
     """A module as a candidate. learned: reads the gradient that is compared, where the scheme has one."""
-    x = inputs.asked
+    mode = inputs.problem.mode
+    x = inputs.tokens.clone().requires_grad_(mode == "train")
 
-    if inputs.problem.mode == "train":
-        leaf = x.clone().requires_grad_()
-        sampled = torch.zeros_like(inputs.upstream)
-        sampled[:, inputs.rows] = inputs.upstream[:, inputs.rows]
-
-        def step(upstream: Tensor) -> Tensor:
-            module.zero_grad(set_to_none=True)
-            leaf.grad = None
-            out: Tensor = module(leaf)
-            out.backward(upstream)
-            return out
-
-        def results() -> Tensors:
-            out = step(sampled).detach()[:, inputs.rows]
-            assert leaf.grad is not None
-            grads = (leaf.grad.clone(), *([learned()] if inputs.learned and learned else []))
-            return out, *grads
-
-        run: Callable[[], Tensor] = partial(step, inputs.upstream)
-    else:
-
-        def forward() -> Tensor:
+    def step(upstream: Tensor) -> Tensor:
+        if mode != "train":
             with torch.no_grad():
                 return module(x)
+        module.zero_grad(set_to_none=True)
+        x.grad = None
+        out: Tensor = module(x)
+        out.backward(upstream)
+        return out
 
-        def results() -> Tensors:
-            return (forward() if inputs.problem.mode == "decode" else forward()[:, inputs.rows],)
+    def results() -> Tensors:
+        sampled = torch.zeros_like(inputs.upstream)
+        sampled[:, inputs.rows] = inputs.upstream[:, inputs.rows]
+        out = step(sampled).detach()
+        out = out if mode == "decode" else out[:, inputs.rows]
+        return (
+            out,
+            *([gradient(x).clone()] if x.requires_grad else []),
+            *([learned()] if inputs.learned and learned else []),
+        )
 
-        run = forward
-    truth = (lambda: inputs.truth) if compared else None
-    return Built(run, results, truth, TOLERANCES[inputs.problem.dtype])
+    return Built(partial(step, inputs.upstream), results, lambda: inputs.truth, TOLERANCES[inputs.problem.dtype])
 
 
 # -------------------------------------------------------------------- candidates of torch alone
@@ -336,56 +318,54 @@ def plain(inputs: AttentionInputs) -> Built:
     host = BenchModel(inputs)
     causal = inputs.scheme.causal and inputs.problem.mode != "decode"
     host.core = partial(scaled_dot_product_attention, is_causal=causal, scale=inputs.scheme.scale)
-    return measured(inputs, host, compared=False)
+    return replace(measured(inputs, host), truth=None)
 
 
 def dense(inputs: AttentionInputs) -> Built:
-    """The naive way: the bias as a whole, handed to SDPA as its mask."""
-    scheme = inputs.scheme
-    own = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.sizes(1)})
-    host = BenchModel(inputs, own)
-    asked, last = inputs.asked.shape[1], inputs.problem.length
-    rows = torch.arange(last - asked, last, device=inputs.problem.device)
+    """The naive way: the full bias, passed to SDPA as its mask."""
+    scheme, rows, length = inputs.scheme, inputs.query_rows, inputs.problem.length
+    weights = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.parameters})
+    host = BenchModel(inputs, weights)
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        weights = dict(own) | {"q": host.q.weight, "k": host.k.weight}
-        q, k, bias = scheme.terms(weights, q, k, rows)
+        q, k, bias = scheme.terms(dict(weights) | {"q": host.q.weight, "k": host.k.weight}, q, k, rows)
         if bias is None:
             return scaled_dot_product_attention(q, k, v, scale=scheme.scale)
         if scheme.causal:
-            bias = bias.masked_fill(hidden(rows, last), -torch.inf)
+            bias = bias.masked_fill(hidden(rows, length), -torch.inf)
         return scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), scale=scheme.scale)
 
     host.core = core
+    return measured(inputs, host, lambda: gradient(weights[inputs.learned or ""]))
 
-    def learned() -> Tensor:
-        return gradient(own[inputs.learned or ""])
 
-    return measured(inputs, host, learned)
+MOST_FLEX = 2048
+"""Tokens of FlexAttention on a CPU."""
 
 
 def flex(inputs: AttentionInputs) -> Built:
     """FlexAttention, compiled, reading the bias from a vector of distances (ALiBi: computing it)."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    problem, scheme = inputs.problem, inputs.scheme
-    if problem.mode == "train" and problem.device.type == "cpu":
-        raise Refusal("FlexAttention has no backward pass on the CPU")
-    own = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
-    host, asked, length = BenchModel(inputs, own), inputs.asked.shape[1], problem.length
+    problem, scheme, count, length = inputs.problem, inputs.scheme, inputs.tokens.shape[1], inputs.problem.length
+    if problem.device.type == "cpu":
+        if problem.mode == "train":
+            raise Refusal("FlexAttention has no backward pass on the CPU")
+        if length > MOST_FLEX:
+            raise Refusal(f"not run beyond {MOST_FLEX} tokens: compiled again for each length, seconds a time")
+    weights = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
+    host, before = BenchModel(inputs, weights), length - count
     slopes = alibi_slopes(HEADS).to(problem.device, torch.float32)
-    if scheme.learned:
-        buckets = t5_bucket(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
-    before = length - asked
+    buckets = t5_bucket(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i + before >= j
 
-    mask = create_block_mask(visible, None, None, asked, length, device=problem.device.type) if scheme.causal else None
+    mask = create_block_mask(visible, None, None, count, length, device=problem.device.type) if scheme.causal else None
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        vector = own["table"].float()[:, buckets] if scheme.learned else None
+        vector = weights["table"].float()[:, buckets] if scheme.learned else None
 
         def biased(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if vector is None:
@@ -395,105 +375,37 @@ def flex(inputs: AttentionInputs) -> Built:
         return compiled(q, k, v, score_mod=biased, block_mask=mask, scale=scheme.scale)
 
     host.core = core
-    return measured(inputs, host, lambda: gradient(own["table"]))
+    return measured(inputs, host, lambda: gradient(weights["table"]))
 
 
 # -------------------------------------------------------------------- posenc
 
 
-def ours(
-    make: Callable[[AttentionInputs, BenchModel], tuple[Encoding, Gradient | None]], inputs: AttentionInputs
-) -> Built:
-    """posenc.attention with the case's encoding."""
-    host, positions = BenchModel(inputs), inputs.positions()
-    encoding, learned = make(inputs, host)
-    host.own = encoding.to(inputs.problem.device, inputs.problem.dtype)
+def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = False) -> Built:
+    """posenc.attention with the case's encoding. half: RoPE in halves, for which the projections are reordered.
+    rotated_cache: RoPE's keys are cached rotated."""
+    scheme, host, positions = inputs.scheme, BenchModel(inputs), inputs.positions()
+    encoding = scheme.make(inputs.problem.length)
+    if half:
+        encoding = posenc.Rotary(HEAD_DIM, layout="half")
+        for projection in (host.q, host.k):
+            fill(projection.weight, posenc.convert_layout(projection.weight.data, HEAD_DIM, "interleaved", "half"))
+        if host.cache is not None:
+            order = posenc.functional.layout_permutation(HEAD_DIM, "interleaved", "half").to(inputs.problem.device)
+            host.cache.keys = host.cache.keys[..., order].contiguous()
+    if isinstance(encoding, posenc.DeBERTaV2):
+        encoding.share([(host.q, host.k)])
+    for name, (path, _) in scheme.parameters.items():
+        fill(encoding.get_parameter(path), inputs.weights[name])
+    host.parameters_of_core = encoding.to(inputs.problem.device, inputs.problem.dtype)
+    if rotated_cache and (cache := host.cache) is not None:
+        ids = torch.arange(cache.keys.shape[2], device=cache.keys.device)
+        rotated = encoding.rotate_keys(cache.keys, Positions.from_ids(ids))
+        rotate = partial(encoding.rotate_keys, positions=Positions.from_ids(ids[-1:]))
+        host.cache = KeyValueCache(rotated, cache.values, rotate)
+    host.core = partial(posenc.attention, encoding=encoding, positions=positions, keys_rotated=rotated_cache)
 
-    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return posenc.attention(q, k, v, encoding, positions)
+    def learned() -> Tensor:
+        return gradient(encoding.get_parameter(scheme.parameters[inputs.learned or ""][0]))
 
-    host.core = core
     return measured(inputs, host, learned)
-
-
-def rotated_cache(inputs: AttentionInputs) -> Built:
-    """posenc.attention with RoPE over keys that were rotated when they were cached."""
-    host, positions = BenchModel(inputs), inputs.positions()
-    encoding, _ = rope("interleaved", inputs, host)
-    host.own = encoding.to(inputs.problem.device, inputs.problem.dtype)
-    assert host.cache is not None  # it decodes only
-    host.cache = RotatedCache(host.cache, encoding)
-    host.core = partial(posenc.attention, encoding=encoding, positions=positions, keys_rotated=True)
-    return measured(inputs, host)
-
-
-def t5(bidirectional: bool, inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
-    encoding = posenc.T5(HEADS, bidirectional)
-    fill(encoding.table, inputs.weights["table"])
-    return encoding, lambda: gradient(encoding.table)
-
-
-def alibi(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, None]:
-    return posenc.ALiBi(HEADS), None
-
-
-def shaw(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
-    encoding = posenc.Shaw(HEAD_DIM, HEADS, clip=CLIP, terms="keys")
-    assert encoding.key_table is not None
-    table = encoding.key_table
-    fill(table, inputs.weights["table"])
-    return encoding, lambda: gradient(table)[0, 0]
-
-
-def xlnet(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
-    encoding, w = posenc.XLNet(DIM, HEADS, HEAD_DIM), inputs.weights
-    fill(encoding.projection.weight, w["table"])
-    fill(encoding.u, w["content_bias"])
-    fill(encoding.v, w["distance_bias"])
-    return encoding, lambda: gradient(encoding.projection.weight).view(DIM, DIM)
-
-
-def tupe(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
-    encoding, w = posenc.TUPER(inputs.problem.length, DIM, HEADS, HEAD_DIM, untie_cls=False), inputs.weights
-    fill(encoding.table, w["table"])
-    fill(encoding.distances, w["distances"])
-    fill(encoding.query.weight, w["left"])
-    fill(encoding.key.weight, w["right"])
-    return encoding, lambda: gradient(encoding.distances)
-
-
-def deberta(inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, Gradient]:
-    options: dict[str, Any] = {"max_relative_positions": MOST_RELATIVE, "position_buckets": BUCKETS, "norm": False}
-    encoding = posenc.DeBERTaV2(DIM, HEADS, HEAD_DIM, **options)
-    encoding.share([(host.q, host.k)])
-    fill(encoding.table, inputs.weights["table"])
-    return encoding, lambda: gradient(encoding.table)
-
-
-def rope(layout: posenc.functional.Layout, inputs: AttentionInputs, host: BenchModel) -> tuple[Encoding, None]:
-    """The scheme's weights are interleaved; for halves they are reordered, which changes nothing else."""
-    for projection in (host.q, host.k):
-        weight = posenc.convert_layout(
-            inputs.weights["q" if projection is host.q else "k"], HEAD_DIM, "interleaved", layout
-        )
-        fill(projection.weight, weight)
-    if host.cache is not None:
-        order = posenc.functional.layout_permutation(HEAD_DIM, "interleaved", layout).to(inputs.problem.device)
-        host.cache.keys = host.cache.keys[..., order].contiguous()
-    return posenc.Rotary(HEAD_DIM, layout=layout), None
-
-
-MAKERS: dict[str, Callable[[AttentionInputs, BenchModel], tuple[Encoding, Gradient | None]]] = {
-    "t5": partial(t5, True),
-    "t5_causal": partial(t5, False),
-    "alibi": alibi,
-    "shaw": shaw,
-    "xlnet": xlnet,
-    "tupe": tupe,
-    "deberta": deberta,
-    "rope": partial(rope, "interleaved"),
-}
-
-
-def prepare(name: str, problem: Workload) -> AttentionInputs:
-    return AttentionInputs(SCHEMES[name], problem)

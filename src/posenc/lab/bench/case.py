@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a case is, as data: candidates that do the same work on the same inputs, and the limit they are held against."""
+"""What a case is, as data: candidates that do the same work on the same inputs, and the limit they are compared with."""
 
 import importlib
-import importlib.metadata
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
-from types import ModuleType
+from runpy import run_path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from posenc.errors import on_one_line
 
 MODES = ("forward", "train", "decode")
 """One pass without gradients; one with, forward and backward; one new token against `length - 1` earlier ones."""
@@ -33,11 +33,6 @@ class Workload:
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=partial(torch.device, "cpu"))
 
-    @property
-    def cells(self) -> int:
-        """Scores per head."""
-        return self.length * (1 if self.mode == "decode" else self.length)
-
 
 @dataclass(frozen=True)
 class Built:
@@ -54,66 +49,43 @@ class Built:
 
 
 class Refusal(Exception):
-    """Why a candidate takes no part in a problem."""
+    """Why a candidate is left out of a problem."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A package that a candidate needs: its name on PyPI, and the module that it is imported by."""
-
-    package: str
-    module: str
-
-    @property
-    def version(self) -> str | None:
-        """None where it is not installed."""
-        try:
-            return importlib.metadata.version(self.package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
+class Missing(Exception):
+    """A package that is not installed, or cannot be imported; the message is one line, with the remedy."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to do the work of a case.
 
-    build: makes it from what the case's `prepare` returned. peer: the package it comes from; None: posenc or torch.
-    modes: what it can do. cells: bytes that it holds per score and head at its peak, 0 for linear memory; a training
-    step is taken to hold twice as much. most: the longest sequence on a CPU, None for any, and why.
+    build: makes it from what the case's `prepare` returned. package: where it comes from, by its name on PyPI; None: posenc
+    or torch. modes: what it can do. score_bytes: that it takes per score at its peak, 0 for linear memory; a training step
+    takes about twice as much.
     """
 
     name: str
     build: Callable[[Any], Built]
-    peer: Peer | None = None
+    package: str | None = None
     modes: tuple[str, ...] = MODES
-    cells: int = 0
-    most: int | None = None
-    why: str = ""
+    score_bytes: int = 0
 
-    @property
-    def ours(self) -> bool:
-        """Whether it is posenc."""
-        return self.name.split(",")[0] == "posenc"
-
-    def check_size(self, problem: Workload, heads: int, free_bytes: int) -> None:
-        """Refuse a problem that is too large.
-
-        Raises:
-            Refusal: the sequence is longer than `most`, or the scores need more than free_bytes.
+    def check_memory(self, problem: Workload, most: int) -> None:
+        """Raises:
+        Refusal: the scores take more bytes than `most`.
         """
-        if self.most is not None and problem.device.type == "cpu" and problem.length > self.most:
-            raise Refusal(f"not run beyond {self.most} tokens: {self.why}")
-        needed = self.cells * heads * problem.cells * (2 if problem.mode == "train" else 1)
-        if needed > free_bytes:
-            raise Refusal(f"would take about {needed / 2**30:.0f} GiB, {free_bytes / 2**30:.0f} GiB may be used")
+        scores = problem.length * (1 if problem.mode == "decode" else problem.length)
+        needed = self.score_bytes * scores * (2 if problem.mode == "train" else 1)
+        if needed > most:
+            raise Refusal(f"would take about {needed / 2**30:.0f} GiB, {most / 2**30:.0f} GiB may be used")
 
 
 @dataclass(frozen=True)
 class Case:
     """Candidates for the same work; the first one is the limit that the others are compared with.
 
-    prepare: the weights and inputs that all of them get. growth: the power of the length that the work grows with in
-    forward and train. heads: how many, for the memory that scores take.
+    prepare: makes the weights and inputs that all of them share.
     """
 
     name: str
@@ -123,61 +95,52 @@ class Case:
     candidates: tuple[Candidate, ...]
     modes: tuple[str, ...] = MODES
     dtypes: tuple[str, ...] = tuple(DTYPES)
-    growth: int = 1
-    heads: int = 1
 
     @property
     def limit(self) -> str:
         return self.candidates[0].name
 
-    def growth_in(self, mode: str) -> int:
-        """The power of the length that the work grows with in a mode."""
-        return 1 if mode == "decode" else self.growth
+
+def sampled(count: int, device: torch.device) -> Tensor:
+    """The rows that are compared with the formula, at most 48, evenly spread; gradients are those of these rows."""
+    return torch.linspace(0, count - 1, min(count, 48)).long().unique().to(device)
 
 
-class Missing(Exception):
-    """A peer that is not installed, or cannot be imported; the message is one line, with the remedy."""
+def rope_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * 10000^(-2c/head_dim), float64, (n, head_dim / 2)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
+    angles = positions[:, None] * 10000.0**-exponents
+    return angles.cos(), angles.sin()
 
 
 @cache
-def load(peer: Peer, module: str | None = None, file: str | None = None) -> ModuleType:
-    """A module of a peer, by its dotted name; or one file of its package, without importing the package around it.
+def load(package: str, module: str = "", file: str = "") -> Any:
+    """A module of a package, by its dotted name (the package itself, if empty); or one file of the package, without importing
+    the package around it.
 
     Raises:
         Missing: not installed, or an error while it is imported.
     """
-    remedy = f"pip install {peer.package}"
+    root, remedy = package.replace("-", "_"), f"pip install {package}"
+    if importlib.util.find_spec(root) is None:
+        raise Missing(f"not installed: {remedy}")
     try:
-        if importlib.util.find_spec(peer.module) is None:
-            raise Missing(f"not installed: {remedy}")
-        return importlib.import_module(module or peer.module) if file is None else single_file(peer.module, file)
-    except Missing:
-        raise
-    except (Exception, SystemExit) as error:
-        told = " ".join(str(error).split())[:120]
-        raise Missing(f"cannot be imported ({type(error).__name__}: {told}): {remedy}") from None
+        return single_file(root, file) if file else importlib.import_module(module or root)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {on_one_line(error, 120)}"
+        raise Missing(f"cannot be imported ({reason}): {remedy}") from None
 
 
-def single_file(package: str, path: str) -> ModuleType:
-    """One module of an installed package, without importing the package around it."""
+def single_file(package: str, path: str) -> SimpleNamespace:
+    """What one file of an installed package defines, without importing the package around it."""
     root = importlib.util.find_spec(package)
     if root is None or not root.submodule_search_locations:
         raise ImportError(f"{package} is not installed")
-    file = Path(root.submodule_search_locations[0]) / path
-    name = f"{package}_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None  # the suffix is Python's
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**run_path(f"{root.submodule_search_locations[0]}/{path}"))
 
 
-def difference(found: Tensors, wanted: Tensors) -> float:
-    """The largest difference of a pair of tensors, as a share of the wanted one's norm; nan where one is not finite."""
-    shares = []
-    for a, b in zip(found, wanted, strict=True):
-        share = (a.detach().to(b) - b).norm() / b.norm().clamp(min=1e-30)
-        shares.append(share.item())
-    return float("nan") if any(s != s for s in shares) else max(shares)
+def difference(results: Tensors, expected: Tensors) -> float:
+    """The largest difference of a pair of tensors, as a share of the expected one's norm; nan where one is not finite."""
+    pairs = zip(results, expected, strict=True)
+    shares = torch.stack([((a.detach().to(b) - b).norm() / b.norm().clamp(min=1e-30)).double() for a, b in pairs])
+    return shares.max().item()  # nan, if one is

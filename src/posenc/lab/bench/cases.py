@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every case by name: what is measured, and who takes part."""
+"""Every case by name: what is measured, and the candidates."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import posenc
 from posenc.encoding import Encoding
-from posenc.lab.bench import attention, transformers_peers
-from posenc.lab.bench.attention import HEAD_DIM, HEADS, MAKERS, AttentionInputs, dense, flex, ours, plain, prepare
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload
+from posenc.lab.bench import transformers_peers as peers
+from posenc.lab.bench.attention import HEAD_DIM, HEADS, SCHEMES, AttentionInputs, dense, flex, ours, plain
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, rope_tables
 from posenc.lab.bench.rotary import ROTARY, TABLES
-from posenc.lab.bench.transformers_peers import TRANSFORMERS
 
 LAYERS = 32
 """Calls of a decoding step."""
@@ -31,32 +30,21 @@ class CallInputs:
             torch.randn(1, HEADS, n, HEAD_DIM, generator=generator).to(problem.device, problem.dtype) for n in sizes
         )
 
-    def step(self, layer: Callable[[posenc.Positions], Tensor]) -> Callable[[], Tensor]:
-        """A layer's call, in every layer of a step."""
+    def positions(self) -> posenc.Positions:
+        last = self.problem.length - 1
+        return posenc.Positions.arange(1, offset=last, causal=True, device=self.problem.device)
 
-        def run() -> Tensor:
-            with torch.inference_mode():
-                positions = posenc.Positions.arange(
-                    1, offset=self.problem.length - 1, causal=True, device=self.problem.device
-                )
-                for _ in range(LAYERS - 1):
-                    layer(positions)
-                return layer(positions)
-
-        return run
-
-    def measured(self, run: Callable[[], Tensor], bias: Tensor | float = 0.0, turns: bool = False) -> Built:
-        """A candidate, and the formula that it must equal: softmax(q . k / 8 + bias) v in float64."""
-
-        def truth() -> Tensors:
-            q, k, v = (x.double() for x in (self.q, self.k, self.v))
-            if turns:
-                angles = torch.arange(self.problem.length)[:, None] * posenc.frequencies.default(HEAD_DIM).inv_freq
-                k = posenc.functional.rotary(k, angles.cos().to(k), angles.sin().to(k))
-                q = posenc.functional.rotary(q, angles[-1:].cos().to(q), angles[-1:].sin().to(q))
-            return (((q @ k.mT) * HEAD_DIM**-0.5 + bias).softmax(-1) @ v,)
-
-        return Built(run, lambda: (run(),), truth, TOLERANCES[self.problem.dtype])
+    def truth(self, encoding: Encoding | None) -> Tensors:
+        """softmax(q . k / 8 + bias) v in float64."""
+        q, k, v = (x.double() for x in (self.q, self.k, self.v))
+        bias: Tensor | float = 0.0
+        distances = torch.arange(self.problem.length - 1, -1, -1, device=q.device).double()
+        if isinstance(encoding, posenc.ALiBi):
+            bias = -posenc.functional.alibi_slopes(HEADS).to(q)[:, None, None] * distances
+        elif isinstance(encoding, posenc.Rotary):
+            cos, sin = rope_tables(-distances, HEAD_DIM)
+            k = posenc.functional.rotary(k, cos, sin)  # relative to the query, which stays
+        return (((q @ k.mT) * HEAD_DIM**-0.5 + bias).softmax(-1) @ v,)
 
 
 def plain_calls(inputs: CallInputs) -> Built:
@@ -69,22 +57,23 @@ def plain_calls(inputs: CallInputs) -> Built:
     return Built(run, lambda: (run(),))
 
 
-def our_calls(encoding: Encoding | None, inputs: CallInputs) -> Built:
-    """posenc.attention as it is called; RoPE's keys are in the cache as rotated."""
+def our_calls(make: Callable[[], Encoding | None], inputs: CallInputs) -> Built:
+    """posenc.attention in every layer of a step, with positions that are made once; RoPE's keys are cached rotated."""
+    encoding, k = make(), inputs.k
     if encoding is not None:
         encoding = encoding.to(inputs.problem.device)
-    positions = posenc.Positions.arange(1, offset=inputs.problem.length - 1, device=inputs.problem.device)
-    turns = encoding is not None and "rotate" in encoding.sites()
-    bias: Tensor | float = 0.0
-    if isinstance(encoding, posenc.ALiBi):
-        distance = (positions.q[:, :, None] - positions.k[:, None]).double()
-        bias = -posenc.functional.alibi_slopes(HEADS).to(distance)[:, None, None] * distance
-    k = encoding.rotate_keys(inputs.k, positions) if encoding is not None and turns else inputs.k
+    rotates = isinstance(encoding, posenc.Rotary)
+    if encoding is not None and rotates:
+        k = encoding.rotate_keys(k, posenc.Positions.arange(1, offset=k.shape[2] - 1, device=k.device))
 
-    def layer(at: posenc.Positions) -> Tensor:
-        return posenc.attention(inputs.q, k, inputs.v, encoding, at, keys_rotated=turns)
+    def run() -> Tensor:
+        with torch.inference_mode():
+            positions = inputs.positions()
+            for _ in range(LAYERS - 1):
+                posenc.attention(inputs.q, k, inputs.v, encoding, positions, keys_rotated=rotates)
+            return posenc.attention(inputs.q, k, inputs.v, encoding, positions, keys_rotated=rotates)
 
-    return inputs.measured(inputs.step(layer), bias, turns)
+    return Built(run, lambda: (run(),), lambda: inputs.truth(encoding), TOLERANCES[inputs.problem.dtype])
 
 
 CALL = Case(
@@ -94,81 +83,65 @@ CALL = Case(
     CallInputs,
     (
         Candidate("scaled_dot_product_attention", plain_calls),
-        Candidate("posenc, no encoding", partial(our_calls, None)),
-        Candidate("posenc, RoPE, rotated cache", lambda inputs: our_calls(posenc.Rotary(HEAD_DIM), inputs)),
-        Candidate("posenc, ALiBi", lambda inputs: our_calls(posenc.ALiBi(HEADS), inputs)),
+        Candidate("posenc, no encoding", partial(our_calls, lambda: None)),
+        Candidate("posenc, RoPE, rotated cache", partial(our_calls, lambda: posenc.Rotary(HEAD_DIM))),
+        Candidate("posenc, ALiBi", partial(our_calls, lambda: posenc.ALiBi(HEADS))),
     ),
     modes=("decode",),
 )
 
 
 PASSES = ("forward", "train")
-FLEX = Candidate(
-    "flex_attention, compiled", flex, modes=PASSES, most=2048, why="compiled anew for each length, seconds a time"
-)
+DECODES = (*PASSES, "decode")
 
 
-def _attention(
-    name: str,
-    summary: str,
-    *peers: Candidate,
-    naive: int,
-    ours_too: tuple[Candidate, ...] = (),
-) -> Case:
-    """naive: bytes per score and head that the dense bias and what makes it take."""
+def _attention(name: str, summary: str, naive_bytes: int, *others: Candidate) -> Case:
+    """naive_bytes: per score and head, of the dense bias and what makes it; 0: there is none."""
+    naive = "SDPA with a dense bias" if naive_bytes else "textbook rotation, then SDPA"
     candidates = (
         Candidate("plain SDPA", plain),
-        Candidate("posenc", partial(ours, MAKERS[name])),
-        *ours_too,
-        Candidate("SDPA with a dense bias" if naive else "textbook rotation, then SDPA", dense, cells=naive),
-        *peers,
+        Candidate("posenc", ours),
+        Candidate(naive, dense, score_bytes=naive_bytes * HEADS),
+        *others,
     )
-    return Case(name, "attention", summary, partial(prepare, name), candidates, growth=2, heads=HEADS)
+    return Case(name, "attention", summary, partial(AttentionInputs, SCHEMES[name]), candidates)
 
 
-def _hf(name: str, build: Callable[[AttentionInputs], Built], cells: int, modes: tuple[str, ...] = PASSES) -> Candidate:
-    return Candidate(f"transformers {name}", build, TRANSFORMERS, modes, cells)
+def _hf(name: str, build: Callable[[AttentionInputs], Built], bytes: int, modes: tuple[str, ...] = PASSES) -> Candidate:
+    """A module of transformers. bytes: per score and head."""
+    return Candidate(f"transformers {name}", build, "transformers", modes, bytes * HEADS)
 
 
-DECODES = (*PASSES, "decode")
-_t5, _t5_given = (partial(transformers_peers.t5, given) for given in (False, True))
+FLEX = Candidate("flex_attention, compiled", flex, modes=PASSES)
 
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
         _attention(
-            "t5", "T5's learned bias, bidirectional",
-            _hf("T5", _t5, 12), _hf("T5, bias given", _t5_given, 12, ("forward",)), FLEX, naive=12,
+            "t5", "T5's learned bias, bidirectional", 12,
+            _hf("T5", peers.t5, 12), _hf("T5, bias given", partial(peers.t5, bias_given=True), 12, ("forward",)), FLEX,
+        ),
+        _attention("t5_causal", "T5's learned bias, causal", 12, _hf("T5", peers.t5, 12, DECODES)),
+        _attention(
+            "alibi", "ALiBi, causal", 12, _hf("BLOOM", peers.bloom, 20, DECODES), _hf("MPT", peers.mpt, 20, DECODES), FLEX,
         ),
         _attention(
-            "t5_causal", "T5's learned bias, causal",
-            _hf("T5", _t5, 12, DECODES), naive=12,
+            "shaw", "Shaw's vectors per distance on the keys, clipped at 64", 16,
+            _hf("Wav2Vec2-BERT", peers.wav2vec2_bert, 44),
         ),
         _attention(
-            "alibi", "ALiBi, causal",
-            _hf("BLOOM", transformers_peers.bloom, 20, DECODES), _hf("MPT", transformers_peers.mpt, 20, DECODES), FLEX,
-            naive=12,
+            "xlnet", "XLNet, Transformer-XL's four terms, bidirectional", 20, _hf("XLNet", peers.xlnet, 20),
+        ),
+        _attention("tupe", "TUPE-R: absolute positions compared apart, and T5's bias; [CLS] not untied", 16),
+        _attention(
+            "deberta", "DeBERTa v3: content to position and back, 256 logarithmic buckets up to 512", 24,
+            _hf("DeBERTa-v2", peers.deberta, 28),
         ),
         _attention(
-            "shaw", "Shaw's vectors per distance on the keys, clipped at 64",
-            _hf("Wav2Vec2-BERT", transformers_peers.wav2vec2_bert, 44), naive=16,
-        ),
-        _attention(
-            "xlnet", "XLNet, Transformer-XL's four terms, bidirectional", _hf("XLNet", transformers_peers.xlnet, 20), naive=20
-        ),
-        _attention("tupe", "TUPE-R: absolute positions compared apart, and T5's bias; [CLS] not untied", naive=16),
-        _attention(
-            "deberta", "DeBERTa v3: content to position and back, 256 logarithmic buckets up to 512",
-            _hf("DeBERTa-v2", transformers_peers.deberta, 28), naive=24,
-        ),
-        _attention(
-            "rope", "RoPE, applying included",
-            _hf("RoFormer", transformers_peers.roformer, 16, DECODES),
-            naive=0,
-            ours_too=(
-                Candidate("posenc, half layout", partial(ours, partial(attention.rope, "half"))),
-                Candidate("posenc, rotated cache", attention.rotated_cache, modes=("decode",)),
-            ),
+            "rope", "RoPE, applying included", 0,
+            Candidate("posenc, half layout", partial(ours, half=True)),
+            Candidate("posenc, rotated cache", partial(ours, rotated_cache=True), modes=("decode",)),
+            _hf("RoFormer", peers.roformer, 16, DECODES),
         ),
         CALL,
         ROTARY,

@@ -11,85 +11,15 @@ from torch import Tensor
 
 import posenc
 from posenc.functional import Layout, rotary
-from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Peer, Tensors, Workload, load
-from posenc.lab.bench.transformers_peers import TRANSFORMERS
+from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load, rope_tables, sampled
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, THETA = 32, 8, 128, 10000.0
-SAMPLED_ROWS = 48
-ROTARY_EMBEDDING_TORCH = Peer("rotary-embedding-torch", "rotary_embedding_torch")
-X_TRANSFORMERS = Peer("x-transformers", "x_transformers")
-TORCHTUNE = Peer("torchtune", "torchtune")
 
-Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def inverse_frequencies(device: torch.device) -> Tensor:
-    """theta^(-2c/head_dim), float64."""
-    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float64, device=device) / HEAD_DIM
-    return THETA**-exponents
-
-
-class RotaryInputs:
-    """Queries, keys, their upstream gradients, and the positions that they are at."""
-
-    def __init__(self, problem: Workload) -> None:
-        generator = torch.Generator().manual_seed(0)
-        asked = 1 if problem.mode == "decode" else problem.length
-
-        def normal(heads: int) -> Tensor:  # storage (batch, n, heads, head_dim), as projections leave it
-            x = torch.randn(1, asked, heads, HEAD_DIM, generator=generator)
-            return x.to(problem.device, problem.dtype).transpose(1, 2)
-
-        self.problem = problem
-        self.q: Tensor = normal(QUERY_HEADS)
-        self.k: Tensor = normal(KEY_HEADS)
-        self.q_upstream: Tensor = normal(QUERY_HEADS)
-        self.k_upstream: Tensor = normal(KEY_HEADS)
-        self.positions: Tensor = torch.arange(problem.length - asked, problem.length, device=problem.device)
-        self.rows: Tensor = torch.linspace(0, asked - 1, min(asked, SAMPLED_ROWS)).long().unique().to(problem.device)
-
-    def angles(self, positions: Tensor | None = None) -> Tensor:
-        """float64, (n, head_dim / 2)"""
-        at = self.positions if positions is None else positions
-        return at[:, None] * inverse_frequencies(self.problem.device)
-
-    def truth(self, layout: Layout) -> Tensors:
-        """Sampled rows turned in float64, and their gradients turned back."""
-        angles = self.angles(self.positions[self.rows])
-        cos, sin = angles.cos(), angles.sin()
-        turned = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
-        if self.problem.mode == "train":
-            ups = (self.q_upstream, self.k_upstream)
-            turned += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
-        return tuple(turned)
-
-
-def measured(inputs: RotaryInputs, turn: Turn, layout: Layout | None) -> Built:
-    """A pair of rotations as a candidate; layout None: there is nothing to compare."""
-
-    def once() -> Tensors:
-        if inputs.problem.mode != "train":
-            with torch.no_grad():
-                return turn(inputs.q, inputs.k)
-        q, k = (x.detach().requires_grad_() for x in (inputs.q, inputs.k))
-        turned = turn(q, k)
-        return *turned, *torch.autograd.grad(turned, (q, k), (inputs.q_upstream, inputs.k_upstream))
-
-    def results() -> Tensors:
-        return tuple(x.detach()[:, :, inputs.rows] for x in once())
-
-    if layout is None:
-        return Built(once, results)
-    # peers make angles in float32: the last position is off by this much, whoever is right elsewhere
-    tolerance = TOLERANCES[inputs.problem.dtype] + inputs.problem.length * 2.0**-24
-    return Built(once, results, lambda: inputs.truth(layout), tolerance)
-
-
-def copy_rotated(inputs: RotaryInputs) -> Built:
+def copies(*tensors: Tensor) -> Built:
     """The limit: read every byte once, write every byte once."""
-    tensors = [inputs.q, inputs.k]
-    if inputs.problem.mode == "train":
-        tensors += [inputs.q_upstream, inputs.k_upstream]
 
     def run() -> Tensors:
         return tuple(x.clone() for x in tensors)
@@ -97,51 +27,103 @@ def copy_rotated(inputs: RotaryInputs) -> Built:
     return Built(run, run)
 
 
+class RotaryInputs:
+    """Queries, keys, their upstream gradients, and the positions that they are at."""
+
+    def __init__(self, problem: Workload) -> None:
+        generator = torch.Generator().manual_seed(0)
+        count = 1 if problem.mode == "decode" else problem.length
+
+        def normal(heads: int) -> Tensor:  # storage (batch, n, heads, head_dim), as projections leave it
+            x = torch.randn(1, count, heads, HEAD_DIM, generator=generator)
+            return x.to(problem.device, problem.dtype).transpose(1, 2)
+
+        self.problem = problem
+        self.q: Tensor = normal(QUERY_HEADS)
+        self.k: Tensor = normal(KEY_HEADS)
+        self.q_upstream: Tensor = normal(QUERY_HEADS)
+        self.k_upstream: Tensor = normal(KEY_HEADS)
+        self.positions: Tensor = torch.arange(problem.length - count, problem.length, device=problem.device)
+        self.rows: Tensor = sampled(count, problem.device)
+
+    def truth(self, layout: Layout) -> Tensors:
+        """Sampled rows rotated in float64, and their gradients rotated back."""
+        cos, sin = rope_tables(self.positions[self.rows], HEAD_DIM)
+        rotated = [rotary(x[:, :, self.rows].double(), cos, sin, layout=layout) for x in (self.q, self.k)]
+        if self.problem.mode == "train":
+            ups = (self.q_upstream, self.k_upstream)
+            rotated += [rotary(x[:, :, self.rows].double(), cos, -sin, layout=layout) for x in ups]
+        return tuple(rotated)
+
+
+def measured(inputs: RotaryInputs, rotate: Rotate, layout: Layout) -> Built:
+    """A pair of rotations as a candidate."""
+
+    def once() -> Tensors:
+        if inputs.problem.mode != "train":
+            with torch.no_grad():
+                return rotate(inputs.q, inputs.k)
+        q, k = (x.detach().requires_grad_() for x in (inputs.q, inputs.k))
+        rotated = rotate(q, k)
+        return *rotated, *torch.autograd.grad(rotated, (q, k), (inputs.q_upstream, inputs.k_upstream))
+
+    def results() -> Tensors:
+        return tuple(x.detach()[:, :, inputs.rows] for x in once())
+
+    # peers make angles in float32: the last position is off by this much
+    tolerance = TOLERANCES[inputs.problem.dtype] + inputs.problem.length * 2.0**-24
+    return Built(once, results, lambda: inputs.truth(layout), tolerance)
+
+
+def copy_rotated(inputs: RotaryInputs) -> Built:
+    upstream = (inputs.q_upstream, inputs.k_upstream) if inputs.problem.mode == "train" else ()
+    return copies(inputs.q, inputs.k, *upstream)
+
+
 def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
-    """posenc.Rotary on its own, with the tables that the layers of a model share."""
-    made = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
+    """posenc.Rotary alone, with the tables that the layers of a model share."""
+    rope = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
     positions = posenc.Positions.from_ids(inputs.positions)
-    return measured(inputs, lambda q, k: made.rotate(q, k, positions), layout)
+    return measured(inputs, lambda q, k: rope.rotate(q, k, positions), layout)
 
 
 def function(layout: Layout, compiled: bool, inputs: RotaryInputs) -> Built:
     """posenc.functional.rotary with tables at hand."""
-    angles = inputs.angles()
     wide = torch.promote_types(inputs.problem.dtype, torch.float32)
-    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    cos, sin = (table.to(wide) for table in rope_tables(inputs.positions, HEAD_DIM))
 
-    def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
 
-    return measured(inputs, torch.compile(turn, dynamic=False) if compiled else turn, layout)
+    return measured(inputs, torch.compile(rotate, dynamic=False) if compiled else rotate, layout)
 
 
 @cache
 def llama_embedding() -> Any:
     """transformers' tables for the case's shape."""
-    config = load(TRANSFORMERS).LlamaConfig(
+    config = load("transformers").LlamaConfig(
         hidden_size=QUERY_HEADS * HEAD_DIM, num_attention_heads=QUERY_HEADS, num_key_value_heads=KEY_HEADS,
         head_dim=HEAD_DIM, rope_parameters={"rope_type": "default", "rope_theta": THETA},
     )  # fmt: skip
-    return load(TRANSFORMERS, "transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(config)
+    return load("transformers", "transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(config)
 
 
 def transformers(compiled: bool, inputs: RotaryInputs) -> Built:
-    apply = load(TRANSFORMERS, "transformers.models.llama.modeling_llama").apply_rotary_pos_emb
+    apply = load("transformers", "transformers.models.llama.modeling_llama").apply_rotary_pos_emb
     cos, sin = llama_embedding().to(inputs.problem.device)(inputs.q, inputs.positions[None])
     apply = torch.compile(apply, dynamic=False) if compiled else apply
     return measured(inputs, lambda q, k: apply(q, k, cos, sin), "half")
 
 
 def rotary_embedding_torch(inputs: RotaryInputs) -> Built:
-    module = load(ROTARY_EMBEDDING_TORCH).RotaryEmbedding(HEAD_DIM, theta=THETA).to(inputs.problem.device)
+    module = load("rotary-embedding-torch").RotaryEmbedding(HEAD_DIM, theta=THETA).to(inputs.problem.device)
     first = int(inputs.positions[0])
     one = partial(module.rotate_queries_or_keys, offset=first)
     return measured(inputs, lambda q, k: (one(q), one(k)), "interleaved")
 
 
 def x_transformers(inputs: RotaryInputs) -> Built:
-    package = load(X_TRANSFORMERS, "x_transformers.x_transformers")
+    package = load("x-transformers", "x_transformers.x_transformers")
     module = package.RotaryEmbedding(HEAD_DIM, base=THETA).to(inputs.problem.device)
     angles, scale = module(inputs.positions)
     one = partial(package.apply_rotary_pos_emb, freqs=angles, scale=scale)
@@ -149,8 +131,8 @@ def x_transformers(inputs: RotaryInputs) -> Built:
 
 
 def torchtune_module(length: int, device: torch.device) -> Any:
-    # its package's import asks for an older torchao; the file by itself needs torch alone
-    module = load(TORCHTUNE, file="modules/position_embeddings.py")
+    # importing the package needs an older torchao; this file needs torch alone
+    module = load("torchtune", file="modules/position_embeddings.py")
     return module.RotaryPositionalEmbeddings(HEAD_DIM, max_seq_len=length, base=THETA).to(device)
 
 
@@ -175,27 +157,22 @@ ROTARY = Case(
         Candidate("posenc, interleaved", partial(encoding, "interleaved")),
         Candidate("posenc, functional", partial(function, "half", False)),
         Candidate("posenc, functional, compiled", partial(function, "half", True)),
-        Candidate("transformers", partial(transformers, False), TRANSFORMERS),
-        Candidate("transformers, compiled", partial(transformers, True), TRANSFORMERS),
-        Candidate("torchtune", torchtune, TORCHTUNE),
-        Candidate("x-transformers", x_transformers, X_TRANSFORMERS),
-        Candidate("rotary-embedding-torch", rotary_embedding_torch, ROTARY_EMBEDDING_TORCH),
+        Candidate("transformers", partial(transformers, False), "transformers"),
+        Candidate("transformers, compiled", partial(transformers, True), "transformers"),
+        Candidate("torchtune", torchtune, "torchtune"),
+        Candidate("x-transformers", x_transformers, "x-transformers"),
+        Candidate("rotary-embedding-torch", rotary_embedding_torch, "rotary-embedding-torch"),
     ),
 )
 
 
 class TableInputs:
-    """Positions, and the tables of some of them in float64."""
+    """Positions, and which of them are compared."""
 
     def __init__(self, problem: Workload) -> None:
         self.problem = problem
         self.positions: Tensor = torch.arange(problem.length, device=problem.device)[None]
-        rows = torch.linspace(0, problem.length - 1, min(problem.length, SAMPLED_ROWS))
-        self.rows: Tensor = rows.long().unique().to(problem.device)
-
-    def truth(self) -> Tensors:
-        angles = self.rows[:, None] * inverse_frequencies(self.problem.device)
-        return angles.cos(), angles.sin()
+        self.rows: Tensor = sampled(problem.length, problem.device)
 
     def measured(self, run: Any) -> Built:
         """A builder as a candidate: `run` returns cos and sin, (..., n, at least head_dim / 2)."""
@@ -203,17 +180,12 @@ class TableInputs:
         def results() -> Tensors:
             return tuple(table.reshape(self.problem.length, -1)[self.rows, : HEAD_DIM // 2] for table in run())
 
-        # an angle made in float32 is off by its own rounding
-        return Built(run, results, self.truth, 1e-4 + self.problem.length * 2.0**-24)
+        # an angle computed in float32 is rounded
+        return Built(run, results, lambda: rope_tables(self.rows, HEAD_DIM), 1e-4 + self.problem.length * 2.0**-24)
 
 
 def copy_tables(inputs: TableInputs) -> Built:
-    tables = torch.ones(2, inputs.problem.length, HEAD_DIM // 2, device=inputs.problem.device).unbind(0)
-
-    def run() -> Tensors:
-        return tuple(table.clone() for table in tables)
-
-    return Built(run, run)
+    return copies(*torch.ones(2, inputs.problem.length, HEAD_DIM // 2, device=inputs.problem.device))
 
 
 def ours_tables(inputs: TableInputs) -> Built:
@@ -245,8 +217,8 @@ TABLES = Case(
     (
         Candidate("copy of the tables", copy_tables),
         Candidate("posenc", ours_tables),
-        Candidate("transformers", transformers_tables, TRANSFORMERS),
-        Candidate("torchtune", torchtune_tables, TORCHTUNE),
+        Candidate("transformers", transformers_tables, "transformers"),
+        Candidate("torchtune", torchtune_tables, "torchtune"),
     ),
     modes=("forward",),
     dtypes=("float32",),

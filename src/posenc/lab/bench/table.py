@@ -1,84 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as tables: one for each kind of measurement, lengths across, a line per candidate."""
+"""Results as tables: one for each kind of measurement, a column per length, a row per candidate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.lab.bench.study import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
+from posenc.lab.bench.measure import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
 
 MODE_NAMES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decoding one token"}
 Results = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Line:
-    """A candidate of a case: a cell for each length, "" where it was not asked."""
-
-    case: str
-    name: str
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Table:
-    """What was measured of one family in one mode and dtype. unit: what the cells hold."""
+    """What was measured of one family in one mode and dtype. unit: of the cells. rows: case ("" as in the row above), name
+    of the candidate, and a cell per length, "" where it was not measured."""
 
     title: str
     unit: str
-    lengths: tuple[int, ...]
-    lines: tuple[Line, ...]
+    head: list[str]
+    rows: list[list[str]]
 
     def __str__(self) -> str:
         """In markdown."""
-        head = ["case", "", *(f"n = {length}" for length in self.lengths)]
-        rows = [head, ["---"] * 2 + ["---:"] * len(self.lengths)]
-        for before, line in zip((None, *self.lines), self.lines, strict=False):
-            same = before is not None and before.case == line.case
-            rows.append(["" if same else f"`{line.case}`", line.name, *line.cells])
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        marks = ["---"] * 2 + ["---:"] * (len(self.head) - 2)
+        rows = [[case and f"`{case}`", *cells] for case, *cells in self.rows]
+        return "\n".join("| " + " | ".join(row) + " |" for row in (self.head, marks, *rows))
+
+
+FAMILIES = {
+    "attention": "attention", "call": "calls alone", "rotary": "rotary alone", "tables": "tables of cos and sin",
+}  # fmt: skip
 
 
 def tables(results: Results) -> list[Table]:
-    """Every table of some results."""
+    """One for each kind of measurement, times first."""
     groups: dict[tuple[str, str, str, str], list[Results]] = {}
     for trial in results["trials"]:
-        family = trial["family"]
-        groups.setdefault((trial["what"], family, trial["mode"], trial["dtype"]), []).append(trial)
-    return [_table(*key, found) for key, found in sorted(groups.items(), key=lambda item: _order(item[0]))]
+        groups.setdefault((trial["what"], trial["family"], trial["mode"], trial["dtype"]), []).append(trial)
 
+    def order(key: tuple[str, str, str, str]) -> tuple[Any, ...]:
+        what, family, mode, dtype = key
+        return what == MEMORY, family, list(MODE_NAMES).index(mode), dtype != "float32"
 
-def _order(key: tuple[str, str, str, str]) -> tuple[Any, ...]:
-    what, family, mode, dtype = key
-    return what == MEMORY, family, list(MODE_NAMES).index(mode), dtype != "float32"
+    return [_table(*key, groups[key]) for key in sorted(groups, key=order)]
 
 
 def _table(what: str, family: str, mode: str, dtype: str, trials: Sequence[Results]) -> Table:
-    lengths = tuple(sorted({trial["length"] for trial in trials}))
-    cells: dict[tuple[str, str], dict[int, str]] = {}
+    lengths = sorted({trial["length"] for trial in trials})
+    by_candidate: dict[tuple[str, str], dict[int, str]] = {}
     for trial in trials:
         for row in trial["rows"]:
             text = in_mebibytes(row) if what == MEMORY else in_ratio(row, trial["limit"])
-            cells.setdefault((trial["case"], row["name"]), {})[trial["length"]] = text
-    lines = tuple(Line(*key, tuple(at.get(n, "") for n in lengths)) for key, at in cells.items())
-    subject = {
-        "attention": "attention",
-        "call": "calls alone",
-        "rotary": "rotary alone",
-        "tables": "tables of cos and sin",
-    }[family]
+            by_candidate.setdefault((trial["case"], row["name"]), {})[trial["length"]] = text
+    rows: list[list[str]] = []
+    previous = ""
+    for (case, name), cells in by_candidate.items():
+        rows.append(["" if case == previous else case, name, *(cells.get(length, "") for length in lengths)])
+        previous = case
+    head = ["case", "", *(f"n = {length}" for length in lengths)]
     if what == MEMORY:
-        return Table(
-            f"Peak memory: {subject}, {MODE_NAMES[mode].lower()}, {dtype}",
-            "MiB above inputs and weights",
-            lengths,
-            lines,
-        )
-    return Table(f"{MODE_NAMES[mode]}: {subject}, {dtype}", f"time over {trials[0]['limit']}", lengths, lines)
+        title = f"Peak memory: {FAMILIES[family]}, {MODE_NAMES[mode].lower()}, {dtype}"
+        return Table(title, "MiB above inputs and weights", head, rows)
+    return Table(f"{MODE_NAMES[mode]}: {FAMILIES[family]}, {dtype}", f"time over {trials[0]['limit']}", head, rows)
 
 
 def in_ratio(row: Results, limit: str) -> str:
-    """ "1.05 (1.02..1.09)"; the limit's own cell is its time."""
+    """ "1.05 (1.02..1.09)"; the cell of the limit is its time."""
     if row["name"] == limit and row["seconds"] is not None:
         return in_seconds(row["seconds"]["median"])
     if row["ratio"] is not None:
@@ -111,7 +99,7 @@ def in_seconds(value: float) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """A line for every reason why something was not measured or not right. What was left out at a length is not
+    """A line for every reason why something was not measured or not right. What was left out at one length is not
     repeated for longer ones."""
     reasons: dict[tuple[str, str], list[str]] = {}
     reported = set()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention modules of transformers, given a case's weights.
+"""Attention modules of transformers, with a case's weights.
 
-What a model makes once for all of its layers (causal masks, BLOOM's and MPT's biases, XLNet's and RoFormer's sinusoids,
-DeBERTa's distances) is made beforehand; what a layer makes is timed. T5's first layer makes the bias for all of them,
-so its module is there twice: as the first layer, and as one that is given the bias.
+What a model computes once for all of its layers (causal masks, BLOOM's and MPT's biases, XLNet's and RoFormer's sinusoids,
+DeBERTa's distances) is computed beforehand; what a layer computes is timed. T5's first layer computes the bias for all of them,
+so its module is there twice: as the first layer, and as one to which the bias is passed.
 """
 
 from collections.abc import Callable
@@ -28,15 +28,14 @@ from posenc.lab.bench.attention import (
     linear,
     measured,
 )
-from posenc.lab.bench.case import Built, Peer, load
+from posenc.lab.bench.case import Built, load
 
-TRANSFORMERS = Peer("transformers", "transformers")
 SDPA = "sdpa"
-"""The attention that transformers takes by itself where a module leaves the choice."""
+"""The default attention of transformers, where a module offers several."""
 
 
 class Called(nn.Module):
-    """A module of a peer, called as its model calls it; what it lacks is an output projection or nothing."""
+    """A module of transformers, called as its model calls it, and the output projection where it has none."""
 
     def __init__(self, module: nn.Module, call: Callable[[Tensor], Tensor], out: nn.Module | None = None) -> None:
         super().__init__()
@@ -49,14 +48,14 @@ class Called(nn.Module):
 
 
 def _config(name: str, **options: Any) -> Any:
-    return getattr(load(TRANSFORMERS), f"{name}Config")(**options)
+    return getattr(load("transformers"), f"{name}Config")(**options)
 
 
 def _modeling(name: str) -> Any:
-    return load(TRANSFORMERS, f"transformers.models.{name}.modeling_{name}")
+    return load("transformers", f"transformers.models.{name}.modeling_{name}")
 
 
-def _placed(inputs: AttentionInputs, module: Any) -> Any:
+def _on_device(inputs: AttentionInputs, module: Any) -> Any:
     """On the problem's device and in its dtype; biases, which the case has none of, are zero."""
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
@@ -69,33 +68,28 @@ def _fill_all(module: Any, inputs: AttentionInputs, names: dict[str, str]) -> No
         fill(getattr(module, attribute).weight, inputs.weights[weight])
 
 
-def _rows(inputs: AttentionInputs) -> Tensor:
-    asked = inputs.asked.shape[1]
-    return torch.arange(inputs.problem.length - asked, inputs.problem.length, device=inputs.problem.device)
-
-
 def _additive_mask(inputs: AttentionInputs) -> Tensor:
-    unseen = hidden(_rows(inputs), inputs.problem.length)
+    unseen = hidden(inputs.query_rows, inputs.problem.length)
     lowest = torch.finfo(inputs.problem.dtype).min
     return torch.zeros_like(unseen, dtype=inputs.problem.dtype).masked_fill(unseen, lowest)[None, None]
 
 
-def t5(given: bool, inputs: AttentionInputs) -> Built:
-    """given: the bias comes from the first layer."""
+def t5(inputs: AttentionInputs, bias_given: bool = False) -> Built:
+    """bias_given: the first layer has computed the bias."""
     causal = inputs.scheme.causal
     config = _config("T5", d_model=DIM, d_kv=HEAD_DIM, num_heads=HEADS, is_decoder=causal, dropout_rate=0.0)
     config._attn_implementation = SDPA
     attention = _modeling("t5").T5Attention
-    module = _placed(inputs, attention(config, has_relative_attention_bias=True, layer_idx=0, is_causal=causal))
+    module = _on_device(inputs, attention(config, has_relative_attention_bias=True, layer_idx=0, is_causal=causal))
     _fill_all(module, inputs, {name: name for name in "qkvo"})
     table = module.relative_attention_bias.weight
     table.data = inputs.weights["table"].T.contiguous()
     mask = _additive_mask(inputs) if causal else None
-    cache, earlier = inputs.cache(), inputs.problem.length - inputs.asked.shape[1]
+    cache, earlier = inputs.cache(), inputs.problem.length - inputs.tokens.shape[1]
     bias = None
-    if given:
+    if bias_given:
         with torch.no_grad():
-            bias = module.compute_bias(inputs.asked.shape[1], inputs.problem.length, past_seen_tokens=earlier)
+            bias = module.compute_bias(inputs.tokens.shape[1], inputs.problem.length, past_seen_tokens=earlier)
 
     def call(x: Tensor) -> Tensor:
         return module(x, mask=mask, position_bias=bias, past_key_values=cache)[0]
@@ -106,25 +100,25 @@ def t5(given: bool, inputs: AttentionInputs) -> Built:
 def bloom(inputs: AttentionInputs) -> Built:
     modeling = _modeling("bloom")
     config = _config("Bloom", hidden_size=DIM, n_head=HEADS, hidden_dropout=0.0, attention_dropout=0.0)
-    module = _placed(inputs, modeling.BloomAttention(config, 0))
+    module = _on_device(inputs, modeling.BloomAttention(config, 0))
     w = inputs.weights
     together = torch.stack([w[name].view(HEADS, HEAD_DIM, DIM) for name in "qkv"], 1)
     fill(module.query_key_value.weight, together)
     fill(module.dense.weight, w["o"])
     ones = torch.ones(1, inputs.problem.length, device=inputs.problem.device)
     alibi = modeling.build_alibi_tensor(ones, HEADS, inputs.problem.dtype)
-    mask, residual, cache = _additive_mask(inputs), torch.zeros_like(inputs.asked), inputs.cache()
+    mask, residual, cache = _additive_mask(inputs), torch.zeros_like(inputs.tokens), inputs.cache()
     return measured(inputs, Called(module, lambda x: module(x, residual, alibi, mask, layer_past=cache)[0]))
 
 
 def mpt(inputs: AttentionInputs) -> Built:
     modeling, length = _modeling("mpt"), inputs.problem.length
     config = _config("Mpt", d_model=DIM, n_heads=HEADS, max_seq_len=length)
-    module = _placed(inputs, modeling.MptAttention(config, 0))
+    module = _on_device(inputs, modeling.MptAttention(config, 0))
     fill(module.Wqkv.weight, torch.cat([inputs.weights[name] for name in "qkv"]))
     fill(module.out_proj.weight, inputs.weights["o"])
     bias = modeling.build_mpt_alibi_tensor(HEADS, length).to(inputs.problem.device, inputs.problem.dtype)
-    mask, cache = hidden(_rows(inputs), length)[None, None], inputs.cache()
+    mask, cache = hidden(inputs.query_rows, length)[None, None], inputs.cache()
     return measured(inputs, Called(module, lambda x: module(x, bias, cache, mask)[0]))
 
 
@@ -134,7 +128,7 @@ def wav2vec2_bert(inputs: AttentionInputs) -> Built:
         attention_dropout=0.0, left_max_position_embeddings=CLIP, right_max_position_embeddings=CLIP,
     )  # fmt: skip
     config._attn_implementation = SDPA
-    module = _placed(inputs, _modeling("wav2vec2_bert").Wav2Vec2BertSelfAttention(config))
+    module = _on_device(inputs, _modeling("wav2vec2_bert").Wav2Vec2BertSelfAttention(config))
     _fill_all(module, inputs, {"linear_q": "q", "linear_k": "k", "linear_v": "v", "linear_out": "o"})
     table = module.distance_embedding.weight
     fill(table, inputs.weights["table"])
@@ -156,12 +150,12 @@ def xlnet(inputs: AttentionInputs) -> Built:
     module.post_attention = partial(module.post_attention, residual=False)
     length = inputs.problem.length
     distances = torch.arange(length, -length, -1, device=inputs.problem.device)
-    codes = sinusoidal(distances, DIM, layout="concat", dtype=inputs.problem.dtype)[:, None]
+    sinusoids = sinusoidal(distances, DIM, layout="concat", dtype=inputs.problem.dtype)[:, None]
 
     def call(x: Tensor) -> Tensor:
-        return module(x.transpose(0, 1), None, None, None, codes, None)[0].transpose(0, 1)
+        return module(x.transpose(0, 1), None, None, None, sinusoids, None)[0].transpose(0, 1)
 
-    return measured(inputs, Called(module, call), lambda: gradient(module.r).permute(1, 2, 0).reshape(DIM, DIM))
+    return measured(inputs, Called(module, call), lambda: gradient(module.r).permute(1, 2, 0))
 
 
 def deberta(inputs: AttentionInputs) -> Built:
@@ -171,7 +165,7 @@ def deberta(inputs: AttentionInputs) -> Built:
         max_relative_positions=MOST_RELATIVE, pos_att_type=["c2p", "p2c"], share_att_key=True,
         attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
     )  # fmt: skip
-    module = _placed(inputs, modeling.DisentangledSelfAttention(config))
+    module = _on_device(inputs, modeling.DisentangledSelfAttention(config))
     _fill_all(module, inputs, {"query_proj": "q", "key_proj": "k", "value_proj": "v"})
     length, device = inputs.problem.length, inputs.problem.device
     table = nn.Parameter(inputs.weights["table"].clone())  # the model's, not the module's
@@ -189,17 +183,17 @@ def deberta(inputs: AttentionInputs) -> Built:
 
 def roformer(inputs: AttentionInputs) -> Built:
     config = _config("RoFormer", hidden_size=DIM, num_attention_heads=HEADS, attention_probs_dropout_prob=0.0)
-    module = _placed(inputs, _modeling("roformer").RoFormerSelfAttention(config, layer_idx=0))
+    module = _on_device(inputs, _modeling("roformer").RoFormerSelfAttention(config, layer_idx=0))
     _fill_all(module, inputs, {"query": "q", "key": "k", "value": "v"})
     every = torch.arange(inputs.problem.length, device=inputs.problem.device)
-    codes = sinusoidal(every, HEAD_DIM, layout="concat", dtype=torch.float64)[None, None]
+    sinusoids = sinusoidal(every, HEAD_DIM, layout="concat", dtype=torch.float64)[None, None]
     cache = inputs.cache()
-    if cache is not None:  # it keeps keys that are rotated already
-        sin, cos = codes.to(torch.promote_types(inputs.problem.dtype, torch.float32)).chunk(2, -1)
+    if cache is not None:  # it stores rotated keys
+        sin, cos = sinusoids.to(torch.promote_types(inputs.problem.dtype, torch.float32)).chunk(2, -1)
         cache.keys = rotary(cache.keys, cos, sin, layout="interleaved")
-    own = codes[:, :, _rows(inputs)].to(inputs.problem.dtype)
+    at_queries = sinusoids[:, :, inputs.query_rows].to(inputs.problem.dtype)
 
     def call(x: Tensor) -> Tensor:
-        return module(x, sinusoidal_pos=own, past_key_values=cache)[0]
+        return module(x, sinusoidal_pos=at_queries, past_key_values=cache)[0]
 
     return measured(inputs, Called(module, call, linear(inputs.weights["o"])))

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring one trial: every candidate is built, compared with the formula, and timed if it agrees; or its memory is taken.
+
+This happens in a new process, so that nothing that ran before counts, the user's allocator stays as it is, and a
+candidate that takes the process down ends neither the benchmark nor the trial.
+"""
+
+import gc
+import importlib.util
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+
+from posenc.errors import InputError, on_one_line
+from posenc.lab.bench.case import DTYPES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
+from posenc.lab.bench.cases import CASES
+from posenc.lab.machine import cores, die_with_parent, free_bytes, keep_freed_memory, measurable, peak
+
+TIME, MEMORY = "time", "memory"
+MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
+SHARE = 0.8
+"""Of the free memory that a candidate may be expected to take."""
+QUICK_CALL = 0.1
+"""Seconds of a call from which on the first one, in which caches are filled, predicts the next."""
+WARM_LENGTH = 64
+"""A candidate runs once at this length before its memory is taken, so that what libraries allocate once is there."""
+EXIT_SECONDS = 5
+"""How long a process that has sent its result may take to clean up."""
+LEAST_ROUNDS = 3
+
+Announce = Callable[[str], None]
+"""Is called with the name of the candidate that comes next."""
+Call = Callable[[], object]
+Clock = Callable[[Call, int], float]
+"""(call, repeats) -> seconds per call."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One comparison of a case's candidates: what is measured, of which case, in which mode, dtype and length."""
+
+    what: str
+    case: str
+    mode: str
+    dtype: str
+    length: int
+
+    def __str__(self) -> str:
+        memory = ", memory" if self.what == MEMORY else ""
+        return f"{self.case} {self.mode} {self.dtype} n={self.length}{memory}"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. rounds: of each trial; block: least seconds of a timed block, short work is repeated to fill
+    it; budget: seconds after which a trial stops, once it has three rounds; patience: seconds of one call beyond which
+    a candidate is left out."""
+
+    rounds: Annotated[int, "rounds of each trial"] = 7
+    block: float = 0.03
+    budget: float = 3.0
+    patience: Annotated[float, "leave out what takes longer for one call, in seconds"] = 3.0
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What all trials of a benchmark share. clock: a key of CLOCKS. peers: whether to measure other packages too."""
+
+    device: str = "cpu"
+    threads: Annotated[int, "threads of the measuring process (default: 1)"] = 1
+    clock: str = "cpu"
+    flush_denormal: Annotated[bool, "torch.set_flush_denormal(True) while measuring"] = False
+    peers: Annotated[bool, "measure other packages too (default: True)"] = True
+    effort: Effort = field(default_factory=Effort)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.threads <= 4 * cores():
+            raise InputError(f"threads={self.threads}: must lie between 1 and {4 * cores()}")
+        if self.effort.rounds < 1:
+            raise InputError(f"rounds={self.effort.rounds}: must be at least 1")
+        if not self.effort.patience > 0:
+            raise InputError(f"patience={self.effort.patience}: must be a number of seconds above 0")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a trial measured of one candidate. status: "measured", "differs", "missing", "failed" or "left out"; note: why,
+    where it is not "measured". error, tolerance: its difference to the formula in float64, and what is allowed. seconds:
+    per call, round by round."""
+
+    name: str
+    status: str
+    note: str = ""
+    error: float | None = None
+    tolerance: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    bytes: int | None = None
+
+
+def measure(trial: Trial, settings: BenchSettings, announce: Announce = lambda name: None) -> list[Row]:
+    """A row for every candidate of the trial's case, in its order, measured in new processes: one for the times of all, or
+    one for the memory of each. A candidate that takes the process down has failed; the others are measured without it."""
+    case = CASES[trial.case]
+    if trial.what == MEMORY:
+        rows = []
+        for candidate in _candidates(trial, settings):
+            announce(candidate.name)
+            try:
+                rows.append(in_new_process(memory_row, trial, settings, candidate.name))
+            except RuntimeError as error:
+                rows.append(Row(candidate.name, FAILED, str(error)))
+        return rows
+    current, failed = "", dict[str, str]()
+
+    def listen(name: str) -> None:
+        nonlocal current
+        current = name
+        announce(name)
+
+    while True:
+        try:
+            return in_new_process(timed_rows, trial, settings, failed, announce=listen)
+        except RuntimeError as error:
+            if current in ("", *failed):  # before the first candidate, or in the rounds of all
+                return [Row(case.limit, FAILED, str(error))]
+            failed[current], current = str(error), ""
+
+
+def _candidates(trial: Trial, settings: BenchSettings) -> list[Candidate]:
+    return [c for c in CASES[trial.case].candidates if trial.mode in c.modes and (settings.peers or not c.package)]
+
+
+# -------------------------------------------------------------------- a new process
+
+PROCESSES = get_context("forkserver")
+"""Imports once, and forks a process that has computed nothing for each measurement."""
+
+
+def in_new_process(function: Callable[..., Any], *args: object, announce: Announce = lambda name: None) -> Any:
+    """function(*args, announce) in a new process.
+
+    Raises:
+        RuntimeError: it raised an error, or the process died.
+    """
+    preload = [__name__, *(["transformers.modeling_utils"] if importlib.util.find_spec("transformers") else [])]
+    PROCESSES.set_forkserver_preload(preload)
+    receiving, sending = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=_run, args=(sending, function, args))
+    process.start()
+    sending.close()
+    try:
+        while True:
+            kind, value = receiving.recv()
+            if kind == "next":
+                announce(value)
+            elif kind == "error":
+                raise RuntimeError(value)
+            else:
+                process.join(EXIT_SECONDS)
+                return value
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        reason = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        raise RuntimeError(f"the process died ({reason}{', out of memory?' * (code == -signal.SIGKILL)})") from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _run(sending: Connection, function: Callable[..., Any], args: Sequence[object]) -> None:
+    """In the new process."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what libraries print is no result
+        os.dup2(nowhere, stream)
+    try:
+        sending.send(("result", function(*args, lambda name: sending.send(("next", name)))))
+    except Exception as error:
+        sending.send(("error", described(error)))
+
+
+def described(error: Exception) -> str:
+    return f"{type(error).__name__}: {on_one_line(error, 200)}"
+
+
+# -------------------------------------------------------------------- in that process
+
+
+def _prepared(trial: Trial, settings: BenchSettings) -> tuple[Case, Workload]:
+    torch.set_num_threads(settings.threads)
+    torch.set_flush_denormal(settings.flush_denormal)
+    return CASES[trial.case], Workload(trial.length, trial.mode, DTYPES[trial.dtype], torch.device(settings.device))
+
+
+def _row(name: str, make: Callable[[], Row]) -> Row:
+    """A candidate's row, or the reason why there is no measurement."""
+    try:
+        return make()
+    except Missing as missing:
+        return Row(name, MISSING, str(missing))
+    except Refusal as refusal:
+        return Row(name, LEFT_OUT, str(refusal))
+    except Exception as error:
+        return Row(name, FAILED, described(error))
+
+
+def memory_row(trial: Trial, settings: BenchSettings, name: str, announce: Announce) -> Row:
+    """The peak memory of one candidate."""
+    case, problem = _prepared(trial, settings)
+    candidate = next(c for c in case.candidates if c.name == name)
+
+    def make() -> Row:
+        if not measurable(problem.device):
+            raise Refusal("peak memory is measured on Linux and on CUDA")
+        candidate.check_memory(problem, int(free_bytes(problem.device) * SHARE))
+        candidate.build(case.prepare(replace(problem, length=min(WARM_LENGTH, problem.length)))).run()
+        return Row(name, MEASURED, bytes=peak(candidate.build(case.prepare(problem)).run, problem.device))
+
+    return _row(name, make)
+
+
+def timed_rows(trial: Trial, settings: BenchSettings, failed: Mapping[str, str], announce: Announce) -> list[Row]:
+    """The times of all candidates. failed: those that took an earlier process down, and how."""
+    case, problem = _prepared(trial, settings)
+    keep_freed_memory(2**31 - 1, 2**31 - 1)
+    inputs = case.prepare(problem)
+    rows: dict[str, Row] = {}
+    calls: dict[str, Call] = {}
+
+    def first_calls(candidate: Candidate) -> Row:
+        """The first calls, compared with the formula; what they take is the row's seconds."""
+        candidate.check_memory(problem, int(free_bytes(problem.device) * SHARE))
+        built, patience = candidate.build(inputs), settings.effort.patience
+        clock = CLOCKS[settings.clock]
+        results: list[Tensors] = []
+        seconds = clock(lambda: results.append(built.results()), 1)
+        if seconds < QUICK_CALL or seconds > patience:  # it may have been compiling
+            seconds = clock(lambda: results.append(built.results()), 1)
+        row = Row(candidate.name, MEASURED, seconds=[seconds])
+        if built.truth is not None:
+            error = difference(results[-1], built.truth())
+            row = replace(row, error=error if math.isfinite(error) else None, tolerance=built.tolerance)
+            if not error <= built.tolerance:
+                note = f"differs from the formula by {error:.1g}, {built.tolerance:.1g} is allowed"
+                return replace(row, status=DIFFERS, note=note, seconds=[])
+            if seconds > patience:
+                note = f"takes {seconds:.1f} s a call, more than patience={patience:g}"
+                return replace(row, status=LEFT_OUT, note=note, seconds=[])
+        calls[candidate.name] = built.run
+        return row
+
+    for candidate in _candidates(trial, settings):
+        name = candidate.name
+        if name in failed:
+            rows[name] = Row(name, FAILED, failed[name])
+        else:
+            announce(name)
+            rows[name] = _row(name, partial(first_calls, candidate))
+    announce("")
+    if set(calls) <= {case.limit}:  # there is nothing to compare it with
+        calls = {}
+    expected = {name: rows[name].seconds[0] for name in calls}
+    seconds = interleaved(calls, expected, CLOCKS[settings.clock], settings.effort)
+    return [replace(row, seconds=seconds.get(name, [])) for name, row in rows.items()]
+
+
+# -------------------------------------------------------------------- timing
+
+
+def _timed(now: Callable[[], float], call: Call, repeats: int) -> float:
+    started = now()
+    for _ in range(repeats):
+        call()
+    return (now() - started) / repeats
+
+
+def _cuda_timed(call: Call, repeats: int) -> float:
+    """Time on the GPU, between two events of its stream."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000 / repeats
+
+
+CLOCKS: dict[str, Clock] = {
+    "cpu": partial(_timed, time.process_time),  # of this process: what others do on the machine does not count
+    "wall": partial(_timed, time.perf_counter),
+    "cuda": _cuda_timed,
+}
+
+
+def interleaved(
+    calls: Mapping[str, Call],
+    expected: Mapping[str, float],
+    clock: Clock,
+    effort: Effort,
+    *,
+    seed: int = 0,
+    now: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round. Every candidate runs once per round, in shuffled order, so that a machine's slow
+    drift hits all of them alike. Calls are warm: each has run at least once.
+
+    expected: seconds that a call takes, roughly. now: the clock of the budget.
+    """
+    repeats = {name: max(1, int(effort.block / max(expected[name], 1e-7))) for name in calls}
+    shuffled, order = random.Random(seed), list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    started, collecting = now(), gc.isenabled()
+    gc.disable()
+    try:
+        for done in range(effort.rounds):
+            if done >= LEAST_ROUNDS and now() - started > effort.budget:
+                break
+            shuffled.shuffle(order)
+            for name in order:
+                seconds[name].append(clock(calls[name], repeats[name]))
+    finally:
+        if collecting:
+            gc.enable()
+    return seconds
+
+
+def ratios(seconds: Sequence[float], limit: Sequence[float]) -> list[float]:
+    """Each round's time over the limit's in the same round."""
+    return [each / its for each, its in zip(seconds, limit, strict=True)]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest of several rounds."""
+    return {"median": median(values), "low": min(values), "high": max(values)}
