@@ -23,6 +23,7 @@ from posenc.encoding import (
     prefix_of,
     queries_rotated_by,
     require_fit,
+    restricted_by,
     rotated_by,
     scale_in,
     sink_of,
@@ -57,8 +58,8 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
             num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `rotate`, `bias`, `modify`, `values`, `scale`, `sink` and `prefix_kv` act here
-            (`augment` and `embed` act on the model's input). None: nothing.
+        encoding: what position does; its `restrict`, `rotate`, `bias`, `modify`, `values`, `scale`, `sink` and `prefix_kv` act
+            here (`augment` and `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
             have (`Positions.shard`): q, k and v are of this process's tokens, and k and v are gathered from all.
@@ -136,7 +137,7 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
-    hooks = ("values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
+    hooks = ("restrict", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
@@ -297,6 +298,7 @@ def prepare(
     prefix: tuple[Tensor, Tensor] | None = None
     projected = q
     if encoding is not None:
+        positions = restricted_by(encoding, positions, layer)
         if keys_rotated:
             _check_keys_unread(encoding, layer)
         terms = bias_of(encoding, q, k, positions, layer)
@@ -541,9 +543,8 @@ def linear_attention(
                 f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
                 "turns them, such as rope"
             )
-        refused = [
-            site for site in ("bias", "modify", "values", "scale", "sink", "prefix_kv") if site in encoding.sites()
-        ]
+        acting = ("restrict", "bias", "modify", "values", "scale", "sink", "prefix_kv")
+        refused = [site for site in acting if site in encoding.sites()]
         if refused:
             raise InputError(
                 f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "

@@ -24,7 +24,7 @@ from posenc.positions.visibility import Branch
 
 T = TypeVar("T")
 
-SITES = ("augment", "embed", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
+SITES = ("augment", "embed", "restrict", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
 
 SIZES = frozenset((
     "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
@@ -90,6 +90,7 @@ class Encoding(nn.Module):
 
         augment   positions, once per forward pass: training-time changes
         embed     the input of a layer
+        restrict  which keys a layer's queries see
         share     the model's query and key projections
         rotate    queries and keys; or apart, rotate_queries and rotate_keys, for a cache of rotated keys
         branches  the regions of a position map, each with a rotation of its own
@@ -214,6 +215,11 @@ class Encoding(nn.Module):
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
         return x
+
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
+        """The positions as the attention of `layer` takes them, with fewer visible keys, such as
+        `positions.with_window(63)`. The other hooks of the layer that act in attention are given the result."""
+        return positions
 
     def share(self, projections: Sequence[Projections]) -> None:
         """Take the model's query and key projections, one pair per layer, for schemes that put their own vectors
@@ -461,6 +467,16 @@ def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int)
     return result
 
 
+def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Positions:
+    """`Encoding.restrict`, validated."""
+    result = encoding.restrict(positions, layer)
+    if result is not positions and not (
+        isinstance(result, Positions) and result.q is positions.q and result.k is positions.k
+    ):
+        raise _returned(encoding, "restrict", result, "return the same tokens, such as positions.with_window(63)")
+    return result
+
+
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
     """`Encoding.rotate`, validated."""
     result = encoding.rotate(q, k, positions, layer)
@@ -693,6 +709,11 @@ class Sum(Composite):
             x = embedded_by(part, x, positions, layer)
         return x
 
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
+        for part in self:
+            positions = restricted_by(part, positions, layer)
+        return positions
+
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:
             part.share(projections)
@@ -752,6 +773,19 @@ class Sum(Composite):
         return unusual.pop() if unusual else usual
 
 
+def _in_layer(act: Callable[..., Any]) -> Any:
+    """The hook of a composite that calls `act` with the encoding of a layer, the hook's arguments, and the layer's number
+    among that encoding's own."""
+    count = act.__code__.co_argcount - 1
+
+    def hook(self: Encoding, *given: Any, layer: int = 0) -> Any:
+        *arguments, layer = given if len(given) == count else (*given, layer)
+        part, number = self.at(layer)
+        return act(part, *arguments, number)
+
+    return hook
+
+
 class PerLayer(Composite):
     """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
     layer. Each part counts only the layers that are its own."""
@@ -771,52 +805,22 @@ class PerLayer(Composite):
         part = parts[layer % len(parts)]
         return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
 
-    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        part, number = self.at(layer)
-        return embedded_by(part, x, positions, number)
+    embed = _in_layer(embedded_by)
+    restrict = _in_layer(restricted_by)
+    rotate = _in_layer(rotated_by)
+    rotate_queries = _in_layer(queries_rotated_by)
+    rotate_keys = _in_layer(keys_rotated_by)
+    branches = _in_layer(branches_of)
+    bias = _in_layer(bias_of)
+    modify = _in_layer(modifiers_of)
+    values = _in_layer(values_of)
+    sink = _in_layer(lambda part, layer: part.sink(layer))
+    query_sink = _in_layer(lambda part, q, positions, layer: part.query_sink(q, positions, layer))
+    prefix_kv = _in_layer(lambda part, layer: part.prefix_kv(layer))
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in dict.fromkeys(self):
             part.share([pair for layer, pair in enumerate(projections) if self.at(layer)[0] is part])
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        part, number = self.at(layer)
-        return rotated_by(part, q, k, positions, number)
-
-    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        part, number = self.at(layer)
-        return queries_rotated_by(part, q, positions, number)
-
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        part, number = self.at(layer)
-        return keys_rotated_by(part, k, positions, number)
-
-    def branches(self, layer: int = 0) -> Sequence[Branch]:
-        return branches_of(*self.at(layer))
-
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
-        part, number = self.at(layer)
-        return bias_of(part, q, k, positions, number)
-
-    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
-        part, number = self.at(layer)
-        return modifiers_of(part, positions, number)
-
-    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
-        part, number = self.at(layer)
-        return values_of(part, positions, number)
-
-    def sink(self, layer: int = 0) -> float | Tensor | None:
-        part, number = self.at(layer)
-        return part.sink(number)
-
-    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
-        part, number = self.at(layer)
-        return part.query_sink(q, positions, number)
-
-    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
-        part, number = self.at(layer)
-        return part.prefix_kv(number)
 
     def scale(self, head_dim: int) -> float:
         scales = {part.scale(head_dim) for part in self}

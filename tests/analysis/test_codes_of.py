@@ -29,6 +29,8 @@ REFUSED = {
     "log_n": "temperature",
     "temperature": "temperature",
     "step_temperature": "temperature",
+    "window": "hides keys",
+    "prefix_kv": "denominator",
 }
 
 

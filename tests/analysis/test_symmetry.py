@@ -142,7 +142,7 @@ def test_a_causal_mask_counts_without_positions(found):
 
 def test_a_causal_mask_is_told_from_positions(found):
     masked = {row.name for row in found.rows if row.causal}
-    assert masked == {"a causal mask, one layer", "a causal mask, two layers", "cope"}
+    assert masked == {"a causal mask, one layer", "a causal mask, two layers", "cope", "window"}
     for row in found.rows:
         assert any("No token sees those after it" in sentence for sentence in row.sentences()) is row.causal
     scaled = equivariance(lambda x: x * torch.arange(x.shape[1])[:, None], dim=4)  # no token sees any other

@@ -297,6 +297,7 @@ def check_adds(encoding: Encoding, dim: int) -> None:
     encoding, layer = encoding.at(0)
     name, sites = encoding.known_as, encoding.sites()
     how = {
+        "restrict": "by hiding keys",
         "rotate": "by rotating queries and keys",
         "bias": "as a bias of the scores",
         "values": "through the values",

@@ -226,7 +226,9 @@ def _why_not(parts: list[Part], layer: int, site: str | None) -> str:
         return f"it does nothing with positions in layer {layer}, so there is no code to analyse"
     if sites <= {"augment"}:
         return "it moves positions and has no codes of its own; add it to one that has, as in shape+sinusoidal"
-    if sites <= {"augment", "modify", "sink"}:
+    if "restrict" in sites:
+        return "it hides keys, and has no code"
+    if sites <= {"augment", "modify", "sink", "prefix_kv"}:
         return "it changes scores or the softmax's denominator, whatever the position: it has no code"
     if all(part.planes == () for part, _ in parts):
         return "it only scales scores (their temperature): it has no code"
@@ -353,7 +355,7 @@ def _map_codes(part: Mapped, layer: int, name: str, head: int, given: Mapping[st
 
 
 def _bias_codes(encoding: Encoding, parts: list[Part], name: str, head: int, given: Mapping[str, int]) -> Codes | None:
-    adding = [part for part in parts if "bias" in part[0].sites()]
+    adding = [part for part in parts if "bias" in part[0].sites() and "restrict" not in part[0].sites()]
     if not adding or any(has_position_codes(part) for part, _ in adding):
         return None
     causal = any(needs_causal(part, sizes_of(part, given), layer) for part, layer in adding)

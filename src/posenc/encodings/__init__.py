@@ -23,11 +23,12 @@ from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
 from posenc.encodings.shaw import Shaw
-from posenc.encodings.sinks import LearnedSink, SoftmaxN
+from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
 from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
+from posenc.encodings.visible import Window
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import LARGEST_SIZE, InputError, check_arguments, is_integer, shown, unknown
 from posenc.frequencies import SCHEDULES
@@ -40,8 +41,8 @@ __all__ = [
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedSink", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
-    "WindowTable", "XLNet", "XPos", "create", "from_spec",
+    "PoPE", "PrefixKV", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
+    "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -62,6 +63,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
         SHAPE, CAPE, Randomized,
         # on the softmax
         SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature,
+        # on what each query sees
+        Window, PrefixKV,
     )
 }
 # fmt: on

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import rescheduled
-from posenc.encodings.shared import check_head_dim
+from posenc.encodings.shared import check_head_dim, kv_heads_of
 from posenc.errors import InputError, check_arguments, check_positive
 from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions
@@ -299,12 +299,7 @@ class MixedRotary(AxesRotary):
     def setup(self) -> None:
         super().setup()
         self.check_split()
-        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        if kv_heads < 1 or self.num_heads % kv_heads or self.num_layers < 1:
-            raise InputError(
-                f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, num_layers={self.num_layers}: each must be at least "
-                "1, and num_heads a multiple of num_kv_heads"
-            )
+        kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         curve = frequency_curve(self.head_dim, self.rope_theta)
         magnitude = curve[:: self.axes].float()  # theta^(-2 axes c / head_dim)
         turned = random_rotations(self.num_layers * kv_heads, self.axes).unflatten(0, (self.num_layers, kv_heads))
