@@ -15,6 +15,9 @@ from posenc.errors import InputError, shown
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 
+Widths = int | Sequence[int | None] | None
+"""Tokens that are visible on one side, for all heads or for each; None: no limit."""
+
 
 @dataclass(eq=False, repr=False)
 class Window(Encoding):
@@ -36,8 +39,8 @@ class Window(Encoding):
     shift_invariant = True
     bias_reads_keys = False
 
-    before: int | None | Sequence[int | None] = 127
-    after: int | None | Sequence[int | None] = 0
+    before: Widths = 127
+    after: Widths = 0
 
     def setup(self) -> None:
         for name in ("before", "after"):
@@ -66,13 +69,13 @@ class Window(Encoding):
             (distance > before) | (-distance > after), -torch.inf
         )
 
-    def _per_head(self, side: int | None | Sequence[int | None], distance: Tensor) -> Tensor:
+    def _per_head(self, side: Widths, distance: Tensor) -> Tensor:
         assert self.num_heads is not None
         widths = side if isinstance(side, Sequence) else [side] * self.num_heads
         return torch.tensor([2**30 if width is None else width for width in widths], device=distance.device)
 
 
-def _widest(side: int | None | Sequence[int | None]) -> int | None:
+def _widest(side: Widths) -> int | None:
     widths = side if isinstance(side, Sequence) else [side]
     return None if None in widths else max(width for width in widths if width is not None)
 
