@@ -174,7 +174,7 @@ def test_free_schedules_share_everything_else():
         (lambda: posenc.create("rope", head_dim=8, thta=3), "unknown option of rope 'thta'"),
         (
             lambda: posenc.create("rope:schedule=ntk", **SHAPE),
-            "option schedule='ntk' of rope: pass a dict, from Python or None",
+            "option schedule='ntk' of rope: pass a dict, from Python",
         ),
         (lambda: posenc.create("t5:num_buckets=abc", **SHAPE), "option num_buckets='abc' of t5: pass an integer"),
         (
