@@ -10,16 +10,13 @@
 The name of an encoding may be MODULE:CLASS or FILE:CLASS, which `load_object` imports. A colon in a value is written \\:.
 """
 
-import contextlib
-import ctypes
 import importlib
 import importlib.util
 import itertools
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -239,11 +236,10 @@ def load_object(target: str) -> Any:
 
 def load_function(target: str) -> Callable[..., Any]:
     """The function of such a text. Raises as `load_object`, and InputError for what cannot be called."""
-    function = load_object(target)
+    function: Callable[..., Any] = load_object(target)
     if not callable(function):
         raise InputError(f"{target!r}: is a {type(function).__name__}, not a function")
-    checked: Callable[..., Any] = function
-    return checked
+    return function
 
 
 def _known(owner: Any, name: str) -> str:
@@ -275,13 +271,7 @@ def _module(name: str) -> ModuleType:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        hint = f"; {_dotted(path)}" if "attempted relative import" in str(error) else ""
-        raise InputError(f"importing {name} failed: {_described(error)}{hint}") from error
-
-
-def _dotted(path: Path) -> str:
-    dotted = ".".join([*path.parent.parts, path.stem]) if not path.is_absolute() else f"{path.parent.name}.{path.stem}"
-    return f"it belongs to a package: name it {dotted} from the folder above the package"
+        raise InputError(f"importing {name} failed: {_described(error)}") from error
 
 
 def _described(error: BaseException) -> str:
@@ -299,30 +289,3 @@ def source_of(target: str) -> bytes:
         return Path(module).read_bytes()
     except OSError:
         return b""  # `load_object` says what is wrong with a file
-
-
-@contextlib.contextmanager
-def printing_to_stderr() -> Iterator[None]:
-    """Send what is printed to stderr, also by native code, which knows file descriptor 1 alone."""
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            stdout = os.dup(1)
-        except OSError:  # there is no stdout
-            yield
-            return
-        try:
-            _flush()
-            os.dup2(2, 1)
-            yield
-        finally:
-            _flush()
-            os.dup2(stdout, 1)
-            os.close(stdout)
-
-
-def _flush() -> None:
-    for stream in (sys.__stdout__, sys.stdout):
-        if stream is not None:
-            stream.flush()
-    with contextlib.suppress(OSError, TypeError, AttributeError):  # no C library of that kind
-        ctypes.CDLL(None).fflush(None)
