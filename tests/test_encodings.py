@@ -198,7 +198,7 @@ def test_free_schedules_share_everything_else():
         (lambda: Normalized(0), "dim=0"),
         (lambda: Normalized(4, length=0), "length=0"),
         (lambda: Integer(4, spread="all"), "unknown spread"),
-        (lambda: Binary(4, bits=5), "bits=5: must lie between 1 and 4"),
+        (lambda: Binary(4, bits=5), "bits=5: must be at most 4"),
         (lambda: Learned(0, 4), "max_positions=0"),
         (lambda: Learned(4, 4, beyond="wrap"), "unknown beyond"),
         (lambda: posenc.T5(0), "num_heads=0"),

@@ -159,9 +159,7 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
         InputError: fractional positions, or bits outside 1 .. 62.
     """
     check_tensor("positions", positions, integers=True)
-    check_sizes(bits=bits)
-    if bits > 62:
-        raise InputError(f"bits={bits}: must be at most 62")
+    check_integers(1, 62, bits=bits)
     return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
 
 

@@ -170,7 +170,7 @@ def test_temperature_is_a_factor_of_scores(offset):
         (lambda: Temperature(0.0), "beta=0.0"),
         (lambda: StepTemperature(0), "train_length=0"),
         (lambda: StepTemperature(8, beta=-1), "beta=-1"),
-        (lambda: StepTemperature(8, first=2), "first=2: the first token counts"),
+        (lambda: StepTemperature(8, first=2), "first=2: must be"),
         (lambda: LearnedSink(0), "num_heads=0"),
         (lambda: LogN(1), "train_length=1"),
         (lambda: LearnedSink(2, num_layers=2).sink(2), "layer 2"),

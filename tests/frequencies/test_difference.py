@@ -144,7 +144,7 @@ def test_the_command(capsys, tmp_path):
         (["yarn+ntk", "ntk"], "ntk is not applied to another schedule"),
         (["abf", "ntk"], "schedule 'abf' needs new_base"),
         (["yarn"], "the following arguments are required: SCHEDULE"),
-        (["yarn", "ntk", "--factor", "0.5"], "--factor 0.5: the new length over the trained one"),
+        (["yarn", "ntk", "--factor", "0.5"], "--factor 0.5: must be at least 1"),
         (["yarn", "ntk", "--factor", "nan"], "--factor nan"),
         (["yarn", "ntk", "--length", "0"], "original_max_positions=0"),
         (["default", "default", "--length", "0", "--at", "5"], "original_max_positions=0"),

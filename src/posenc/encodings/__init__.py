@@ -32,7 +32,7 @@ from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.visible import Window
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
-from posenc.errors import LARGEST_SIZE, InputError, check_arguments, is_integer, shown, unknown
+from posenc.errors import LARGEST_SIZE, InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, source_of
@@ -166,10 +166,10 @@ def check_grid(grid: Sequence[int]) -> None:
     Raises:
         InputError: names it.
     """
-    if len(grid) not in (2, 3) or not all(is_integer(n) and 1 <= n <= LARGEST_SIZE for n in grid):
-        raise InputError(
-            f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches, each at least 1"
-        )
+    if len(grid) not in (2, 3):
+        raise InputError(f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches")
+    for n in grid:
+        check_sizes(grid=n)
 
 
 def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:

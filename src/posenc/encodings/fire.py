@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.bias import Positional
 from posenc.encoding import Encoding
 from posenc.encodings.shared import HeadPerceptron, check_heads
-from posenc.errors import InputError
+from posenc.errors import check_positive
 from posenc.positions import Positions
 
 
@@ -50,9 +50,7 @@ class FIRE(Encoding):
     def setup(self) -> None:
         if self.threshold is None:
             self.threshold = 512.0 if self.train_length is None else self.train_length / 4
-        for name, value in (("threshold", self.threshold), ("eps", self.eps)):
-            if not value > 0:
-                raise InputError(f"{name}={value}: must be a positive number")
+        check_positive(threshold=self.threshold, eps=self.eps)
         self.mlp: HeadPerceptron = HeadPerceptron(1, self.hidden, self.num_heads, self.num_layers, last_bias=True)
         self.c: nn.Parameter = nn.Parameter(torch.full((self.num_layers,), float(self.init_c)))
         self.multiple: nn.Parameter = nn.Parameter(torch.ones(self.num_layers))

@@ -19,7 +19,7 @@ from posenc.bias import KeyValues
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.shared import kv_heads_of, normal_parameter
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_positive, unknown
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -283,8 +283,7 @@ class FLOATER(Encoding):
 
     def setup(self) -> None:
         self._kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
-        if not 0 < self.step < float("inf"):
-            raise InputError(f"step={self.step}: the time from one position to the next, above 0")
+        check_positive(step=self.step)
         if self.solver != "rk4":
             _torchdiffeq(self.solver)
         self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, self.base)

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.shared import normal_parameter
-from posenc.errors import InputError, check_sizes, check_word
+from posenc.errors import check_integers, check_sizes, check_word
 from posenc.functional import binary_digits
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -129,8 +129,7 @@ class Binary(Absolute):
         super().setup()
         if self.bits is None:
             self.bits = min(self.dim, 16)
-        if not 1 <= self.bits <= min(self.dim, 62):
-            raise InputError(f"bits={self.bits}: must lie between 1 and {min(self.dim, 62)} (dim={self.dim})")
+        check_integers(1, min(self.dim, 62), bits=self.bits)
 
     def codes(self, positions: Positions) -> Tensor:
         assert self.bits is not None

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_word
+from posenc.errors import InputError, check_numbers, check_word
 from posenc.positions import Positions
 
 
@@ -54,8 +54,7 @@ def normal_parameter(*shape: int, init_std: float) -> nn.Parameter:
     Raises:
         InputError: init_std is not within 0 .. 10000.
     """
-    if not 0 <= init_std <= 1e4:
-        raise InputError(f"init_std={init_std}: must be a number from 0 to 10000")
+    check_numbers(0, 1e4, init_std=init_std)
     return nn.Parameter(nn.init.normal_(torch.empty(shape), std=init_std))
 
 

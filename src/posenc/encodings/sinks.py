@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.encodings.shared import kv_heads_of, normal_parameter
-from posenc.errors import InputError, check_integers
+from posenc.errors import check_integers, check_numbers
 
 
 @dataclass(eq=False, repr=False)
@@ -32,8 +32,7 @@ class SoftmaxN(Encoding):
     n: float = 1.0
 
     def setup(self) -> None:
-        if not 0 <= self.n < math.inf:
-            raise InputError(f"n={self.n}: what the denominator gains must be a number from 0 on")
+        check_numbers(0, n=self.n)
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
         return math.log(self.n) if self.n > 0 else None

@@ -114,8 +114,7 @@ class AxialTable(Absolute):
         self.max_positions = height * self.columns
         if self.first_dim is None:
             self.first_dim = self.dim // 2
-        if not 1 <= self.first_dim < self.dim:
-            raise InputError(f"first_dim={self.first_dim}: must lie between 1 and dim - 1 (dim={self.dim})")
+        check_integers(1, self.dim - 1, first_dim=self.first_dim)
         self.first: nn.Parameter = normal_parameter(height, self.first_dim, init_std=self.init_std)
         self.second: nn.Parameter = normal_parameter(self.columns, self.dim - self.first_dim, init_std=self.init_std)
 

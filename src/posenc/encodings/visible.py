@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.bias import Relative
 from posenc.encoding import Encoding
 from posenc.encodings.shared import check_heads
-from posenc.errors import InputError, shown
+from posenc.errors import InputError, check_integers
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 
@@ -46,8 +46,7 @@ class Window(Encoding):
         for name in ("before", "after"):
             given = getattr(self, name)
             for width in given if isinstance(given, Sequence) else [given]:
-                if width is not None and not 0 <= width < 2**30:
-                    raise InputError(f"{name}={shown(given)}: pass None or numbers of tokens, at least 0")
+                check_integers(0, **{name: width})
         lengths = {len(side) for side in (self.before, self.after) if isinstance(side, Sequence)}
         if len(lengths) > 1 or 0 in lengths:
             raise InputError(f"before={self.before}, after={self.after}: give one number per head in both, or one")
