@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract: the sites where position may enter attention, and how encodings compose.
 
-One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
+One identity covers every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
 An encoding overrides the sites it uses; the rest is the identity. Which sites it overrides is its taxonomy.
 """
 
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from operator import is_
 from typing import Any, ClassVar, Self, TypeVar
@@ -93,7 +93,7 @@ class Encoding(nn.Module):
         restrict  which keys a layer's queries see
         share     the model's query and key projections
         rotate    queries and keys; or apart, rotate_queries and rotate_keys, for a cache of rotated keys
-        branches  the regions of a position map, each with a rotation of its own
+        branches  the regions of a position map, each with a separate rotation
         scale     the factor of q . k
         bias      added to the scaled scores
         modify    a function of each score, after that
@@ -133,7 +133,7 @@ class Encoding(nn.Module):
     max_positions: int | None = None
     """Positions the encoding is defined for; None: any."""
     num_layers: int = 1
-    """Layers with parameters of their own; 1: all share the same."""
+    """Layers with separate parameters; 1: all share the same."""
 
     @property
     def known_as(self) -> str:
@@ -233,15 +233,15 @@ class Encoding(nn.Module):
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """`rotate` of the queries alone, for a cache of rotated keys. An encoding that turns every key by itself
         overrides this and `rotate_keys`; others raise InputError."""
-        self._refuse_halves()
+        self._refuse_apart()
         return q
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim), for a cache of rotated keys."""
-        self._refuse_halves()
+        self._refuse_apart()
         return k
 
-    def _refuse_halves(self) -> None:
+    def _refuse_apart(self) -> None:
         if "rotate" in self.sites():
             raise InputError(
                 f"{type(self).__name__} cannot rotate queries and keys apart (it has no rotate_queries and rotate_keys): "
@@ -652,7 +652,7 @@ class Composite(Encoding):
         raise InputError(f"{type(self).__name__} is made of parts: pass the one that turns this layer's keys")
 
     def spec(self) -> dict[str, Any]:
-        """The parts' specs; "order" gives the places of a part that occurs several times."""
+        """The parts' specs; "order" lists them by number, since one may occur several times."""
         different = list(dict.fromkeys(self))
         order = [different.index(part) for part in self]
         return {"name": self.known_as, "parts": [part.spec() for part in different], "order": order}
@@ -666,6 +666,22 @@ def _leaves(part: Encoding) -> list[Encoding]:
     return [leaf for each in part for leaf in _leaves(each)] if isinstance(part, Composite) else [part]
 
 
+def _in_order(parts: Iterable[Encoding]) -> list[Encoding]:
+    """The parts of a sum in the order in which they rotate."""
+    return sorted(parts, key=lambda part: part.rotates_last)
+
+
+def _in_turn(act: Callable[[Encoding, Tensor, Positions, int], Tensor]) -> Any:
+    """The hook of a sum that applies `act` with each part to the result of those before."""
+
+    def hook(self: "Sum", x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in _in_order(self):
+            x = act(part, x, positions, layer)
+        return x
+
+    return hook
+
+
 class Sum(Composite):
     """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
 
@@ -675,7 +691,7 @@ class Sum(Composite):
         super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
         rotating = [part.planes for part in self if part.planes != ()]
         commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
-        leaves = [(number, leaf) for number, part in enumerate(self._in_turn()) for leaf in _leaves(part)]
+        leaves = [(number, leaf) for number, part in enumerate(_in_order(self)) for leaf in _leaves(part)]
         for number, leaf in leaves:
             if leaf.centres_keys:
                 self._check_beside_centred(number, leaf, leaves)
@@ -700,14 +716,9 @@ class Sum(Composite):
             return None
         return rotating.pop() if rotating else ()
 
-    def _in_turn(self) -> list[Encoding]:
-        """The parts as they rotate."""
-        return sorted(self, key=lambda part: part.rotates_last)
-
-    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        for part in self:
-            x = embedded_by(part, x, positions, layer)
-        return x
+    embed = _in_turn(embedded_by)
+    rotate_queries = _in_turn(queries_rotated_by)
+    rotate_keys = _in_turn(keys_rotated_by)
 
     def restrict(self, positions: Positions, layer: int = 0) -> Positions:
         for part in self:
@@ -719,19 +730,9 @@ class Sum(Composite):
             part.share(projections)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        for part in self._in_turn():
+        for part in _in_order(self):
             q, k = rotated_by(part, q, k, positions, layer)
         return q, k
-
-    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        for part in self._in_turn():
-            q = queries_rotated_by(part, q, positions, layer)
-        return q
-
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        for part in self._in_turn():
-            k = keys_rotated_by(part, k, positions, layer)
-        return k
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()

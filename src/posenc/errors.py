@@ -81,9 +81,9 @@ def check_numbers(least: float | None = None, most: float | None = None, /, **nu
             raise InputError(f"{name}={value}: pass a number that is finite")
         elif abs(float(value)) > torch.finfo(torch.float32).max:
             raise InputError(f"{name}={value}: pass a number within +-3.4e38, the range of float32")
-        if least is not None and value < least:
+        if least is not None and float(value) < least:
             raise InputError(f"{name}={value}: must be at least {least}")
-        if most is not None and value > most:
+        if most is not None and float(value) > most:
             raise InputError(f"{name}={value}: must be at most {most}")
 
 

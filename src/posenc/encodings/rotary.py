@@ -304,15 +304,15 @@ class XPos(Rotary):
         return scaled(positions.q, 1), scaled(positions.k, -1)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_halves()
+        return self._refuse_apart()
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_halves()
+        return self._refuse_apart()
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_halves()
+        return self._refuse_apart()
 
-    def _refuse_halves(self) -> NoReturn:
+    def _refuse_apart(self) -> NoReturn:
         raise InputError(
             "XPos scales keys by their distance from the middle of all keys of a call, which moves as a cache grows: "
             "cache its keys unrotated, and rotate them in each call"

@@ -172,9 +172,9 @@ class GridTable(Absolute):
         codes = embedding(ids.clamp(min=0), table)
         if not self.prefix:
             return codes.masked_fill(apart[..., None], 0)
-        place = self._prefix_places(positions).clamp(max=self.prefix)
+        number = self._prefix_numbers(positions).clamp(max=self.prefix)
         rows = torch.cat((self.prefix_table, table.new_zeros(1, self.dim)))
-        return torch.where(apart[..., None], embedding(place.clamp(min=0), rows), codes)
+        return torch.where(apart[..., None], embedding(number.clamp(min=0), rows), codes)
 
     def rows(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """A table, and the row of it that each query has, -1 for prefix tokens."""
@@ -209,11 +209,11 @@ class GridTable(Absolute):
         other.load_state_dict(self.state_dict() | {"table": self.at_size(height, width).detach()})
         return other
 
-    def _prefix_places(self, positions: Positions) -> Tensor:
+    def _prefix_numbers(self, positions: Positions) -> Tensor:
         """Which of its document's prefix tokens each query is, counted from 0."""
-        whole = positions if positions.sharding is None else positions.unsharded
-        at = whole.q if whole.q.dim() == 3 else whole.q[..., None]
-        return positions.local(prefix_index(at, whole.q_document))
+        full = positions if positions.sharding is None else positions.unsharded
+        at = full.q if full.q.dim() == 3 else full.q[..., None]
+        return positions.local(prefix_index(at, full.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:
