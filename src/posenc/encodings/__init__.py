@@ -32,7 +32,7 @@ from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.visible import Window
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
-from posenc.errors import LARGEST_SIZE, InputError, check_arguments, check_sizes, shown, unknown
+from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, source_of
@@ -70,10 +70,6 @@ ENCODINGS: dict[str, type[Encoding]] = {
     )
 }
 # fmt: on
-
-
-LARGEST = {"dim": 2**14, "head_dim": 2**14, "num_heads": 2**12, "num_kv_heads": 2**12, "num_layers": 2**12}
-"""The largest sizes that an encoding's text may ask for; of other counts, such as rows, LARGEST_SIZE is."""
 
 
 def create(
@@ -144,10 +140,6 @@ def _single(
     parameters = cls.arguments()
     options = {**options, **spec.values(name, parameters)}
     check_options(name, options, parameters, cls.__init__)
-    for option, value in options.items():
-        most = LARGEST.get(option, LARGEST_SIZE)
-        if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
-            raise InputError(f"option {option}={value} of {name}: must be at most {most}")
     dim, heads = shape["dim"], shape["num_heads"]
     unknown_width = "head_dim" in parameters and "head_dim" not in options and shape["head_dim"] is None
     if unknown_width and dim is not None and heads is not None:

@@ -71,10 +71,6 @@ class Normalized(_Scalar):
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
 
-    dim: int
-    merge: str = "add"
-    spread: str = "learned"
-    init_std: float = 0.02
     length: int | None = None
 
     def setup(self) -> None:
