@@ -80,13 +80,6 @@ def test_cope_starts_as_no_position_at_all():
     )
 
 
-def test_gradients():
-    encoding, positions = random(CoPE(4, num_counts=3)), Positions.from_ids(torch.arange(5) * 1.5, causal=True)
-    q, k, v = (x[:1].requires_grad_() for x in qkv(positions, 2, 1))
-    inputs = (q, k, v, *encoding.parameters())
-    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs)
-
-
 REFUSED = {
     "counts": (lambda: CoPE(4, num_counts=0), "num_counts=0"),
     "width": (lambda: dense(CoPE(8), CAUSAL["causal"], 2), "head_dim 4.*head_dim=8"),

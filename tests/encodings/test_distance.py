@@ -17,7 +17,6 @@ from references.calls import (
     check_against_loops,
     dense,
     of_distance,
-    qkv,
     random,
 )  # fmt: skip
 
@@ -193,18 +192,7 @@ def test_sines_tell_direction_and_repeat_after_twice_the_length():
     assert_close(at_distances(encoding, [3, -5], 2), at_distances(encoding, [19, 11], 2))
 
 
-# ---------------------------------------------------------------- gradients and refusals
-
-LEARNED = {"kerple log": KERPLE(2), "kerple power": KERPLE(2, kind="power"), "sines": Sines(2, train_length=5)}
-
-
-@pytest.mark.parametrize("encoding", LEARNED.values(), ids=LEARNED.keys())
-def test_gradients(encoding):
-    encoding, positions = encoding.double(), Positions.from_ids(torch.arange(5) * 1.5, causal=True)
-    q, k, v = (x[:1].requires_grad_() for x in qkv(positions, 2, 1))
-    inputs = (q, k, v, *encoding.parameters())
-    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs)
-
+# ---------------------------------------------------------------- refusals
 
 SHORT, GRID = Positions.arange(4, causal=True), Positions.grid(2, 2)
 REFUSED = {

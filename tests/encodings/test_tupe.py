@@ -127,15 +127,6 @@ def test_structures_and_tables():
     assert TUPER(5, 8, 2, 4).distances.shape == (2, 33)
 
 
-@pytest.mark.parametrize("cls", [TUPE, TUPER])
-@pytest.mark.parametrize("untie_cls", [True, False])
-def test_gradients(cls, untie_cls):
-    encoding, positions = made(cls, untie_cls=untie_cls), Positions.arange(5)
-    q, k, v = (x.requires_grad_() for x in content.qkv(positions))
-    inputs = (q, k, v, *encoding.parameters())
-    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
-
-
 def test_past_the_table():
     q, k, v = content.qkv(Positions.arange(15))
     with pytest.raises(posenc.InputError, match="position 14 is outside the table of 12"):
