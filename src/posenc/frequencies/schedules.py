@@ -197,7 +197,7 @@ def yarn_paper(
     Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
     """
     plain = rope_frequencies(head_dim, base)
-    ramp = _ramp_by_turns(plain, original_max_positions, beta_slow, beta_fast, "beta_slow", "beta_fast")
+    ramp = _ramp_by_turns(plain, original_max_positions, beta_slow=beta_slow, beta_fast=beta_fast)
     return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
 
@@ -217,8 +217,8 @@ def llama3(
     for it.
     """
     plain = rope_frequencies(head_dim, base)
-    names = "low_freq_factor", "high_freq_factor"
-    ramp = _ramp_by_turns(plain, original_max_positions, low_freq_factor, high_freq_factor, *names, may_equal=True)
+    turns = {"low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
+    ramp = _ramp_by_turns(plain, original_max_positions, may_equal=True, **turns)
     return Frequencies(_blend(plain, factor, ramp))
 
 
@@ -241,7 +241,7 @@ def _ramp_by_pair(
 ) -> Tensor:
     """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
     check_positive(beta_slow=beta_slow, beta_fast=beta_fast)
-    _turns(beta_slow, beta_fast, "beta_slow", "beta_fast")
+    _check_turns(beta_slow=beta_slow, beta_fast=beta_fast)
     if not base > 1:
         raise InputError(f"base={base}: this schedule needs a base above 1")
     low, high = (
@@ -256,22 +256,14 @@ def _ramp_by_pair(
     return ((torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
 
 
-def _ramp_by_turns(
-    plain: Tensor,
-    original_max_positions: int,
-    slow: float,
-    fast: float,
-    slow_name: str,
-    fast_name: str,
-    may_equal: bool = False,
-) -> Tensor:
-    """1 for pairs that turn at most `slow` times over the original length, 0 from `fast` times on; where both are the
-    same, 1 below and 0 from there on."""
-    _turns(slow, fast, slow_name, fast_name, may_equal)
-    turns = plain * check_length(original_max_positions) / (2 * math.pi)
+def _ramp_by_turns(plain: Tensor, original_max_positions: int, may_equal: bool = False, **turns: float) -> Tensor:
+    """1 for pairs that turn at most as often over the original length as the first of two numbers says, 0 from the second
+    on; where both are the same, 1 below and 0 from there on."""
+    slow, fast = _check_turns(may_equal, **turns)
+    of_pair = plain * check_length(original_max_positions) / (2 * math.pi)
     if slow == fast:
-        return (turns < slow).to(turns.dtype)
-    return 1 - ((turns - slow) / (fast - slow)).clamp(0, 1)
+        return (of_pair < slow).to(of_pair.dtype)
+    return 1 - ((of_pair - slow) / (fast - slow)).clamp(0, 1)
 
 
 def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0, given: float | None = None) -> float:
@@ -285,13 +277,16 @@ def _mscale(factor: float, weight: float, name: str) -> float:
     return 0.1 * weight * math.log(check_factor(factor)) + 1
 
 
-def _turns(slow: float, fast: float, slow_name: str, fast_name: str, may_equal: bool = False) -> None:
-    check_numbers(**{slow_name: slow, fast_name: fast})
+def _check_turns(may_equal: bool = False, **turns: float) -> tuple[float, float]:
+    """Two numbers of turns, by argument, of which the first has to be less than the second."""
+    check_numbers(**turns)
+    (slow_name, slow), (fast_name, fast) = turns.items()
     if not (0 < slow < fast or (may_equal and 0 < slow == fast)):
         sign = "<=" if may_equal else "<"
         raise InputError(
             f"{slow_name}={slow}, {fast_name}={fast}: turns over the trained length, 0 < {slow_name} {sign} {fast_name}"
         )
+    return slow, fast
 
 
 # ---------------------------------------------------------------- by the length of the text
