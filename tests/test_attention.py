@@ -443,8 +443,8 @@ def test_a_step_that_was_planned_is_the_full_pass(name, kv_heads):
             torch.testing.assert_close(attention(q[:, :, 6:], k, v, encoding, p, layer=layer), want, **bounds)
             if rotated:
                 cached = encoding.rotate_keys(k, p)
-                found = attention(q[:, :, 6:], cached, v, encoding, p, layer=layer, keys_rotated=True)
-                torch.testing.assert_close(found, want, **bounds)
+                actual = attention(q[:, :, 6:], cached, v, encoding, p, layer=layer, keys_rotated=True)
+                torch.testing.assert_close(actual, want, **bounds)
 
 
 def test_a_planned_step_follows_changes_of_its_encoding_and_refuses_what_does_not_fit():
@@ -483,10 +483,10 @@ def test_the_gradient_of_a_planned_step_is_that_of_a_call_alone():
     torch.manual_seed(0)
     encoding = posenc.Rotary(8)
     q, (k, v) = torch.randn(1, 2, 1, 8, dtype=torch.float64), torch.randn(2, 1, 2, 7, 8, dtype=torch.float64)
-    found, p = [], Positions.arange(1, offset=6, causal=True)
+    actual, p = [], Positions.arange(1, offset=6, causal=True)
     for backend in ("auto", "auto", "reference"):
         given = [x.clone().requires_grad_() for x in (q, k, v)]
         out = attention(*given, encoding, p, keys_rotated=True, backend=backend)
-        found.append([out, *torch.autograd.grad(out.square().sum(), given)])
-    for other in found[:2]:
-        torch.testing.assert_close(other, found[2])
+        actual.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    for other in actual[:2]:
+        torch.testing.assert_close(other, actual[2])

@@ -10,13 +10,16 @@
 The name of an encoding may be MODULE:CLASS or FILE:CLASS, which `load_object` imports. A colon in a value is written \\:.
 """
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import itertools
 import math
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -289,3 +292,30 @@ def source_of(target: str) -> bytes:
         return Path(module).read_bytes()
     except OSError:
         return b""  # `load_object` says what is wrong with a file
+
+
+@contextlib.contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Send what is printed to stderr, also by native code, which knows file descriptor 1 alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            stdout = os.dup(1)
+        except OSError:  # there is no stdout
+            yield
+            return
+        try:
+            _flush()
+            os.dup2(2, 1)
+            yield
+        finally:
+            _flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+def _flush() -> None:
+    for stream in (sys.__stdout__, sys.stdout):
+        if stream is not None:
+            stream.flush()
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # no C library of that kind
+        ctypes.CDLL(None).fflush(None)

@@ -53,9 +53,9 @@ def test_fire_is_the_listing_of_the_appendix():
         distances = torch.log((0.1 * (rows[:, None] - rows)).abs() + 1)
         return mlp((distances / (torch.log((0.1 * normaliser).abs() + 1)[:, None] + 1e-6))[..., None]).permute(2, 0, 1)
 
-    found = dense(encoding, Positions.arange(n), heads)[0]
-    assert_close(found, listing(rows.clamp(min=20)), **EXACT)
-    assert (found - listing(rows.clamp(max=20))).abs().max() > 0.1, "a public copy takes the smaller of the two"
+    actual = dense(encoding, Positions.arange(n), heads)[0]
+    assert_close(actual, listing(rows.clamp(min=20)), **EXACT)
+    assert (actual - listing(rows.clamp(max=20))).abs().max() > 0.1, "a public copy takes the smaller of the two"
 
 
 @given(i=st.integers(0, 20), distance=st.integers(0, 20), shift=st.integers(1, 50))

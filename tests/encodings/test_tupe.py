@@ -46,12 +46,12 @@ def by_formula(encoding, q, k, v, positions):
 
     def term(b, h, i, j, m, n):
         if encoding.untie_cls:
-            found = pair(h, 0, 0) if m == 0 else pair(h, 1, 1) if n == 0 else pair(h, m + 1, n + 1)
+            actual = pair(h, 0, 0) if m == 0 else pair(h, 1, 1) if n == 0 else pair(h, m + 1, n + 1)
         else:
-            found = pair(h, m, n)
+            actual = pair(h, m, n)
         if isinstance(encoding, TUPER):  # T5's bias is not scaled
-            found += float(e["distances"][h, bucket(m, n)]) * 12**0.5
-        return found
+            actual += float(e["distances"][h, bucket(m, n)]) * 12**0.5
+        return actual
 
     return content.attend(q, k, v, positions, (2 * 6) ** -0.5, term)
 

@@ -5,10 +5,8 @@ import json
 import os
 import re
 import shutil
-import sys
 import textwrap
 import time
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +55,7 @@ class Analyze(WithOutput):
         from posenc.pretrained.load import needs
         from posenc.report.analyze import page, results
         from posenc.report.terminal import Display
+        from posenc.spec import printing_to_stderr
 
         needs("matplotlib", "lab")
         check_limits(self, **LIMITS)
@@ -64,10 +63,7 @@ class Analyze(WithOutput):
             self.out = os.path.abspath(self.out)  # the analysed code may change the folder
         sizes = {"dim": self.dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         started = time.perf_counter()
-        with (
-            redirect_stdout(sys.stderr),
-            Display(self.out or ".") as shown,
-        ):  # what the analysed code prints goes to stderr
+        with printing_to_stderr(), Display(self.out or ".") as shown:  # what the analysed code prints goes to stderr
             target, tokenizer = self._target()
             subject = target_of(
                 target,

@@ -2,8 +2,6 @@
 """posenc conform."""
 
 import os
-import sys
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -33,12 +31,12 @@ class Conform(WithOutput):
     def run(self) -> int:
         from posenc.conformance.diagnosis import conform
         from posenc.conformance.kinds import get_kind
-        from posenc.spec import load_function
+        from posenc.spec import load_function, printing_to_stderr
 
         get_kind(self.kind)
         if self.out:
             self.out = os.path.abspath(self.out)  # the tested code may change the folder
-        with redirect_stdout(sys.stderr):  # what the tested code prints goes to stderr
+        with printing_to_stderr():  # what the tested code prints goes to stderr
             verdict = conform(load_function(self.function), self.kind)
         self.emit({"function": self.function, **verdict.to_dict()}, f"{self.function} as {verdict}")
         return DONE if verdict.passed else FAILED

@@ -2,9 +2,7 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from functools import cache
 from inspect import Parameter
 from typing import Any
@@ -35,7 +33,7 @@ from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, source_of
+from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, printing_to_stderr, source_of
 
 # fmt: off
 __all__ = [
@@ -208,7 +206,7 @@ def lookup(name: object, load: bool = True) -> type[Encoding]:
         base, _, option = name.partition(":")
         if base in ENCODINGS:
             raise InputError(f"option {option} of {base}: write {option}=value")
-        with redirect_stdout(sys.stderr):  # the output of a command is stdout's alone
+        with printing_to_stderr():
             return _loaded(name, source_of(name))
     for known, cls in ENCODINGS.items():
         if str(name).lower() == cls.__name__.lower():
