@@ -114,7 +114,9 @@ def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monk
     assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 0
     assert measured(one) == measured(two)
     written = (one / "config.yaml").read_text()
-    assert {'task: "vision"', 'data: "places"', "data_images: 40", "test_sizes: [4, 8, 16]"} <= set(written.splitlines())
+    assert {'task: "vision"', 'data: "places"', "data_images: 40", "test_sizes: [4, 8, 16]"} <= set(
+        written.splitlines()
+    )
     capsys.readouterr()
     changed = ["compare", "--config", str(one / "config.yaml"), "--out", str(tmp_path / "three"), "--data-images", "50"]
     assert cli.main([*changed, "--steps", "0"]) == 2  # the digest went with the flag
