@@ -548,7 +548,7 @@ def linear_attention(
         rq, rk = encoding.rotate(fq, fk, positions, layer)
     if positions.valid is not None:
         fk, rk = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk))
-    summed = _Sums(positions, k.shape[1], chunk_size)
+    summed = _RunningSums(positions, k.shape[1], chunk_size)
     total = summed(rq, rk, v.to(precise))
     weight = summed(fq, fk, torch.ones_like(fk[..., :1]))
     out = total / weight.masked_fill(weight == 0, torch.inf)
@@ -557,7 +557,7 @@ def linear_attention(
     return out.to(q.dtype)
 
 
-class _Sums:
+class _RunningSums:
     """sum_j (q_i . k_j) v_j over the keys that each query sees.
 
     Without causality or documents that is one product. Otherwise queries and keys are brought into one stream, sorted

@@ -22,7 +22,7 @@ from posenc.positions.ids import exact, prefix_tokens
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 
 
-class _Window(Encoding):
+class _PatchBias(Encoding):
     bias_reads_keys = False
     num_heads: int
     width: int
@@ -79,7 +79,7 @@ def _row(offset: Tensor, height: Any, width: Any) -> Tensor:
 
 
 @dataclass(eq=False, repr=False)
-class WindowTable(_Window):
+class WindowTable(_PatchBias):
     """Swin's table: a learned bias per head and offset (rows, columns) between two patches of a window.
 
     num_heads: heads of the model. height, width: of the window, in patches; height None: as many rows as train_length
@@ -239,7 +239,7 @@ class ClassWindowTable(WindowTable):
 
 
 @dataclass(eq=False, repr=False)
-class LogWindow(_Window):
+class LogWindow(_PatchBias):
     """Swin v2's continuous bias: 16 sigmoid(MLP(log-spaced offset)), with cosine attention at a learned temperature.
 
     num_heads: heads of the model. height, width: of the window trained with, in patches.
