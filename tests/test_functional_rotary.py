@@ -121,10 +121,10 @@ def test_any_call_is_the_formula(batch, heads, n, pairs, rest, layout, order, bl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "TINY", 0)
         patch.setattr(functional, "BLOCK_BYTES", block)
-        found = rotary(x, cos, sin, layout=layout)
+        actual = rotary(x, cos, sin, layout=layout)
     bound = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
-    assert_close(found, formula(x, cos, sin, layout, 0), rtol=bound, atol=bound)
-    assert found.dtype == dtype
+    assert_close(actual, formula(x, cos, sin, layout, 0), rtol=bound, atol=bound)
+    assert actual.dtype == dtype
 
 
 @pytest.mark.parametrize(("dtype", "half_ulp"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
@@ -133,8 +133,8 @@ def test_any_call_is_the_formula(batch, heads, n, pairs, rest, layout, order, bl
 def test_half_precision_is_rounded_once(layout, dtype, half_ulp):
     x, (cos, sin) = torch.randn(2, 3, 40, 16).to(dtype), tables(40, 8, torch.float32)
     exact = rotary(x.double(), cos.double(), sin.double(), layout=layout)
-    for found in (rotary(x, cos, sin, layout=layout), formula(x, cos, sin, layout, 0)):
-        assert bool(((found.double() - exact).abs() <= half_ulp * exact.abs() + 1e-6).all())
+    for actual in (rotary(x, cos, sin, layout=layout), formula(x, cos, sin, layout, 0)):
+        assert bool(((actual.double() - exact).abs() <= half_ulp * exact.abs() + 1e-6).all())
     narrow = cos.to(dtype), sin.to(dtype)  # tables as transformers has them: still float32 arithmetic
     exact = rotary(x.double(), *(t.double() for t in narrow), layout=layout)
     assert bool(((rotary(x, *narrow, layout=layout).double() - exact).abs() <= half_ulp * exact.abs() + 1e-6).all())
@@ -154,8 +154,8 @@ def test_the_result_lies_in_memory_as_its_input(layout, order):
     for elements in (0, TINY):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(functional, "TINY", elements)
-            found = rotary(x, cos, sin, layout=layout)
-        assert found.stride() == x.stride() or (elements and order == "channels strided")
+            actual = rotary(x, cos, sin, layout=layout)
+        assert actual.stride() == x.stride() or (elements and order == "channels strided")
 
 
 @LAYOUTS
@@ -167,10 +167,10 @@ def test_one_token_of_queries_and_keys_at_once(layout, dtype):
         tables(50, 4, torch.float32),
     )
     cos, sin = cos[None, None, 40:41], sin[None, None, 40:41]
-    found = turn_together(q, k, *widened(cos, sin, layout), layout)
+    actual = turn_together(q, k, *widened(cos, sin, layout), layout)
     wanted = rotary(q, cos, sin, layout=layout), rotary(k, cos, sin, layout=layout)
-    assert_close(found, wanted)
-    assert [x.dtype for x in found] == [dtype, dtype]
+    assert_close(actual, wanted)
+    assert [x.dtype for x in actual] == [dtype, dtype]
     rope = Rotary(8, layout=layout)
     assert_close(rope.rotate(q, k, Positions.from_ids([[40]])), wanted)
 
@@ -270,8 +270,8 @@ def test_in_place_with_tables_that_are_part_of_x(layout, dtype, shared):
     parts = {"cos": x[0, :, 4:12], "sin": x[1, :, 8:]}
     apart = {name: part.clone() for name, part in parts.items()}
     wanted = rotary(x, **apart, layout=layout)
-    found = rotary(x, **apart | {name: parts[name] for name in shared}, layout=layout, inplace=True)
-    assert torch.equal(found, wanted)
+    actual = rotary(x, **apart | {name: parts[name] for name in shared}, layout=layout, inplace=True)
+    assert torch.equal(actual, wanted)
 
 
 def test_in_place_refuses_what_overlaps():
@@ -339,10 +339,10 @@ def test_error_at_position_131072(schedule, offset, n):
     (cos, sin), _ = rope.turns(Positions.arange(n, offset), torch.float32)
     exact = rope.angles(torch.arange(131072)[None, -1:]) if n == 1 else rope.angles(torch.arange(131000, 131072)[None])
     last = slice(-1, None) if n == 1 else slice(-72, None)
-    for found, wanted in ((cos, exact.cos()), (sin, exact.sin())):
-        error = found[:, :, last].double() / rope.attention_factor - wanted
+    for actual, wanted in ((cos, exact.cos()), (sin, exact.sin())):
+        error = actual[:, :, last].double() / rope.attention_factor - wanted
         assert error.abs().max() <= 2e-7
-        assert found.shape == (1, 1, n, 64)
+        assert actual.shape == (1, 1, n, 64)
 
 
 def test_float64_inputs_get_exact_tables():
@@ -406,10 +406,10 @@ def test_compiled_gradients(layout, learned):
     cos, sin = (t.requires_grad_(learned) for t in tables(7, 4))
     inputs = (x, cos, sin) if learned else (x,)
     weight = torch.randn(2, 3, 7, 10, dtype=torch.float64)
-    found, wanted = (
+    actual, wanted = (
         torch.autograd.grad((turn(x, cos, sin, layout=layout) * weight).sum(), inputs) for turn in (compiled, rotary)
     )
-    assert_close(found, wanted)
+    assert_close(actual, wanted)
 
 
 @pytest.mark.slow
@@ -422,10 +422,10 @@ def test_the_opt_in_is_the_eager_form_whatever_the_length(layout):
             x = stored("heads inside", 1, 3, n, 10).to(dtype).requires_grad_()
             tables_ = tables(n, 4, torch.float32)
             weight = torch.randn(1, 3, n, 10).to(dtype)
-            found = rotary(x, *tables_, layout=layout, start=1)
-            assert_close(found, formula(x, *tables_, layout, 1), rtol=bound, atol=bound)
-            assert found.stride() == x.stride()
-            gradient = torch.autograd.grad(found, x, weight)[0]
+            actual = rotary(x, *tables_, layout=layout, start=1)
+            assert_close(actual, formula(x, *tables_, layout, 1), rtol=bound, atol=bound)
+            assert actual.stride() == x.stride()
+            gradient = torch.autograd.grad(actual, x, weight)[0]
             assert_close(gradient, formula(weight, tables_[0], -tables_[1], layout, 1), rtol=bound, atol=bound)
         graphs[n] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs[7] == graphs[300], "no length makes another graph"

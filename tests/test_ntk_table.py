@@ -43,8 +43,8 @@ def test_accuracy_is_that_of_one_token_after_another(seen, period):
     s = Settings(16, (1, 4), batch_size=1, dim=16, num_layers=1, num_heads=1, head_dim=8, windows=5, targets=4)
     model = build(Run("rope", 0, s, "")).eval()
     tokens = torch.randint(4, (130,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    found = accuracy(model, tokens, s, seen, period)
-    assert 0 < found.mean() < 1
+    actual = accuracy(model, tokens, s, seen, period)
+    assert 0 < actual.mean() < 1
     for window, end in enumerate((64, 80, 96, 112, 129)):
         hits = 0
         for target in range(end - 3, end + 1):
@@ -52,7 +52,7 @@ def test_accuracy_is_that_of_one_token_after_another(seen, period):
             context = [tokens[at if period is None else end - (end - at) % period] for at in places]
             with torch.no_grad():
                 hits += int(model(torch.tensor(context)[None].long())[0, -1].argmax() == tokens[target])
-        assert found[window] == hits / 4
+        assert actual[window] == hits / 4
 
 
 def test_the_example_trains_what_is_missing_and_shows_a_table(tmp_path, monkeypatch, capsys):

@@ -99,8 +99,8 @@ def test_t5_attention_and_the_gradient_of_its_table(new, cached, num_buckets, ma
     assert_close(ours, theirs, **EXACT)
     weight = torch.randn_like(ours)
     (wanted,) = torch.autograd.grad((theirs * weight).sum(), module.relative_attention_bias.weight)
-    (found,) = torch.autograd.grad((ours * weight).sum(), encoding.table)
-    assert_close(found.T, wanted, **EXACT)
+    (actual,) = torch.autograd.grad((ours * weight).sum(), encoding.table)
+    assert_close(actual.T, wanted, **EXACT)
 
 
 def test_t5_scaled_is_mpnet():

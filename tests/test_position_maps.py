@@ -80,8 +80,8 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("made", "row"), GOLDEN, ids=[str(made) for made, _ in GOLDEN])
 def test_the_last_row_of_twelve_tokens(made, row):
-    found = made.relative(Positions.arange(12, causal=True))[0, 11]
-    assert_close(found, torch.tensor([float(x) for x in row.split()], dtype=torch.float64), equal_nan=True)
+    actual = made.relative(Positions.arange(12, causal=True))[0, 11]
+    assert_close(actual, torch.tensor([float(x) for x in row.split()], dtype=torch.float64), equal_nan=True)
 
 
 @EVERY
@@ -99,8 +99,8 @@ def is_the_formula(name, options, backend, layouts):
         q, k, v = (x.detach() for x in inputs(p))
         encoding = mapped(name, options, layout="interleaved", rope_theta=50.0)
         expected = maps.attend(q, k, v, oracle(name, options, p), encoding.encoding.inv_freq, "interleaved")
-        found = posenc.attention(q, k, v, encoding, p, backend=backend)
-        assert_close(found, expected, rtol=1e-10, atol=1e-12, msg=lambda m, at=layout: f"{at}: {m}")
+        actual = posenc.attention(q, k, v, encoding, p, backend=backend)
+        assert_close(actual, expected, rtol=1e-10, atol=1e-12, msg=lambda m, at=layout: f"{at}: {m}")
 
 
 @EVERY
@@ -130,16 +130,16 @@ def test_gradients_are_the_formulas(name, options, layout):
     weight = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weight).sum(), leaves)
     for backend in ("sdpa", "reference"):
-        found = posenc.attention(*leaves, encoding, p, backend=backend)
-        assert_close(found, expected, rtol=1e-10, atol=1e-12)
-        for one, other in zip(torch.autograd.grad((found * weight).sum(), leaves), wanted, strict=True):
+        actual = posenc.attention(*leaves, encoding, p, backend=backend)
+        assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+        for one, other in zip(torch.autograd.grad((actual * weight).sum(), leaves), wanted, strict=True):
             assert_close(one, other, rtol=1e-9, atol=1e-11)
     # without a sink or a bias the kernel's own backward is taken
     plain = mapped(name, options)
     expected = maps.attend(*leaves, seen, frequencies, "half")
     wanted = torch.autograd.grad((expected * weight).sum(), leaves)
-    found = torch.autograd.grad((posenc.attention(*leaves, plain, p) * weight).sum(), leaves)
-    for one, other in zip(found, wanted, strict=True):
+    actual = torch.autograd.grad((posenc.attention(*leaves, plain, p) * weight).sum(), leaves)
+    for one, other in zip(actual, wanted, strict=True):
         assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
@@ -161,30 +161,30 @@ def test_angles_stay_exact_far_out_and_in_half_precision(name, options, dtype):
     seen = MAPS[name](**options).relative(p)  # equal to the formulas, see above
     expected = maps.attend(q.double(), k.double(), v.double(), seen, Rotary(8).inv_freq, "half")
     for backend in ("sdpa", "reference"):
-        found = posenc.attention(q, k, v, encoding, p, backend=backend).double()
-        assert (found - expected).abs().max() < bound * max(1.0, float(v.abs().max())), backend
+        actual = posenc.attention(q, k, v, encoding, p, backend=backend).double()
+        assert (actual - expected).abs().max() < bound * max(1.0, float(v.abs().max())), backend
 
 
 @EVERY
 def test_decoding_in_pieces_is_the_full_pass(name, options):
     encoding, n = mapped(name, options) + LogN(3), 23
     q, k, v = (x.detach() for x in inputs(Positions.arange(n)))
-    whole = posenc.attention(q, k, v, encoding, causal=True)
+    full = posenc.attention(q, k, v, encoding, causal=True)
     at = 0
     for size in (7, 1, 1, 6, 1, 1, 1, 5):
         end = at + size
         part = Positions.arange(size, at, causal=True)
-        found = posenc.attention(q[:, :, at:end], k[:, :, :end], v[:, :, :end], encoding, part)
-        assert_close(found, whole[:, :, at:end], rtol=1e-11, atol=1e-12)
+        actual = posenc.attention(q[:, :, at:end], k[:, :, :end], v[:, :, :end], encoding, part)
+        assert_close(actual, full[:, :, at:end], rtol=1e-11, atol=1e-12)
         at = end
     assert at == n
 
 
 @given(window=st.integers(1, 20), group=st.integers(1, 9), trained=st.integers(21, 40), n=st.integers(1, 90))
 def test_what_the_methods_promise(window, group, trained, n):
-    whole = group * max(1, window // group)  # a window of whole groups
-    p = Positions.arange(max(1, (trained - whole) * group + whole), causal=True)
-    assert self_extend(whole, group).relative(p).nan_to_num().max() <= max(trained, whole) - 1
+    full = group * max(1, window // group)  # a window of whole groups
+    p = Positions.arange(max(1, (trained - full) * group + full), causal=True)
+    assert self_extend(full, group).relative(p).nan_to_num().max() <= max(trained, full) - 1
     p = Positions.arange(n, causal=True)
     plain = p.q[0, :, None] - p.k[0]
     near = (plain >= 0) & (plain < window)
@@ -194,11 +194,11 @@ def test_what_the_methods_promise(window, group, trained, n):
         self_extend(window, group),
         dual_chunk(2 * trained, window),
     ):
-        found = made.relative(p)[0]
-        assert torch.equal(found[near], plain[near].double()), "near distances stay"
+        actual = made.relative(p)[0]
+        assert torch.equal(actual[near], plain[near].double()), "near distances stay"
     assert rerope(window).relative(p).nan_to_num().max() <= window
-    found = dual_chunk(2 * trained, window).relative(p).nan_to_num()
-    assert 0 <= found.min() <= found.max() <= 2 * trained
+    actual = dual_chunk(2 * trained, window).relative(p).nan_to_num()
+    assert 0 <= actual.min() <= actual.max() <= 2 * trained
 
 
 @pytest.mark.parametrize(
@@ -215,15 +215,15 @@ def test_maps_that_are_rope(same):
 def test_the_first_tokens_are_as_without_a_map(made):
     q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
     plain = posenc.attention(q, k, v, Rotary(8), causal=True)
-    found = posenc.attention(q, k, v, Mapped(Rotary(8), made), causal=True)
-    assert_close(found[:, :, :9], plain[:, :, :9], rtol=1e-10, atol=1e-12)
-    assert (found[:, :, -1] - plain[:, :, -1]).abs().max() > 1e-3
+    actual = posenc.attention(q, k, v, Mapped(Rotary(8), made), causal=True)
+    assert_close(actual[:, :, :9], plain[:, :, :9], rtol=1e-10, atol=1e-12)
+    assert (actual[:, :, -1] - plain[:, :, -1]).abs().max() > 1e-3
 
 
 def test_a_text_within_the_window_takes_the_path_of_rope():
     q, k, v = (x.detach().float() for x in inputs(Positions.arange(23)))
-    plain, found = (posenc.attention(q, k, v, e, causal=True) for e in (Rotary(8), Mapped(Rotary(8), rerope(64))))
-    assert torch.equal(plain, found)
+    plain, actual = (posenc.attention(q, k, v, e, causal=True) for e in (Rotary(8), Mapped(Rotary(8), rerope(64))))
+    assert torch.equal(plain, actual)
 
 
 def test_a_query_alone_reads_only_the_keys_that_it_sees():
@@ -258,13 +258,13 @@ def test_regions_are_visited_and_nothing_else():
     """The rectangles of a region hold its pairs, whatever the layout."""
     regions = [branch.region for name, options in OPTIONS for branch in MAPS[name](**options).branches]
     for p in LAYOUTS.values():
-        found = segments(p)
-        if found is None or not found.regular:
+        actual = segments(p)
+        if actual is None or not actual.regular:
             continue
         for region in dict.fromkeys(regions):
             held = torch.zeros(p.batch, p.num_queries, p.num_keys, dtype=torch.bool)
             limits = Region() if region.chunk > 1 else region
-            for row, q0, q1, k0, k1, diagonal in found.within(region):
+            for row, q0, q1, k0, k1, diagonal in actual.within(region):
                 distance = torch.arange(q0, q1)[:, None] - torch.arange(k0, k1) + diagonal
                 part = (distance >= 0) & limits.contains(
                     distance, torch.zeros_like(distance) if region.below is None else distance * 0

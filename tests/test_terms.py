@@ -88,8 +88,8 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
     if structure.factors() is None:
         cells, numbers = _numbered(structure)
         grid = grid_indices(B, H, QUERIES, KEYS, want.device)
-        found = structure.reduced(numbers, want.device).lookup(cells)(*grid)
-        assert torch.allclose(found.expand_as(want), want), "FlexAttention"
+        actual = structure.reduced(numbers, want.device).lookup(cells)(*grid)
+        assert torch.allclose(actual.expand_as(want), want), "FlexAttention"
     else:
         left, right = structure.factors()
         assert torch.allclose((left @ right.mT).expand_as(want), want)
@@ -97,8 +97,8 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
     cell = QUERIES - 1 - torch.arange(QUERIES)[:, None] + torch.arange(KEYS)
     if structure.in_kernel in ("vector", "products"):
         vector, products, rows = term.for_kernel(KernelInputs())
-        found = vector[:, cell] if products is None else products.gather(-1, rows[cell].expand(B, H, -1, -1))
-        assert torch.allclose(found.double().expand_as(want), want, atol=1e-6), "Triton"
+        actual = vector[:, cell] if products is None else products.gather(-1, rows[cell].expand(B, H, -1, -1))
+        assert torch.allclose(actual.double().expand_as(want), want, atol=1e-6), "Triton"
     # the CPU's operator, forward and backward
     upstream = torch.randn(B, H, QUERIES, KEYS, dtype=torch.float64, generator=G)
     leaves = [x for x in term.tensors if x.requires_grad]
@@ -108,7 +108,7 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
     prepared = [x.detach() for x in term.prepared(torch.float64, B, H)]
     term = type(term)(*prepared)
     term.collects([x.is_floating_point() for x in prepared])
-    found = torch.full((B, H, QUERIES, KEYS), torch.nan, dtype=torch.float64)
+    actual = torch.full((B, H, QUERIES, KEYS), torch.nan, dtype=torch.float64)
     for row in range(B):
         for heads in ((0, 2), (2, 3)):
             term.enter(row, heads)
@@ -119,14 +119,14 @@ def test_a_structure_is_its_score_mod_in_every_form(name):
                 term.add(out, tile, fresh=True)
                 term.add(out, tile, fresh=False)  # twice
                 view = skew(out, tile.shape[2]) if term.by_distance else out
-                found[here] = view / 2
+                actual[here] = view / 2
                 if term.by_distance:
                     grad = torch.zeros_like(out)
                     skew(grad, tile.shape[2]).copy_(part)
                     part = grad
                 term.collect(part, tile)
             term.leave()
-    assert torch.allclose(found, want), "tiles"
+    assert torch.allclose(actual, want), "tiles"
     if name in ("Relative", "RunningSum"):
         return  # whose tensors are made anew
     for grad, other in zip((x for x in term.grads if x is not None), expected, strict=True):
@@ -163,11 +163,11 @@ def test_a_cap_is_its_function_in_every_form():
     want = cap(scores, *grid_indices(1, H, QUERIES, KEYS, scores.device))
     assert torch.allclose(want, 0.8 * (scores / 0.8).tanh())
     assert torch.allclose(cap.reduced().lookup_of(scores)(scores, *[torch.zeros(())] * 4), want), "FlexAttention"
-    found, slope = scores.detach().clone(), torch.full_like(scores, 2.0)
-    found[0, 0, 0, :2] = torch.tensor([-torch.inf, torch.finfo(torch.float32).min])
-    cap.reduced().apply(found, slope)
-    assert (found[0, 0, 0, :2] == -torch.inf).all()
-    assert torch.allclose(found[..., 2:], want[..., 2:])
+    actual, slope = scores.detach().clone(), torch.full_like(scores, 2.0)
+    actual[0, 0, 0, :2] = torch.tensor([-torch.inf, torch.finfo(torch.float32).min])
+    cap.reduced().apply(actual, slope)
+    assert (actual[0, 0, 0, :2] == -torch.inf).all()
+    assert torch.allclose(actual[..., 2:], want[..., 2:])
     assert torch.allclose(slope[..., 2:], 2 * torch.autograd.grad(want.sum(), scores)[0][..., 2:])
 
 

@@ -21,6 +21,7 @@ FAMILIES = {
     "On the input": "The encoding is combined with each token's vector before the first layer.",
     "On queries and keys": "Queries and keys are transformed by their positions before their product.",
     "On the scores": "A bias is added to the score of each query and key.",
+    "On the keys": "Fewer tokens are visible to a query, or more keys than those of the tokens.",
     "On positions": "Positions are changed in training, for use with any other encoding.",
     "On the softmax": "The softmax's denominator or temperature depends on position or length.",
 }
@@ -54,6 +55,8 @@ def family(cls: type[Encoding]) -> str:
     sites = cls.sites()
     if "augment" in sites:
         return "On positions"
+    if "restrict" in sites or "prefix_kv" in sites:
+        return "On the keys"
     if "sink" in sites or cls.rotates_last:
         return "On the softmax"
     if "embed" in sites or not sites:

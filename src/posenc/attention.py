@@ -23,6 +23,7 @@ from posenc.encoding import (
     prefix_of,
     queries_rotated_by,
     require_fit,
+    restricted_by,
     rotated_by,
     scale_in,
     sink_of,
@@ -57,8 +58,8 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
             num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `rotate`, `bias`, `modify`, `values`, `scale`, `sink` and `prefix_kv` act here
-            (`augment` and `embed` act on the model's input). None: nothing.
+        encoding: what position does; its `restrict`, `rotate`, `bias`, `modify`, `values`, `scale`, `sink` and `prefix_kv` act
+            here (`augment` and `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
             have (`Positions.shard`): q, k and v are of this process's tokens, and k and v are gathered from all.
@@ -91,17 +92,17 @@ def attention(
                         return _taken(step, q, k, v, encoding, positions, layer, keys_rotated)
             problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
             return _choose(problem, backend).attend(problem)
-        pose = partial(prepare, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
-        _check_shard(q, k, positions, keys_rotated)
-        positions = positions if causal is None else positions.with_causal(causal)
+        positions = _checked_shard(q, k, positions, causal, keys_rotated)
         attend = ring.active()
         if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer) is None:
-            problem = pose(q, k, v, encoding, positions.shared(ring.alone, partial(ring.alone, positions)), None)
+            alone = positions.shared(ring.alone, partial(ring.alone, positions))
+            problem = prepare(q, k, v, encoding, alone, None, scale, sink, dropout_p, layer)
             return attend(
                 problem.q, problem.k, problem.v, is_causal=positions.causal, scale=problem.scale, dropout_p=dropout_p
             )
         k, v = exchange.gather_keys(k, v, positions)
-        problems = [pose(*call[:3], encoding, call[3], None) for call in _calls(q, k, v, positions)]
+        calls = _calls(q, k, v, positions)
+        problems = [prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer) for call in calls]
         return torch.cat([_choose(problem, backend).attend(problem) for problem in problems], 2)
 
 
@@ -136,7 +137,7 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
-    hooks = ("values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
+    hooks = ("restrict", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
@@ -210,20 +211,19 @@ def explain(
     backend: str = "auto",
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
-    pose = partial(prepare, scale=scale, sink=sink, dropout_p=dropout_p, layer=layer, keys_rotated=keys_rotated)
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
-        return _explained(pose(q, k, v, encoding, positions, causal), (q, k, v), backend)
-    _check_shard(q, k, positions, keys_rotated)
-    positions = positions if causal is None else positions.with_causal(causal)
-    part, refused = positions.sharding, ring.refusal(q, k, encoding, positions, sink, layer)
-    assert part is not None
+        problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
+        return _explained(problem, (q, k, v), backend)
+    part, positions = positions.sharding, _checked_shard(q, k, positions, causal, keys_rotated)
+    refused = ring.refusal(q, k, encoding, positions, sink, layer)
     if refused is None:
         why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
         return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
     k, v = (x.repeat(1, 1, part.world_size, 1) for x in (k, v))  # as large as what is gathered
     calls = _calls(q, k, v, positions)
-    explanations = [_explained(pose(*call[:3], encoding, call[3], None), call[:3], backend) for call in calls]
+    problems = [prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer) for call in calls]
+    explanations = [_explained(each, call[:3], backend) for each, call in zip(problems, calls, strict=True)]
     most = max(explanations, key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
     why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
@@ -257,7 +257,8 @@ def _check_no_ring() -> None:
         )
 
 
-def _check_shard(q: Tensor, k: Tensor, positions: Positions, keys_rotated: bool) -> None:
+def _checked_shard(q: Tensor, k: Tensor, positions: Positions, causal: bool | None, keys_rotated: bool) -> Positions:
+    """The positions of a shard under the causality of a call, once its tensors have been compared with them."""
     _check_dims(q=q, k=k)
     if (q.shape[2], k.shape[2]) != (positions.num_queries, positions.num_queries):
         raise InputError(
@@ -266,6 +267,7 @@ def _check_shard(q: Tensor, k: Tensor, positions: Positions, keys_rotated: bool)
         )
     if keys_rotated:
         raise InputError("keys_rotated=True: a cache and the shards of a sequence exclude one another")
+    return positions if causal is None else positions.with_causal(causal)
 
 
 def _choose(problem: Problem, name: str) -> Backend:
@@ -297,6 +299,7 @@ def prepare(
     prefix: tuple[Tensor, Tensor] | None = None
     projected = q
     if encoding is not None:
+        positions = restricted_by(encoding, positions, layer)
         if keys_rotated:
             _check_keys_unread(encoding, layer)
         terms = bias_of(encoding, q, k, positions, layer)
@@ -429,18 +432,12 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
         if fits and width and width_k and v.shape[3] and (keys_rotated or width == width_k) and q.is_floating_point():
             return
     _check_dims(q=q, k=k, v=v)
-    if not q.is_floating_point():
-        raise InputError(f"q is {q.dtype}: make q, k and v one float dtype")
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype or x.device != q.device:
-            raise InputError(
-                f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them one float dtype"
-            )
-    same_width = keys_rotated or q.shape[3] == k.shape[3]  # a rotation may widen
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or not same_width:
-        raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
+    if not (q.is_floating_point() and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        kinds = ", ".join(f"{name} is {x.dtype} on {x.device}" for name, x in (("q", q), ("k", k), ("v", v)))
+        raise InputError(f"{kinds}: make them one float dtype, on one device")
     if q.shape[1] % k.shape[1]:
         raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
+    raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
 
 
 def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
@@ -541,9 +538,8 @@ def linear_attention(
                 f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
                 "turns them, such as rope"
             )
-        refused = [
-            site for site in ("bias", "modify", "values", "scale", "sink", "prefix_kv") if site in encoding.sites()
-        ]
+        acting = ("restrict", "bias", "modify", "values", "scale", "sink", "prefix_kv")
+        refused = [site for site in acting if site in encoding.sites()]
         if refused:
             raise InputError(
                 f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "
@@ -552,7 +548,7 @@ def linear_attention(
         rq, rk = encoding.rotate(fq, fk, positions, layer)
     if positions.valid is not None:
         fk, rk = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk))
-    summed = _Sums(positions, k.shape[1], chunk_size)
+    summed = _RunningSums(positions, k.shape[1], chunk_size)
     total = summed(rq, rk, v.to(precise))
     weight = summed(fq, fk, torch.ones_like(fk[..., :1]))
     out = total / weight.masked_fill(weight == 0, torch.inf)
@@ -561,7 +557,7 @@ def linear_attention(
     return out.to(q.dtype)
 
 
-class _Sums:
+class _RunningSums:
     """sum_j (q_i . k_j) v_j over the keys that each query sees.
 
     Without causality or documents that is one product. Otherwise queries and keys are brought into one stream, sorted

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract: the sites where position may enter attention, and how encodings compose.
 
-One identity holds every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
+One identity covers every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
 An encoding overrides the sites it uses; the rest is the identity. Which sites it overrides is its taxonomy.
 """
 
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from operator import is_
 from typing import Any, ClassVar, Self, TypeVar
@@ -24,7 +24,7 @@ from posenc.positions.visibility import Branch
 
 T = TypeVar("T")
 
-SITES = ("augment", "embed", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
+SITES = ("augment", "embed", "restrict", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
 
 SIZES = frozenset((
     "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
@@ -90,9 +90,10 @@ class Encoding(nn.Module):
 
         augment   positions, once per forward pass: training-time changes
         embed     the input of a layer
+        restrict  which keys a layer's queries see
         share     the model's query and key projections
         rotate    queries and keys; or apart, rotate_queries and rotate_keys, for a cache of rotated keys
-        branches  the regions of a position map, each with a rotation of its own
+        branches  the regions of a position map, each with a separate rotation
         scale     the factor of q . k
         bias      added to the scaled scores
         modify    a function of each score, after that
@@ -132,7 +133,7 @@ class Encoding(nn.Module):
     max_positions: int | None = None
     """Positions the encoding is defined for; None: any."""
     num_layers: int = 1
-    """Layers with parameters of their own; 1: all share the same."""
+    """Layers with separate parameters; 1: all share the same."""
 
     @property
     def known_as(self) -> str:
@@ -215,6 +216,11 @@ class Encoding(nn.Module):
         """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
         return x
 
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
+        """The positions as the attention of `layer` takes them, with fewer visible keys, such as
+        `positions.with_window(63)`. The other hooks of the layer that act in attention are given the result."""
+        return positions
+
     def share(self, projections: Sequence[Projections]) -> None:
         """Take the model's query and key projections, one pair per layer, for schemes that put their own vectors
         through them. The model calls this in every forward pass, so an encoding may serve several models. Modules are
@@ -227,15 +233,15 @@ class Encoding(nn.Module):
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """`rotate` of the queries alone, for a cache of rotated keys. An encoding that turns every key by itself
         overrides this and `rotate_keys`; others raise InputError."""
-        self._refuse_halves()
+        self._refuse_apart()
         return q
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """`rotate` of the keys alone, (batch, kv_heads, num_keys, head_dim), for a cache of rotated keys."""
-        self._refuse_halves()
+        self._refuse_apart()
         return k
 
-    def _refuse_halves(self) -> None:
+    def _refuse_apart(self) -> None:
         if "rotate" in self.sites():
             raise InputError(
                 f"{type(self).__name__} cannot rotate queries and keys apart (it has no rotate_queries and rotate_keys): "
@@ -461,6 +467,16 @@ def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int)
     return result
 
 
+def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Positions:
+    """`Encoding.restrict`, validated."""
+    result = encoding.restrict(positions, layer)
+    if result is not positions and not (
+        isinstance(result, Positions) and result.q is positions.q and result.k is positions.k
+    ):
+        raise _returned(encoding, "restrict", result, "return the same tokens, such as positions.with_window(63)")
+    return result
+
+
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
     """`Encoding.rotate`, validated."""
     result = encoding.rotate(q, k, positions, layer)
@@ -636,7 +652,7 @@ class Composite(Encoding):
         raise InputError(f"{type(self).__name__} is made of parts: pass the one that turns this layer's keys")
 
     def spec(self) -> dict[str, Any]:
-        """The parts' specs; "order" gives the places of a part that occurs several times."""
+        """The parts' specs; "order" lists them by number, since one may occur several times."""
         different = list(dict.fromkeys(self))
         order = [different.index(part) for part in self]
         return {"name": self.known_as, "parts": [part.spec() for part in different], "order": order}
@@ -650,6 +666,22 @@ def _leaves(part: Encoding) -> list[Encoding]:
     return [leaf for each in part for leaf in _leaves(each)] if isinstance(part, Composite) else [part]
 
 
+def _in_order(parts: Iterable[Encoding]) -> list[Encoding]:
+    """The parts of a sum in the order in which they rotate."""
+    return sorted(parts, key=lambda part: part.rotates_last)
+
+
+def _in_turn(act: Callable[[Encoding, Tensor, Positions, int], Tensor]) -> Any:
+    """The hook of a sum that applies `act` with each part to the result of those before."""
+
+    def hook(self: "Sum", x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        for part in _in_order(self):
+            x = act(part, x, positions, layer)
+        return x
+
+    return hook
+
+
 class Sum(Composite):
     """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
 
@@ -659,7 +691,7 @@ class Sum(Composite):
         super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
         rotating = [part.planes for part in self if part.planes != ()]
         commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
-        leaves = [(number, leaf) for number, part in enumerate(self._in_turn()) for leaf in _leaves(part)]
+        leaves = [(number, leaf) for number, part in enumerate(_in_order(self)) for leaf in _leaves(part)]
         for number, leaf in leaves:
             if leaf.centres_keys:
                 self._check_beside_centred(number, leaf, leaves)
@@ -684,33 +716,23 @@ class Sum(Composite):
             return None
         return rotating.pop() if rotating else ()
 
-    def _in_turn(self) -> list[Encoding]:
-        """The parts as they rotate."""
-        return sorted(self, key=lambda part: part.rotates_last)
+    embed = _in_turn(embedded_by)
+    rotate_queries = _in_turn(queries_rotated_by)
+    rotate_keys = _in_turn(keys_rotated_by)
 
-    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
         for part in self:
-            x = embedded_by(part, x, positions, layer)
-        return x
+            positions = restricted_by(part, positions, layer)
+        return positions
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:
             part.share(projections)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        for part in self._in_turn():
+        for part in _in_order(self):
             q, k = rotated_by(part, q, k, positions, layer)
         return q, k
-
-    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        for part in self._in_turn():
-            q = queries_rotated_by(part, q, positions, layer)
-        return q
-
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        for part in self._in_turn():
-            k = keys_rotated_by(part, k, positions, layer)
-        return k
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()
@@ -752,6 +774,19 @@ class Sum(Composite):
         return unusual.pop() if unusual else usual
 
 
+def _in_layer(act: Callable[..., Any]) -> Any:
+    """The hook of a composite that calls `act` with the encoding of a layer, the hook's arguments, and the layer's number
+    among that encoding's own."""
+    count = act.__code__.co_argcount - 1
+
+    def hook(self: Encoding, *given: Any, layer: int = 0) -> Any:
+        *arguments, layer = given if len(given) == count else (*given, layer)
+        part, number = self.at(layer)
+        return act(part, *arguments, number)
+
+    return hook
+
+
 class PerLayer(Composite):
     """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
     layer. Each part counts only the layers that are its own."""
@@ -771,52 +806,22 @@ class PerLayer(Composite):
         part = parts[layer % len(parts)]
         return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
 
-    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        part, number = self.at(layer)
-        return embedded_by(part, x, positions, number)
+    embed = _in_layer(embedded_by)
+    restrict = _in_layer(restricted_by)
+    rotate = _in_layer(rotated_by)
+    rotate_queries = _in_layer(queries_rotated_by)
+    rotate_keys = _in_layer(keys_rotated_by)
+    branches = _in_layer(branches_of)
+    bias = _in_layer(bias_of)
+    modify = _in_layer(modifiers_of)
+    values = _in_layer(values_of)
+    sink = _in_layer(lambda part, layer: part.sink(layer))
+    query_sink = _in_layer(lambda part, q, positions, layer: part.query_sink(q, positions, layer))
+    prefix_kv = _in_layer(lambda part, layer: part.prefix_kv(layer))
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in dict.fromkeys(self):
             part.share([pair for layer, pair in enumerate(projections) if self.at(layer)[0] is part])
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        part, number = self.at(layer)
-        return rotated_by(part, q, k, positions, number)
-
-    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        part, number = self.at(layer)
-        return queries_rotated_by(part, q, positions, number)
-
-    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        part, number = self.at(layer)
-        return keys_rotated_by(part, k, positions, number)
-
-    def branches(self, layer: int = 0) -> Sequence[Branch]:
-        return branches_of(*self.at(layer))
-
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
-        part, number = self.at(layer)
-        return bias_of(part, q, k, positions, number)
-
-    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
-        part, number = self.at(layer)
-        return modifiers_of(part, positions, number)
-
-    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
-        part, number = self.at(layer)
-        return values_of(part, positions, number)
-
-    def sink(self, layer: int = 0) -> float | Tensor | None:
-        part, number = self.at(layer)
-        return part.sink(number)
-
-    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
-        part, number = self.at(layer)
-        return part.query_sink(q, positions, number)
-
-    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
-        part, number = self.at(layer)
-        return part.prefix_kv(number)
 
     def scale(self, head_dim: int) -> float:
         scales = {part.scale(head_dim) for part in self}

@@ -50,8 +50,8 @@ def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, torch.SymInt, Integral)) and not isinstance(value, bool)
 
 
-def check_integers(least: int | None = None, /, **numbers: int | None) -> None:
-    """Refuse what is no integer, below the least one, or beyond 64 bits; None is left to whoever allows it."""
+def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: int | None) -> None:
+    """Refuse what is no integer, below the least or above the most; None passes."""
     for name, value in numbers.items():
         if value is None:
             continue
@@ -59,20 +59,17 @@ def check_integers(least: int | None = None, /, **numbers: int | None) -> None:
             raise InputError(f"{name}={shown(value)}: pass an integer")
         if least is not None and value < least:
             raise InputError(f"{name}={shown(value)}: must be at least {least}")
-        if abs(value) > LARGEST:
-            raise InputError(f"{name}={shown(value)}: too large, pass an integer of 64 bits")
+        if value > most:
+            raise InputError(f"{name}={shown(value)}: must be at most {most}")
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Refuse counts that are no integers, below 1, or above what anything has; None is left to whoever allows it."""
-    for name, size in sizes.items():
-        check_integers(1, **{name: size})
-        if size is not None and size > LARGEST_SIZE:
-            raise InputError(f"{name}={size}: must be at most {LARGEST_SIZE}")
+    """Refuse counts that are no integers, below 1, or above LARGEST_SIZE; None passes."""
+    check_integers(1, LARGEST_SIZE, **sizes)
 
 
-def check_numbers(**numbers: Any) -> None:
-    """Refuse what is no number, NaN, and what is infinite in float32; None is left to whoever allows it."""
+def check_numbers(least: float | None = None, most: float | None = None, /, **numbers: Any) -> None:
+    """Refuse what is no number, NaN, what is infinite in float32, below the least or above the most; None passes."""
     for name, value in numbers.items():
         if value is None:
             continue
@@ -83,7 +80,11 @@ def check_numbers(**numbers: Any) -> None:
         elif not math.isfinite(float(value)):
             raise InputError(f"{name}={value}: pass a number that is finite")
         elif abs(float(value)) > torch.finfo(torch.float32).max:
-            raise InputError(f"{name}={value}: pass a number within +-3.4e38, as float32 holds")
+            raise InputError(f"{name}={value}: pass a number within +-3.4e38, the range of float32")
+        if least is not None and float(value) < least:
+            raise InputError(f"{name}={value}: must be at least {least}")
+        if most is not None and float(value) > most:
+            raise InputError(f"{name}={value}: must be at most {most}")
 
 
 def check_positive(**numbers: float) -> None:

@@ -159,9 +159,7 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
         InputError: fractional positions, or bits outside 1 .. 62.
     """
     check_tensor("positions", positions, integers=True)
-    check_sizes(bits=bits)
-    if bits > 62:
-        raise InputError(f"bits={bits}: must be at most 62")
+    check_integers(1, 62, bits=bits)
     return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
 
 
@@ -272,7 +270,7 @@ def rotary(
     transformers), "interleaved" pairs 2c with 2c + 1 (RoFormer, GPT-J). inplace: overwrite x and return it.
     Half precision is computed in float32 and rounded once. The result lies in memory as x does.
 
-    transformers' tables hold each angle twice: pass cos[..., :rotary_dim // 2]. Under partial rotary the whole of them
+    transformers' tables hold each angle twice: pass cos[..., :rotary_dim // 2]. Under partial rotary the full table
     fits x too, and rotates twice the channels that it should.
 
     Raises:
@@ -316,10 +314,11 @@ def rotary(
     if inplace:
         _check_inplace(x, cos, learned)
     if torch.compiler.is_compiling():
-        constant = training and x.requires_grad and not learned
-        rotate = _Traced.apply if constant else formula
         sin = sin.clone() if sin is cos else sin  # Dynamo refuses one tensor as two inputs of a Function
-        rotated = rotate(x, cos, sin, layout, start)
+        if training and x.requires_grad and not learned:
+            rotated = _Rotation.apply(x, cos, sin, layout, start, False)  # type: ignore[no-untyped-call]
+        else:
+            rotated = formula(x, cos, sin, layout, start)
         return x.copy_(rotated) if inplace else rotated
     if learned or transformed():
         rotated = formula(x, cos, sin, layout, start)
@@ -332,7 +331,7 @@ def rotary(
 def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
     """`rotary` as one expression, which autograd and torch.compile understand."""
     order = x.dim() == 4 and x.shape[2] > 1 and x.stride(1) < x.stride(2)
-    if order:  # heads lie next to one another, as a projection leaves them: keep it so
+    if order:  # heads lie next to one another, as a projection leaves them: they stay so
         x, cos, sin = x.transpose(-2, -3), _heads_inside(cos), _heads_inside(sin)
     pairs = cos.shape[-1]
     dtype, precise = x.dtype, _precise(x, cos)
@@ -400,6 +399,8 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.layout, ctx.start = layout, start
+        if torch.compiler.is_compiling():  # which would derive a backward of twice the passes
+            return formula(x, cos, sin, layout, start)
         if inplace:
             ctx.mark_dirty(x)
         return _rotate(x, cos, sin, layout, start, inplace)
@@ -407,22 +408,9 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
+        if torch.compiler.is_compiling():
+            return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None, None
         return rotary(gradient, cos, -sin, layout=ctx.layout, start=ctx.start), None, None, None, None, None
-
-
-class _Traced(torch.autograd.Function):
-    """The same for torch.compile, which would derive a backward of twice the passes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.layout, ctx.start = layout, start
-        return formula(x, cos, sin, layout, start)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        cos, sin = ctx.saved_tensors
-        return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None
 
 
 def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool) -> None:

@@ -239,11 +239,10 @@ def load_object(target: str) -> Any:
 
 def load_function(target: str) -> Callable[..., Any]:
     """The function of such a text. Raises as `load_object`, and InputError for what cannot be called."""
-    function = load_object(target)
+    function: Callable[..., Any] = load_object(target)
     if not callable(function):
         raise InputError(f"{target!r}: is a {type(function).__name__}, not a function")
-    checked: Callable[..., Any] = function
-    return checked
+    return function
 
 
 def _known(owner: Any, name: str) -> str:
@@ -275,13 +274,7 @@ def _module(name: str) -> ModuleType:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        hint = f"; {_dotted(path)}" if "attempted relative import" in str(error) else ""
-        raise InputError(f"importing {name} failed: {_described(error)}{hint}") from error
-
-
-def _dotted(path: Path) -> str:
-    dotted = ".".join([*path.parent.parts, path.stem]) if not path.is_absolute() else f"{path.parent.name}.{path.stem}"
-    return f"it belongs to a package: name it {dotted} from the folder above the package"
+        raise InputError(f"importing {name} failed: {_described(error)}") from error
 
 
 def _described(error: BaseException) -> str:

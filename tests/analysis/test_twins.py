@@ -14,7 +14,18 @@ from posenc.errors import InputError
 from posenc.transformer import TransformerConfig
 from references import minilm
 
-SEES_NO_ORDER = {"none", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature"}
+SEES_NO_ORDER = {
+    "none",
+    "shape",
+    "cape",
+    "randomized",
+    "softmax_n",
+    "sink",
+    "log_n",
+    "temperature",
+    "step_temperature",
+    "prefix_kv",
+}
 
 
 @pytest.mark.parametrize("encoding", [name for name in posenc.ENCODINGS if name != "cope"])

@@ -100,7 +100,7 @@ def test_a_function_that_does_not_exits_with_1(capsys, folder):
         (["my_slopes:lazy", "--as", "alibi"], "my_slopes: looking up 'lazy' failed: RuntimeError: no accelerator"),
         (["my_slopes:Group", "--as", "alibi"], "Group is a class: pass a function that makes an object of it"),
         (["my_slopes:Group.unbound", "--as", "alibi"], "Group.unbound is a method without its object"),
-        (["pk/rope.py:right", "--as", "alibi"], "it belongs to a package: name it pk.rope from the folder above"),
+        (["pk/rope.py:right", "--as", "alibi"], "importing pk/rope.py failed: ImportError: attempted relative import"),
         (["pk/rope:right", "--as", "alibi"], "'pk/rope': is neither a module's name nor a .py file; write MODULE"),
         (["my_slopes:right"], "the following arguments are required: --as"),
         (["my_slopes", "--as", "alibi"], "'my_slopes': write MODULE:FUNCTION"),

@@ -48,12 +48,12 @@ def test_hierarchical_is_the_formula(rows, alpha):
 
 def test_hierarchical_extends_a_table_as_it_is():
     encoding = wide(Hierarchical(5, 3))
-    found = codes(encoding, Positions.arange(25))[0]
+    actual = codes(encoding, Positions.arange(25))[0]
     assert encoding.alpha == 0.4, "bert4keras: hierarchical=True means 0.4"
-    assert_close(found[:5], encoding.table.data, **EXACT)
+    assert_close(actual[:5], encoding.table.data, **EXACT)
     u = (encoding.table - 0.4 * encoding.table[0]) / 0.6
-    assert_close(found[[i * 5 + i for i in range(5)]], u.data, **EXACT)
-    assert (torch.cdist(found, found) < 1e-6).sum() == 25, "all codes differ"
+    assert_close(actual[[i * 5 + i for i in range(5)]], u.data, **EXACT)
+    assert (torch.cdist(actual, actual) < 1e-6).sum() == 25, "all codes differ"
     encoding.alpha = 0.5
     assert (torch.cdist(*[codes(encoding, Positions.arange(25))[0]] * 2) < 1e-6).sum() == 25 + 20, "(i, j) is (j, i)"
 
@@ -66,9 +66,9 @@ def test_one_token_reads_its_rows_alone(encoding):
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found = function(*args, **(kwargs or {}))
-            made.append(found.numel() if isinstance(found, torch.Tensor) else 0)
-            return found
+            actual = function(*args, **(kwargs or {}))
+            made.append(actual.numel() if isinstance(actual, torch.Tensor) else 0)
+            return actual
 
     with torch.no_grad(), Sizes():
         encoding.codes(Positions.arange(1, 40))
@@ -144,8 +144,8 @@ def grid_pair(module, size, dim, prefix_rows=1):
 def test_grid_table_resizes_as_vit_and_dinov2(module, height, width):
     theirs, ours = grid_pair(module, 4, 6)
     want = theirs.interpolate_pos_encoding(torch.zeros(1, 1 + height * width, 6), height, width)
-    found = codes(ours.resized(height, width), Positions.grid(height, width, prefix=1))
-    assert_close(found, want.double().data, rtol=0, atol=1e-6)
+    actual = codes(ours.resized(height, width), Positions.grid(height, width, prefix=1))
+    assert_close(actual, want.double().data, rtol=0, atol=1e-6)
 
 
 def test_grid_table_counts_patches_row_by_row():
@@ -156,9 +156,9 @@ def test_grid_table_counts_patches_row_by_row():
 
 
 def test_grid_table_gives_registers_no_code():
-    found = codes(wide(GridTable(4, 2, 2, prefix=1)), Positions.grid(2, 2, prefix=4))[0]
-    assert found[0].any()
-    assert not found[1:4].any(), "DINOv2's registers come after [CLS] and have no position"
+    actual = codes(wide(GridTable(4, 2, 2, prefix=1)), Positions.grid(2, 2, prefix=4))[0]
+    assert actual[0].any()
+    assert not actual[1:4].any(), "DINOv2's registers come after [CLS] and have no position"
     assert not codes(GridTable(4, 2, 2), Positions.grid(2, 2, prefix=1))[0, 0].any()
 
 
@@ -214,11 +214,11 @@ def test_grid_sinusoidal_is_detr(normalize):
 
 
 def test_grid_sinusoidal_of_a_video_and_its_left_over_channels():
-    found = codes(GridSinusoidal(20, axes=3, layout="interleaved"), Positions.grid(2, 3, frames=4))[0]
+    actual = codes(GridSinusoidal(20, axes=3, layout="interleaved"), Positions.grid(2, 3, frames=4))[0]
     want = []
     for place in (3, 1, 2):
         want += loops.sinusoidal(place, 6, 1e4, "interleaved")
-    assert_close(found[(3 * 2 + 1) * 3 + 2], torch.tensor([*want, 0, 0], dtype=torch.float64), **EXACT)
+    assert_close(actual[(3 * 2 + 1) * 3 + 2], torch.tensor([*want, 0, 0], dtype=torch.float64), **EXACT)
 
 
 def test_grid_sinusoidal_places_text_on_the_diagonal():

@@ -39,12 +39,12 @@ def solved(encoding, ids):
 
 def test_the_flow_is_the_papers_entry_by_entry():
     encoding = made(TransformerConfig(11, dim=4, num_layers=2, num_heads=2))
-    found, lists = solved(encoding, torch.arange(4)), [x.tolist() for x in weights(encoding)]
+    actual, lists = solved(encoding, torch.arange(4)), [x.tolist() for x in weights(encoding)]
     for part in range(3):
         for layer in range(2):
             p = encoding.initial[part, layer].tolist()
             for position in range(4):
-                assert found[position, part, layer].tolist() == pytest.approx(p, abs=1e-12)
+                assert actual[position, part, layer].tolist() == pytest.approx(p, abs=1e-12)
                 for substep in range(5):
                     t = 0.1 * position + 0.02 * substep
                     p = absolute.kutta(lambda t, p: absolute.slope(t, p, *lists), t, p, 0.02)
@@ -108,21 +108,21 @@ def test_sinusoids_are_a_flow():
     weight2 = torch.cat((turn / 0.01, column), 1)
     dynamics = floater.Dynamics(weight1, bias, weight2, -(turn / 0.01) @ bias, 0.01, 5)
     initial = torch.cat((torch.zeros(1, half), torch.ones(1, half)), 1).double()
-    found = floater.trajectory(initial, dynamics, 50)[:, 0]
+    actual = floater.trajectory(initial, dynamics, 50)[:, 0]
     want = posenc.functional.sinusoidal(torch.arange(51), dim, layout="concat", dtype=torch.float64)
     # the largest local error of a fourth-order step of angle 1/5 is of (1/5)^5 / 5!, 250 steps are taken
-    assert (found - want).abs().max() < 250 * 0.2**5 / 120
+    assert (actual - want).abs().max() < 250 * 0.2**5 / 120
 
 
 def test_a_code_depends_on_no_other_position():
     encoding = made()
-    whole = solved(encoding, torch.arange(40))
+    full = solved(encoding, torch.arange(40))
     for ids in (torch.tensor([7]), torch.tensor([39, 0, 7]), torch.arange(12)):
         fresh = made()
         fresh.load_state_dict(encoding.state_dict())
-        assert torch.equal(solved(fresh, ids), whole[ids])
+        assert torch.equal(solved(fresh, ids), full[ids])
     mixed = solved(encoding, torch.tensor([7.0, 3.25, 39.0]))
-    assert torch.equal(mixed[[0, 2]], whole[[7, 39]])
+    assert torch.equal(mixed[[0, 2]], full[[7, 39]])
     assert_close(solved(encoding, torch.tensor([3.25]))[0], mixed[1], rtol=0, atol=1e-14)
 
 
@@ -140,18 +140,18 @@ def test_other_solvers_find_the_same_codes_and_gradients(solver):
     encoding, other = made(substeps=40), made(substeps=40, solver=solver)
     other.load_state_dict(encoding.state_dict())
     positions, weight = Positions.from_ids([[0, 3, 7], [9, 1, 1]]), torch.randn(2, 3, 3, 2, 12, dtype=torch.float64)
-    found = []
+    actual = []
     for each in (encoding, other):
         codes = each.codes(positions)[0]
         (codes * weight).sum().backward()
-        found.append([codes.detach(), *(p.grad for p in each.parameters())])
-    apart = [float((theirs - ours).norm() / ours.norm()) for ours, theirs in zip(*found, strict=True)]
+        actual.append([codes.detach(), *(p.grad for p in each.parameters())])
+    apart = [float((theirs - ours).norm() / ours.norm()) for ours, theirs in zip(*actual, strict=True)]
     assert apart[0] < 1e-4
     assert max(apart[1:]) < 5e-3, "gradients differ more: the ReLU's kinks fall inside steps"
 
 
 @pytest.mark.parametrize(
-    "ids", [[[0, 1, 5], [2, 2, 70]], [[0.0, 0.5, 2.25], [3.0, 1.75, 4.5]]], ids=["whole", "fractions"]
+    "ids", [[[0, 1, 5], [2, 2, 70]], [[0.0, 0.5, 2.25], [3.0, 1.75, 4.5]]], ids=["integers", "fractions"]
 )
 def test_gradients_are_those_of_the_steps(ids):
     initial = torch.randn(2, 3, dtype=torch.float64)
@@ -253,16 +253,16 @@ def test_changed_parameters_are_noticed_however_they_change():
     assert not torch.equal(model.encoding.rotate(q, q, p)[0], rotated)
 
 
-@pytest.mark.parametrize("ids", [[0, 3, 9], [0.5, 3.25, 9.0]], ids=["whole", "fractions"])
+@pytest.mark.parametrize("ids", [[0, 3, 9], [0.5, 3.25, 9.0]], ids=["integers", "fractions"])
 def test_the_flow_is_not_solved_in_half_precision(ids):
     encoding = made().float()
     want = solved(encoding, ids)
     again = posenc.from_spec(encoding.spec())
     again.load_state_dict(encoding.state_dict())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = solved(again, ids)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, want)
+        actual = solved(again, ids)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, want)
     assert solved(again.bfloat16(), ids).dtype == torch.float32
 
 

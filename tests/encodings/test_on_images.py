@@ -90,10 +90,10 @@ def test_patches_taken_of_packed_images_in_one_another(name):
     x, before = tokens(22 + 2 * prefix), torch.arange(prefix)
     patches = torch.tensor([5, first + 3, 0, first + 8, 9]) + prefix
     index = torch.cat((before, before + first, patches))
-    found = attended(encoding, x[:, index], packed.take(index))
+    actual = attended(encoding, x[:, index], packed.take(index))
     for start, size, mine in ((0, SIZES[0], index < first), (first, SIZES[1], index >= first)):
         alone = Positions.grid(*size, prefix=prefix).take(index[mine] - start)
-        assert_close(found[:, mine], attended(encoding, x[:, index[mine]], alone), **EXACT)
+        assert_close(actual[:, mine], attended(encoding, x[:, index[mine]], alone), **EXACT)
 
 
 @EVERY
@@ -136,11 +136,11 @@ def test_beyond_says_what_another_size_gets(name):
     }
     for encoding in made_so.values():
         encoding.load_state_dict(made_so["resize"].state_dict())
-    found = {how: attended(encoding, x[:, :6], smaller) for how, encoding in made_so.items()}
-    assert torch.equal(found["error"], found["clamp"])
-    assert not torch.allclose(found["resize"], found["error"])
+    actual = {how: attended(encoding, x[:, :6], smaller) for how, encoding in made_so.items()}
+    assert torch.equal(actual["error"], actual["clamp"])
+    assert not torch.allclose(actual["resize"], actual["error"])
     corner = made_so["error"].resized(3, 4)
-    assert_close(attended(corner, x[:, :6], smaller), found["error"], **EXACT)
+    assert_close(attended(corner, x[:, :6], smaller), actual["error"], **EXACT)
     with pytest.raises(InputError, match=r"outside"):
         attended(made_so["error"], x, larger)
     nearest = Positions.from_ids(torch.minimum(larger.q, torch.tensor([2, 3])))
@@ -154,13 +154,13 @@ def test_beyond_says_what_another_size_gets(name):
 
 def test_centred_coordinates_of_patches_taken_are_those_of_the_whole_image():
     encoding = posenc.AxialRotary(WIDTH, centred=True)
-    whole = Positions.grid(3, 5)
+    full = Positions.grid(3, 5)
     kept = torch.tensor([1, 6, 8])
-    angles = encoding.angles(encoding.coordinates(whole)[0], whole.q, 0)
-    taken = whole.take(kept)
+    angles = encoding.angles(encoding.coordinates(full)[0], full.q, 0)
+    taken = full.take(kept)
     assert_close(encoding.angles(encoding.coordinates(taken)[0], taken.q, 0), angles[:, :, kept], **EXACT)
-    last = whole.keys(6, 15)
-    assert_close(encoding.coordinates(last)[1], encoding.coordinates(whole)[1][:, 6:], **EXACT)
+    last = full.keys(6, 15)
+    assert_close(encoding.coordinates(last)[1], encoding.coordinates(full)[1][:, 6:], **EXACT)
 
 
 # ---------------------------------------------------------------- made for a grid

@@ -294,7 +294,7 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: AxialRotary(8, axes=0), "axes=0"),
         (lambda: AxialRotary(8, layout="neox"), "unknown layout"),
         (lambda: MixedRotary(10, 2), "head_dim=10"),
-        (lambda: MixedRotary(8, 4, num_kv_heads=3), "num_heads=4, num_kv_heads=3"),
+        (lambda: MixedRotary(8, 4, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4"),
         (lambda: MixedRotary(8, 2, num_layers=0), "num_layers=0"),
         (lambda: MRotary(16, sections=(4, 4)), r"sections=\(4, 4\)"),
         (lambda: MRotary(16, sections=(4, 4, 4)), "add up to head_dim/2 = 8"),

@@ -141,9 +141,9 @@ def test_step_temperature_is_llama_4():
 def test_step_temperature_is_ministral_3():
     ids = torch.arange(0, 50_000, 7)
     theirs = ministral3.get_llama_4_attn_scale(ids[None].double(), 0.1, 16384)[0, 0, :, 0]
-    found = StepTemperature(16384, first=0).factor(Positions.from_ids(ids))[0]
-    assert torch.allclose(found, theirs, atol=1e-12)
-    assert found.unique().numel() == 4
+    actual = StepTemperature(16384, first=0).factor(Positions.from_ids(ids))[0]
+    assert torch.allclose(actual, theirs, atol=1e-12)
+    assert actual.unique().numel() == 4
 
 
 @pytest.mark.parametrize("offset", [0, 9])
@@ -157,10 +157,10 @@ def test_temperature_is_a_factor_of_scores(offset):
     yarn = {"name": "yarn", "factor": 4, "original_max_positions": 64}
     bare = yarn | {"attention_factor": 1.0}
     theirs = posenc.attention(q, k, v, posenc.Rotary(6, schedule=yarn), p)
-    found = posenc.attention(
+    actual = posenc.attention(
         q, k, v, posenc.Rotary(6, schedule=bare) + Temperature((0.1 * math.log(4) + 1) ** 2), p
     )  # fmt: skip
-    assert torch.allclose(found, theirs, atol=1e-12)
+    assert torch.allclose(actual, theirs, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_temperature_is_a_factor_of_scores(offset):
         (lambda: Temperature(0.0), "beta=0.0"),
         (lambda: StepTemperature(0), "train_length=0"),
         (lambda: StepTemperature(8, beta=-1), "beta=-1"),
-        (lambda: StepTemperature(8, first=2), "first=2: the first token counts"),
+        (lambda: StepTemperature(8, first=2), "first=2: must be"),
         (lambda: LearnedSink(0), "num_heads=0"),
         (lambda: LogN(1), "train_length=1"),
         (lambda: LearnedSink(2, num_layers=2).sink(2), "layer 2"),
@@ -192,8 +192,8 @@ def test_log_n_counts_what_is_seen():
     ):  # fmt: skip
         seen = positions.mask()[:, 0].sum(-1).tolist()
         expected = torch.tensor([[factor(n) for n in row] for row in seen], dtype=torch.float64)
-        found = LogN(3).rotate(q, k, positions)[0] / q
-        assert torch.allclose(found, expected[:, None, :, None].expand_as(found), atol=1e-12)
+        actual = LogN(3).rotate(q, k, positions)[0] / q
+        assert torch.allclose(actual, expected[:, None, :, None].expand_as(actual), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["rope", "swin_v2", "pope", "transformer_xl"])

@@ -104,9 +104,9 @@ def test_zeros_are_no_encoding_and_memory_is_one_long_pass():
     positions = Positions.arange(9, causal=True)
     q, k, v = content.qkv(positions)
     encoding = made()
-    whole = posenc.attention(q, k, v, encoding, positions)
+    full = posenc.attention(q, k, v, encoding, positions)
     last = posenc.attention(q[:, :, 5:], k, v, encoding, Positions.arange(4, 5, causal=True))
-    assert_close(last, whole[:, :, 5:], **EXACT)
+    assert_close(last, full[:, :, 5:], **EXACT)
     for parameter in encoding.parameters():
         torch.nn.init.zeros_(parameter)
     assert_close(

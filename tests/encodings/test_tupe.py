@@ -46,12 +46,12 @@ def by_formula(encoding, q, k, v, positions):
 
     def term(b, h, i, j, m, n):
         if encoding.untie_cls:
-            found = pair(h, 0, 0) if m == 0 else pair(h, 1, 1) if n == 0 else pair(h, m + 1, n + 1)
+            actual = pair(h, 0, 0) if m == 0 else pair(h, 1, 1) if n == 0 else pair(h, m + 1, n + 1)
         else:
-            found = pair(h, m, n)
+            actual = pair(h, m, n)
         if isinstance(encoding, TUPER):  # T5's bias is not scaled
-            found += float(e["distances"][h, bucket(m, n)]) * 12**0.5
-        return found
+            actual += float(e["distances"][h, bucket(m, n)]) * 12**0.5
+        return actual
 
     return content.attend(q, k, v, positions, (2 * 6) ** -0.5, term)
 
@@ -125,15 +125,6 @@ def test_structures_and_tables():
     assert isinstance(made(TUPER, untie_cls=False).bias(q, k, WHERE["cached"])[1], Relative)
     assert (len(TUPE(5, 8, 2, 4).table), len(TUPE(5, 8, 2, 4, untie_cls=False).table)) == (6, 5)
     assert TUPER(5, 8, 2, 4).distances.shape == (2, 33)
-
-
-@pytest.mark.parametrize("cls", [TUPE, TUPER])
-@pytest.mark.parametrize("untie_cls", [True, False])
-def test_gradients(cls, untie_cls):
-    encoding, positions = made(cls, untie_cls=untie_cls), Positions.arange(5)
-    q, k, v = (x.requires_grad_() for x in content.qkv(positions))
-    inputs = (q, k, v, *encoding.parameters())
-    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
 
 
 def test_past_the_table():

@@ -121,19 +121,19 @@ def test_swin_minds_only_what_a_query_sees():
 @pytest.mark.parametrize(("old", "new"), [((3, 3), (5, 5)), ((3, 5), (6, 2)), ((4, 2), (4, 2)), ((4, 6), (2, 3))])
 def test_resized_tables_are_cubic_interpolations(old, new, kind):
     encoding = random(kind(2, *old, num_layers=2)).requires_grad_(False)
-    found = encoding.resized(*new)
-    assert (found.height, found.width) == new
+    actual = encoding.resized(*new)
+    assert (actual.height, actual.width) == new
     for layer in range(2):
         for h in range(2):
             planes = encoding.table[layer, : (2 * old[0] - 1) * (2 * old[1] - 1), h].view(2 * old[0] - 1, -1).tolist()
             wide = [biases.cubic_resize(row, 2 * new[1] - 1) for row in planes]
             columns = [biases.cubic_resize(list(column), 2 * new[0] - 1) for column in zip(*wide, strict=True)]
             want = torch.tensor(columns, dtype=torch.float64).T.flatten()
-            assert_close(found.table[layer, : want.numel(), h], want, rtol=0, atol=1e-10)
+            assert_close(actual.table[layer, : want.numel(), h], want, rtol=0, atol=1e-10)
     special = encoding.special_rows
-    assert found.table.shape[1] == want.numel() + special
-    assert torch.equal(found.table[:, want.numel() :], encoding.table[:, encoding.table.shape[1] - special :])
-    assert found.table.requires_grad
+    assert actual.table.shape[1] == want.numel() + special
+    assert torch.equal(actual.table[:, want.numel() :], encoding.table[:, encoding.table.shape[1] - special :])
+    assert actual.table.requires_grad
 
 
 def test_height_covers_the_training_length():
@@ -188,10 +188,10 @@ def test_beit_of_transformers_is_right_for_squares_only():
     torch.nn.init.normal_(theirs.relative_position_bias_table)
     encoding = ClassWindowTable(2, 3, 5).double()
     encoding.table.data[0] = theirs.relative_position_bias_table.data
-    found = dense(encoding, Positions.grid(3, 5, prefix=1), 2)
+    actual = dense(encoding, Positions.grid(3, 5, prefix=1), 2)
     index = theirs.generate_relative_position_index((3, 5))
-    assert_close(found[0], theirs.relative_position_bias_table[index].permute(2, 0, 1), **EXACT)
-    assert (found - theirs((3, 5))).abs().max() > 0.5
+    assert_close(actual[0], theirs.relative_position_bias_table[index].permute(2, 0, 1), **EXACT)
+    assert (actual - theirs((3, 5))).abs().max() > 0.5
 
 
 def test_beit_starts_without_position():
@@ -209,10 +209,10 @@ def test_beit_takes_patch_numbers_with_the_class_at_minus_one():
 
 def test_log_spaced_known_answers():
     offsets = torch.stack((torch.arange(8.0), -torch.arange(8.0)), -1)
-    found = log_spaced(offsets.double(), 8, 8)
+    actual = log_spaced(offsets.double(), 8, 8)
     want = torch.tensor([0, 0.36651, 0.57207, 0.71561, 0.82602, 0.91574, 0.99133, 1.05664], dtype=torch.float64)
-    assert_close(found, torch.stack((want, -want), -1), rtol=0, atol=6e-6)
-    assert float(found[7, 0]) == pytest.approx(math.log2(9) / 3)
+    assert_close(actual, torch.stack((want, -want), -1), rtol=0, atol=6e-6)
+    assert float(actual[7, 0]) == pytest.approx(math.log2(9) / 3)
 
 
 def log_formula(encoding, at):
@@ -229,9 +229,9 @@ def log_formula(encoding, at):
 @BACKENDS
 def test_log_window_is_its_formula(backend):
     encoding = random(LogWindow(3, 4, 3, num_layers=2, hidden=6, cosine=False))
-    whole = log_formula(encoding, [divmod(n, 3) for n in range(12)])
-    check_against_loops(encoding, Positions.grid(4, 3), whole, backend)
-    check_against_loops(encoding, Positions.arange(12, causal=True), whole, backend)
+    full = log_formula(encoding, [divmod(n, 3) for n in range(12)])
+    check_against_loops(encoding, Positions.grid(4, 3), full, backend)
+    check_against_loops(encoding, Positions.arange(12, causal=True), full, backend)
     check_against_loops(encoding, Positions.from_ids([HALF], causal=True), log_formula(encoding, HALF), backend)
     assert not torch.equal(dense(encoding, Positions.grid(4, 3), 3, layer=1), dense(encoding, Positions.grid(4, 3), 3))
 
@@ -271,10 +271,10 @@ def test_swin_v2_attention_is_that_of_transformers(height, width, trained, heads
 def test_log_window_reads_a_table_where_offsets_repeat():
     encoding, grid, sizes = random(LogWindow(2, hidden=16)), Positions.grid(6, 8), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-        found = dense(encoding, grid, 2)
+        actual = dense(encoding, grid, 2)
     assert max(sizes) < 48 * 48 * 16, "the MLP's hidden units are not kept per pair"
     each = dense(encoding, Positions.from_ids(grid.q.double()), 2)
-    assert_close(found, each, **EXACT)
+    assert_close(actual, each, **EXACT)
 
 
 def test_cosine_attention_forgets_the_length_of_queries_and_keys():

@@ -152,11 +152,11 @@ def test_transformers_ignores_truncate_in_nested_parameters():
     nested = transformers.Gemma3TextConfig(
         **shape, **types, rope_parameters={"full_attention": yarn, "sliding_attention": plain}
     )
-    found, _ = ROPE_INIT_FUNCTIONS["yarn"](nested, torch.device("cpu"), layer_type="full_attention")
+    actual, _ = ROPE_INIT_FUNCTIONS["yarn"](nested, torch.device("cpu"), layer_type="full_attention")
     options = {"factor": 4.0, "original_max_positions": 2048}
     unrounded, rounded = (frequencies.yarn(64, **options, truncate=t).inv_freq for t in (False, True))
-    torch.testing.assert_close(found.double(), rounded, rtol=1e-6, atol=0)
-    assert (found.double() / unrounded - 1).abs().max() > 0.04
+    torch.testing.assert_close(actual.double(), rounded, rtol=1e-6, atol=0)
+    assert (actual.double() / unrounded - 1).abs().max() > 0.04
 
 
 def test_transformers_ignores_one_of_deepseeks_two_weights_alone():

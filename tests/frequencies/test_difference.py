@@ -27,11 +27,11 @@ SHAPES = {
 
 @given(first=TEXTS, second=TEXTS, at=st.floats(1, 1e6), **SHAPES)
 def test_numbers(first, second, head_dim, base, factor, length, at):
-    found = diff(first, second, head_dim, base, factor=factor, length=length, at=at)
-    full = [frequencies.create(frequencies.parse(text), head_dim, base) for text in found.schedules]
-    assert found.attention_factors == tuple(f.attention_factor for f in full)
-    assert [pair.pair for pair in found.pairs] == list(range(head_dim // 2))
-    for c, pair in enumerate(found.pairs):
+    actual = diff(first, second, head_dim, base, factor=factor, length=length, at=at)
+    full = [frequencies.create(frequencies.parse(text), head_dim, base) for text in actual.schedules]
+    assert actual.attention_factors == tuple(f.attention_factor for f in full)
+    assert [pair.pair for pair in actual.pairs] == list(range(head_dim // 2))
+    for c, pair in enumerate(actual.pairs):
         plain, (a, b) = base ** (-2 * c / head_dim), (f.inv_freq[c].item() for f in full)
         assert pair.turns == pytest.approx(plain * length / (2 * math.pi))
         for frequency, stretch, wavelength in zip((a, b), pair.stretches, pair.wavelengths, strict=True):
@@ -39,27 +39,27 @@ def test_numbers(first, second, head_dim, base, factor, length, at):
             assert wavelength == pytest.approx(2 * math.pi / frequency if frequency else math.inf)
         assert pair.phase == pytest.approx(abs(a - b) * at, rel=1e-9)
         assert pair.same == (a == b or (a > 0 and b > 0 and abs(math.log(a / b)) <= 1e-12))
-    assert found.largest.phase == max(pair.phase for pair in found.pairs)
+    assert actual.largest.phase == max(pair.phase for pair in actual.pairs)
     turned = diff(second, first, head_dim, base, factor=factor, length=length, at=at)
-    assert (turned.largest.phase, turned.equal) == (found.largest.phase, found.equal)
+    assert (turned.largest.phase, turned.equal) == (actual.largest.phase, actual.equal)
 
 
 @given(text=TEXTS, **SHAPES)
 def test_a_schedule_does_not_differ_from_itself(text, head_dim, base, factor, length):
-    found = diff(text, text, head_dim, base, factor=factor, length=length)
-    assert found.equal
-    assert found.largest.phase == 0
-    assert found.sentences()[0] == f"{text} and {text} give the same frequencies in all {head_dim // 2} pairs."
-    assert len(found.sentences()) == 2
+    actual = diff(text, text, head_dim, base, factor=factor, length=length)
+    assert actual.equal
+    assert actual.largest.phase == 0
+    assert actual.sentences()[0] == f"{text} and {text} give the same frequencies in all {head_dim // 2} pairs."
+    assert len(actual.sentences()) == 2
 
 
 @given(first=TEXTS, second=TEXTS, **SHAPES)
 def test_json_and_table_hold_for_any_two(first, second, head_dim, base, factor, length):
-    found = diff(first, second, head_dim, base, factor=factor, length=length)
-    again = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert again["largest_phase"] == {"pair": found.largest.pair, "radians": found.largest.phase}
-    assert [row["phase"] for row in again["pairs"]] == [pair.phase for pair in found.pairs]
-    lines = cli.diff.text(found).splitlines()
+    actual = diff(first, second, head_dim, base, factor=factor, length=length)
+    again = json.loads(json.dumps(actual.to_dict(), allow_nan=False))
+    assert again["largest_phase"] == {"pair": actual.largest.pair, "radians": actual.largest.phase}
+    assert [row["phase"] for row in again["pairs"]] == [pair.phase for pair in actual.pairs]
+    lines = cli.diff.text(actual).splitlines()
     start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("pair "))
     rows = lines[start + 1 : start + 1 + head_dim // 2]
     assert [int(row.split()[0]) for row in rows] == list(range(head_dim // 2))
@@ -67,12 +67,12 @@ def test_json_and_table_hold_for_any_two(first, second, head_dim, base, factor, 
 
 def test_yarn_of_the_code_and_of_the_paper():
     """The golden stretches of pair 12, and a difference that the paper's readers do not expect."""
-    found = diff("yarn", "yarn_paper", factor=4, length=2048)
-    assert found.schedules[0] == "yarn:factor=4:original_max_positions=2048"
-    assert found.pairs[12].stretches == pytest.approx((1.3, 2.104468), rel=1e-5)
-    assert (found.largest.pair, found.largest.phase) == (10, pytest.approx(99.20705, rel=1e-6))
-    assert found.at == 8192
-    assert found.sentences() == [
+    actual = diff("yarn", "yarn_paper", factor=4, length=2048)
+    assert actual.schedules[0] == "yarn:factor=4:original_max_positions=2048"
+    assert actual.pairs[12].stretches == pytest.approx((1.3, 2.104468), rel=1e-5)
+    assert (actual.largest.pair, actual.largest.phase) == (10, pytest.approx(99.20705, rel=1e-6))
+    assert actual.at == 8192
+    assert actual.sentences() == [
         "yarn and yarn_paper differ in 12 of 32 pairs: 9 to 20.",
         "Their frequencies are furthest apart in pair 15, which turns 4.35 times in the 2048 trained positions: "
         "stretched 1.677 times under yarn, stretched 3.021 times under yarn_paper.",
@@ -82,11 +82,11 @@ def test_yarn_of_the_code_and_of_the_paper():
 
 
 def test_words_for_pairs_at_rest_and_other_temperatures():
-    found = diff("default", "tapered:pairs=2+resonance", head_dim=8)
-    assert "pair 3, which turns" in found.sentences()[1]
-    assert "unchanged under default, at rest under tapered:pairs=2+resonance." in found.sentences()[1]
-    assert found.sentences()[-1] == "Neither changes the temperature."
-    assert found.to_dict()["pairs"][3]["stretches"] == [1.0, None]
+    actual = diff("default", "tapered:pairs=2+resonance", head_dim=8)
+    assert "pair 3, which turns" in actual.sentences()[1]
+    assert "unchanged under default, at rest under tapered:pairs=2+resonance." in actual.sentences()[1]
+    assert actual.sentences()[-1] == "Neither changes the temperature."
+    assert actual.to_dict()["pairs"][3]["stretches"] == [1.0, None]
     warmer = diff("yarn", {"name": "yarn", "attention_factor": 1.0})
     assert not warmer.equal
     assert warmer.names[1] == "yarn:attention_factor=1.0"
@@ -126,9 +126,9 @@ def test_the_command(capsys, tmp_path):
     code, out, _ = run(
         capsys, "yarn", "ntk", "--json", "--base", "1e5", "--head-dim", "32", "--at", "100", "--out", str(tmp_path)
     )
-    found = json.loads(out)
-    assert (code, found["at"], found["base"], len(found["pairs"])) == (0, 100.0, 1e5, 16)
-    assert json.loads((tmp_path / "diff.json").read_text()) == found
+    actual = json.loads(out)
+    assert (code, actual["at"], actual["base"], len(actual["pairs"])) == (0, 100.0, 1e5, 16)
+    assert json.loads((tmp_path / "diff.json").read_text()) == actual
     assert "posenc diff yarn ntk --json" in (tmp_path / "report.html").read_text()
 
 
@@ -141,7 +141,7 @@ def test_the_command(capsys, tmp_path):
         (["yarn+ntk", "ntk"], "ntk is not applied to another schedule"),
         (["abf", "ntk"], "schedule 'abf' needs new_base"),
         (["yarn"], "the following arguments are required: SCHEDULE"),
-        (["yarn", "ntk", "--factor", "0.5"], "--factor 0.5: the new length over the trained one"),
+        (["yarn", "ntk", "--factor", "0.5"], "--factor 0.5: must be at least 1"),
         (["yarn", "ntk", "--factor", "nan"], "--factor nan"),
         (["yarn", "ntk", "--length", "0"], "original_max_positions=0"),
         (["default", "default", "--length", "0", "--at", "5"], "original_max_positions=0"),

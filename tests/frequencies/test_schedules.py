@@ -65,14 +65,14 @@ SMOL = {
 
 @pytest.mark.parametrize("text", KNOWN)
 def test_known_stretches(text):
-    found = stretch(create(complete(parse(text), **SHORT), 64, 1e4), 64, 1e4)
-    assert found[PAIRS].tolist() == pytest.approx(KNOWN[text], rel=1e-5)
+    actual = stretch(create(complete(parse(text), **SHORT), 64, 1e4), 64, 1e4)
+    assert actual[PAIRS].tolist() == pytest.approx(KNOWN[text], rel=1e-5)
 
 
 @pytest.mark.parametrize("text", SMOL)
 def test_known_stretches_of_smollm2(text):
-    found = stretch(made(text, 64, 1e5, 4.0, 8192), 64, 1e5)
-    assert found[PAIRS].tolist() == pytest.approx(SMOL[text], rel=1e-5)
+    actual = stretch(made(text, 64, 1e5, 4.0, 8192), 64, 1e5)
+    assert actual[PAIRS].tolist() == pytest.approx(SMOL[text], rel=1e-5)
 
 
 def test_known_frequencies():
@@ -103,18 +103,18 @@ def test_factors_are_what_most_schedules_go_by():
 @pytest.mark.parametrize("name", INTERPOLATE)
 @given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, length=LENGTHS)
 def test_factor_1_is_the_default(name, head_dim, base, length):
-    found = made(name, head_dim, base, 1.0, length)
-    torch.testing.assert_close(found.inv_freq, plain(head_dim, base), rtol=1e-14, atol=0)
-    assert found.attention_factor == 1
+    actual = made(name, head_dim, base, 1.0, length)
+    torch.testing.assert_close(actual.inv_freq, plain(head_dim, base), rtol=1e-14, atol=0)
+    assert actual.attention_factor == 1
 
 
 @pytest.mark.parametrize("name", INTERPOLATE)
 @given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, factor=FACTORS, length=LENGTHS)
 def test_pairs_are_slowed_more_and_more_up_to_factor(name, head_dim, base, factor, length):
-    found = stretch(made(name, head_dim, base, factor, length), head_dim, base)
+    actual = stretch(made(name, head_dim, base, factor, length), head_dim, base)
     most = math.ceil(factor * length) / length if name == "dynamic" else factor
-    assert bool((found > 1 - 1e-12).all() and (found < most * (1 + 1e-12)).all())
-    assert bool((found.diff() > -1e-9).all())
+    assert bool((actual > 1 - 1e-12).all() and (actual < most * (1 + 1e-12)).all())
+    assert bool((actual.diff() > -1e-9).all())
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -122,19 +122,23 @@ def test_float64_on_the_cpu_whatever_the_defaults(name):
     needed = {"new_base": 5e5, "stretch": [1.0] * 32, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
     schedule = complete({"name": name}, **SHORT, **needed)
     with torch.device("meta"):
-        found = create(schedule, 64, 1e4)
-    assert (found.inv_freq.dtype, found.inv_freq.device.type, found.inv_freq.shape) == (torch.float64, "cpu", (32,))
-    assert isinstance(found.attention_factor, float)
+        actual = create(schedule, 64, 1e4)
+    assert (actual.inv_freq.dtype, actual.inv_freq.device.type, actual.inv_freq.shape) == (torch.float64, "cpu", (32,))
+    assert isinstance(actual.attention_factor, float)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_each_can_be_written_down_pair_by_pair(name):
     needed = {"new_base": 5e5, "stretch": [3.0] * 32, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
-    found = create(complete({"name": name}, **SHORT, **needed), 64, 1e4)
-    data = {"name": "explicit", "stretch": stretch(found, 64, 1e4).tolist(), "attention_factor": found.attention_factor}
+    actual = create(complete({"name": name}, **SHORT, **needed), 64, 1e4)
+    data = {
+        "name": "explicit",
+        "stretch": stretch(actual, 64, 1e4).tolist(),
+        "attention_factor": actual.attention_factor,
+    }
     again = create(data, 64, 1e4)
-    torch.testing.assert_close(again.inv_freq, found.inv_freq, rtol=1e-15, atol=0)
-    assert again.attention_factor == found.attention_factor
+    torch.testing.assert_close(again.inv_freq, actual.inv_freq, rtol=1e-15, atol=0)
+    assert again.attention_factor == actual.attention_factor
     encoding = Rotary(64, schedule=data)
     assert torch.equal(from_spec(encoding.spec()).inv_freq, encoding.inv_freq)
 
@@ -170,12 +174,12 @@ def test_mixed_lies_between_fixed_and_linear(head_dim, base, factor):
 @given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, factor=FACTORS)
 def test_ntk_is_a_change_of_base(head_dim, base, factor):
     for schedule, power in ((frequencies.ntk, head_dim / (head_dim - 2)), (frequencies.ntk_old, 1)):
-        found = schedule(head_dim, base, factor=factor).inv_freq
+        actual = schedule(head_dim, base, factor=factor).inv_freq
         for other in (
             frequencies.abf(head_dim, base, new_base=base * factor**power),
             frequencies.default(head_dim, base * factor**power),
         ):
-            torch.testing.assert_close(found, other.inv_freq, rtol=1e-13, atol=0)
+            torch.testing.assert_close(actual, other.inv_freq, rtol=1e-13, atol=0)
     changed = stretch(frequencies.abf(head_dim, base, new_base=5 * base), head_dim, base)
     torch.testing.assert_close(changed, 5.0 ** (torch.arange(0, head_dim, 2).double() / head_dim), rtol=1e-13, atol=0)
 
@@ -192,15 +196,15 @@ def test_ntk_is_a_change_of_base(head_dim, base, factor):
 def test_dynamic_is_the_default_up_to_the_trained_length_and_slower_with_every_token(
     head_dim, factor, trained, lengths
 ):
-    found = []
+    actual = []
     for length in sorted(lengths):
         options = {"length": length, "original_max_positions": trained, "factor": factor}
-        found.append(stretch(frequencies.dynamic(head_dim, **options), head_dim))
-        assert found[-1][0] == 1  # the first pair never changes
-        assert found[-1][-1] == pytest.approx(frequencies.dynamic_factor(**options), rel=1e-9)
+        actual.append(stretch(frequencies.dynamic(head_dim, **options), head_dim))
+        assert actual[-1][0] == 1  # the first pair never changes
+        assert actual[-1][-1] == pytest.approx(frequencies.dynamic_factor(**options), rel=1e-9)
         if length <= trained:
-            assert torch.equal(found[-1], torch.ones(head_dim // 2, dtype=torch.float64))
-    assert bool((torch.stack(found).diff(dim=0) > -1e-9).all())
+            assert torch.equal(actual[-1], torch.ones(head_dim // 2, dtype=torch.float64))
+    assert bool((torch.stack(actual).diff(dim=0) > -1e-9).all())
 
 
 def test_dynamic_factors():
@@ -215,9 +219,9 @@ def test_longrope_chooses_by_the_length():
     short, long = [1.0 + c / 32 for c in range(32)], [2.0 + c for c in range(32)]
     for length, expected in ((1, short), (4096, short), (4097, long), (10**6, long)):
         options = {"short_factor": short, "long_factor": long, "original_max_positions": 4096, "length": length}
-        found = frequencies.longrope(64, **options, factor=32.0)
-        torch.testing.assert_close(stretch(found, 64), torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=0)
-        assert found.attention_factor == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
+        actual = frequencies.longrope(64, **options, factor=32.0)
+        torch.testing.assert_close(stretch(actual, 64), torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=0)
+        assert actual.attention_factor == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
         assert frequencies.longrope(64, **options, attention_factor=1.5).attention_factor == 1.5
 
 
@@ -229,25 +233,25 @@ OF = st.sampled_from([None, "linear", "ntk_mixed", "yarn"])
 @given(name=OF, head_dim=DIMS, base=BASES, factor=FACTORS)
 def test_resonance_meets_the_same_angles_in_every_turn(name, head_dim, base, factor):
     of = None if name is None else made(name, head_dim, base, factor, 4096)
-    found = frequencies.resonance(head_dim, base, of=of)
-    waves = wavelengths(found)
+    actual = frequencies.resonance(head_dim, base, of=of)
+    waves = wavelengths(actual)
     torch.testing.assert_close(waves, waves.round(), rtol=1e-14, atol=0)
     before = of or frequencies.default(head_dim, base)
     assert bool(((waves - wavelengths(before)).abs() <= 0.5 + 1e-9 * waves).all())
     positions = torch.arange(50, dtype=torch.float64)[:, None]
     again = positions + 3 * waves.round()
-    torch.testing.assert_close((again * found.inv_freq).cos(), (positions * found.inv_freq).cos(), rtol=0, atol=1e-12)
-    assert found.attention_factor == before.attention_factor
+    torch.testing.assert_close((again * actual.inv_freq).cos(), (positions * actual.inv_freq).cos(), rtol=0, atol=1e-12)
+    assert actual.attention_factor == before.attention_factor
 
 
 def test_tapered_fades_the_slowest():
     plain = frequencies.default(128)
-    found = frequencies.tapered(128, pairs=20)
-    weights = found.inv_freq / plain.inv_freq
+    actual = frequencies.tapered(128, pairs=20)
+    weights = actual.inv_freq / plain.inv_freq
     assert torch.equal(weights[:45], torch.ones(45, dtype=torch.float64))  # the first of the faded has weight 1, too
     expected = [(1 + math.cos(math.pi * n / 19)) / 2 for n in range(20)]
     assert weights[44:].tolist() == pytest.approx(expected, abs=1e-15)
-    assert found.inv_freq[-1] == 0
+    assert actual.inv_freq[-1] == 0
     hard = frequencies.tapered(128, pairs=20, hard=True)
     assert torch.equal(hard.inv_freq, frequencies.fastest(plain, 44 / 64).inv_freq)
     assert torch.equal(frequencies.tapered(128, pairs=0).inv_freq, plain.inv_freq)
@@ -265,9 +269,9 @@ def test_tapered_fades_the_slowest():
 
 def test_a_schedule_may_be_of_another():
     data = {"name": "resonance", "of": {"name": "yarn", "factor": 4.0, "original_max_positions": 2048}}
-    found = create(data, 64, 1e4)
+    actual = create(data, 64, 1e4)
     expected = frequencies.resonance(64, of=frequencies.yarn(64, factor=4, original_max_positions=2048))
-    assert torch.equal(found.inv_freq, expected.inv_freq)
+    assert torch.equal(actual.inv_freq, expected.inv_freq)
     assert parse("yarn:factor=4.0:original_max_positions=2048+resonance") == data
     assert Rotary(64, schedule=data).attention_factor == expected.attention_factor
     ids = Positions.from_ids(torch.zeros(1, 3, 3, dtype=torch.long))
@@ -316,7 +320,7 @@ def test_completed_by_what_it_needs():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: frequencies.ntk_mixed(64, factor=2, exponent=1.5), r"exponent=1.5: from 0 \(linear\)"),
+        (lambda: frequencies.ntk_mixed(64, factor=2, exponent=1.5), r"exponent=1.5: must be"),
         (lambda: frequencies.ntk_old(64, factor=math.nan), "factor=nan: pass a number that is finite"),
         (lambda: frequencies.linear(64, factor=math.inf), "factor=inf"),
         (lambda: frequencies.linear(64, factor=True), "factor=True: pass a number"),
@@ -336,17 +340,17 @@ def test_completed_by_what_it_needs():
         (lambda: frequencies.explicit(4, stretch=[1.0, 0.0]), "stretch: frequencies are divided by it"),
         (lambda: frequencies.explicit(4, stretch=[1.0, math.nan]), "stretch: .* above 0"),
         (lambda: frequencies.explicit(4, stretch=[1.0, 1.0], attention_factor=-1), "attention_factor=-1"),
-        (lambda: frequencies.dynamic(64, length=0, original_max_positions=5), "length=0: positions in the full text"),
-        (lambda: frequencies.dynamic(64, length=9, original_max_positions=0), "original_max_positions=0: the trained"),
+        (lambda: frequencies.dynamic(64, length=0, original_max_positions=5), "length=0: must be"),
+        (lambda: frequencies.dynamic(64, length=9, original_max_positions=0), "original_max_positions=0: must be"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=3, factor=0.5), "factor=0.5"),
         (lambda: frequencies.ntk(64, -1.0, factor=4.0), "base=-1.0: must be a positive number"),
         (lambda: frequencies.yarn(-4, factor=4.0, original_max_positions=9), "dim=-4: .*even and at least 2"),
         (lambda: frequencies.resonance(64, of=frequencies.default(32)), "head_dim=64: has 32 pairs, but 16"),
         (lambda: stretch(frequencies.default(32), 64), "head_dim=64: has 32 pairs, but 16"),
         (lambda: frequencies.tapered(64), "tapered: pass pairs, or original_max_positions"),
-        (lambda: frequencies.tapered(64, pairs=33), "pairs=33: there are 32"),
+        (lambda: frequencies.tapered(64, pairs=33), "pairs=33: must be at most 32"),
         (lambda: frequencies.tapered(64, pairs=-1), "pairs=-1"),
-        (lambda: frequencies.softmax_factor(4.0, -1.0), "mscale_all_dim=-1.0: the weight"),
+        (lambda: frequencies.softmax_factor(4.0, -1.0), "mscale_all_dim=-1.0: must be"),
         (lambda: frequencies.yarn(64, factor=4, original_max_positions=9, mscale=-0.1), "mscale=-0.1"),
         (lambda: longrope(short_factor=[1.0] * 3), r"short_factor has shape \(3,\)"),
         (lambda: longrope(long_factor=[0.0] * 32), "long_factor: frequencies are divided by it"),

@@ -53,13 +53,13 @@ def test_what_is_replaced_is_seen(backend):
     packed = Positions.packed([2, 4], causal=True)
     attention(q, k, v, posenc.ALiBi(2), packed, backend=backend)
     mask = torch.tensor([[True, True, False, True, True, True]])
-    found = attention(q, k, v, posenc.ALiBi(2), replace(packed, valid=mask), backend=backend)
+    actual = attention(q, k, v, posenc.ALiBi(2), replace(packed, valid=mask), backend=backend)
     ids = torch.tensor([0, 0, 1, 1, 1, 1])
     want = Positions(
         q=packed.q, k=packed.k, q_order=packed.q_order, k_order=packed.k_order, causal=True, valid=mask,
         q_document=ids[None], k_document=ids[None],
     )  # fmt: skip
-    torch.testing.assert_close(found, attention(q, k, v, posenc.ALiBi(2), want, backend="reference"))
+    torch.testing.assert_close(actual, attention(q, k, v, posenc.ALiBi(2), want, backend="reference"))
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
@@ -97,8 +97,8 @@ def test_another_table_is_another_answer_at_the_same_positions(name):
     x, q, p = torch.randn(1, 6, 16), torch.randn(1, 2, 6, 8), Positions.arange(6)
 
     def answers(positions):
-        found = encoding.embed(x, positions), *encoding.rotate(q, q, positions)
-        return [*found, attention(q, q, q, encoding, positions)]
+        actual = encoding.embed(x, positions), *encoding.rotate(q, q, positions)
+        return [*actual, attention(q, q, q, encoding, positions)]
 
     before = answers(p)
     for table in encoding.buffers():

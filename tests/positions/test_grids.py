@@ -61,23 +61,23 @@ def test_padded_images_are_rows_of_their_own(sizes, prefix):
 
 @given(data=st.data(), sizes=SIZES, prefix=st.integers(0, 2), causal=st.booleans())
 def test_taken_tokens_keep_place_document_and_whom_they_see(data, sizes, prefix, causal):
-    whole = Positions.grids(sizes, prefix=prefix).with_causal(causal)
-    apart = prefix_tokens(whole.q)[0].tolist()
-    patches = [n for n in range(whole.num_queries) if not apart[n]]
+    full = Positions.grids(sizes, prefix=prefix).with_causal(causal)
+    apart = prefix_tokens(full.q)[0].tolist()
+    patches = [n for n in range(full.num_queries) if not apart[n]]
     count = data.draw(st.integers(1, len(patches)))
     rows = [data.draw(st.permutations(patches))[:count] for _ in range(2)]
-    first = [n for n in range(whole.num_queries) if apart[n]]
+    first = [n for n in range(full.num_queries) if apart[n]]
     index = torch.tensor([first + row for row in rows])
-    taken = whole.take(index)
+    taken = full.take(index)
     for row, kept in enumerate(index):
-        assert torch.equal(taken.q[row], whole.q[0, kept])
-        assert torch.equal(taken.mask()[row, 0], whole.mask()[0, 0][kept][:, kept])
-        one = whole.take(kept)
+        assert torch.equal(taken.q[row], full.q[0, kept])
+        assert torch.equal(taken.mask()[row, 0], full.mask()[0, 0][kept][:, kept])
+        one = full.take(kept)
         assert torch.equal(one.q[0], taken.q[row])
         assert torch.equal(one.mask()[0], taken.mask()[row])
     assert torch.equal(
         taken.of_images(taken.images)[0].expand(2, index.shape[1], 2),
-        whole.of_images(whole.images)[0].expand(1, whole.num_queries, 2)[0][index],
+        full.of_images(full.images)[0].expand(1, full.num_queries, 2)[0][index],
     )
 
 
@@ -102,14 +102,14 @@ def test_text_taken_apart_is_attended_as_where_the_rest_is_hidden(name, backend)
     encoding = posenc.create(name, head_dim=8, num_heads=2, causal=True).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
-    whole, index = Positions.arange(6, causal=True), torch.tensor([5, 1, 4, 2])
+    full, index = Positions.arange(6, causal=True), torch.tensor([5, 1, 4, 2])
     q, k, v = torch.randn(3, 1, 2, 6, 8, dtype=torch.float64)
     shown = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, index, True)
-    hidden = replace(whole, valid=shown, q_valid=shown)
+    hidden = replace(full, valid=shown, q_valid=shown)
     with torch.no_grad():
         want = posenc.attention(q, k, v, encoding, hidden, backend="reference")[:, :, index]
-        found = posenc.attention(*(x[:, :, index] for x in (q, k, v)), encoding, whole.take(index), backend=backend)
-    torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
+        actual = posenc.attention(*(x[:, :, index] for x in (q, k, v)), encoding, full.take(index), backend=backend)
+    torch.testing.assert_close(actual, want, rtol=1e-10, atol=1e-12)
 
 
 def test_places_among_the_tokens_before_the_patches():
@@ -157,11 +157,11 @@ def theirs(model, parts) -> tuple[torch.Tensor, int]:
         (images if len(part) == 2 else videos).append([frames, 2 * height, 2 * width])  # before 2 x 2 are merged
         kinds += [1 if len(part) == 2 else 2] * (frames * height * width)
     grids = {"image_grid_thw": images, "video_grid_thw": videos}
-    found, ahead = model.get_rope_index(
+    actual, ahead = model.get_rope_index(
         torch.zeros(1, len(kinds), dtype=torch.long), torch.tensor([kinds]),
         **{name: torch.tensor(sizes) if sizes else None for name, sizes in grids.items()},
     )  # fmt: skip
-    return found.permute(1, 2, 0), int(ahead)
+    return actual.permute(1, 2, 0), int(ahead)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_text_goes_on_after_the_longest_axis_of_a_video(qwen):
 
 def test_mixed_positions_with_a_cache_are_the_last_ones():
     parts = [3, (2, 2), 4]
-    whole, last = Positions.mixed(parts, causal=True), Positions.mixed(parts, 2, causal=True)
-    assert torch.equal(last.q, whole.q[:, -2:])
-    assert torch.equal(last.mask(), whole.mask()[:, :, -2:])
+    full, last = Positions.mixed(parts, causal=True), Positions.mixed(parts, 2, causal=True)
+    assert torch.equal(last.q, full.q[:, -2:])
+    assert torch.equal(last.mask(), full.mask()[:, :, -2:])
 
 
 # ---------------------------------------------------------------- refusals

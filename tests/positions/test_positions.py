@@ -20,8 +20,8 @@ def test_arange_is_the_tail_of_a_longer_sequence(n, offset, causal):
     p = Positions.arange(n, offset, causal=causal)
     assert p.q.tolist() == [list(range(offset, offset + n))]
     assert p.k.tolist() == [list(range(offset + n))]
-    whole = Positions.arange(offset + n, causal=causal).mask()
-    assert torch.equal(p.mask(), whole[:, :, offset:])
+    full = Positions.arange(offset + n, causal=causal).mask()
+    assert torch.equal(p.mask(), full[:, :, offset:])
 
 
 @given(offsets=st.lists(st.integers(0, 6), min_size=1, max_size=4), n=st.integers(1, 4))

@@ -87,10 +87,10 @@ def test_attention_and_gradients_are_those_of_the_mask(case, backend):
     given = [x.requires_grad_() for x in inputs(p, kv_heads=4)]
     seen = mask.any(-1, keepdim=True)
     want = scaled_dot_product_attention(*given, attn_mask=mask | ~seen).masked_fill(~seen, 0.0)
-    found = attention(*given, None, p, backend=backend)
-    torch.testing.assert_close(found, want)
-    pull = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(2))
-    pairs = zip(torch.autograd.grad(found, given, pull), torch.autograd.grad(want, given, pull), strict=True)
+    actual = attention(*given, None, p, backend=backend)
+    torch.testing.assert_close(actual, want)
+    pull = torch.randn(actual.shape, dtype=actual.dtype, generator=torch.Generator().manual_seed(2))
+    pairs = zip(torch.autograd.grad(actual, given, pull), torch.autograd.grad(want, given, pull), strict=True)
     for of_found, of_want in pairs:
         torch.testing.assert_close(of_found, of_want)
 
@@ -108,8 +108,8 @@ def test_every_kind_of_term_sees_what_the_mask_shows(case, backend, name):
         torch.nn.init.normal_(parameter)
     given = [*inputs(p, kv_heads=4), encoding, p]
     with torch.no_grad():
-        want, found = attention(*given, backend="reference"), attention(*given, backend=backend)
-    torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
+        want, actual = attention(*given, backend="reference"), attention(*given, backend=backend)
+    torch.testing.assert_close(actual, want, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", PREFIXES)

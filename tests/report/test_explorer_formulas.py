@@ -30,7 +30,18 @@ OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "d
 GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"}
 """Encodings of places with several coordinates."""
 
-WITHOUT_CODES = {"shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature"}
+WITHOUT_CODES = {
+    "shape",
+    "cape",
+    "randomized",
+    "softmax_n",
+    "sink",
+    "log_n",
+    "temperature",
+    "step_temperature",
+    "window",
+    "prefix_kv",
+}
 """Encodings that move positions in training or act on the softmax."""
 
 NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"train_length", "bidirectional"}

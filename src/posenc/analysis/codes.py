@@ -477,7 +477,7 @@ def _map_codes(part: Mapped, name: str, given: Mapping[str, int]) -> Codes:
 
 
 def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Mapping[str, int]) -> Codes | None:
-    adding = [part for part in parts if "bias" in part.sites()]
+    adding = [part for part in parts if "bias" in part.sites() and "restrict" not in part.sites()]
     if not adding or any(map(has_position_codes, adding)):
         return None
     causal = any(needs_causal(part, sizes_of(part, given)) for part in adding)

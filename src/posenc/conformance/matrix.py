@@ -16,8 +16,9 @@ from posenc.transformer import TransformerConfig
 MAX_POSITIONS = 40
 CHECKED_AS = {
     "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
+    "window": "window:before=2",
 }  # fmt: skip
-"""What has no effect up to its training length is checked past it."""
+"""What has no effect on short texts, such as a schedule up to its training length, is checked where it has."""
 MARKS: dict[bool | None, str] = {True: "✓", False: "✗", None: "–"}
 
 

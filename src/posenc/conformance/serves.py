@@ -19,7 +19,7 @@ TERMS: dict[str, type] = {
 }
 STRUCTURES = (
     *TERMS, "several QueryRelative", "a term at other positions", "a custom Score", "KeyValues", "Values", "a sink",
-    "a score modifier", "a position map",
+    "a score modifier", "a position map", "a window",
 )  # fmt: skip
 LAYOUTS = ("contiguous", "cached", "padded", "packed", "scattered", "of images")
 NUMBERS = ("float64", "float32", "bfloat16", "float16", "a gradient")
@@ -80,6 +80,8 @@ def features(
         present.add("a sink")
     if encoding.modify(positions, layer):
         present.add("a score modifier")
+    if encoding.restrict(positions, layer).window is not None:
+        present.add("a window")
     if encoding.branches(layer):
         present.add("a position map")
     return frozenset(present)

@@ -38,7 +38,9 @@ def refusal(
     if q.shape[1] != k.shape[1]:
         return "context_parallel does not support grouped-query attention"
     if encoding is not None:
-        scores = [site for site in ("bias", "modify", "values", "sink", "prefix_kv") if site in encoding.sites()]
+        scores = [
+            site for site in ("restrict", "bias", "modify", "values", "sink", "prefix_kv") if site in encoding.sites()
+        ]
         if scores:
             return f"context_parallel supports no {scores[0]}"
         if encoding.branches(layer):

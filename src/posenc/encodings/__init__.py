@@ -23,13 +23,14 @@ from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
 from posenc.encodings.shaw import Shaw
-from posenc.encodings.sinks import LearnedSink, SoftmaxN
+from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
 from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
+from posenc.encodings.visible import Window
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
-from posenc.errors import LARGEST_SIZE, InputError, check_arguments, is_integer, shown, unknown
+from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, printing_to_stderr, source_of
@@ -40,8 +41,8 @@ __all__ = [
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedSink", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
-    "WindowTable", "XLNet", "XPos", "create", "from_spec",
+    "PoPE", "PrefixKV", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
+    "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -62,13 +63,11 @@ ENCODINGS: dict[str, type[Encoding]] = {
         SHAPE, CAPE, Randomized,
         # on the softmax
         SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature,
+        # on what each query sees
+        Window, PrefixKV,
     )
 }
 # fmt: on
-
-
-LARGEST = {"dim": 2**14, "head_dim": 2**14, "num_heads": 2**12, "num_kv_heads": 2**12, "num_layers": 2**12}
-"""The largest sizes that an encoding's text may ask for; of other counts, such as rows, LARGEST_SIZE is."""
 
 
 def create(
@@ -139,10 +138,6 @@ def _single(
     parameters = cls.arguments()
     options = {**options, **spec.values(name, parameters)}
     check_options(name, options, parameters, cls.__init__)
-    for option, value in options.items():
-        most = LARGEST.get(option, LARGEST_SIZE)
-        if isinstance(value, int) and value > most and parameters[option].annotation in (int, int | None):
-            raise InputError(f"option {option}={value} of {name}: must be at most {most}")
     dim, heads = shape["dim"], shape["num_heads"]
     unknown_width = "head_dim" in parameters and "head_dim" not in options and shape["head_dim"] is None
     if unknown_width and dim is not None and heads is not None:
@@ -161,10 +156,10 @@ def check_grid(grid: Sequence[int]) -> None:
     Raises:
         InputError: names it.
     """
-    if len(grid) not in (2, 3) or not all(is_integer(n) and 1 <= n <= LARGEST_SIZE for n in grid):
-        raise InputError(
-            f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches, each at least 1"
-        )
+    if len(grid) not in (2, 3):
+        raise InputError(f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches")
+    for n in grid:
+        check_sizes(grid=n)
 
 
 def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_sizes, check_word
+from posenc.errors import InputError, check_numbers, check_sizes, check_word
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
 
@@ -78,11 +78,8 @@ class CAPE(Encoding):
     centre: bool = False
 
     def setup(self) -> None:
-        for name, value, least in (
-            ("max_shift", self.max_shift, 0.0), ("max_jitter", self.max_jitter, 0.0), ("max_stretch", self.max_stretch, 1.0),
-        ):  # fmt: skip
-            if not least <= value < math.inf:
-                raise InputError(f"{name}={value}: must be a number from {least:g} on")
+        check_numbers(0, max_shift=self.max_shift, max_jitter=self.max_jitter)
+        check_numbers(1, max_stretch=self.max_stretch)
         self.needs_length = self.centre
         self.shift_invariant = not self.centre
 
@@ -149,7 +146,9 @@ class Randomized(Encoding):
                 )
             inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
             if positions.q.is_floating_point() or not bool(inside.all()):
-                raise InputError("Randomized places texts whose positions are 0 .. n-1: leave them so, or use CAPE")
+                raise InputError(
+                    "Randomized takes texts whose positions are 0 .. n-1: pass such positions, or use CAPE"
+                )
         if self.training or self.testing == "random":
             drawn = self._drawn(positions, lengths, batch)
             return positions.moved(lambda ids, order: drawn)
@@ -167,7 +166,7 @@ class Randomized(Encoding):
         document = document.expand(batch, -1)
         size.scatter_(1, document, lengths.expand(batch, -1))
         rank = torch.rand(batch, count, self.max_length, device=device).argsort(-1).argsort(-1)
-        places = torch.arange(self.max_length, device=device)
-        drawn = torch.where(rank < size[..., None], places, self.max_length).sort(-1).values
+        numbers = torch.arange(self.max_length, device=device)
+        drawn = torch.where(rank < size[..., None], numbers, self.max_length).sort(-1).values
         row = torch.arange(batch, device=device)[:, None]
         return drawn[row, document, ids.expand(batch, -1)]

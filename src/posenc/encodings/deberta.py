@@ -62,13 +62,14 @@ class _Disentangled(ContentBias):
         """The row among the table's queries: delta(i, j) in the authors' code, delta(j, i) in the paper."""
         return self.row(-distance if self.paper_index else distance)
 
-    def keys(self, layer: int, dtype: torch.dtype) -> Tensor | None:
-        """The table as keys, (num_heads, 2 span, head_dim); None where no term needs them."""
-        return None if self.key is None else self.key(self.table.to(dtype), self.own_layer(layer))
+    def projected(self, side: int, layer: int, dtype: torch.dtype) -> Tensor | None:
+        """The table as queries (side 0) or keys (side 1), (num_heads, 2 span, head_dim); None where no term needs them."""
+        projection = (self.query, self.key)[side]
+        return None if projection is None else projection(self.normalized().to(dtype), self.own_layer(layer))
 
-    def queries(self, layer: int, dtype: torch.dtype) -> Tensor | None:
-        """The table as queries, likewise."""
-        return None if self.query is None else self.query(self.table.to(dtype), self.own_layer(layer))
+    def normalized(self) -> Tensor:
+        """The table before its projections."""
+        return self.table
 
     def scale(self, head_dim: int) -> float:
         return float((head_dim * (1 + len(self.acting))) ** -0.5)
@@ -77,7 +78,7 @@ class _Disentangled(ContentBias):
         self.check_heads(q)
         self.check_integers(positions)
         dtype, scale = torch.promote_types(q.dtype, torch.float32), self.scale(self.head_dim)
-        keys, queries = self.keys(layer, q.dtype), self.queries(layer, q.dtype)
+        queries, keys = (self.projected(side, layer, q.dtype) for side in (0, 1))
         terms: list[Score] = []
         if keys is not None and "c2p" in self.acting:
             terms.append(QueryRelative(q.to(dtype) * scale, keys.to(dtype), self.row, positions))
@@ -193,24 +194,19 @@ class DeBERTaV2(_Disentangled):
     def share(self, projections: Sequence[Projections]) -> None:
         self.projections = list(projections)  # in a list, which registers nothing: the modules stay the model's
 
-    def keys(self, layer: int, dtype: torch.dtype) -> Tensor | None:
-        return self.made(1, layer, dtype)
+    def normalized(self) -> Tensor:
+        normalized: Tensor = self.layer_norm(self.table)
+        return normalized
 
-    def queries(self, layer: int, dtype: torch.dtype) -> Tensor | None:
-        return self.made(0, layer, dtype)
-
-    def made(self, side: int, layer: int, dtype: torch.dtype) -> Tensor | None:
-        """The table as queries (side 0) or keys (side 1), (num_heads, 2 span, head_dim)."""
-        table = self.layer_norm(self.table).to(dtype)
+    def projected(self, side: int, layer: int, dtype: torch.dtype) -> Tensor | None:
         if not self.shared:
-            projection = (self.query, self.key)[side]
-            return None if projection is None else projection(table, self.own_layer(layer))
+            return super().projected(side, layer, dtype)
         if layer >= len(self.projections):
             raise InputError(
                 f"DeBERTaV2 has no query and key projection for layer {layer}: give it the model's by "
                 "share([(query, key), ...]), one pair per layer, or make it with shared=False"
             )
-        project = self.projections[layer][side]
+        project, table = self.projections[layer][side], self.normalized().to(dtype)
         weight = getattr(project, "weight", table)  # the model's own dtype, whatever the queries have been cast to
         heads = project(table.to(weight.dtype)).to(dtype).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return heads.repeat_interleave(self.num_heads // heads.shape[0], 0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FIRE: a learned function of the distance, as a share of how far back a query can look."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from posenc.bias import Positional
 from posenc.encoding import Encoding
 from posenc.encodings.shared import HeadPerceptron, check_heads
-from posenc.errors import InputError, check_arguments, check_sizes
+from posenc.errors import check_positive
 from posenc.positions import Positions
 
 
+@dataclass(eq=False, repr=False)
 class FIRE(Encoding):
     """Functional interpolation: b = MLP(psi(distance) / psi(max(L, i))) for a query at i, psi(x) = log(|c x| + 1).
 
@@ -37,34 +39,21 @@ class FIRE(Encoding):
     papers: ClassVar[tuple[str, ...]] = ("li2024functional",)
     extrapolates = "yes: any length is mapped to one interval"
 
-    def __init__(
-        self,
-        num_heads: int,
-        num_layers: int = 1,
-        hidden: int = 32,
-        threshold: float | None = None,
-        train_length: int | None = None,
-        init_c: float = 0.1,
-        eps: float = 1e-6,
-    ) -> None:
-        check_arguments(FIRE.__init__, locals())
-        super().__init__()
-        check_sizes(num_heads=num_heads, num_layers=num_layers, hidden=hidden)
-        if threshold is None:
-            threshold = 512.0 if train_length is None else train_length / 4
-        for name, value in (("threshold", threshold), ("eps", eps)):
-            if not value > 0:
-                raise InputError(f"{name}={value}: must be a positive number")
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.hidden = hidden
-        self.threshold = threshold
-        self.train_length = train_length
-        self.init_c = init_c
-        self.eps = eps
-        self.mlp: HeadPerceptron = HeadPerceptron(1, hidden, num_heads, num_layers, last_bias=True)
-        self.c: nn.Parameter = nn.Parameter(torch.full((num_layers,), float(init_c)))
-        self.multiple: nn.Parameter = nn.Parameter(torch.ones(num_layers))
+    num_heads: int
+    num_layers: int = 1
+    hidden: int = 32
+    threshold: float | None = None
+    train_length: int | None = None
+    init_c: float = 0.1
+    eps: float = 1e-6
+
+    def setup(self) -> None:
+        if self.threshold is None:
+            self.threshold = 512.0 if self.train_length is None else self.train_length / 4
+        check_positive(threshold=self.threshold, eps=self.eps)
+        self.mlp: HeadPerceptron = HeadPerceptron(1, self.hidden, self.num_heads, self.num_layers, last_bias=True)
+        self.c: nn.Parameter = nn.Parameter(torch.full((self.num_layers,), float(self.init_c)))
+        self.multiple: nn.Parameter = nn.Parameter(torch.ones(self.num_layers))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
         check_heads(self, q, self.num_heads)
@@ -75,6 +64,7 @@ class FIRE(Encoding):
 
     def of_positions(self, head: Tensor, i: Tensor, j: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         """A layer's bias of broadcastable heads, query positions and key positions, in dtype."""
+        assert self.threshold is not None
         c = self.c[layer].to(dtype)
         furthest = torch.maximum(i.to(dtype), (self.multiple[layer].to(dtype) * self.threshold).abs())
         share = _psi(c, (i - j).to(dtype)) / (_psi(c, furthest) + self.eps)

@@ -18,8 +18,8 @@ from torch.nn.functional import linear
 from posenc.bias import KeyValues
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.shared import normal_parameter
-from posenc.errors import InputError, unknown
+from posenc.encodings.shared import kv_heads_of, normal_parameter
+from posenc.errors import InputError, check_positive, unknown
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -282,10 +282,8 @@ class FLOATER(Encoding):
     init_std: float = 0.0
 
     def setup(self) -> None:
-        if self.num_kv_heads is not None and not (self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0):
-            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
-        if not 0 < self.step < float("inf"):
-            raise InputError(f"step={self.step}: the time from one position to the next, above 0")
+        self._kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
+        check_positive(step=self.step)
         if self.solver != "rk4":
             _torchdiffeq(self.solver)
         self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, self.base)
@@ -320,10 +318,6 @@ class FLOATER(Encoding):
 
     def values(self, positions: Positions, layer: int = 0) -> KeyValues:
         return KeyValues(self._heads(self.codes(positions)[1], VALUE, layer))
-
-    @property
-    def _kv_heads(self) -> int:
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     def _heads(self, codes: Tensor, part: int, layer: int) -> Tensor:
         """(batch, n, 3, num_layers, width) -> (batch, heads, n, head_dim) of one part in one layer."""

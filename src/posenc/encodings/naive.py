@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from posenc.encoding import Encoding
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.shared import normal_parameter
-from posenc.errors import InputError, check_arguments, check_sizes, check_word
+from posenc.errors import check_integers, check_sizes, check_word
 from posenc.functional import binary_digits
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -71,10 +71,6 @@ class Normalized(_Scalar):
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
 
-    dim: int
-    merge: str = "add"
-    spread: str = "learned"
-    init_std: float = 0.02
     length: int | None = None
 
     def setup(self) -> None:
@@ -105,6 +101,7 @@ class Integer(_Scalar):
         return exact(positions.q)
 
 
+@dataclass(eq=False, repr=False)
 class Binary(Absolute):
     """The binary digits of the position, least significant first, in the first `bits` channels. Unique below 2^bits,
     but neighbours jump: 7 = 111 and 8 = 0001 differ in four digits, 6 and 7 in one.
@@ -119,15 +116,18 @@ class Binary(Absolute):
     )
     extrapolates = "no: unseen digits, then repetition"
 
-    def __init__(self, dim: int, merge: str = "add", bits: int | None = None, signed: bool = False) -> None:
-        check_arguments(Binary.__init__, locals())
-        super().__init__(dim, merge)
-        bits = min(dim, 16) if bits is None else bits
-        if not 1 <= bits <= min(dim, 62):
-            raise InputError(f"bits={bits}: must lie between 1 and {min(dim, 62)} (dim={dim})")
-        self.bits = bits
-        self.signed = signed
+    dim: int
+    merge: str = "add"
+    bits: int | None = None
+    signed: bool = False
+
+    def setup(self) -> None:
+        super().setup()
+        if self.bits is None:
+            self.bits = min(self.dim, 16)
+        check_integers(1, min(self.dim, 62), bits=self.bits)
 
     def codes(self, positions: Positions) -> Tensor:
+        assert self.bits is not None
         digits = binary_digits(positions.q, self.bits).to(torch.get_default_dtype())
         return pad(2 * digits - 1 if self.signed else digits, (0, self.dim - self.bits))

@@ -2,6 +2,7 @@
 """The rotary family: queries and keys are rotated by an angle that grows with their position."""
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import check_head_dim
-from posenc.errors import InputError, check_arguments, check_positive
+from posenc.errors import InputError, check_positive
 from posenc.functional import (
     Layout,
     angles_at,
@@ -28,6 +29,7 @@ from posenc.positions import Positions
 EncodingT = TypeVar("EncodingT", bound=Encoding)
 
 
+@dataclass(eq=False, repr=False)
 class Rotary(Encoding):
     """RoPE: pair c of a query or key at position m is rotated by m * theta_c, so q_m . k_n depends on m - n alone.
 
@@ -51,31 +53,22 @@ class Rotary(Encoding):
     extrapolates = "partly: degrades past the training length"
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
 
-    def __init__(
-        self,
-        head_dim: int,
-        rope_theta: float = 10000.0,
-        layout: Layout = "half",
-        rotary_dim: int | None = None,
-        schedule: Mapping[str, Any] | None = None,
-    ) -> None:
-        check_arguments(Rotary.__init__, locals())
-        super().__init__()
-        check_even("head_dim", head_dim)
-        if rotary_dim is not None:
-            check_even("rotary_dim", rotary_dim)
-            if rotary_dim > head_dim:
-                raise InputError(f"rotary_dim={rotary_dim}: must be at most head_dim={head_dim}")
-        check_positive(rope_theta=rope_theta)
-        self.head_dim = head_dim
-        self.rope_theta = rope_theta
-        self.layout = layout
-        self.rotary_dim = rotary_dim
-        self.schedule: dict[str, Any] = dict(schedule or {"name": "default"})
-        self.attention_factor: float = self.frequencies().attention_factor
-        self.register_tables()
+    head_dim: int
+    rope_theta: float = 10000.0
+    layout: Layout = "half"
+    rotary_dim: int | None = None
+    schedule: Mapping[str, Any] = None  # type: ignore[assignment]  # replaced in `setup`
+    inv_freq: Tensor = field(init=False)
 
-    inv_freq: Tensor
+    def setup(self) -> None:
+        check_even("head_dim", self.head_dim)
+        if self.rotary_dim is not None:
+            check_even("rotary_dim", self.rotary_dim)
+            if self.rotary_dim > self.head_dim:
+                raise InputError(f"rotary_dim={self.rotary_dim}: must be at most head_dim={self.head_dim}")
+        check_positive(rope_theta=self.rope_theta)
+        self.schedule = dict(self.schedule or {"name": "default"})
+        self.attention_factor: float = self.frequencies().attention_factor
 
     @property
     def isometric(self) -> bool:
@@ -213,14 +206,14 @@ class PRotary(Rotary):
         fraction: float = 0.75,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
-        check_arguments(PRotary.__init__, locals())
-        self.fraction = fraction  # first: the base asks for the frequencies
-        super().__init__(head_dim, rope_theta, layout, schedule=schedule)
+        self.fraction = fraction  # first: the base computes the frequencies
+        super().__init__(head_dim, rope_theta, layout, schedule=schedule or {})
 
     def frequencies(self) -> frequencies.Frequencies:
         return frequencies.fastest(super().frequencies(), self.fraction)
 
 
+@dataclass(eq=False, repr=False)
 class DecoupledRotary(Rotary):
     """Decoupled RoPE of latent attention (DeepSeek): the last channels of a head rotate, the others are content only.
 
@@ -242,25 +235,22 @@ class DecoupledRotary(Rotary):
         r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
     )
     equal_to = "transformers' DeepSeek-V3"
-    rotary_dim: int
 
-    def __init__(
-        self,
-        head_dim: int,
-        rope_theta: float = 10000.0,
-        layout: Layout = "interleaved",
-        rotary_dim: int | None = None,
-        schedule: Mapping[str, Any] | None = None,
-    ) -> None:
-        check_arguments(DecoupledRotary.__init__, locals())
-        third = max(2, head_dim // 6 * 2)
-        super().__init__(head_dim, rope_theta, layout, third if rotary_dim is None else rotary_dim, schedule)
+    layout: Layout = "interleaved"
+    rotary_dim: int | None = None
+
+    def setup(self) -> None:
+        if self.rotary_dim is None:
+            self.rotary_dim = max(2, self.head_dim // 6 * 2)
+        super().setup()
 
     @property
     def first_channel(self) -> int:
+        assert self.rotary_dim is not None
         return self.head_dim - self.rotary_dim
 
 
+@dataclass(eq=False, repr=False)
 class XPos(Rotary):
     """xPos: RoPE whose scores also shrink with the distance, by zeta_c^((m - n) / scale_base) in pair c.
 
@@ -284,23 +274,14 @@ class XPos(Rotary):
     equal_to = "x-transformers, rotary-embedding-torch"
     centres_keys = True
 
-    def __init__(
-        self,
-        head_dim: int,
-        rope_theta: float = 10000.0,
-        layout: Layout = "interleaved",
-        rotary_dim: int | None = None,
-        schedule: Mapping[str, Any] | None = None,
-        gamma: float = 0.4,
-        scale_base: float = 512.0,
-    ) -> None:
-        check_arguments(XPos.__init__, locals())
-        check_positive(gamma=gamma, scale_base=scale_base)
-        self.gamma = gamma
-        self.scale_base: float = scale_base  # first: the base asks for the tables
-        super().__init__(head_dim, rope_theta, layout, rotary_dim, schedule)
+    layout: Layout = "interleaved"
+    gamma: float = 0.4
+    scale_base: float = 512.0
+    log_zeta: Tensor = field(init=False)
 
-    log_zeta: Tensor
+    def setup(self) -> None:
+        check_positive(gamma=self.gamma, scale_base=self.scale_base)
+        super().setup()
 
     @property
     def isometric(self) -> bool:
@@ -323,15 +304,15 @@ class XPos(Rotary):
         return scaled(positions.q, 1), scaled(positions.k, -1)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_halves()
+        return self._refuse_apart()
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_halves()
+        return self._refuse_apart()
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        return self._refuse_halves()
+        return self._refuse_apart()
 
-    def _refuse_halves(self) -> NoReturn:
+    def _refuse_apart(self) -> NoReturn:
         raise InputError(
             "XPos scales keys by their distance from the middle of all keys of a call, which moves as a cache grows: "
             "cache its keys unrotated, and rotate them in each call"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import rescheduled
-from posenc.encodings.shared import check_head_dim
-from posenc.errors import InputError, check_arguments, check_positive
+from posenc.encodings.shared import check_head_dim, kv_heads_of
+from posenc.errors import InputError, check_positive
 from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
@@ -199,6 +199,7 @@ def _centred(coordinates: Tensor, size: Tensor) -> Tensor:
     return 2 * torch.pi * (2 * (exact(coordinates) + 0.5) / size - 1)
 
 
+@dataclass(eq=False, repr=False)
 class MRotary(AxesRotary):
     """M-RoPE of vision-language models: each pair of RoPE reads the time, the height or the width of its token.
 
@@ -219,36 +220,29 @@ class MRotary(AxesRotary):
     extrapolates = "partly: images and videos use up fewer numbers"
     equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
-    def __init__(
-        self,
-        head_dim: int,
-        rope_theta: float = 1000000.0,
-        layout: Layout = "half",
-        interleaved: bool = False,
-        sections: Sequence[int] | None = None,
-        schedule: Mapping[str, Any] | None = None,
-    ) -> None:
-        check_arguments(MRotary.__init__, locals())
-        super().__init__()
-        check_positive(rope_theta=rope_theta)
-        self.head_dim = head_dim
-        self.axes = 3
-        self.layout = layout
-        self.setup()
-        pairs = head_dim // 2
-        if sections is None:
-            share = pairs * (20 if interleaved else 24) // 64
-            sections = (pairs - 2 * share, share, share)
-        self.rope_theta = rope_theta
-        self.interleaved = interleaved
-        self.sections: tuple[int, ...] = tuple(sections)
-        self.schedule: dict[str, Any] = dict(schedule or {"name": "default"})
+    axes = 3
+    head_dim: int
+    rope_theta: float = 1000000.0
+    layout: Layout = "half"
+    interleaved: bool = False
+    sections: Sequence[int] | None = None
+    schedule: Mapping[str, Any] = None  # type: ignore[assignment]  # replaced in `setup`
+
+    def setup(self) -> None:
+        super().setup()
+        check_positive(rope_theta=self.rope_theta)
+        pairs = self.head_dim // 2
+        if self.sections is None:
+            share = pairs * (20 if self.interleaved else 24) // 64
+            self.sections = pairs - 2 * share, share, share
+        self.sections = tuple(self.sections)
         if len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs:
             raise InputError(f"sections={self.sections}: pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}")
-        self.attention_factor: float = frequencies.create(self.schedule, head_dim, rope_theta).attention_factor
-        self.register_tables()
+        self.schedule = dict(self.schedule or {"name": "default"})
+        self.attention_factor = frequencies.create(self.schedule, self.head_dim, self.rope_theta).attention_factor
 
     def tables(self) -> dict[str, Tensor]:
+        assert self.sections is not None
         inv_freq = frequencies.create(self.schedule, self.head_dim, self.rope_theta).inv_freq
         pairs = torch.arange(len(inv_freq), device="cpu")
         _, height, width = self.sections
@@ -299,12 +293,7 @@ class MixedRotary(AxesRotary):
     def setup(self) -> None:
         super().setup()
         self.check_split()
-        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        if kv_heads < 1 or self.num_heads % kv_heads or self.num_layers < 1:
-            raise InputError(
-                f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, num_layers={self.num_layers}: each must be at least "
-                "1, and num_heads a multiple of num_kv_heads"
-            )
+        kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         curve = frequency_curve(self.head_dim, self.rope_theta)
         magnitude = curve[:: self.axes].float()  # theta^(-2 axes c / head_dim)
         turned = random_rotations(self.num_layers * kv_heads, self.axes).unflatten(0, (self.num_layers, kv_heads))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_word
+from posenc.errors import InputError, check_numbers, check_word
 from posenc.positions import Positions
 
 
@@ -31,6 +31,15 @@ def check_heads(encoding: Encoding, q: Tensor, num_heads: int) -> None:
         raise InputError(f"q with {q.shape[1]} heads: this {type(encoding).__name__} has num_heads={num_heads}")
 
 
+def kv_heads_of(num_heads: int, num_kv_heads: int | None) -> int:
+    """The number of key and value heads: as many as query heads where that is None, which it divides."""
+    if num_kv_heads is None:
+        return num_heads
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise InputError(f"num_kv_heads={num_kv_heads}: must divide num_heads={num_heads}")
+    return num_kv_heads
+
+
 def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
     """Refuse queries of another width than the encoding was made for."""
     if q.shape[-1] != head_dim:
@@ -45,8 +54,7 @@ def normal_parameter(*shape: int, init_std: float) -> nn.Parameter:
     Raises:
         InputError: init_std is not within 0 .. 10000.
     """
-    if not 0 <= init_std <= 1e4:
-        raise InputError(f"init_std={init_std}: must be a number from 0 to 10000")
+    check_numbers(0, 1e4, init_std=init_std)
     return nn.Parameter(nn.init.normal_(torch.empty(shape), std=init_std))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.bias import QueryRelative, Values
 from posenc.encodings.shared import ContentBias, check_terms, normal_parameter
-from posenc.errors import LARGEST_SIZE, InputError
+from posenc.errors import LARGEST_SIZE, InputError, check_integers
 from posenc.functional import sinusoidal
 from posenc.positions import Positions
 
@@ -53,9 +53,7 @@ class Shaw(ContentBias):
 
     def setup(self) -> None:
         self.ahead: int = self.clip if self.clip_future is None else self.clip_future
-        for name, limit in (("clip", self.clip), ("clip_future", self.ahead)):
-            if not 0 <= limit <= LARGEST_SIZE:
-                raise InputError(f"{name}={limit}: must be a distance from 0 to {LARGEST_SIZE}")
+        check_integers(0, LARGEST_SIZE, clip=self.clip, clip_future=self.ahead)
         if self.fixed and self.per_head:
             raise InputError("fixed=True, per_head=True: the sinusoidal table is one for all heads; drop per_head")
         self.acting: frozenset[str] = check_terms(self.terms, ("keys", "values"))

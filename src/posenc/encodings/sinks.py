@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks: extra terms in the denominator of the softmax. For use with any encoding, as in `Rotary(64) + SoftmaxN()`."""
+"""Sinks, and learned keys and values: what every query sees besides the tokens. For use with any encoding, as in
+`Rotary(64) + SoftmaxN()`."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError
+from posenc.encodings.shared import kv_heads_of, normal_parameter
+from posenc.errors import check_integers, check_numbers
 
 
 @dataclass(eq=False, repr=False)
@@ -30,8 +32,7 @@ class SoftmaxN(Encoding):
     n: float = 1.0
 
     def setup(self) -> None:
-        if not 0 <= self.n < math.inf:
-            raise InputError(f"n={self.n}: what the denominator gains must be a number from 0 on")
+        check_numbers(0, n=self.n)
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
         return math.log(self.n) if self.n > 0 else None
@@ -60,3 +61,41 @@ class LearnedSink(Encoding):
 
     def sink(self, layer: int = 0) -> Tensor:
         return self.logits[self.own_layer(layer)]
+
+
+@dataclass(eq=False, repr=False)
+class PrefixKV(Encoding):
+    """Learned keys and values that every query of every text sees, as if they came before it; they have no position.
+
+    num_heads, head_dim: of the model; values are as wide as keys. length: how many keys. num_kv_heads: key and value heads,
+    if fewer. num_layers: layers with keys and values of their own (the source: all of them); 1: shared by all.
+    init_std: of both.
+    The source makes them by a perceptron while it trains; here they are parameters.
+    Source: Li and Liang 2021, section 4; without it, as part of a model: Sukhbaatar et al. 2019, section 3.
+    """
+
+    name = "prefix_kv"
+    papers: ClassVar[tuple[str, ...]] = ("li2021prefix", "sukhbaatar2019augmenting")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"o_i = \frac{\sum_t e^{q_i \cdot P_t / \sqrt{d}} V_t + \sum_j e^{s_{ij}} v_j}"
+        r"{\sum_t e^{q_i \cdot P_t / \sqrt{d}} + \sum_j e^{s_{ij}}}",
+    )
+    shift_invariant = True
+    extrapolates = "no claim"
+
+    num_heads: int
+    head_dim: int
+    length: int = 4
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        check_integers(1, length=self.length)
+        shape = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads), self.length, self.head_dim
+        self.prefix_keys: nn.Parameter = normal_parameter(*shape, init_std=self.init_std)
+        self.prefix_values: nn.Parameter = normal_parameter(*shape, init_std=self.init_std)
+
+    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor]:
+        own = self.own_layer(layer)
+        return self.prefix_keys[own], self.prefix_values[own]

@@ -2,7 +2,7 @@
 """Learned tables other than one row per position: extended, multiplied, factorised, or of grids that can be resized."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
-from posenc.errors import InputError, check_arguments, check_sizes
+from posenc.errors import InputError, check_integers
 from posenc.positions import Positions
 from posenc.positions.ids import prefix_index, prefix_tokens
 
@@ -73,13 +73,13 @@ class Multiplicative(Learned):
     equal_to = "the formula"
 
     def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
-        check_arguments(Multiplicative.__init__, locals())
-        super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
         self.plain = plain
+        super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
         if plain:
             nn.init.ones_(self.table)
 
 
+@dataclass(eq=False, repr=False)
 class AxialTable(Absolute):
     """A large learned table from two small ones: row k // columns of the first next to row k mod columns of the
     second.
@@ -99,38 +99,32 @@ class AxialTable(Absolute):
     equal_to = "transformers' Reformer"
     one_axis = False
 
-    def __init__(
-        self,
-        max_positions: int,
-        dim: int,
-        columns: int | None = None,
-        first_dim: int | None = None,
-        merge: str = "add",
-        init_std: float = 0.02,
-        beyond: str = "error",
-    ) -> None:
-        check_arguments(AxialTable.__init__, locals())
-        super().__init__(dim, merge)
-        check_sizes(columns=columns)
-        height, width = _shape(max_positions, None, columns)
-        self.columns: int = width
-        self.max_positions: int = height * width
-        first_dim = dim // 2 if first_dim is None else first_dim
-        if not 1 <= first_dim < dim:
-            raise InputError(f"first_dim={first_dim}: must lie between 1 and dim - 1 (dim={dim})")
-        check_beyond(beyond)
-        self.first_dim = first_dim
-        self.init_std = init_std
-        self.beyond = beyond
-        self.first: nn.Parameter = normal_parameter(height, first_dim, init_std=init_std)
-        self.second: nn.Parameter = normal_parameter(self.columns, dim - first_dim, init_std=init_std)
+    max_positions: int = field()  # required, though Encoding has a default
+    dim: int
+    columns: int | None = None
+    first_dim: int | None = None
+    merge: str = "add"
+    init_std: float = 0.02
+    beyond: str = "error"
+
+    def setup(self) -> None:
+        super().setup()
+        check_beyond(self.beyond)
+        height, self.columns = _shape(self.max_positions, None, self.columns)
+        self.max_positions = height * self.columns
+        if self.first_dim is None:
+            self.first_dim = self.dim // 2
+        check_integers(1, self.dim - 1, first_dim=self.first_dim)
+        self.first: nn.Parameter = normal_parameter(height, self.first_dim, init_std=self.init_std)
+        self.second: nn.Parameter = normal_parameter(self.columns, self.dim - self.first_dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
-        remedy = "make it larger (max_positions=), or pass beyond='clamp'"
-        ids = rows_of(self, positions, (len(self.first), self.columns), self.beyond, remedy)
-        return torch.cat((embedding(ids // self.columns, self.first), embedding(ids % self.columns, self.second)), -1)
+        remedy, columns = "make it larger (max_positions=), or pass beyond='clamp'", len(self.second)
+        ids = rows_of(self, positions, (len(self.first), columns), self.beyond, remedy)
+        return torch.cat((embedding(ids // columns, self.first), embedding(ids % columns, self.second)), -1)
 
 
+@dataclass(eq=False, repr=False)
 class GridTable(Absolute):
     """A learned vector per patch of an image, resized bicubically to other images (ViT, DINOv2).
 
@@ -152,32 +146,25 @@ class GridTable(Absolute):
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 
-    def __init__(
-        self,
-        dim: int,
-        height: int | None = None,
-        width: int | None = None,
-        max_positions: int | None = None,
-        prefix: int = 0,
-        merge: str = "add",
-        init_std: float = 0.02,
-        beyond: str = "resize",
-    ) -> None:
-        check_arguments(GridTable.__init__, locals())
-        super().__init__(dim, merge)
-        if prefix < 0:
-            raise InputError(f"prefix={prefix}: the number of tokens before the patches cannot be negative")
-        check_beyond(beyond, "resize")
-        rows, columns = _shape(14 * 14 if max_positions is None else max_positions, height, width)
-        self.height: int = rows
-        self.width: int = columns
-        self.max_positions: int = self.height * self.width
-        self.prefix = prefix
-        self.init_std = init_std
-        self.beyond = beyond
-        self.table: nn.Parameter = normal_parameter(self.max_positions, dim, init_std=init_std)
-        if prefix:
-            self.prefix_table: nn.Parameter = normal_parameter(prefix, dim, init_std=init_std)
+    dim: int
+    height: int | None = None
+    width: int | None = None
+    max_positions: int | None = None
+    prefix: int = 0
+    merge: str = "add"
+    init_std: float = 0.02
+    beyond: str = "resize"
+
+    def setup(self) -> None:
+        super().setup()
+        check_integers(0, prefix=self.prefix)
+        check_beyond(self.beyond, "resize")
+        self.size: tuple[int, int] = _shape(self.max_positions or 14 * 14, self.height, self.width)
+        self.height, self.width = self.size
+        self.max_positions = math.prod(self.size)
+        self.table: nn.Parameter = normal_parameter(self.max_positions, self.dim, init_std=self.init_std)
+        if self.prefix:
+            self.prefix_table: nn.Parameter = normal_parameter(self.prefix, self.dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
         table, ids = self.rows(positions)
@@ -185,13 +172,13 @@ class GridTable(Absolute):
         codes = embedding(ids.clamp(min=0), table)
         if not self.prefix:
             return codes.masked_fill(apart[..., None], 0)
-        place = self._prefix_places(positions).clamp(max=self.prefix)
+        number = self._prefix_numbers(positions).clamp(max=self.prefix)
         rows = torch.cat((self.prefix_table, table.new_zeros(1, self.dim)))
-        return torch.where(apart[..., None], embedding(place.clamp(min=0), rows), codes)
+        return torch.where(apart[..., None], embedding(number.clamp(min=0), rows), codes)
 
     def rows(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """A table, and the row of it that each query has, -1 for prefix tokens."""
-        size, images = (self.height, self.width), positions.images
+        size, images = self.size, positions.images
         if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {size}:
             remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
             return self.table, rows_of(self, positions, size, self.beyond, remedy, prefix=True)
@@ -206,7 +193,7 @@ class GridTable(Absolute):
 
     def at_size(self, height: int, width: int) -> Tensor:
         """The table interpolated to an image of height x width patches, (height * width, dim)."""
-        grid = self.table.unflatten(0, (self.height, self.width)).permute(2, 0, 1)
+        grid = self.table.unflatten(0, self.size).permute(2, 0, 1)
         return bicubic(grid, height, width).flatten(1).T
 
     def resized(self, height: int, width: int) -> "GridTable":
@@ -222,16 +209,15 @@ class GridTable(Absolute):
         other.load_state_dict(self.state_dict() | {"table": self.at_size(height, width).detach()})
         return other
 
-    def _prefix_places(self, positions: Positions) -> Tensor:
+    def _prefix_numbers(self, positions: Positions) -> Tensor:
         """Which of its document's prefix tokens each query is, counted from 0."""
-        whole = positions if positions.sharding is None else positions.unsharded
-        at = whole.q if whole.q.dim() == 3 else whole.q[..., None]
-        return positions.local(prefix_index(at, whole.q_document))
+        full = positions if positions.sharding is None else positions.unsharded
+        at = full.q if full.q.dim() == 3 else full.q[..., None]
+        return positions.local(prefix_index(at, full.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:
     """Rows and columns of a grid of at least count cells; those not given make it as square as can be."""
-    check_sizes(max_positions=count, height=height, width=width)
     if width is None:
         width = round(math.sqrt(count)) if height is None else math.ceil(count / height)
     return math.ceil(count / width) if height is None else height, width

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, require_fit
-from posenc.errors import InputError
+from posenc.errors import check_integers, check_numbers, check_positive
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -65,8 +65,7 @@ class LogN(QueryScale):
     clip: bool = True
 
     def setup(self) -> None:
-        if self.train_length < 2:
-            raise InputError(f"train_length={self.train_length}: must be at least 2, the logarithm of 1 is 0")
+        check_integers(2, train_length=self.train_length)  # the logarithm of 1 is 0
 
     @property
     def sees_order(self) -> bool:
@@ -95,8 +94,7 @@ class Temperature(QueryScale):
     beta: float = 1.0
 
     def setup(self) -> None:
-        if not 0 < self.beta < math.inf:
-            raise InputError(f"beta={self.beta}: what scores are multiplied by must be a number above 0")
+        check_positive(beta=self.beta)
 
     @property
     def sees_order(self) -> bool:
@@ -129,10 +127,8 @@ class StepTemperature(QueryScale):
     first: int = 1
 
     def setup(self) -> None:
-        if not 0 <= self.beta < math.inf:
-            raise InputError(f"beta={self.beta}: what a step adds must be a number from 0 on")
-        if self.first not in (0, 1):
-            raise InputError(f"first={self.first}: the first token counts as 1 (Llama 4) or as 0 (Ministral 3)")
+        check_numbers(0, beta=self.beta)
+        check_integers(0, 1, first=self.first)
 
     def factor(self, positions: Positions) -> Tensor:
         positions.require_one_axis("StepTemperature")

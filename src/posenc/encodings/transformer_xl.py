@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.bias import Factored, QueryRelative
 from posenc.encoding import require_fit
 from posenc.encodings.shared import ContentBias, HeadProjection, check_head_dim, normal_parameter
-from posenc.errors import InputError
+from posenc.errors import check_integers
 from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary, sinusoidal_from
 from posenc.positions import Positions
 from posenc.positions.segments import segments
@@ -55,8 +55,7 @@ class TransformerXL(ContentBias):
     frequencies: Tensor = field(init=False)
 
     def setup(self) -> None:
-        if self.clamp_len is not None and self.clamp_len < 1:
-            raise InputError(f"clamp_len={self.clamp_len}: must be a distance from 1 on, or None for no limit")
+        check_integers(1, clamp_len=self.clamp_len)
         self.projection: HeadProjection = HeadProjection(
             self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std, bias=False
         )

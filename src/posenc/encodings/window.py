@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from posenc.bias import Positional, Relative
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter
-from posenc.errors import InputError, check_arguments, check_sizes
+from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.ids import exact, prefix_tokens
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 
 
-class _Window(Encoding):
+class _PatchBias(Encoding):
     bias_reads_keys = False
     num_heads: int
     width: int
@@ -78,7 +78,8 @@ def _row(offset: Tensor, height: Any, width: Any) -> Tensor:
     return (dy + height - 1) * (2 * width - 1) + dx + width - 1
 
 
-class WindowTable(_Window):
+@dataclass(eq=False, repr=False)
+class WindowTable(_PatchBias):
     """Swin's table: a learned bias per head and offset (rows, columns) between two patches of a window.
 
     num_heads: heads of the model. height, width: of the window, in patches; height None: as many rows as train_length
@@ -106,33 +107,25 @@ class WindowTable(_Window):
     special_rows = 0
     """Rows after those of the offsets."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        height: int | None = None,
-        width: int = 7,
-        num_layers: int = 1,
-        train_length: int | None = None,
-        init_std: float = 0.02,
-        beyond: str = "resize",
-    ) -> None:
-        check_arguments(WindowTable.__init__, locals())
-        super().__init__()
-        if height is None:
-            height = 7 if train_length is None else math.ceil(train_length / max(width, 1))
-        check_sizes(num_heads=num_heads, height=height, width=width, num_layers=num_layers)
-        check_beyond(beyond, "resize")
-        self.num_heads = num_heads
-        self.height = height
-        self.width = width
-        self.num_layers = num_layers
-        self.train_length = train_length
-        self.init_std = init_std
-        self.beyond = beyond
-        offsets = (2 * height - 1) * (2 * width - 1)
-        self.table: nn.Parameter = normal_parameter(
-            num_layers, offsets + self.special_rows, num_heads, init_std=init_std
-        )
+    default_height: ClassVar[int] = 7
+
+    num_heads: int
+    height: int | None = None
+    width: int = 7
+    num_layers: int = 1
+    train_length: int | None = None
+    init_std: float = 0.02
+    beyond: str = "resize"
+
+    def setup(self) -> None:
+        check_beyond(self.beyond, "resize")
+        if self.height is None:
+            rows = None if self.train_length is None else math.ceil(self.train_length / self.width)
+            self.height = rows or self.default_height
+        self.size: tuple[int, int] = self.height, self.width
+        offsets = (2 * self.height - 1) * (2 * self.width - 1)
+        shape = self.num_layers, offsets + self.special_rows, self.num_heads
+        self.table: nn.Parameter = normal_parameter(*shape, init_std=self.init_std)
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | Positional:
         grid = self.on_patches(q, positions)
@@ -151,7 +144,7 @@ class WindowTable(_Window):
         known = self.beyond == "resize" and grid.images is not None
         if not known and self.beyond != "clamp" and not torch.compiler.is_compiling():
             rows, columns = grid.shared(_reach, lambda: _reach(grid))
-            if rows >= self.height or columns >= self.width:
+            if rows >= self.size[0] or columns >= self.size[1]:
                 raise InputError(
                     f"{type(self).__name__}: patches {rows} rows and {columns} columns apart are outside a window of "
                     f"{self.height} x {self.width}; use resized(), pass beyond='clamp', or use swin_v2"
@@ -162,7 +155,7 @@ class WindowTable(_Window):
         """The sizes of window that the table is read at, each once."""
         if self.beyond == "resize" and grid.images is not None:
             return list(dict.fromkeys(grid.images))
-        return [(self.height, self.width)]
+        return [self.size]
 
     def entries(self, q: Tensor, layer: int, sizes: Sequence[tuple[int, ...]]) -> OfOffset:
         """(head, row) -> the entry of a layer's tables of all sizes, one after another and the special rows last, in
@@ -174,7 +167,7 @@ class WindowTable(_Window):
 
     def at_size(self, rows: Tensor, height: int, width: int) -> Tensor:
         """The rows of offsets, (offsets, num_heads), interpolated to those of a window of another size."""
-        plane = rows.T.unflatten(-1, (2 * self.height - 1, 2 * self.width - 1))
+        plane = rows.T.unflatten(-1, [2 * n - 1 for n in self.size])
         return bicubic(plane, 2 * height - 1, 2 * width - 1).flatten(-2).T
 
     def of_several(self, sizes: Sequence[tuple[int, ...]], grid: Positions) -> tuple[OfOffset, Positions]:
@@ -205,6 +198,7 @@ class WindowTable(_Window):
         return other
 
 
+@dataclass(eq=False, repr=False)
 class ClassWindowTable(WindowTable):
     """BEiT's table: Swin's for the patches, and three more entries per head for [CLS], which is not among them.
 
@@ -222,20 +216,10 @@ class ClassWindowTable(WindowTable):
     equal_to = "transformers' BEiT"
     special_rows = 3
 
-    def __init__(
-        self,
-        num_heads: int,
-        height: int | None = None,
-        width: int = 14,
-        num_layers: int = 1,
-        train_length: int | None = None,
-        init_std: float = 0.0,
-        beyond: str = "resize",
-    ) -> None:
-        check_arguments(ClassWindowTable.__init__, locals())
-        if height is None and train_length is None:
-            height = 14
-        super().__init__(num_heads, height, width, num_layers, train_length, init_std, beyond)
+    default_height = 14
+
+    width: int = 14
+    init_std: float = 0.0
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Positional:
         grid = self.on_patches(q, positions)
@@ -255,7 +239,7 @@ class ClassWindowTable(WindowTable):
 
 
 @dataclass(eq=False, repr=False)
-class LogWindow(_Window):
+class LogWindow(_PatchBias):
     """Swin v2's continuous bias: 16 sigmoid(MLP(log-spaced offset)), with cosine attention at a learned temperature.
 
     num_heads: heads of the model. height, width: of the window trained with, in patches.

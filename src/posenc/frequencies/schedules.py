@@ -121,9 +121,7 @@ def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: 
     Raises:
         InputError: an exponent outside 0 .. 1.
     """
-    check_numbers(exponent=exponent)
-    if not 0 <= exponent <= 1:
-        raise InputError(f"exponent={exponent}: from 0 (linear) to 1 (ntk_fixed)")
+    check_numbers(0, 1, exponent=exponent)
     pairs = head_dim // 2
     plain = rope_frequencies(head_dim, base)
     digits = torch.arange(1, pairs + 1, dtype=torch.float64, device="cpu") / pairs
@@ -199,7 +197,7 @@ def yarn_paper(
     Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
     """
     plain = rope_frequencies(head_dim, base)
-    ramp = _ramp_by_turns(plain, original_max_positions, beta_slow, beta_fast, "beta_slow", "beta_fast")
+    ramp = _ramp_by_turns(plain, original_max_positions, beta_slow=beta_slow, beta_fast=beta_fast)
     return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
 
@@ -219,8 +217,8 @@ def llama3(
     for it.
     """
     plain = rope_frequencies(head_dim, base)
-    names = "low_freq_factor", "high_freq_factor"
-    ramp = _ramp_by_turns(plain, original_max_positions, low_freq_factor, high_freq_factor, *names, may_equal=True)
+    turns = {"low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
+    ramp = _ramp_by_turns(plain, original_max_positions, may_equal=True, **turns)
     return Frequencies(_blend(plain, factor, ramp))
 
 
@@ -243,7 +241,7 @@ def _ramp_by_pair(
 ) -> Tensor:
     """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
     check_positive(beta_slow=beta_slow, beta_fast=beta_fast)
-    _turns(beta_slow, beta_fast, "beta_slow", "beta_fast")
+    _check_turns(beta_slow=beta_slow, beta_fast=beta_fast)
     if not base > 1:
         raise InputError(f"base={base}: this schedule needs a base above 1")
     low, high = (
@@ -258,22 +256,14 @@ def _ramp_by_pair(
     return ((torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
 
 
-def _ramp_by_turns(
-    plain: Tensor,
-    original_max_positions: int,
-    slow: float,
-    fast: float,
-    slow_name: str,
-    fast_name: str,
-    may_equal: bool = False,
-) -> Tensor:
-    """1 for pairs that turn at most `slow` times over the original length, 0 from `fast` times on; where both are the
-    same, 1 below and 0 from there on."""
-    _turns(slow, fast, slow_name, fast_name, may_equal)
-    turns = plain * check_length(original_max_positions) / (2 * math.pi)
+def _ramp_by_turns(plain: Tensor, original_max_positions: int, may_equal: bool = False, **turns: float) -> Tensor:
+    """1 for pairs that turn at most as often over the original length as the first of two numbers says, 0 from the second
+    on; where both are the same, 1 below and 0 from there on."""
+    slow, fast = _check_turns(may_equal, **turns)
+    of_pair = plain * check_length(original_max_positions) / (2 * math.pi)
     if slow == fast:
-        return (turns < slow).to(turns.dtype)
-    return 1 - ((turns - slow) / (fast - slow)).clamp(0, 1)
+        return (of_pair < slow).to(of_pair.dtype)
+    return 1 - ((of_pair - slow) / (fast - slow)).clamp(0, 1)
 
 
 def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0, given: float | None = None) -> float:
@@ -283,19 +273,20 @@ def _temperature(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0
 
 
 def _mscale(factor: float, weight: float, name: str) -> float:
-    check_numbers(**{name: weight})
-    if weight < 0:
-        raise InputError(f"{name}={weight}: the weight of ln(factor) in the temperature, at least 0")
+    check_numbers(0, **{name: weight})
     return 0.1 * weight * math.log(check_factor(factor)) + 1
 
 
-def _turns(slow: float, fast: float, slow_name: str, fast_name: str, may_equal: bool = False) -> None:
-    check_numbers(**{slow_name: slow, fast_name: fast})
+def _check_turns(may_equal: bool = False, **turns: float) -> tuple[float, float]:
+    """Two numbers of turns, by argument, of which the first has to be less than the second."""
+    check_numbers(**turns)
+    (slow_name, slow), (fast_name, fast) = turns.items()
     if not (0 < slow < fast or (may_equal and 0 < slow == fast)):
         sign = "<=" if may_equal else "<"
         raise InputError(
             f"{slow_name}={slow}, {fast_name}={fast}: turns over the trained length, 0 < {slow_name} {sign} {fast_name}"
         )
+    return slow, fast
 
 
 # ---------------------------------------------------------------- by the length of the text
@@ -376,9 +367,7 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     Raises:
         InputError: a fraction outside 0 .. 1.
     """
-    check_numbers(fraction=fraction)
-    if not 0 <= fraction <= 1:
-        raise InputError(f"fraction={fraction}: the part of the frequencies that rotates, from 0 to 1")
+    check_numbers(0, 1, fraction=fraction)
     rotating = int(fraction * len(frequencies.inv_freq))
     zeros = torch.zeros_like(frequencies.inv_freq[rotating:])
     return replace(frequencies, inv_freq=torch.cat((frequencies.inv_freq[:rotating], zeros)))
@@ -422,14 +411,12 @@ def tapered(
         InputError: neither pairs nor original_max_positions, or more pairs than there are.
     """
     before = _given(head_dim, base, of)
-    check_integers(pairs=pairs)
+    check_integers(0, len(before.inv_freq), pairs=pairs)
     if pairs is None:
         if original_max_positions is None:
             raise InputError("tapered: pass pairs, or original_max_positions to fade what makes no full turn in it")
         pairs = int((wavelengths(before) > check_length(original_max_positions)).sum())
     unchanged = len(before.inv_freq) - pairs
-    if pairs < 0 or unchanged < 0:
-        raise InputError(f"pairs={pairs}: there are {len(before.inv_freq)} pairs")
     phases = torch.linspace(0, math.pi, pairs, dtype=torch.float64, device="cpu")  # a single one is 0: not faded
     weights = torch.ones_like(before.inv_freq)
     weights[unchanged:] = 0 if hard else (1 + phases.cos()) / 2
@@ -500,26 +487,19 @@ def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
 
 def check_factor(factor: float) -> float:
     """The factor, refused below 1."""
-    check_numbers(factor=factor)
-    if factor < 1:
-        raise InputError(f"factor={factor}: the new length over the trained one, at least 1")
+    check_numbers(1, factor=factor)
     return float(factor)
 
 
 def check_length(length: int, name: str = "original_max_positions") -> int:
     """The length, refused below 1."""
-    check_integers(**{name: length})
-    if length < 1:
-        meaning = "the trained length" if name == "original_max_positions" else "positions in the full text"
-        raise InputError(f"{name}={length}: {meaning}, at least 1")
+    check_integers(1, **{name: length})
     return length
 
 
 def check_attention_factor(attention_factor: float) -> float:
     """The factor of cos and sin, refused unless it is positive."""
-    check_numbers(attention_factor=attention_factor)
-    if attention_factor <= 0:
-        raise InputError(f"attention_factor={attention_factor}: multiplies cos and sin, so it must be positive")
+    check_positive(attention_factor=attention_factor)
     return float(attention_factor)
 
 

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError, check_flags, holds_integers, is_integer, shown
+from posenc.errors import InputError, check_flags, check_integers, holds_integers, shown
 from posenc.positions.ids import (
-    MOST_TOKENS,
     Ids,
     as_indices,
     as_mask,
     as_positions,
-    check_prefix,
     check_range,
     document_lengths,
     documents_of,
@@ -121,13 +119,10 @@ class Positions:
             InputError: n < 1 or a negative offset.
         """
         check_flags(causal=causal)
-        if not is_integer(n) or not 1 <= n <= MOST_TOKENS:
-            raise InputError(f"n={shown(n)}: must be an integer, at least 1 token and at most {MOST_TOKENS}")
+        check_integers(1, n=n)
         if isinstance(offset, Tensor):
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
                 raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
-            if int(offset.max()) > MOST_TOKENS:
-                raise InputError(f"offset={offset}: at most {MOST_TOKENS} tokens")
             device = offset.device if device is None else device
             offset = offset.to(device)
             q = offset[:, None] + torch.arange(n, device=device)
@@ -135,8 +130,7 @@ class Positions:
             within = k.shape[1] - 1
             valid = k < offset[:, None] + n
             return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid).with_known(span=(-within, within))
-        if not is_integer(offset) or not 0 <= offset <= MOST_TOKENS:
-            raise InputError(f"offset={shown(offset)}: the cached tokens are an integer between 0 and {MOST_TOKENS}")
+        check_integers(0, offset=offset)
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
         span = 1 - n, offset + n - 1
@@ -172,8 +166,7 @@ class Positions:
         check_flags(causal=causal)
         keys = valid.shape[1]
         queries = keys if num_queries is None else num_queries
-        if not is_integer(queries) or not 1 <= queries <= keys:
-            raise InputError(f"num_queries={queries!r}: must lie between 1 and the mask's {keys} columns")
+        check_integers(1, keys, num_queries=queries)
         k = (valid.long().cumsum(1) - 1).clamp(min=0)
         order = torch.arange(keys, device=k.device)[None]
         first = keys - queries
@@ -266,7 +259,7 @@ class Positions:
         Raises:
             InputError: no images, a size below 1, images next to videos, or a negative prefix.
         """
-        check_prefix(prefix)
+        check_integers(0, prefix=prefix)
         images = sizes_of(sizes)
         rows = [patch_coordinates(size, prefix, device) for size in images]
         ids, lengths = torch.cat(rows)[None], torch.tensor([len(row) for row in rows], device=rows[0].device)
@@ -303,8 +296,7 @@ class Positions:
         """
         ids = mixed_coordinates(parts, device)
         queries = len(ids) if num_queries is None else num_queries
-        if not is_integer(queries) or not 1 <= queries <= len(ids):
-            raise InputError(f"num_queries={queries!r}: must lie between 1 and the {len(ids)} tokens of parts")
+        check_integers(1, len(ids), num_queries=queries)
         return cls.from_ids(ids[None, len(ids) - queries :], ids[None], causal=causal)
 
     @classmethod
@@ -402,9 +394,7 @@ class Positions:
         Raises:
             InputError: what is neither None nor an integer of at least 0.
         """
-        for name, count in (("before", before), ("after", after)):
-            if count is not None and (not is_integer(count) or not 0 <= count <= MOST_TOKENS):
-                raise InputError(f"{name}={shown(count)}: pass None or a number of tokens, from 0 to {MOST_TOKENS}")
+        check_integers(0, before=before, after=after)
         window = None if before is None and after is None else (before, after)
         return self.shared(("window", window), lambda: self._with(window=window))
 
@@ -609,8 +599,7 @@ class Positions:
         Raises:
             InputError: another number of axes.
         """
-        if not is_integer(axes) or not 1 <= axes <= 16:
-            raise InputError(f"axes={axes!r}: the coordinates of a token, from 1 to 16")
+        check_integers(1, 16, axes=axes)
         if self.axes == 1 and self.q.dim() == 2:
             q = self.q[..., None].expand(-1, -1, axes)
             return q, q if self.k is self.q else self.k[..., None].expand(-1, -1, axes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posenc.errors import LARGEST_SIZE, InputError, check_word, is_integer, shown
+from posenc.errors import InputError, check_integers, check_word
 
 if TYPE_CHECKING:
     from posenc.positions.positions import Positions
@@ -64,10 +64,8 @@ def runs_of(length: int, rank: int, world_size: int, layout: str) -> tuple[tuple
         InputError: a rank out of range, an unknown layout, or a length that cannot be cut into so many equal parts.
     """
     check_word("layout", layout, LAYOUTS)
-    if not is_integer(world_size) or not 1 <= world_size <= LARGEST_SIZE:
-        raise InputError(f"world_size={shown(world_size)}: the number of processes, at least 1")
-    if not is_integer(rank) or not 0 <= rank < world_size:
-        raise InputError(f"rank={shown(rank)}: must lie between 0 and world_size - 1 = {world_size - 1}")
+    check_integers(1, world_size=world_size)
+    check_integers(0, world_size - 1, rank=rank)
     parts = len(chunks_of(0, world_size, layout)) * world_size
     if length % parts:
         raise InputError(

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which keys a layer and a head see: sliding windows. For use with any encoding, as in `Rotary(64) + Window(1023)`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posenc.bias import Relative
+from posenc.encoding import Encoding
+from posenc.encodings.shared import check_heads
+from posenc.errors import InputError, check_integers
+from posenc.positions import Positions
+from posenc.positions.segments import segments
+
+Widths = int | Sequence[int | None] | None
+"""Tokens that are visible on one side, for all heads or for each; None: no limit."""
+
+
+@dataclass(eq=False, repr=False)
+class Window(Encoding):
+    """Each query sees at most `before` tokens before it and `after` tokens after it, and itself.
+
+    before, after: tokens, counted by their order as in `Positions.with_window`; None: no limit on that side; a list has a
+    number or None for each query head. Hidden keys are skipped, beyond the widest head's window in every head, and
+    on the CPU beyond each head's own. transformers' sliding_window=w is before=w - 1. It is for all layers, or for some, as in
+    "rope+window:before=63/rope".
+    Source: Beltagy, Peters and Cohan 2020, section 3.1; per layer: Child et al. 2019.
+    """
+
+    name = "window"
+    papers: ClassVar[tuple[str, ...]] = ("beltagy2020longformer", "child2019generating")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \text{ if } -a_h \le i - j \le b_h, \text{ else } -\infty",
+    )
+    extrapolates = "partly: no distance is farther than the window"
+    shift_invariant = True
+    bias_reads_keys = False
+
+    before: Widths = 127
+    after: Widths = 0
+
+    def setup(self) -> None:
+        for name in ("before", "after"):
+            given = getattr(self, name)
+            for width in given if isinstance(given, Sequence) else [given]:
+                check_integers(0, **{name: width})
+        lengths = {len(side) for side in (self.before, self.after) if isinstance(side, Sequence)}
+        if len(lengths) > 1 or 0 in lengths:
+            raise InputError(f"before={self.before}, after={self.after}: give one number per head in both, or one")
+        self.num_heads: int | None = lengths.pop() if lengths else None
+
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
+        before, after = positions.window or (None, None)
+        return positions.with_window(_narrower(before, _widest(self.before)), _narrower(after, _widest(self.after)))
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | None:
+        if self.num_heads is None:
+            return None
+        check_heads(self, q, self.num_heads)
+        return Relative(self._of_distance, self.num_heads, _at_order(positions))
+
+    def _of_distance(self, head: Tensor, distance: Tensor) -> Tensor:
+        before, after = (self._per_head(side, distance)[head] for side in (self.before, self.after))
+        return torch.zeros((), device=distance.device).masked_fill(
+            (distance > before) | (-distance > after), -torch.inf
+        )
+
+    def _per_head(self, side: Widths, distance: Tensor) -> Tensor:
+        assert self.num_heads is not None
+        widths = side if isinstance(side, Sequence) else [side] * self.num_heads
+        return torch.tensor([2**30 if width is None else width for width in widths], device=distance.device)
+
+
+def _widest(side: Widths) -> int | None:
+    widths = side if isinstance(side, Sequence) else [side]
+    return None if None in widths else max(width for width in widths if width is not None)
+
+
+def _narrower(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _at_order(positions: Positions) -> Positions:
+    """Positions whose distances are those of the tokens' order: these, where they are known to be."""
+    if positions.start is not None and positions.diagonal == positions.start[0] - positions.start[1]:
+        return positions
+    if (positions.causal or positions.window is not None) and positions.q.device.type == "cpu":
+        visible = segments(positions)
+        if visible is not None and visible.regular:
+            return positions
+    return positions.shared("at order", lambda: positions.moved(lambda ids, order: order))
