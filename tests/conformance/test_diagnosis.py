@@ -10,7 +10,7 @@ import torch
 from posenc import InputError, frequencies
 from posenc import functional as F
 from posenc.conformance import conform, formulas
-from posenc.conformance.faults import FAULTS, TEMPERATURES
+from posenc.conformance.faults import ATTENTION_FACTORS, FAULTS
 from references.mutants import CACHE, MUTANTS, RIGHT, codes, slopes, turn, yarn
 
 
@@ -31,7 +31,7 @@ def test_a_fault_is_said_in_words(kind, function, words):
 
 def test_every_suspicion_is_brought_out_by_a_mutant():
     said = [part for _, _, words in MUTANTS for part in words.split("; ")]
-    known = {fault for faults in FAULTS.values() for fault in faults} | TEMPERATURES.keys()
+    known = {fault for faults in FAULTS.values() for fault in faults} | ATTENTION_FACTORS.keys()
     assert not [says for says in known if not any(part in says or says in part for part in said)]
 
 
