@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc.conformance import sequences
-from posenc.conformance.fixtures import CheckFailed, EncodingUnderTest, uncompiled
-from posenc.conformance.matrix import named
+from posenc.conformance.fixtures import CheckFailed, EncodingUnderTest, named, uncompiled
 from posenc.conformance.sequences import (
     BASES,
     CAUSAL,

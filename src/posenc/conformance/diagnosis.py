@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from posenc.conformance import golden
-from posenc.conformance.calls import Caller, from_angles
 from posenc.conformance.faults import ATTENTION_FACTORS, CLAMPS, FAULTS, expected_values
-from posenc.conformance.golden import DECLINED, CaseResult, GoldenCase, run_case
+from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
 from posenc.conformance.kinds import FLOAT32, Convention, get_kind, no_tolerance
 

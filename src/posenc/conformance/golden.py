@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden vectors: cases of every kind with the values of the authors' formulas, stored in golden.json, and how a
-function's result compares with them."""
+"""The golden vectors: cases of every kind with the values of the authors' formulas, stored in golden.json; how a function is
+called with a case, and how its result compares."""
 
 import copy
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.conformance.calls import Caller, declines, format_exception
-from posenc.conformance.kinds import FLOAT32, FREQUENCIES, TENSORS, Convention
+from posenc.conformance.kinds import FLAGS, FLOAT32, FREQUENCIES, KINDS, TENSORS, Convention
+from posenc.errors import InputError
 
 PATH = Path(__file__).with_name("golden.json")
 DECLINED = "raises NotImplementedError"
@@ -46,6 +48,140 @@ def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[
     numbers = torch.tensor([(37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim)])
     nested: list[list[list[list[float]]]] = numbers.view(batch, heads, rows, dim).tolist()
     return nested
+
+
+# -------------------------------------------------------------------- calling
+
+
+class Caller:
+    """Call a function under a convention: by name where its parameters have the convention's names; the other arguments
+    go, in the order of the convention, to the other parameters, in theirs.
+
+    by_position: the convention's names of arguments that are passed by position. by_name: a parameter of the function ->
+    the convention's name of its argument.
+
+    Raises:
+        InputError: a class, or a method without its object.
+    """
+
+    def __init__(self, function: Callable[..., Any], convention: Convention) -> None:
+        parameters = _parameters(function)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        if inspect.isclass(function):
+            raise InputError(f"{name} is a class: pass a function that makes an object of it and calls that")
+        if inspect.isfunction(function) and parameters and parameters[0].name == "self":
+            raise InputError(f"{name} is a method without its object: pass the method of an object, or a wrapper")
+        self.function, self.convention = function, convention
+        self.by_position, self.by_name = _bind(parameters, convention)
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        """What the function returns for arguments under the convention's names."""
+        named = {parameter: given[name] for parameter, name in self.by_name.items() if name in given}
+        return self.function(*(given[name] for name in self.by_position), **named)
+
+    def accepts(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the function has parameters for all options of a case."""
+        return all(name in self.convention.arguments or name in self.by_name.values() for name in arguments)
+
+    @property
+    def missing(self) -> list[str]:
+        """The convention's arguments for which the function has no parameter."""
+        return [name for name in self.convention.arguments if name not in (*self.by_position, *self.by_name.values())]
+
+
+def _parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """Declared parameters; some builtins have none."""
+    try:
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _bind(parameters: list[Parameter], convention: Convention) -> tuple[list[str], dict[str, str]]:
+    """The arguments passed by position, and those passed by name."""
+    arguments, known = convention.arguments, {*convention.arguments, *convention.options}
+    if not parameters:
+        return list(arguments), {}
+    styles = {p.kind for p in parameters}
+    by_name = {p.name: p.name for p in parameters if p.name in known and p.kind is not p.POSITIONAL_ONLY}
+    if Parameter.VAR_POSITIONAL in styles:
+        by_name = {p.name: p.name for p in parameters if p.name in by_name and p.kind is p.KEYWORD_ONLY}
+        return [name for name in arguments if name not in by_name], by_name
+    rest = iter([p for p in parameters if p.name not in by_name and p.kind is not p.VAR_KEYWORD])
+    by_position: list[str] = []
+    for name in [name for name in arguments if name not in by_name]:
+        if Parameter.VAR_KEYWORD in styles:
+            by_name[name] = name
+        elif (parameter := _next_of_type(rest, name)) is None:
+            break
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            by_position.append(name)
+        else:
+            by_name[parameter.name] = name
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if not {*required} <= {*by_name, *(p.name for p in parameters[: len(by_position)])}:
+        return list(arguments[: len(required)]), {}  # the names meant something else
+    return by_position, by_name
+
+
+def _next_of_type(parameters: Iterator[Parameter], name: str) -> Parameter | None:
+    """The next parameter whose default, if it has one, is of the argument's type."""
+    for parameter in parameters:
+        default = parameter.default
+        flag, number = isinstance(default, bool), isinstance(default, (int, float))
+        fits = flag if name in FLAGS else number and not flag and name not in TENSORS
+        if default is parameter.empty or default is None or fits:
+            return parameter
+    return None
+
+
+def from_angles(function: Callable[..., Any], convention: Convention) -> Callable[..., Any] | None:
+    """Wrap a function of cos and sin, f(x, cos, sin) or f(q, k, cos, sin), in one under a rotary convention, which makes
+    them as transformers does: (1, seq, channels) in x's dtype, an angle for each channel. None: it is no such function."""
+    names = [p.name for p in _parameters(function)]
+    before = names.index("cos") if "cos" in names else 0
+    if "x" not in convention.arguments or inspect.isclass(function) or before not in (1, 2):
+        return None
+    if names[before : before + 2] != ["cos", "sin"] or names[0] == "self":
+        return None
+
+    def rotary(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
+        width = x.shape[-1] if rotary_dim is None else rotary_dim
+        angles = positions.double()[:, None] * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        interleaved = convention == KINDS["rotary_interleaved"]
+        angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+        cos, sin = angles.cos().to(x.dtype)[None], angles.sin().to(x.dtype)[None]
+        if before == 1:
+            return function(x, cos, sin)
+        q, k = function(x, x.clone(), cos, sin)
+        if not torch.equal(q, k):
+            raise ValueError("equal queries and keys at the same positions come back unequal")
+        return q
+
+    return rotary
+
+
+TORCH_LACKS = "not implemented for '", "Could not run '"
+"""torch's NotImplementedError, of an operator that a dtype or a device lacks."""
+NUMPY_LACKS = "unsupported ScalarType", "Can't call numpy() on Tensor that requires grad"
+"""torch's message where a tensor cannot become a numpy array at all."""
+
+
+def declines(error: BaseException) -> bool:
+    """Whether a function declines a case itself, with NotImplementedError, or numpy does for it."""
+    if isinstance(error, NotImplementedError):
+        return not any(words in str(error) for words in TORCH_LACKS)
+    return any(words in str(error) for words in NUMPY_LACKS)
+
+
+def format_exception(error: BaseException) -> str:
+    """An exception's type and first line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}"
+
+
+# -------------------------------------------------------------------- results
 
 
 @dataclass(frozen=True, eq=False)

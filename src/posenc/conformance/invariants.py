@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.calls import Caller, declines, format_exception
+from posenc.conformance.golden import Caller, declines, format_exception
 
 HEAD_DIM = 32
 DTYPES = {

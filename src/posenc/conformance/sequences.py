@@ -14,18 +14,24 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attention
-from posenc.conformance.fixtures import DECODER, LENGTH, CheckFailed, EncodingUnderTest, equal
+from posenc.conformance.fixtures import (
+    DECODER,
+    LENGTH,
+    CheckFailed,
+    EncodingUnderTest,
+    attention_inputs,
+    equal,
+    random_inputs,
+)
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.transformer import Block
 
 
-def _hidden(index: int) -> Callable[[Positions], Positions]:
+def _hide(index: int) -> Callable[[Positions], Positions]:
     def hide(positions: Positions) -> Positions:
-        valid = torch.ones(1, positions.num_keys, dtype=torch.bool)
-        valid[0, index] = False
-        return replace(positions, valid=valid)
+        return replace(positions, valid=(torch.arange(positions.num_keys) != index)[None])
 
     return hide
 
@@ -37,18 +43,19 @@ def _cross(positions: Positions) -> Positions:
     return Positions.cross(positions, Positions.arange(LENGTH + 3) if positions.axes == 1 else positions)
 
 
-BASES = ("arange", "ids", "packed", "padded", "cached", "grid")
+BASES = ("contiguous", "ids", "packed", "padded", "cached", "grid")
 DERIVED: dict[str, Callable[[Positions], Positions]] = {
     "with_causal(True)": lambda positions: positions.with_causal(True),
     "with_causal(False)": lambda positions: positions.with_causal(False),
-    "replace(valid=all but the first)": _hidden(0),
-    "replace(valid=all but the second)": _hidden(1),
+    "with_window(2)": lambda positions: positions.with_window(2),
+    "replace(valid=all but the first)": _hide(0),
+    "replace(valid=all but the second)": _hide(1),
     "moved(to the next one's position)": lambda positions: positions.moved(lambda ids, order: ids.roll(-1, 1)),
     "cross(with more keys)": _cross,
     "take(the first three)": lambda positions: positions.take(torch.arange(3)),
     "deepcopy": copy.deepcopy,
 }
-WHAT = ("attention", "attention", "attention", "embed")
+ACTIONS = ("attention", "attention", "attention", "embed")
 CAUSAL = (None, True, False)
 LAYERS = (0, 1)
 BACKENDS = ("auto", "auto", "auto", "reference", "sdpa")
@@ -57,12 +64,12 @@ MODES = ("no_grad", "backward", "inference_mode")
 
 
 class EncodingCall(NamedTuple):
-    """A call of "attention" or "embed"; "make" only makes the positions, "overwrite" changes the tensor of ids that
-    positions were made from, which is the caller's."""
+    """A call: "attention" or "embed"; "make" only makes the positions; "overwrite" changes the tensor of ids that positions
+    were made from, which is the caller's."""
 
     positions: tuple[str, ...]
     """A base, and what is derived from it in turn. Positions of the same base share what they are derived from."""
-    what: str = "attention"
+    action: str = "attention"
     causal: bool | None = None
     layer: int = 0
     backend: str = "auto"
@@ -71,52 +78,47 @@ class EncodingCall(NamedTuple):
     other_parameters: bool = False
     """Of a copy of the encoding, with other parameters."""
 
-    def __str__(self) -> str:
-        at = ".".join(self.positions)
-        if self.what in ("make", "overwrite"):
-            return f"{self.what} {at if self.what == 'make' else 'the ids'}"
-        how = f", causal={self.causal}, backend={self.backend!r}" if self.what == "attention" else ""
-        other = ", of a copy with other parameters" if self.other_parameters else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.what}(layer={self.layer}{how}) at {at} in {dtype}, {self.mode}{other}"
-
 
 def in_turn(base: str) -> list[EncodingCall]:
     """Call at a base, at everything derived from it, and back, under either causality."""
-    everywhere = [(base,), *((base, how) for how in DERIVED)]
-    calls = [
-        EncodingCall((base,), "embed"),
-        EncodingCall((base,), causal=True),
-        *(EncodingCall(at, "make") for at in everywhere),
-    ]
-    calls += [EncodingCall(at, causal=causal) for at in everywhere for causal in (True, False)]
-    return calls + [EncodingCall(at, what) for at in reversed(everywhere) for what in ("embed", "attention")]
+    everywhere: list[tuple[str, ...]] = [(base,), *((base, derived) for derived in DERIVED)]
+    causal = [index % 2 == 0 for index in range(len(everywhere))]
+    calls = [EncodingCall(at, "make") for at in everywhere]
+    calls += [EncodingCall(at, causal=one) for at, one in zip(everywhere, causal, strict=True)]
+    calls += [EncodingCall(at, "embed") for at in reversed(everywhere)]
+    return calls + [EncodingCall(at, causal=not one) for at, one in zip(everywhere, causal, strict=True)]
 
 
 def at_random(source: random.Random, length: int) -> list[EncodingCall]:
     """So many calls in any dtype and mode, with gradients and without."""
-    draw = source.choice
+    draw, derived = source.choice, list(DERIVED)
     return [
         EncodingCall(
-            (draw(BASES), *draw(((), (), (draw(list(DERIVED)),), (draw(list(DERIVED)), draw(list(DERIVED)))))),
-            draw(WHAT), draw(CAUSAL), draw(LAYERS), draw(BACKENDS), draw(DTYPES), draw(MODES), source.random() < 0.2,
+            (draw(BASES), *source.choices(derived, k=draw((0, 0, 1, 2)))), draw(ACTIONS), draw(CAUSAL), draw(LAYERS),
+            draw(BACKENDS), draw(DTYPES), draw(MODES), source.random() < 0.2,
         )
         for _ in range(length)
     ]  # fmt: skip
 
 
-WITH_FLEX = [
-    EncodingCall(("arange", *derived), causal=causal, backend="flex")
-    for derived, causal in (
-        ((), True), ((), False), (("replace(valid=all but the second)",), True), (("cross(with more keys)",), True),
-    )
-]  # fmt: skip
 FROM_IDS = (("ids",), ("ids", "deepcopy"), ("ids", "with_causal(True)"))
-OVERWRITTEN = [
-    *(EncodingCall(at, "make") for at in FROM_IDS),
-    EncodingCall(("ids",), "overwrite"),
-    *(EncodingCall(at, what, True) for at in FROM_IDS for what in ("embed", "attention")),
-]
+PROGRAMS: dict[str, list[EncodingCall]] = {
+    **{f"in turn at {base}": in_turn(base) for base in BASES},
+    "at random": at_random(random.Random(0), 40),
+    "ids that are overwritten": [
+        *(EncodingCall(at, "make") for at in FROM_IDS),
+        EncodingCall(("ids",), "overwrite"),
+        *(EncodingCall(at, action, True) for at in FROM_IDS for action in ("embed", "attention")),
+    ],
+    "FlexAttention": [
+        EncodingCall(at, causal=True, backend="flex")
+        for at in (
+            ("contiguous",),
+            ("contiguous", "replace(valid=all but the second)"),
+            ("contiguous", "cross(with more keys)"),
+        )
+    ],
+}
 
 
 class CallSequences:
@@ -136,12 +138,12 @@ class CallSequences:
         encodings = [self.fresh(other) for other in (False, True)]
         ids, made = self.tested.ids(LENGTH)[None].clone(), dict[tuple[str, ...], Positions | None]()
         for call in calls:
-            if call.what == "overwrite":
+            if call.action == "overwrite":
                 if ("ids",) in made:
                     ids.copy_(ids.flip(1).clone())
                 continue
             positions = self._positions(call.positions, ids, made)
-            if positions is not None and call.what != "make":
+            if positions is not None and call.action != "make":
                 self._compare(call, positions, encodings[call.other_parameters])
 
     def shortest(self, calls: Sequence[EncodingCall]) -> list[EncodingCall]:
@@ -185,53 +187,42 @@ class CallSequences:
     def _positions(
         self, recipe: tuple[str, ...], ids: Tensor, made: dict[tuple[str, ...], Positions | None]
     ) -> Positions | None:
-        """Positions made as a recipe says, or before; None if what they are derived from refuses it."""
+        """Positions made by a recipe, or before; None if what they are derived from refuses it."""
         if recipe not in made:
             try:
-                before = self._positions(recipe[:-1], ids, made) if recipe[1:] else self._base(recipe[0], ids)
-                made[recipe] = before if before is None or not recipe[1:] else DERIVED[recipe[-1]](before)
+                if recipe[1:]:
+                    before = self._positions(recipe[:-1], ids, made)
+                    made[recipe] = None if before is None else DERIVED[recipe[-1]](before)
+                elif recipe[0] == "ids":
+                    made[recipe] = Positions.from_ids(ids)
+                elif recipe[0] == "grid":
+                    made[recipe] = Positions.grid(3, 3) if self.tested.takes_images else None
+                else:
+                    made[recipe] = self.tested.layout(recipe[0])
             except InputError:
                 made[recipe] = None
         return made[recipe]
 
-    def _base(self, name: str, ids: Tensor) -> Positions | None:
-        tested = self.tested
-        if name == "ids":
-            return Positions.from_ids(ids)
-        if name == "packed":
-            return tested.relocate(Positions.packed([4, LENGTH - 4]), [4, LENGTH - 4])
-        if name == "padded":
-            mask = torch.ones(2, LENGTH, dtype=torch.long)
-            mask[1, :3] = 0
-            return tested.relocate(Positions.from_mask(mask), [LENGTH], [LENGTH - 3])
-        if name == "cached":
-            return tested.relocate(Positions.arange(3, LENGTH - 3), [LENGTH])
-        if name == "grid":
-            return Positions.grid(3, 3) if tested.takes_images else None
-        return tested.document(LENGTH)
-
     def _result(self, encoding: Encoding, positions: Positions, call: EncodingCall) -> list[Tensor] | str:
         """The output of a call, with the gradients; or the message of its refusal."""
-        generator, grad = torch.Generator().manual_seed(0), call.mode == "backward"
-
-        def drawn(*shape: int) -> Tensor:
-            x = torch.randn(2, *shape, dtype=torch.float64, generator=generator)
-            return x.to(call.dtype).requires_grad_(grad)
-
+        trains = call.mode == "backward"
+        options: dict[str, Any] = {"dtype": call.dtype, "trains": trains}
+        if call.action == "embed":
+            inputs = random_inputs((2, positions.num_queries, DECODER.dim), **options)
+        else:
+            inputs = attention_inputs(DECODER, positions, **options)
         try:
-            with torch.inference_mode(call.mode == "inference_mode"), torch.set_grad_enabled(grad):
-                if call.what == "embed":
-                    given = [drawn(positions.num_queries, DECODER.dim)]
-                    out = encoding.embed(given[0], positions, call.layer)
+            with torch.inference_mode(call.mode == "inference_mode"), torch.set_grad_enabled(trains):
+                if call.action == "embed":
+                    out = encoding.embed(inputs[0], positions, call.layer)
                 else:
-                    sizes = [(DECODER.num_heads, positions.num_queries)] + 2 * [(DECODER.kv_heads, positions.num_keys)]
-                    q, k, v = given = [drawn(heads, length, DECODER.width) for heads, length in sizes]
+                    q, k, v = inputs
                     out = attention(
                         q, k, v, encoding, positions, causal=call.causal, layer=call.layer, backend=call.backend
                     )
-            if not grad or not out.requires_grad:
+            if not trains or not out.requires_grad:
                 return [out]
-            gradients = torch.autograd.grad(out.square().sum(), [*given, *encoding.parameters()], allow_unused=True)
+            gradients = torch.autograd.grad(out.square().sum(), [*inputs, *encoding.parameters()], allow_unused=True)
         except InputError as refusal:
             return str(refusal)
         return [out, *(torch.zeros(()) if g is None else g for g in gradients)]
@@ -242,16 +233,11 @@ class CallSequences:
 
 def calls_are_independent(tested: EncodingUnderTest) -> None:
     """A call gives what it gives alone, on fresh objects, whatever was called before: attention and codes at the same
-    positions, at positions derived from these (under another causality, with other keys hidden, moved, across, copied), under
-    an encoder and a decoder, in other dtypes, with gradients and without; and positions stay where they are when the tensor
-    that they were made from changes."""
+    positions, at positions derived from these (under another causality, in a window, with other keys hidden, moved, across,
+    copied), under an encoder and a decoder, in other dtypes, with gradients and without; and positions do not change with the
+    tensor that they were made from."""
     sequences = CallSequences(tested)
-    for calls in (
-        *map(in_turn, BASES),
-        *(at_random(random.Random(seed), 40) for seed in (0, 1)),
-        OVERWRITTEN,
-        WITH_FLEX,
-    ):
+    for calls in PROGRAMS.values():
         try:
             sequences.run(calls)
         except CheckFailed as failure:
@@ -265,16 +251,9 @@ class _Mark:
 def graphs_are_freed(tested: EncodingUnderTest) -> None:
     """When the outputs of a call are gone, so is the graph of its gradients, though encoding and positions stay."""
     encoding, positions = CallSequences(tested).fresh(), tested.document(LENGTH)
-    generator = torch.Generator().manual_seed(0)
-    shapes = {
-        "q": (DECODER.num_heads, LENGTH, DECODER.width), "k": (DECODER.kv_heads, LENGTH, DECODER.width),
-        "v": (DECODER.kv_heads, LENGTH, DECODER.width), "x": (LENGTH, DECODER.dim),
-    }  # fmt: skip
-    q, k, v, x = (
-        torch.randn(2, *shape, dtype=torch.float64, generator=generator, requires_grad=True)
-        for shape in shapes.values()
-    )
-    leaves = {**dict(zip(shapes, (q, k, v, x), strict=True)), **dict(encoding.named_parameters())}
+    (x,) = random_inputs((2, LENGTH, DECODER.dim), trains=True)
+    q, k, v = attention_inputs(DECODER, positions, trains=True)
+    leaves = {"q": q, "k": k, "v": v, "x": x, **dict(encoding.named_parameters())}
     marks: dict[str, weakref.ref[_Mark]] = {}
     ends = []
     for name, leaf in leaves.items():
