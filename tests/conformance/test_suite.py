@@ -188,7 +188,7 @@ WRONG = {
     "windows_are_local": SumOfAll, "prefixes_are_bidirectional": IndexCodes,
     "generates_alike": IndexCodes, "padded_is_unpadded": IndexCodes, "packed_is_separate": IndexCodes, "images_are_separate": IndexCodes, "rows_are_independent": FirstRow,
     "shift_invariant_as_declared": Undeclared, "gradients_arrive": Learns, "gradients_are_right": lambda: Learns("doubled"),
-    "inference_then_training": Remembers, "copies_are_equal": Forgetful, "state_and_spec_round_trip": lambda: Stateful(),
+    "copies_are_equal": Forgetful, "state_and_spec_round_trip": lambda: Stateful(),
     "calls_are_independent": lambda: ByLength(), "graphs_are_freed": lambda: KeepsGraph(), "sharded_is_unsharded": IndexCodes,
     "random_numbers_are_the_callers": lambda: Seeds("torch"),
     "meta_is_normal": Buffered, "bfloat16_stays_near": Coarse, "compiled_is_eager": Reads, "exported_is_eager": Reads,
@@ -391,6 +391,11 @@ def test_a_spec_that_is_no_json_is_found():
     outcome = run_check("state_and_spec_round_trip", EncodingUnderTest(lambda config: Numbers()))
     assert outcome.passed is False
     assert "float32 is not JSON serializable" in outcome.reason
+
+
+def test_a_graph_that_outlives_its_step_makes_calls_dependent():
+    outcome = run_check("calls_are_independent", EncodingUnderTest(lambda config: Remembers()))
+    assert outcome.passed is False
 
 
 def test_the_calls_that_are_answered_otherwise_are_named():

@@ -2,11 +2,11 @@
 posenc.conformance.formulas."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from posenc.conformance import formulas
 from posenc.conformance.faults import expected_values
 from posenc.conformance.golden import PATH, content
 from posenc.conformance.kinds import FREQUENCIES, KINDS
@@ -28,9 +28,11 @@ def generate() -> dict[str, Any]:
 
 
 def _attention_factor(kind: str, given: dict[str, Any]) -> float:
+    """What multiplies cos and sin: sqrt(1 + ln(factor) / ln(original length)) (Ding et al. 2024); 0.1 ln(factor) + 1 (Peng et
+    al. 2023, eq. 22; the code's get_mscale)."""
     if kind == "longrope":
-        return formulas.longrope_attention_factor(given["factor"], given["original_max_positions"])
-    return formulas.yarn_attention_factor(given["factor"]) if kind.startswith("yarn") else 1.0
+        return math.sqrt(1 + math.log(given["factor"]) / math.log(given["original_max_positions"]))
+    return 0.1 * math.log(given["factor"]) + 1 if kind.startswith("yarn") and given["factor"] > 1 else 1.0
 
 
 # -------------------------------------------------------------------- the cases

@@ -46,7 +46,7 @@ from posenc.transformer import Cache, Transformer, TransformerConfig
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_stays_near`."""
-LATE = 5000
+LATE = 1500
 """A position at which neighbours in bfloat16 are 8 apart."""
 
 
@@ -373,17 +373,6 @@ def gradients_are_right(tested: EncodingUnderTest) -> None:
     torch.autograd.gradcheck(lambda *_: model(x, tested.document(4)).logsumexp(-1).sum(), parameters, fast_mode=True)
 
 
-def inference_then_training(tested: EncodingUnderTest) -> None:
-    """The same Positions serve inference mode, then several steps of training."""
-    model, x, p = tested.model(DECODER), tokens(2, LENGTH), tested.document(LENGTH)
-    with torch.inference_mode():
-        before = model(x, p)
-    for _ in range(2):
-        after = model(x, p)
-        after.sum().backward()
-    equal(before.clone(), after, "training after inference")
-
-
 def copies_are_equal(tested: EncodingUnderTest) -> None:
     """deepcopy and pickle give the same spec, tables and parameters, and a copied model another encoding."""
     model, x = tested.model(DECODER), tokens(1, LENGTH)
@@ -567,7 +556,7 @@ CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
         position_matters, backends_agree, calls_are_independent, graphs_are_freed, cached_is_full, ragged_cache,
         windows_are_local, prefixes_are_bidirectional, generates_alike, padded_is_unpadded, packed_is_separate,
         images_are_separate, rows_are_independent, sharded_is_unsharded,
-        shift_invariant_as_declared, gradients_arrive, gradients_are_right, inference_then_training, copies_are_equal,
+        shift_invariant_as_declared, gradients_arrive, gradients_are_right, copies_are_equal,
         state_and_spec_round_trip, random_numbers_are_the_callers, meta_is_normal, bfloat16_stays_near, compiled_is_eager,
         exported_is_eager,
     )

@@ -8,14 +8,10 @@ common fault (`posenc.conformance.faults`).
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from posenc.errors import InputError
 
 Vector = list[float]
 OfTensor = Callable[[Tensor], Tensor]
@@ -185,16 +181,6 @@ def proportional(head_dim: int, base: float, fraction: float) -> Vector:
     return [f if c < nonzero else 0.0 for c, f in enumerate(default(head_dim, base))]
 
 
-def yarn_attention_factor(factor: float) -> float:
-    """0.1 ln(factor) + 1, which multiplies cos and sin (Peng et al. 2023, eq. 22; the code's get_mscale)."""
-    return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1
-
-
-def longrope_attention_factor(factor: float, original_max_positions: int) -> float:
-    """sqrt(1 + ln(factor) / ln(original length)), which multiplies cos and sin (Ding et al. 2024)."""
-    return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
-
-
 # -------------------------------------------------------------------- biases
 
 
@@ -207,47 +193,32 @@ def alibi(num_heads: int) -> Vector:
 
 def t5(relative_position: Sequence[int], bidirectional: bool, num_buckets: int, max_distance: int) -> list[int]:
     """T5's buckets of key position minus query position (Raffel et al. 2020, section 2.1; _relative_position_bucket in
-    mesh_tensorflow/transformer/transformer_layers.py). Bucket edges are compared as fractions, without rounding."""
-    return [_t5_bucket(r, bidirectional, num_buckets, max_distance) for r in relative_position]
+    mesh_tensorflow/transformer/transformer_layers.py)."""
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
 
+    def bucket(relative: int) -> int:
+        distance = abs(relative) if bidirectional else max(-relative, 0)
+        if distance >= exact:
+            steps = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
+            distance = min(exact + math.floor(round(steps, 9)), side - 1)
+        return distance + (side if bidirectional and relative > 0 else 0)
 
-@cache
-def _t5_bucket(relative: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
-    first, distance = 0, max(-relative, 0)
-    if bidirectional:
-        buckets //= 2
-        first, distance = (buckets if relative > 0 else 0), abs(relative)
-    exact = buckets // 2
-    if distance < exact:
-        return first + distance
-    steps = buckets - exact
-    # floor(ln(distance / exact) / ln(max_distance / exact) * steps)
-    reached = Fraction(distance, exact) ** steps
-    edge = Fraction(max_distance, exact)
-    step = next((k for k in range(steps) if edge ** (k + 1) > reached), steps - 1)
-    return first + exact + step
+    return [bucket(relative) for relative in relative_position]
 
 
 def deberta(relative_position: Sequence[int], buckets: int, max_position: int) -> list[int]:
     """DeBERTa-v2's signed log buckets of query position minus key position, for distances below max_position (He et al.
-    2021; make_log_bucket_position in microsoft/DeBERTa, deberta/da_utils.py).
-
-    Raises:
-        InputError: a distance of max_position or more, where the published codes differ.
-    """
+    2021; make_log_bucket_position in microsoft/DeBERTa, deberta/da_utils.py)."""
     middle = buckets // 2
-    result = []
-    for relative in relative_position:
-        distance = abs(relative)
-        if distance >= max_position:
-            raise InputError(f"relative_position {relative}: the log buckets end at {max_position - 1}")
-        if distance > middle:
-            # ceil(ln(distance / middle) / ln((max_position - 1) / middle) * (middle - 1))
-            wanted = Fraction(distance, middle) ** (middle - 1)
-            edge = Fraction(max_position - 1, middle)
-            distance = middle + next(k for k in range(middle) if edge**k >= wanted)
-        result.append(distance if relative >= 0 else -distance)
-    return result
+
+    def bucket(distance: int) -> int:
+        if distance <= middle:
+            return distance
+        steps = math.log(distance / middle) / math.log((max_position - 1) / middle) * (middle - 1)
+        return middle + math.ceil(round(steps, 9))
+
+    return [bucket(r) if r >= 0 else -bucket(-r) for r in relative_position]
 
 
 def xpos(positions: Sequence[float], head_dim: int, scale_base: float) -> list[Vector]:

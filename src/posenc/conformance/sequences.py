@@ -6,7 +6,7 @@ import copy
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -55,21 +55,17 @@ DERIVED: dict[str, Callable[[Positions], Positions]] = {
     "take(the first three)": lambda positions: positions.take(torch.arange(3)),
     "deepcopy": copy.deepcopy,
 }
-ACTIONS = ("attention", "attention", "attention", "embed")
-CAUSAL = (None, True, False)
-LAYERS = (0, 1)
 BACKENDS = ("auto", "auto", "auto", "reference", "sdpa")
 DTYPES = (torch.float64, torch.float64, torch.float32)
 MODES = ("no_grad", "backward", "inference_mode")
 
 
 class EncodingCall(NamedTuple):
-    """A call: "attention" or "embed"; "make" only makes the positions; "overwrite" changes the tensor of ids that positions
-    were made from, which is the caller's."""
+    """A call of `attention`, or of `Encoding.embed`."""
 
     positions: tuple[str, ...]
-    """A base, and what is derived from it in turn. Positions of the same base share what they are derived from."""
-    action: str = "attention"
+    """How they are derived from a base, in turn; calls share what they are derived from."""
+    embeds: bool = False
     causal: bool | None = None
     layer: int = 0
     backend: str = "auto"
@@ -79,50 +75,26 @@ class EncodingCall(NamedTuple):
     """Of a copy of the encoding, with other parameters."""
 
 
-def in_turn(base: str) -> list[EncodingCall]:
-    """Call at a base, at everything derived from it, and back, under either causality."""
-    everywhere: list[tuple[str, ...]] = [(base,), *((base, derived) for derived in DERIVED)]
-    causal = [index % 2 == 0 for index in range(len(everywhere))]
-    calls = [EncodingCall(at, "make") for at in everywhere]
-    calls += [EncodingCall(at, causal=one) for at, one in zip(everywhere, causal, strict=True)]
-    calls += [EncodingCall(at, "embed") for at in reversed(everywhere)]
-    return calls + [EncodingCall(at, causal=not one) for at, one in zip(everywhere, causal, strict=True)]
-
-
-def at_random(source: random.Random, length: int) -> list[EncodingCall]:
-    """So many calls in any dtype and mode, with gradients and without."""
-    draw, derived = source.choice, list(DERIVED)
-    return [
+def draw_calls(source: random.Random, base: str) -> list[EncodingCall]:
+    """Calls at a base and everything derived from it, under either causality, in any dtype and mode, in a random order."""
+    recipes: list[tuple[str, ...]] = [(), *((name,) for name in DERIVED), tuple(source.sample(list(DERIVED), 2))]
+    what = [(recipe, False, causal) for recipe in recipes for causal in (True, False)]
+    what += [(recipe, True, None) for recipe in recipes[:: source.choice((2, 3))]]
+    calls = [
         EncodingCall(
-            (draw(BASES), *source.choices(derived, k=draw((0, 0, 1, 2)))), draw(ACTIONS), draw(CAUSAL), draw(LAYERS),
-            draw(BACKENDS), draw(DTYPES), draw(MODES), source.random() < 0.2,
+            recipe, embeds, causal, source.choice((0, 1)), source.choice(BACKENDS), source.choice(DTYPES),
+            source.choice(MODES), source.random() < 0.2,
         )
-        for _ in range(length)
+        for recipe, embeds, causal in what
     ]  # fmt: skip
-
-
-FROM_IDS = (("ids",), ("ids", "deepcopy"), ("ids", "with_causal(True)"))
-PROGRAMS: dict[str, list[EncodingCall]] = {
-    **{f"in turn at {base}": in_turn(base) for base in BASES},
-    "at random": at_random(random.Random(0), 40),
-    "ids that are overwritten": [
-        *(EncodingCall(at, "make") for at in FROM_IDS),
-        EncodingCall(("ids",), "overwrite"),
-        *(EncodingCall(at, action, True) for at in FROM_IDS for action in ("embed", "attention")),
-    ],
-    "FlexAttention": [
-        EncodingCall(at, causal=True, backend="flex")
-        for at in (
-            ("contiguous",),
-            ("contiguous", "replace(valid=all but the second)"),
-            ("contiguous", "cross(with more keys)"),
-        )
-    ],
-}
+    if base == "contiguous":  # FlexAttention, run eagerly, takes as long as all the rest
+        calls += [EncodingCall(at, causal=True, backend="flex") for at in ((), ("cross(with more keys)",))]
+    source.shuffle(calls)
+    return calls
 
 
 class CallSequences:
-    """Runs sequences of calls on an encoding."""
+    """Runs sequences of calls on an encoding, and each of their calls alone, on fresh objects."""
 
     def __init__(self, tested: EncodingUnderTest) -> None:
         self.tested = tested
@@ -131,33 +103,16 @@ class CallSequences:
         with torch.no_grad():
             for parameter in self.originals[1].parameters():
                 parameter.mul_(0.7)
-        self.alone: dict[EncodingCall, list[Tensor] | str] = {}
 
-    def run(self, calls: Iterable[EncodingCall]) -> None:
-        """Raise CheckFailed where a call's result is not the one it has alone."""
-        encodings = [self.fresh(other) for other in (False, True)]
-        ids, made = self.tested.ids(LENGTH)[None].clone(), dict[tuple[str, ...], Positions | None]()
-        for call in calls:
-            if call.action == "overwrite":
-                if ("ids",) in made:
-                    ids.copy_(ids.flip(1).clone())
-                continue
-            positions = self._positions(call.positions, ids, made)
-            if positions is not None and call.action != "make":
-                self._compare(call, positions, encodings[call.other_parameters])
-
-    def shortest(self, calls: Sequence[EncodingCall]) -> list[EncodingCall]:
-        """Of calls that fail, those without which they do not."""
-        calls, size = list(calls), len(calls)
-        while size:
-            for first in reversed(range(0, len(calls), size)):
-                fewer = calls[:first] + calls[first + size :]
-                try:
-                    self.run(fewer)
-                except CheckFailed:
-                    calls = fewer
-            size //= 2
-        return calls
+    def compare(self, seed: int) -> None:
+        """Raise CheckFailed where a call's result is not the one it has alone; seed: of the calls' order and options."""
+        for base in BASES if self.tested.takes_images else BASES[:-1]:
+            calls = draw_calls(random.Random(seed), base)
+            if different := self._difference(base, calls):
+                index, message = different
+                pairs = ([earlier, calls[index]] for earlier in calls[:index])
+                fewest = next((pair for pair in pairs if self._difference(base, pair)), calls[: index + 1])
+                raise CheckFailed(f"{message}; the calls: {'; '.join(map(str, fewest))}")
 
     def fresh(self, other_parameters: bool = False) -> Encoding:
         """A copy that was not called before."""
@@ -166,57 +121,44 @@ class CallSequences:
         encoding.share([(layer.query, layer.key) for layer in layers])
         return encoding
 
-    def _compare(self, call: EncodingCall, positions: Positions, encoding: Encoding) -> None:
-        if call not in self.alone:
-            fresh = self._positions(call.positions, self.tested.ids(LENGTH)[None].clone(), {})
-            assert fresh is not None
-            self.alone[call] = self._result(self.fresh(call.other_parameters), fresh, call)
-        alone = self.alone[call]
-        try:
-            result = self._result(encoding, positions, call)
-        except Exception as error:
-            raise CheckFailed(f"{call} ends in {type(error).__name__} ({error}); alone it does not") from error
-        if isinstance(result, str) or isinstance(alone, str):
-            if isinstance(result, str) != isinstance(alone, str):
-                now, before = (f"is refused ({x})" if isinstance(x, str) else "is served" for x in (result, alone))
-                raise CheckFailed(f"{call} {now}; alone it {before}")
-            return
-        for a, b in zip(result, alone, strict=True):
-            equal(a, b, f"{call}, after other calls and alone", 1e-9 if call.dtype == torch.float64 else 1e-3)
-
-    def _positions(
-        self, recipe: tuple[str, ...], ids: Tensor, made: dict[tuple[str, ...], Positions | None]
-    ) -> Positions | None:
-        """Positions made by a recipe, or before; None if what they are derived from refuses it."""
-        if recipe not in made:
+    def _difference(self, base: str, calls: Sequence[EncodingCall]) -> tuple[int, str] | None:
+        """The first call whose result is not the one it has alone: its index and how it differs."""
+        encodings = [self.fresh(other) for other in (False, True)]
+        ids = self.tested.ids(LENGTH)[None].clone()
+        made = {(): self._base(base, ids)}
+        for index, call in enumerate(calls):
+            positions = _derive(call.positions, made)
+            if 2 * index >= len(calls):
+                ids.zero_()  # the tensor that positions were made from is the caller's
+            alone_at = _derive(call.positions, {(): self._base(base, self.tested.ids(LENGTH)[None])})
+            if positions is None or alone_at is None:
+                continue
+            alone = self._result(self.fresh(call.other_parameters), alone_at, call)
             try:
-                if recipe[1:]:
-                    before = self._positions(recipe[:-1], ids, made)
-                    made[recipe] = None if before is None else DERIVED[recipe[-1]](before)
-                elif recipe[0] == "ids":
-                    made[recipe] = Positions.from_ids(ids)
-                elif recipe[0] == "grid":
-                    made[recipe] = Positions.grid(3, 3) if self.tested.takes_images else None
-                else:
-                    made[recipe] = self.tested.layout(recipe[0])
-            except InputError:
-                made[recipe] = None
-        return made[recipe]
+                result = self._result(encodings[call.other_parameters], positions, call)
+                _require_equal(result, alone, f"{call} at {base}, after other calls and alone", call.dtype)
+            except CheckFailed as failure:
+                return index, str(failure)
+            except Exception as error:
+                raise CheckFailed(f"{call} at {base} ends in {type(error).__name__}; alone it does not") from error
+        return None
+
+    def _base(self, name: str, ids: Tensor) -> Positions:
+        if name == "ids":
+            return Positions.from_ids(ids)
+        return Positions.grid(3, 3) if name == "grid" else self.tested.layout(name)
 
     def _result(self, encoding: Encoding, positions: Positions, call: EncodingCall) -> list[Tensor] | str:
         """The output of a call, with the gradients; or the message of its refusal."""
         trains = call.mode == "backward"
         options: dict[str, Any] = {"dtype": call.dtype, "trains": trains}
-        if call.action == "embed":
-            inputs = random_inputs((2, positions.num_queries, DECODER.dim), **options)
-        else:
-            inputs = attention_inputs(DECODER, positions, **options)
         try:
             with torch.inference_mode(call.mode == "inference_mode"), torch.set_grad_enabled(trains):
-                if call.action == "embed":
+                if call.embeds:
+                    inputs = random_inputs((2, positions.num_queries, DECODER.dim), **options)
                     out = encoding.embed(inputs[0], positions, call.layer)
                 else:
-                    q, k, v = inputs
+                    q, k, v = inputs = attention_inputs(DECODER, positions, **options)
                     out = attention(
                         q, k, v, encoding, positions, causal=call.causal, layer=call.layer, backend=call.backend
                     )
@@ -228,20 +170,36 @@ class CallSequences:
         return [out, *(torch.zeros(()) if g is None else g for g in gradients)]
 
 
+def _derive(recipe: tuple[str, ...], made: dict[tuple[str, ...], Positions | None]) -> Positions | None:
+    """Positions made by a recipe, or before; None if what they are derived from refuses it."""
+    if recipe not in made:
+        before = _derive(recipe[:-1], made)
+        try:
+            made[recipe] = None if before is None else DERIVED[recipe[-1]](before)
+        except InputError:
+            made[recipe] = None
+    return made[recipe]
+
+
+def _require_equal(result: list[Tensor] | str, alone: list[Tensor] | str, what: str, dtype: torch.dtype) -> None:
+    if isinstance(result, str) and isinstance(alone, str):
+        return
+    if isinstance(result, str) or isinstance(alone, str):
+        now, before = (f"refused ({x})" if isinstance(x, str) else "served" for x in (result, alone))
+        raise CheckFailed(f"{what}: {now} and {before}")
+    for a, b in zip(result, alone, strict=True):
+        equal(a, b, what, 1e-9 if dtype == torch.float64 else 1e-3)
+
+
 # -------------------------------------------------------------------- the checks
 
 
 def calls_are_independent(tested: EncodingUnderTest) -> None:
     """A call gives what it gives alone, on fresh objects, whatever was called before: attention and codes at the same
     positions, at positions derived from these (under another causality, in a window, with other keys hidden, moved, across,
-    copied), under an encoder and a decoder, in other dtypes, with gradients and without; and positions do not change with the
-    tensor that they were made from."""
-    sequences = CallSequences(tested)
-    for calls in PROGRAMS.values():
-        try:
-            sequences.run(calls)
-        except CheckFailed as failure:
-            raise CheckFailed(f"{failure}; the calls: {'; '.join(map(str, sequences.shortest(calls)))}") from None
+    copied), under an encoder and a decoder, in other dtypes, in inference mode, then with gradients; and positions do not
+    change with the tensor that they were made from."""
+    CallSequences(tested).compare(seed=0)
 
 
 class _Mark:
