@@ -18,6 +18,7 @@ from posenc.positions import Positions
 
 __all__ = ["Cache", "Transformer", "TransformerConfig"]
 
+
 class BlockConfig:
     """The fields that the configurations of text and image models share, see `TransformerConfig`."""
 

@@ -21,21 +21,11 @@ from torch import Tensor, nn
 from posenc.attention import attention, explain, prepare
 from posenc.backends import BACKENDS
 from posenc.backends.problem import Problem
-from posenc.conformance.fixtures import (
-    DECODER,
-    ENCODER,
-    LENGTH,
-    VOCAB,
-    CheckFailed,
-    EncodingUnderTest,
-    NotApplicable,
-    attention_inputs,
-    equal,
-    random_inputs,
-    seeded,
-    tokens,
-    uncompiled,
-)
+
+from posenc.conformance.fixtures import (  # isort: skip
+    DECODER, ENCODER, LENGTH, VOCAB, CheckFailed, EncodingUnderTest, NotApplicable, attention_inputs, equal, random_inputs, seeded,
+    tokens, uncompiled,
+)  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
 from posenc.encoding import Encoding, PerLayer, Sum

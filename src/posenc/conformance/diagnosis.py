@@ -119,26 +119,25 @@ def _explained(kind: str, faults: FaultNames, result: CaseResult) -> bool:
 
 def _refusals(results: Sequence[CaseResult]) -> list[str]:
     refused = [result for result in results if result.values is None]
-    if not results:
-        return ["offers none of the cases"]
     if not refused:
-        return []
-    first = refused[0]
+        return [] if results else ["offers none of the cases"]
+    why = refused[0].refusal
     if len(refused) == len(results):
-        return [first.refusal]
-    return [f"refuses {len(refused)} of {len(results)} legal cases: {first.refusal} for {_described(first.case)}"]
+        return [why]
+    return [f"refuses {len(refused)} of {len(results)} legal cases: {why} for {_described(refused[0].case)}"]
 
 
 def _transposes(caller: Caller, results: Sequence[CaseResult]) -> bool:
     """Whether a function that refuses cases is right in all for x of (batch, seq, heads, head_dim)."""
     if "x" not in caller.convention.arguments or all(result.values is not None for result in results):
         return False
-    for result in results:
+
+    def right(result: CaseResult) -> bool:
         x = torch.tensor(result.case.arguments["x"]).transpose(1, 2)
         again = run_case(caller, replace(result.case, arguments={**result.case.arguments, "x": x.tolist()}))
-        if again.values is None or not again.matches(result.expected.transpose(1, 2)):
-            return False
-    return True
+        return again.values is not None and again.matches(result.expected.transpose(1, 2))
+
+    return all(right(result) for result in results)
 
 
 def _wrong_values(caller: Caller, answered: Sequence[CaseResult], cases: int, faults: FaultNames | None) -> list[str]:
@@ -161,22 +160,19 @@ def _wrong_values(caller: Caller, answered: Sequence[CaseResult], cases: int, fa
 
 def _attention_factor(answered: Sequence[CaseResult]) -> list[str]:
     rows = [
-        (factor, result.case.expected["attention_factor"], result.case)
-        for result in answered
-        if (factor := result.attention_factor) is not None
+        (r.attention_factor, r.case.expected["attention_factor"], r.case.arguments.get("factor"))
+        for r in answered
+        if r.attention_factor is not None
     ]
 
-    def near(got: float, expected: float, scale: float) -> bool:
-        return abs(got - expected) <= 1e-5 * abs(scale)
+    def differing(change: Callable[[float], float]) -> list[tuple[float, float, float | None]]:
+        return [row for row in rows if not abs(row[0] - change(row[1])) <= 1e-5 * abs(row[1])]
 
-    wrong = [row for row in rows if not near(row[0], row[1], row[1])]
-    if not wrong:
+    if not (wrong := differing(lambda expected: expected)):
         return []
-    causes = (
-        name for name, change in ATTENTION_FACTORS.items() if all(near(got, change(due), due) for got, due, _ in rows)
-    )
-    got, expected, case = wrong[0]
-    factor = f" for factor {case.arguments['factor']:g}" if "factor" in case.arguments else ""
+    causes = (name for name, change in ATTENTION_FACTORS.items() if not differing(change))
+    got, expected, stretch = wrong[0]
+    factor = "" if stretch is None else f" for factor {stretch:g}"
     return [f"{next(causes, 'temperature wrong')} (attention factor {got:.6g}, expected {expected:.6g}{factor})"]
 
 

@@ -100,7 +100,6 @@ ROTATIONS: Faults = {
         for name, (dtype, _) in SHORT_DTYPES.items()
     },
     "cos and sin are exchanged": variant(angle=_quarter_turn),
-    "both halves of a pair have the sign +, expected -x2 sin in the first": variant(signs=(1, 1)),
     "axes 1 and 2 come back exchanged: (batch, seq, heads, head_dim)": result(lambda x: x.transpose(1, 2)),
     **POSITIONS,
 }
@@ -160,17 +159,13 @@ def _linear_by_ntk(head_dim: int, base: float, factor: float) -> list[float]:
     return formulas.linear(head_dim, base, factor ** (head_dim / (head_dim - 2)))
 
 
-def _dynamic_unclamped(head_dim: int, base: float, factor: float, original_max_positions: int, length: int) -> list[float]:  # fmt: skip
-    return formulas.ntk(head_dim, base, factor * length / original_max_positions - (factor - 1))
-
-
 def _partial_rotary(head_dim: int, base: float, fraction: float) -> list[float]:
     nonzero = formulas.default(2 * int(fraction * head_dim // 2), base)
     return nonzero + [0.0] * (head_dim // 2 - len(nonzero))
 
 
-def _powers_of_two(num_heads: int, first: int = 1) -> list[float]:
-    return [2 ** (-8 * (h + first) / num_heads) for h in range(num_heads)]
+def _powers_of_two(num_heads: int) -> list[float]:
+    return [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)]
 
 
 # -------------------------------------------------------------------- the faults of each kind, the likeliest first
@@ -213,13 +208,11 @@ FAULTS: dict[str, Faults] = {
     "ntk_mixed": {
         "exponent is ignored: 0.625 is used": {"exponent": 0.625},
         LINEAR: {"exponent": 0.0},
-        "is mixed with nothing: frequency m is divided by factor^(2m/d) (exponent 1)": {"exponent": 1.0},
         **FACTOR,
     },
     "dynamic": {
         "factor is ignored: the scale is length / original_max_positions": {"factor": 1.0},
         "length is ignored: scaled by factor, as for every text": instead(formulas.ntk),
-        "texts shorter than original_max_positions are scaled, too": instead(_dynamic_unclamped),
         UNSCALED: {"length": 0},
         **BASES,
     },
@@ -229,9 +222,6 @@ FAULTS: dict[str, Faults] = {
         "length is ignored: short_factor is always used": {"long_factor": lambda a: a["short_factor"]},
         "short_factor and long_factor are exchanged": {
             "short_factor": lambda a: a["long_factor"], "long_factor": lambda a: a["short_factor"]
-        },
-        "frequencies are multiplied by the factors, expected divided": {
-            name: lambda a, name=name: [1 / x for x in a[name]] for name in ("short_factor", "long_factor")
         },
         **BASES,
     },
@@ -250,7 +240,6 @@ FAULTS: dict[str, Faults] = {
     "alibi": {
         "they are 2^(-8(h+1)/heads), which holds for powers of two only": instead(_powers_of_two),
         "another order: sorted from large to small": result(lambda slopes: sorted(slopes, reverse=True)),
-        "they start at 2^0: h is used, expected h + 1": instead(partial(_powers_of_two, first=0)),
         "the sign is wrong: slopes are negative, expected positive": result(lambda slopes: [-slope for slope in slopes]),
         "those of the next power of two are used, cut off":
             instead(lambda num_heads: formulas.alibi(2 ** math.ceil(math.log2(num_heads)))[:num_heads]),

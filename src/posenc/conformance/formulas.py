@@ -23,15 +23,14 @@ def unchanged(x: Tensor) -> Tensor:
 
 def rotary(
     x: Any, positions: Sequence[float], base: float, rotary_dim: int | None = None, *, layout: str = "half",
-    tables: str | None = None, frequency: OfTensor = unchanged, angle: OfTensor = unchanged, signs: tuple[int, int] = (-1, 1),
+    tables: str | None = None, frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
 ) -> Tensor:  # fmt: skip
     """x (batch, heads, seq, head_dim), each row turned by its position: pair c by the angle position * base^(-2c/d).
 
     The pairs are channels (2c, 2c+1) in the interleaved layout (Su et al. 2021, RoFormer, eq. 34) and (c, c + d/2) in
     the half layout (GPT-NeoX; Llama in transformers). Only the first d = rotary_dim channels turn (GPT-J, GPT-NeoX).
 
-    Faults: tables is the layout of cos and sin; frequency and angle change the frequencies and the angles; signs are those
-    of a pair's sines.
+    Faults: tables is the layout of cos and sin; frequency and angle change the frequencies and the angles.
     """
     x = torch.as_tensor(x, dtype=torch.float64)
     d = rotary_dim or x.shape[-1]
@@ -40,8 +39,8 @@ def rotary(
     angles = _by_layout(tables or layout, angles, angles)
     first, second = (slice(0, d // 2), slice(d // 2, d)) if layout == "half" else (slice(0, d, 2), slice(1, d, 2))
     cos, sin, turned = angles.cos(), angles.sin(), x.clone()
-    turned[..., first] = x[..., first] * cos[:, first] + signs[0] * x[..., second] * sin[:, first]
-    turned[..., second] = x[..., second] * cos[:, second] + signs[1] * x[..., first] * sin[:, second]
+    turned[..., first] = x[..., first] * cos[:, first] - x[..., second] * sin[:, first]
+    turned[..., second] = x[..., second] * cos[:, second] + x[..., first] * sin[:, second]
     return turned
 
 

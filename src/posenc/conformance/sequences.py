@@ -14,15 +14,10 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attention
-from posenc.conformance.fixtures import (
-    DECODER,
-    LENGTH,
-    CheckFailed,
-    EncodingUnderTest,
-    attention_inputs,
-    equal,
-    random_inputs,
-)
+
+from posenc.conformance.fixtures import (  # isort: skip
+    DECODER, LENGTH, CheckFailed, EncodingUnderTest, attention_inputs, equal, random_inputs,
+)  # fmt: skip
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
