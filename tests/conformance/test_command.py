@@ -134,7 +134,7 @@ def test_names_are_listed_only_where_there_are_some_and_few(capsys, folder, targ
 
 
 @pytest.mark.parametrize("target", ["torch.py:right", "pk.rope:right", "default_device:right"])
-def test_files_and_modules_of_any_name_can_be_held(capsys, folder, target):
+def test_files_and_modules_of_any_name_can_be_tested(capsys, folder, target):
     try:
         assert run(capsys, target, "--as", "alibi")[0] == 0
         assert sys.modules["torch"] is torch

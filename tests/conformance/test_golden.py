@@ -79,11 +79,13 @@ def test_the_cases_reach_where_implementations_differ():
         assert min(case.arguments["relative_position"]) < -case.arguments["max_distance"]
 
 
-# -------------------------------------------------------------------- posenc's own functions
+# -------------------------------------------------------------------- posenc's functions
 
 LAYOUTS = {"rotary": "half", "rotary_interleaved": "interleaved", "rotary_partial": "half"}
 CODES = {"sinusoidal": ("interleaved", False), "sinusoidal_concat": ("concat", False), "sinusoidal_endpoint": ("concat", True)}  # fmt: skip
-OWN = sorted(name for name, kind in KINDS.items() if kind.returns == FREQUENCIES and name in frequencies.SCHEDULES)
+SCHEDULES = sorted(
+    name for name, kind in KINDS.items() if kind.returns == FREQUENCIES and name in frequencies.SCHEDULES
+)
 
 
 @of_kinds(*LAYOUTS)
@@ -102,7 +104,7 @@ def test_sinusoidal(kind, case):
     close(codes, case.expected, atol=1e-9, rtol=0)
 
 
-@of_kinds(*OWN)
+@of_kinds(*SCHEDULES)
 def test_schedules(kind, case):
     result = frequencies.SCHEDULES[kind](**case.arguments)
     close(result.inv_freq, case.expected["inv_freq"], rtol=1e-13, atol=0)

@@ -42,7 +42,7 @@ class SumOfAll(Encoding):
 
 
 class FirstRow(Encoding):
-    """The first row's positions for the whole batch."""
+    """The first row's positions for the complete batch."""
 
     shift_invariant = True
 
@@ -106,7 +106,7 @@ class Clamped(Encoding):
 
 
 class Forgetful(Encoding):
-    """A spec that loses what was asked for, and shares its table with its copies."""
+    """A spec that loses its argument, and shares its table with its copies."""
 
     shift_invariant = True
 
@@ -129,16 +129,16 @@ class Remembers(Encoding):
 
     def __init__(self):
         super().__init__()
-        self.slope, self.kept = nn.Parameter(torch.tensor(0.3)), None
+        self.slope, self.stored = nn.Parameter(torch.tensor(0.3)), None
 
     def bias(self, q, k, positions, layer=0):
-        if self.kept is None or self.kept.is_inference():
-            self.kept = self.slope * 2
-        return Relative(lambda head, distance: -self.kept * distance.abs(), 4, positions)
+        if self.stored is None or self.stored.is_inference():
+            self.stored = self.slope * 2
+        return Relative(lambda head, distance: -self.stored * distance.abs(), 4, positions)
 
 
 class Coarse(Encoding):
-    """RoPE with positions in the dtype of the queries: neighbours meet where bfloat16 holds no more whole numbers."""
+    """RoPE with positions in the dtype of the queries: neighbours meet where bfloat16 no longer represents all integers."""
 
     shift_invariant = True
 
@@ -172,15 +172,15 @@ class Refuses(Encoding):
 
 
 class NoBackend(Encoding):
-    """Two backends that see different things: what it returns depends on how often it was asked."""
+    """Two backends that see different things: what it returns depends on the number of calls."""
 
     def __init__(self):
         super().__init__()
-        self.asked = 0
+        self.calls = 0
 
     def bias(self, q, k, positions, layer=0):
-        self.asked += 1
-        return Relative(lambda head, distance, n=self.asked: -0.1 * n * distance.abs(), 4, positions)
+        self.calls += 1
+        return Relative(lambda head, distance, n=self.calls: -0.1 * n * distance.abs(), 4, positions)
 
 
 WRONG = {
@@ -202,10 +202,10 @@ class ByLength(Encoding):
 
     def __init__(self):
         super().__init__()
-        self.kept = {}
+        self.stored = {}
 
     def bias(self, q, k, positions, layer=0):
-        known = self.kept.setdefault((positions.num_queries, positions.num_keys), positions)
+        known = self.stored.setdefault((positions.num_queries, positions.num_keys), positions)
         return Relative(lambda head, distance: -0.3 * distance.abs(), 4, known)
 
 
@@ -216,10 +216,10 @@ class KeepsGraph(Encoding):
 
     def __init__(self):
         super().__init__()
-        self.slope, self.kept = nn.Parameter(torch.tensor(0.3)), None
+        self.slope, self.stored = nn.Parameter(torch.tensor(0.3)), None
 
     def bias(self, q, k, positions, layer=0):
-        slope = self.kept = self.slope * 2
+        slope = self.stored = self.slope * 2
         return Relative(lambda head, distance: -slope * distance.abs(), 4, positions)
 
 
@@ -270,12 +270,12 @@ class Stateful(Encoding):
 
 
 @pytest.mark.parametrize("name", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CHECKS])
-def test_each_check_finds_what_it_is_there_for(name):
+def test_each_check_detects_its_fault(name):
     wrong = WRONG[name]
     tested = EncodingUnderTest(lambda config: wrong())
-    with pytest.raises(Exception) as found:  # noqa: PT011 - compiling and exporting raise errors of their own
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - compiling and exporting raise errors of their own
         CHECKS[name](tested)
-    assert not isinstance(found.value, NotApplicable)
+    assert not isinstance(raised.value, NotApplicable)
     outcome = run_check(name, tested)
     assert outcome.passed is False
     assert outcome.reason
@@ -286,7 +286,7 @@ def test_positions_that_end_are_found_by_moving_far():
 
 
 @pytest.mark.parametrize("make", [posenc.Rotary, posenc.Rotary(4), lambda config: None, lambda config: nn.Linear(2, 2)])
-def test_what_makes_no_encoding_is_said_once(make):
+def test_what_makes_no_encoding_is_reported_once(make):
     with pytest.raises(posenc.InputError, match="pass a function from a model's config to an encoding"):
         check(make)
 
@@ -317,6 +317,11 @@ def test_a_new_backend_has_to_serve_everything(monkeypatch):
     assert "backend mine refuses" in run_check("backends_agree", EncodingUnderTest(named("none"))).reason
 
 
+def test_the_former_name_of_an_outcomes_result_warns():
+    with pytest.warns(DeprecationWarning, match=r"Outcome\.passed"):
+        assert run_check("position_matters", EncodingUnderTest(named("rope"))).holds
+
+
 @pytest.mark.parametrize(("what", "check_name"), [("length", "cached_is_full"), ("decoder", "padded_is_unpadded")])
 def test_a_declared_refusal_has_to_happen(what, check_name):
     outcome = run_check(check_name, EncodingUnderTest(lambda config: Refuses(what)))
@@ -324,7 +329,7 @@ def test_a_declared_refusal_has_to_happen(what, check_name):
 
 
 @pytest.mark.slow
-def test_report_of_ones_own_encoding():
+def test_report_of_an_encoding_of_the_user():
     right = check(named("alibi"), slow=False)
     assert right.passed
     assert "cached is full: passed" in str(right)
@@ -431,8 +436,8 @@ class Turns(Encoding):
     shift_invariant = property(lambda self: self.claims)
 
     def rotate(self, q, k, positions, layer=0):
-        found = positions.coordinates(2, "Turns")
-        turns = [torch.matrix_exp(torch.einsum("bna,aij->bnij", x.double() / 5, self.skew)) for x in found]
+        ids = positions.coordinates(2, "Turns")
+        turns = [torch.matrix_exp(torch.einsum("bna,aij->bnij", x.double() / 5, self.skew)) for x in ids]
         return tuple((x[..., None, :] @ t[:, None].to(x.dtype))[..., 0, :] for x, t in zip((q, k), turns, strict=True))
 
 
@@ -444,11 +449,11 @@ def test_every_axis_is_moved_by_itself():
 
 
 def test_what_a_wrong_declaration_says():
-    said = run_check("shift_invariant_as_declared", EncodingUnderTest(lambda config: Undeclared())).reason
-    assert said.startswith("shift_invariant is False, but moving every position by 1003 changes nothing")
+    reason = run_check("shift_invariant_as_declared", EncodingUnderTest(lambda config: Undeclared())).reason
+    assert reason.startswith("shift_invariant is False, but moving every position by 1003 changes nothing")
 
 
-# -------------------------------------------------------------------- positions of the user's own
+# -------------------------------------------------------------------- positions of the user
 
 
 def paths(n):
@@ -476,7 +481,7 @@ class CommonAncestors(Encoding):
         return Positional(lambda head, i, j: 0.7 * ((i == j) & (i >= 0)).sum(-1), self.num_heads, positions)
 
 
-def test_positions_of_ones_own():
+def test_positions_of_the_user():
     random.seed(3), np.random.seed(3), torch.manual_seed(3)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     report = check(lambda config: CommonAncestors(config.num_heads), positions=paths, slow=False)
@@ -492,7 +497,7 @@ def test_positions_of_ones_own():
 
 
 @pytest.mark.slow
-def test_positions_of_ones_own_in_compiled_code():
+def test_positions_of_the_user_in_compiled_code():
     tested = EncodingUnderTest(lambda config: CommonAncestors(config.num_heads), paths)
     assert all(run_check(name, tested).passed for name in SLOW)
 

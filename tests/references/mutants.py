@@ -81,25 +81,25 @@ def only_near(d, b, s, L):
 
 
 def deberta(relative, buckets, far, step=math.ceil, end=1):
-    middle, found = buckets // 2, []
+    middle, result = buckets // 2, []
     for r in relative.tolist():
         grown = math.log(max(abs(r), middle) / middle) / math.log((far - end) / middle) * (middle - 1)
         size = abs(r) if abs(r) <= middle else step(round(grown, 9)) + middle
-        found.append(size if r >= 0 else -size)
-    return found
+        result.append(size if r >= 0 else -size)
+    return result
 
 
 def t5_with(relative, two, buckets, far, half_steps=False):
     side = buckets // 2 if two else buckets
     exact = side // 2
-    found = []
+    result = []
     for r in relative.tolist():
         distance = abs(r) if two else max(-r, 0)
         if distance >= exact:
             grown = math.log(distance / exact) / math.log(far / exact) * (side - exact)
             distance = min(exact + (round(grown) if half_steps else math.floor(grown + 1e-9)), side - 1)
-        found.append(distance + (side if two and r > 0 else 0))
-    return found
+        result.append(distance + (side if two and r > 0 else 0))
+    return result
 
 
 ENDS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

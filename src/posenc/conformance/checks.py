@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks that every encoding has to pass: each builds a small model with it and compares two ways of computing the
-same thing, in float64."""
+same numbers, in float64."""
 
 import copy
 import json
@@ -274,7 +274,7 @@ def packed_is_separate(tested: EncodingUnderTest) -> None:
 def images_are_separate(tested: EncodingUnderTest) -> None:
     """Images packed into one sequence, or padded to rows of one length, are as if alone, and patches taken out of an image
     as if the others were hidden. An encoding without positions in an image refuses them."""
-    tested.require_text("its tokens are where that says")
+    tested.require_text("it replaces positions in an image")
     config = DECODER if tested.encoding.causal_only else ENCODER
     model, sizes = tested.model(config), [(2, 3), (1, 3)]
     one, two = tokens(1, 6), tokens(1, 3, seed=5)
@@ -377,11 +377,11 @@ def copies_are_equal(tested: EncodingUnderTest) -> None:
         if not all(torch.equal(a, b) for a, b in pairs):
             raise CheckFailed("a copy has other tables or parameters")
     here = tested.document(LENGTH)
-    twin, wanted = copy.deepcopy(model), model(x, here)
-    equal(twin(x, here), wanted, "a copied model", 0.0)
+    twin, expected = copy.deepcopy(model), model(x, here)
+    equal(twin(x, here), expected, "a copied model", 0.0)
     for parameter in twin.parameters():
         torch.nn.init.zeros_(parameter)
-    equal(model(x, here), wanted, "the original, after its copy was changed", 0.0)
+    equal(model(x, here), expected, "the original, after its copy was changed", 0.0)
 
 
 def state_and_spec_round_trip(tested: EncodingUnderTest) -> None:

@@ -35,7 +35,7 @@ MakePositions = Callable[[int], Positions]
 
 
 class NotApplicable(Exception):
-    """The check is about something that the encoding refuses, or that it is not for, as the caller of `check` says."""
+    """The check is about a call that the encoding refuses, or that the caller of `check` excludes."""
 
 
 class CheckFailed(AssertionError):
@@ -117,7 +117,7 @@ class EncodingUnderTest:
 
     @cached_property
     def encoding(self) -> Encoding:
-        """The one of the decoder, to read its traits."""
+        """The decoder's, to read its traits."""
         return self.make_encoding(DECODER)
 
     @property

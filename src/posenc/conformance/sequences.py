@@ -55,6 +55,10 @@ DTYPES = (torch.float64, torch.float64, torch.float32)
 MODES = ("no_grad", "backward", "inference_mode")
 
 
+Derivations = dict[tuple[str, ...], Positions | None]
+"""How positions are derived from a base, in turn -> these positions; None: that is refused."""
+
+
 class EncodingCall(NamedTuple):
     """A call of `attention`, or of `Encoding.embed`."""
 
@@ -73,6 +77,7 @@ class EncodingCall(NamedTuple):
 def draw_calls(source: random.Random, base: str) -> list[EncodingCall]:
     """Calls at a base and everything derived from it, under either causality, in any dtype and mode, in a random order."""
     recipes: list[tuple[str, ...]] = [(), *((name,) for name in DERIVED), tuple(source.sample(list(DERIVED), 2))]
+    what: list[tuple[tuple[str, ...], bool, bool | None]]
     what = [(recipe, False, causal) for recipe in recipes for causal in (True, False)]
     what += [(recipe, True, None) for recipe in recipes[:: source.choice((2, 3))]]
     calls = [
@@ -120,7 +125,7 @@ class CallSequences:
         """The first call whose result is not the one it has alone: its index and how it differs."""
         encodings = [self.fresh(other) for other in (False, True)]
         ids = self.tested.ids(LENGTH)[None].clone()
-        made = {(): self._base(base, ids)}
+        made: Derivations = {(): self._base(base, ids)}
         for index, call in enumerate(calls):
             positions = _derive(call.positions, made)
             if 2 * index >= len(calls):
@@ -165,7 +170,7 @@ class CallSequences:
         return [out, *(torch.zeros(()) if g is None else g for g in gradients)]
 
 
-def _derive(recipe: tuple[str, ...], made: dict[tuple[str, ...], Positions | None]) -> Positions | None:
+def _derive(recipe: tuple[str, ...], made: Derivations) -> Positions | None:
     """Positions made by a recipe, or before; None if what they are derived from refuses it."""
     if recipe not in made:
         before = _derive(recipe[:-1], made)
@@ -198,7 +203,7 @@ def calls_are_independent(tested: EncodingUnderTest) -> None:
 
 
 class _Mark:
-    """Alive as long as the graph whose leaves it hangs on."""
+    """Alive as long as the graph of which a leaf's hook refers to it."""
 
 
 def graphs_are_freed(tested: EncodingUnderTest) -> None:
@@ -214,7 +219,7 @@ def graphs_are_freed(tested: EncodingUnderTest) -> None:
         graph = leaf.expand_as(leaf).grad_fn
         assert graph is not None
         end: Any = graph.next_functions[0][0]
-        end.register_hook(lambda *gradients, mark=mark: None)  # the leaf knows it weakly, graphs own it
+        end.register_hook(lambda *gradients, mark=mark: None)  # the leaf refers to it weakly, graphs strongly
         ends.append(end)
         marks[name] = weakref.ref(mark)
     del mark, end, graph
