@@ -2,7 +2,7 @@
 # make test   the test suite, but for its slow tests: seven minutes on two cores
 # make test-all   the whole of it
 # make check  lint, format and types
-# make bench  speed and memory on this machine, into the tables of README.md and docs/bench.md
+# make bench  speed and memory on this machine, into the tables of README.md, docs/bench.md and benchmarks/tables.md
 # make docs   the documentation's site, into site/
 # make encodings  docs/encodings.md: every check on every encoding, a quarter of an hour
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets

@@ -1,13 +1,12 @@
-"""Attention with relative positions on one GPU: forward, and forward with backward, against plain SDPA in the same run.
+"""Attention with relative positions on one GPU: forward, and forward with backward, compared with plain SDPA in one run.
 
     python benchmarks/attention_gpu.py --out attention_gpu.json     everything
     python benchmarks/attention_gpu.py --encodings t5 --lengths 8192 --tune
     TRITON_INTERPRET=1 python benchmarks/attention_gpu.py --dry-run     no GPU: the checks alone, on tiny shapes
 
-Candidates: SDPA without any bias; SDPA with the bias posenc gives it on a GPU, a dense one; FlexAttention; posenc's own
-Triton kernels. Outputs and gradients are checked before anything is timed. Times are CUDA events around a whole call,
-the bias or the products with the table included; candidates take turns in shuffled rounds, a ratio is taken inside a
-round, and the median over rounds is shown. Memory is the peak above the inputs during a call.
+Candidates: SDPA without any bias; SDPA with a dense bias; FlexAttention; posenc's Triton kernels. Outputs and gradients
+are checked before anything is timed. Times are CUDA events around a complete call, the bias or the products with the table
+included; candidates run in shuffled rounds, ratios are taken within a round, and the median over rounds is shown. Memory is the peak above the inputs during a call.
 """
 
 import argparse
@@ -32,7 +31,7 @@ ENCODINGS = {
     "shaw": ("shaw:clip=64:terms=keys", False),
     "transformer_xl": ("transformer_xl:clamp_len=1024", True),
 }
-"""Name -> what `create` is told, and whether attention is causal."""
+"""Name -> the text for `create`, and whether attention is causal."""
 BACKENDS = ("sdpa", "flex", "triton")
 CHECKED_ROWS = 64
 """The last queries of a long sequence, whose output is compared with the reference's."""
@@ -108,7 +107,7 @@ def _assert_close(found: torch.Tensor, want: torch.Tensor, what: str) -> None:
 
 
 def agrees(case: Case, name: str, backend: str) -> bool:
-    """Whether output and gradients are the reference's; says so."""
+    """Check that output and gradients equal the reference's; print the result."""
     try:
         case.check(backend)
         case.check_gradients(backend)
@@ -131,7 +130,7 @@ def timed(call: Call, repeats: int) -> float:
 
 
 def peak(call: Call) -> int:
-    """Bytes above what is held before the call."""
+    """Peak bytes above those allocated before the call."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -164,7 +163,7 @@ def measure(calls: dict[str, Call], rounds: int) -> dict[str, dict[str, float]]:
 
 
 def compare(case: Case, rounds: int, limit: float) -> dict[str, dict[str, Any]]:
-    """Every candidate that can serve the case, and for the others why not."""
+    """Every candidate that supports the case, and for the others the reason."""
     calls, failed = {"plain": case.call("plain")}, {}
     for backend in BACKENDS:
         if backend == "sdpa" and case.dense_bytes * (3 if case.training else 2) > limit:
@@ -182,7 +181,7 @@ def compare(case: Case, rounds: int, limit: float) -> dict[str, dict[str, Any]]:
 
 
 def tune(case: Case, width: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Our kernels with other tiles, fastest first."""
+    """posenc's kernels with other tiles, fastest first."""
     from posenc.backends.triton_kernels import TILES, Tiles
 
     limit = min(n for n in TILES if width <= n)

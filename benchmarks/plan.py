@@ -1,11 +1,11 @@
-"""What comparing encodings at 1 B parameters and 131072 tokens takes on 64 GPUs: counted, held against this machine, priced.
+"""An estimate of comparing encodings at 1 B parameters and 131072 tokens on 64 GPUs: counted, checked, priced.
 
     python benchmarks/plan.py [measure]
 
-Counted: the real model at its real size, run on tensors without storage, says what it multiplies and what it keeps for
-its backward pass. Held against this machine ("measure", a few minutes on an idle one): what small models keep and take
-is measured and set against the same count. Priced: with the throughput that others published, for no GPU was at hand.
-Writes benchmarks/plan.json and the tables of docs/plan.md; run from the root of the repository.
+Counted: the operations, and the tensors stored for the backward pass, of the real model at its real size, run on tensors
+without storage. Checked ("measure", a few minutes on an idle machine): small models are measured and compared with the same
+count. Priced: with published throughput, for lack of GPUs. Writes benchmarks/plan.json and the tables of
+benchmarks/plan.md; run from the root of the repository.
 """
 
 import json
@@ -24,7 +24,7 @@ import posenc
 from posenc.lab.machine import describe, peak
 from posenc.transformer import Transformer, TransformerConfig
 
-KEPT, PAGE = Path("benchmarks/plan.json"), Path("docs/plan.md")
+KEPT, PAGE = Path("benchmarks/plan.json"), Path("benchmarks/plan.md")
 MODEL = TransformerConfig(vocab_size=32768, dim=2048, num_layers=22, num_heads=32, num_kv_heads=8, head_dim=64)
 SMALL = TransformerConfig(vocab_size=256, dim=256, num_layers=4, num_heads=4, head_dim=64)
 HIDDEN = round(MODEL.mlp_ratio * MODEL.dim * 2 / 3)
@@ -47,7 +47,7 @@ LLAMA = {"parameters": 8.03e9 - 128256 * 4096, "layers": 32, "width": 4096}
 
 @dataclass(frozen=True)
 class Count:
-    """One forward pass of a model. kept: bytes held for the backward pass, weights and logits apart; logits: bytes."""
+    """One forward pass of a model. kept: bytes stored for the backward pass without weights and logits; logits: bytes."""
 
     parameters: int
     matmul_flops: int
@@ -56,7 +56,7 @@ class Count:
 
 
 def count(config: TransformerConfig, name: str, tokens: int, dtype: torch.dtype) -> Count:
-    """Run a model on one sequence without a number being computed."""
+    """Run a model on one sequence of tensors without storage."""
     kept: dict[int, tuple[int, torch.Tensor]] = {}
 
     def pack(saved: torch.Tensor) -> torch.Tensor:
@@ -116,11 +116,11 @@ def _model(config: TransformerConfig, name: str, tokens: int, dtype: torch.dtype
         torch.set_default_dtype(before)
 
 
-# -------------------------------------------------------------------- held against this machine
+# -------------------------------------------------------------------- compared with this machine
 
 
 def measured() -> dict:
-    """What small models really keep and take here."""
+    """Measured memory and time of small models."""
     torch.set_num_threads(1)
     return {"machine": describe(torch.device("cpu")), "memory": _memory(), "time": _time(), "encodings": _encodings()}
 
@@ -154,7 +154,7 @@ def _seconds(model: nn.Module, ids: torch.Tensor, rounds: int = 5) -> float:
 
 
 def _time() -> list[dict]:
-    """The rate of the whole step over that of plain matrix products, at lengths where attention is little and most."""
+    """The rate of a complete step over that of plain matrix products, at lengths where attention is little and most."""
     a = torch.randn(2048, SMALL.dim), torch.randn(SMALL.dim, 4 * SMALL.dim)
     found = []
     for tokens in (1024, 4096, 8192):
@@ -187,7 +187,7 @@ def _encodings(tokens: int = 4096) -> dict[str, float]:
 
 
 def planned(here: dict) -> dict:
-    """The plan's figures, from the count and what this machine says of counts."""
+    """The plan's figures, from the count and the measurements of this machine."""
     local = LONG // SHARDS
     counts = {name: extrapolated(MODEL, name, local, torch.bfloat16) for name in ENCODINGS}
     rope = counts["rope"]
@@ -243,11 +243,11 @@ def _llama_flops(tokens: int) -> float:
     return 6 * LLAMA["parameters"] + 3 * attention_flops(LLAMA["layers"], LLAMA["width"], tokens) / tokens
 
 
-# -------------------------------------------------------------------- told
+# -------------------------------------------------------------------- written
 
 
 def tables(plan: dict, here: dict) -> dict[str, str]:
-    """Marker in docs/plan.md -> Markdown."""
+    """Marker in benchmarks/plan.md -> Markdown."""
     memory = [["on each GPU", "GiB"], *([name, f"{size / 2**30:.2f}"] for name, size in plan["memory"].items())]
     total = sum(plan["memory"].values())
     memory.append(["**together**", f"**{total / 2**30:.1f}**"])

@@ -1,7 +1,7 @@
 """The table of docs/data.md on speed and memory: python benchmarks/reading_data.py.
 
 JSON lines of a thousand words each, drawn from pydoc's with a seed, are read, cut and tokenised as `posenc compare --data`
-does it, each file in a process of its own; the peak is what that process takes above what it had with everything imported.
+does it, each file in a separate process; the peak is the memory of that process above that after its imports.
 """
 
 import json
@@ -79,7 +79,7 @@ def _save_tokenizer(folder: str) -> None:
 def main() -> None:
     table = "\n".join(rows())
     libraries = ", ".join(f"{name} {version(name)}" for name in ("datasets", "tokenizers"))
-    head = f"{cpu()}, {cores()} cores, {libraries}, {date.today()}. Peak is what the process took above what it had before."
+    head = f"{cpu()}, {cores()} cores, {libraries}, {date.today()}. Peak is the memory of the process above that after its imports."
     text = PAGE.read_text(encoding="utf-8")
     new = f"{START}\n{head}\n\n{table}\n\n{END}"
     PAGE.write_text(re.sub(f"{re.escape(START)}.*?{re.escape(END)}", lambda _: new, text, flags=re.S), encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of README.md and those of docs/bench.md from the committed results.
+"""Write the table of README.md, those of docs/bench.md, and all of them in benchmarks/tables.md, from the committed results.
 
     python benchmarks/readme.py [DIR/results.json]
 
@@ -15,12 +15,20 @@ from typing import Any
 
 from posenc.errors import InputError
 from posenc.lab.bench.study import MEMORY, TIME
-from posenc.lab.bench.table import Results, in_words, machine_words, markdown, ratio
+from posenc.lab.bench.table import Results, in_seconds, in_words, machine_line, machine_words, markdown, ratio
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python benchmarks/readme.py -->", "<!-- end of speed -->"
 LENGTH, MEMORY_LENGTH = 2048, 4096
-"""What the README shows; docs/bench.md has all."""
+"""What the README shows; benchmarks/tables.md has all."""
+COLUMNS = (
+    (TIME, "forward", 2048, "forward"),
+    (TIME, "train", 2048, "with backward"),
+    (TIME, "decode", 16384, "decoding one token"),
+    (MEMORY, "forward", 4096, "MiB forward"),
+    (MEMORY, "train", 2048, "MiB with backward"),
+)
+"""What docs/bench.md shows: benchmark, mode, length and title."""
 NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
 
 
@@ -34,7 +42,7 @@ def summary(results: Results) -> str:
         found = [trials.get((what, case, mode, "float32", length)) for what, mode, length in columns]
         rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
     first = cases[0] if cases else None
-    plain = _told(_row(trials.get((MEMORY, first, "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
+    plain = _cell(_row(trials.get((MEMORY, first, "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
     head = ["", *(cell for name in ("forward", "with backward", "MiB") for cell in (f"{name}: posenc", "best other"))]
     intro = (
         f"{machine_words(results)}, {results['created'][:10]}. Time over the same module without any position, float32, "
@@ -51,8 +59,8 @@ def _row(trial: Results | None, name: str) -> Results | None:
     return next((row for row in trial["rows"] if row["name"] == name), None) if trial is not None else None
 
 
-def _told(row: Results | None) -> str:
-    """A ratio, mebibytes, or why there is neither."""
+def _cell(row: Results | None) -> str:
+    """A ratio, mebibytes, or the reason why there is none."""
     if row is None:
         return ""
     if row["bytes"] is not None:
@@ -68,9 +76,9 @@ def _pair(trial: Results | None) -> list[str]:
     others = [row for row in measured if row["name"] != trial["limit"] and row["name"].split(",")[0] != "posenc"]
     best = min(others, key=lambda row: row["ratio"]["median"] if row["ratio"] else row["bytes"], default=None)
     if best is None:
-        return [_told(_row(trial, "posenc")), ""]
+        return [_cell(_row(trial, "posenc")), ""]
     name = "naive" if best["name"] in NAIVE else best["name"].removeprefix("transformers ")
-    return [_told(_row(trial, "posenc")), f"{_told(best)} ({name})"]
+    return [_cell(_row(trial, "posenc")), f"{_cell(best)} ({name})"]
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -78,11 +86,35 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-DOCUMENTS: dict[str, Callable[[Results], str]] = {"README.md": summary, "docs/bench.md": markdown}
+def attention(results: Results) -> str:
+    """The table of docs/bench.md: every candidate of attention in float32, its times and its memory."""
+    trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
+    rows = []
+    for case in dict.fromkeys(key[1] for key in trials):
+        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length, _ in COLUMNS]
+        names = dict.fromkeys(row["name"] for trial in found if trial is not None for row in trial["rows"])
+        rows += [[f"`{case}`: {name}", *(_limit_or_cell(trial, name) for trial in found)] for name in names]
+    head = ["", *(f"{title}, n = {length}" for _, _, length, title in COLUMNS)]
+    return f"{machine_line(results)}\n\n{_markdown(head, rows)}\n"
+
+
+def _limit_or_cell(trial: Results | None, name: str) -> str:
+    """The seconds of the limit, or a candidate's ratio to it; mebibytes in a trial of memory."""
+    row = _row(trial, name)
+    if trial is not None and row is not None and name == trial["limit"] and row["seconds"] is not None:
+        return in_seconds(row["seconds"]["median"])
+    return _cell(row)
+
+
+DOCUMENTS: dict[str, Callable[[Results], str]] = {
+    "README.md": summary,
+    "docs/bench.md": attention,
+    "benchmarks/tables.md": markdown,
+}
 
 
 def generated(text: str, make: Callable[[Results], str], committed: Sequence[Results]) -> str:
-    """A document with what stands between its marks made anew.
+    """A document with the text between its marks replaced.
 
     Raises:
         InputError: no marks.

@@ -1,11 +1,11 @@
-"""Rotating queries and keys on a GPU, against a copy of the same bytes, at the shapes of Llama 3 8B (32 query heads, 8 key
+"""Rotating queries and keys on a GPU, compared with a copy of the same bytes, at the shapes of Llama 3 8B (32 query heads, 8 key
 heads of 128 channels, bfloat16).
 
     python benchmarks/rotary_gpu.py --out rotary_gpu.json
 
-Every candidate is checked against `posenc.functional.rotary` in float64 first. They then take turns, in shuffled rounds;
-ratios are taken within a round, and their median, smallest and largest are given. Forward and backward together are held
-against two copies. Without a GPU, `TRITON_INTERPRET=1 ... --device cpu --shapes 1x8` shows that it runs, and no more.
+Every candidate is checked against `posenc.functional.rotary` in float64 first. They then run in shuffled rounds; ratios
+are taken within a round, and their median, smallest and largest are reported. Forward and backward together are compared
+with two copies. Without a GPU, `TRITON_INTERPRET=1 ... --device cpu --shapes 1x8` only shows that it runs.
 """
 
 import argparse

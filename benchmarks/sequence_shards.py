@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every encoding on a sequence that several processes share, against one process that has all of it; writes the table of
-docs/distributed.md.
+"""Compare every encoding on a sequence that several processes share with one process that has all of it; write the table
+of benchmarks/sequence_shards.md.
 
     python benchmarks/sequence_shards.py
 """
@@ -73,7 +73,7 @@ def _compared(
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(VOCAB, (2, LENGTH), generator=generator)
     weights = torch.randn(2, LENGTH, VOCAB, generator=generator, dtype=torch.float64)
-    for training in (False, True) if "place" in tested.encoding.sites() else (False,):
+    for training in (False, True) if "augment" in tested.encoding.sites() else (False,):
         model.train(training)
         for positions in texts(config.causal).values():
             torch.manual_seed(0)
@@ -134,7 +134,7 @@ def table(results: dict[int, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    page = Path(__file__).parents[1] / "docs" / "distributed.md"
+    page = Path(__file__).with_suffix(".md")
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     measured = table({size: in_processes(size) for size in WORLD_SIZES})
     page.write_text(f"{before}{BEGIN}\n{measured}\n{END}{rest.split(END)[1]}", encoding="utf-8")

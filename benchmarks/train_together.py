@@ -1,9 +1,9 @@
-"""Loss curves of every encoding, trained by one process and by two: the table of docs/distributed.md.
+"""Loss curves of every encoding, trained by one process and by two: the table of benchmarks/train_together.md.
 
-The last column says how far one process is from itself when it reads each step's texts in reversed order, which is the
-same sum, rounded otherwise.
+The last column compares one process with itself, reading each step's texts in reversed order: the same sum, rounded
+differently.
 
-python benchmarks/train_together.py [--write docs/distributed.md]
+python benchmarks/train_together.py [--write benchmarks/train_together.md]
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Reversed(World):
 
 
 def losses(name: str, corpus: Corpus, world: World | None = None) -> torch.Tensor:
-    """The loss of every step, by the processes that train together here."""
+    """The loss of every step, by the processes that train together."""
     training = Training(Run(name, 0, SETTINGS, corpus.digest), corpus.train)
     training.world = world or training.world
     while not training.finished:

@@ -1,9 +1,9 @@
-"""Accuracy of every encoding of images at other resolutions than that of training: the tables of docs/vision-lab.md.
+"""Accuracy of every encoding of images at other resolutions than in training: the tables of benchmarks/vision_resolution.md.
 
-Both data sets that come with posenc, the encodings of the standard preset, 3 seeds, longer training. What has finished is
-kept in the folder: the same command goes on from there.
+Both data sets that come with posenc, the encodings of the standard preset, 3 seeds, longer training. The folder has the
+finished runs; the same command resumes.
 
-python benchmarks/vision_resolution.py [--out DIR] [--workers N] [--write docs/vision-lab.md]
+python benchmarks/vision_resolution.py [--out DIR] [--workers N] [--write benchmarks/vision_resolution.md]
 """
 
 import argparse

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is there one best stretch? Every task picks its own factor of NTK scaling, on the same model and at the same length.
+"""Which factor of NTK scaling is best for each task, on the same model and at the same length?
 
     python examples/best_stretch.py [FOLDER [MODEL [LENGTH [SAMPLES [TEXT [TASK ...]]]]]]
 
-A longer context is usually tuned on perplexity; what a model finds in it is another matter. LENGTH is best past the trained
-one. TEXT is a file of running text, or "pydoc". FOLDER keeps what has been measured, its results.json and report.html: the same command goes on.
+A longer context is usually tuned on perplexity, and other tasks may need another factor. LENGTH should be past the trained
+one. TEXT is a file of running text, or "pydoc". FOLDER has the results.json and report.html; the same command resumes.
 """
 
 import sys
@@ -19,7 +19,7 @@ TASKS = ("perplexity:protocol=last", "repeated", "copying", "facts", "passkey")
 
 
 def table(results: dict) -> str:
-    """Markdown: a row for each task, a column for each stretch; nats a token, the least is bold, and at that stretch the
+    """Markdown: a row for each task, a column for each factor; nats per token, the least is bold, and at that factor the
     difference to what most of the tasks' neighbours choose, the best of the first task, with its 95 % interval."""
     names = [arm["method"] for arm in results["tasks"][0]["methods"]]
     rows = [["task", *(name.removeprefix("ntk:factor=") for name in names)], ["---", *["---:"] * len(names)]]
@@ -34,7 +34,7 @@ def table(results: dict) -> str:
 
 
 def main(folder="best-stretch", model="demo", length=12288, samples=8, text="pydoc", *tasks: str) -> None:
-    """Measure what the folder does not hold yet."""
+    """Measure what is not in the folder yet."""
     lm, tokenizer = posenc.load(model, dtype=torch.float32)
     chosen = {"tasks": tasks or TASKS, "methods": [f"ntk:factor={factor}" for factor in FACTORS], "text": text}
     chosen |= {

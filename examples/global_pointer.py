@@ -2,8 +2,8 @@
 """A GlobalPointer (Su et al. 2022, arXiv 2208.03054): every span of a text gets a score per type, q_start . k_end.
 
 Spans of two types, which may overlap, lie between an opening and a closing token of their type. Which of them belong
-together is a matter of distance: without rotation, an opening token is paired with every later closing one of its type
-or with none. All of them make an F1 of 0.73.
+together depends on distance: without rotation, an opening token is paired with every later closing one of its type, or
+with none. Pairing with all of them gives an F1 of 0.73.
 """
 
 import torch
@@ -15,9 +15,9 @@ import posenc
 def texts(count: int) -> tuple[Tensor, Tensor]:
     """Tokens (count, 24), of which 0 and 1 open spans and 2 and 3 close them; the spans, (count, type, start, end)."""
     tokens, spans = torch.randint(4, 20, (count, 24)), torch.zeros(count, 2, 24, 24, dtype=torch.bool)
-    for place in (0, 1, 8, 9, 16, 17):  # in three texts of four, a span of 3 or 5 tokens starts here or 2 tokens on
-        kind, row = place % 8, (torch.rand(count) < 0.75).nonzero()[:, 0]
-        start, size = place + 2 * torch.randint(2, row.shape), 2 * torch.randint(1, 3, row.shape)
+    for slot in (0, 1, 8, 9, 16, 17):  # in three texts of four, a span of 3 or 5 tokens starts here or 2 tokens on
+        kind, row = slot % 8, (torch.rand(count) < 0.75).nonzero()[:, 0]
+        start, size = slot + 2 * torch.randint(2, row.shape), 2 * torch.randint(1, 3, row.shape)
         tokens[row, start], tokens[row, start + size], spans[row, kind, start, start + size] = kind, kind + 2, True
     return tokens, spans
 
@@ -44,7 +44,7 @@ def loss(scores: Tensor, spans: Tensor) -> Tensor:
 
 
 def f1(encoding: posenc.Encoding, steps: int, seed: int) -> float:
-    """F1 of the spans found in new texts, after training. The embedding stands for an encoder."""
+    """F1 of the spans in new texts, after training. The embedding replaces an encoder."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Embedding(20, 64), GlobalPointer(64, 2, 32, encoding))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

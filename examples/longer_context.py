@@ -3,9 +3,9 @@
 
     python examples/longer_context.py moby-dick.txt [results.json [auto | bfloat16 | float32]]
 
-The arm to beat is not "none", the model as it is, which breaks past the trained length, but "cut off": the same model when
-it sees between half and all of that length before the token it predicts, and nothing else. Each arm is written into
-results.json when it has been measured, and read from there when the same command is given again.
+The baseline is not "none", the unmodified model, which breaks past the trained length, but "cut off": the same model on
+truncated input, between half and all of that length before each token. Results are written to results.json method by
+method; the same command resumes.
 """
 
 import json
@@ -28,8 +28,8 @@ BLOCK = 512  # tokens whose mean loss is one observation
 
 
 def table(results: dict) -> str:
-    """Markdown: nats per token by stretches of the trained length; against "cut off", with a 95 % interval, past it; and up
-    to which token the loss is that of the model as it is."""
+    """Markdown: nats per token by stretches of the trained length; compared with "cut off", with a 95 % interval, past it; and
+    up to which token the loss is that of the unmodified model."""
     arms = {name: torch.tensor(arm["loss"]) for name, arm in results["arms"].items()}
     stretch = results["trained"] // BLOCK
     starts = range(0, len(arms["none"]), stretch)
@@ -50,7 +50,7 @@ def main(source: str, kept: str = "longer-context.json", dtype="auto", model="de
     ids = torch.tensor(tokenizer(Path(source).read_text(encoding="utf-8"))["input_ids"][: stretches * trained])
     results = json.loads(path.read_text()) if path.exists() else {"trained": trained, "dtype": computed, "arms": {}}
     for name in track([name for name in ARMS if name not in results["arms"]], "arms"):
-        if name != "cut off":  # each method takes the place of the one before
+        if name != "cut off":  # each method replaces the one before
             posenc.extend(lm, name, target_length=None if "factor" in name else len(ids))
         loss = loss_by_position(lm, ids, chunk=2048, window=trained if name == "cut off" else None)
         results["arms"][name] = {"loss": [round(block.nanmean().item(), 5) for block in loss.split(BLOCK)]}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does another way of positions lift the middle? The U-shaped curve under RoPE, position maps and softmax_1.
+"""Do other positions improve the middle? The U-shaped curve under RoPE, position maps and softmax_1.
 
     python examples/lost_in_the_middle.py [FOLDER [MODEL]]
 
-A list of facts, one of them is asked for, and where it stands is the variable (Liu et al. 2023, arXiv 2307.03172, in
-sentences that a small model reads). Nothing is longer than in training: maps are set so short that they matter. FOLDER
-keeps what has been measured, its results.json and report.html: the same command goes on.
+The model is asked for one of a list of facts, at varying depths (Liu et al. 2023, arXiv 2307.03172, in sentences that a
+small model reads). Texts are within the trained length; maps are set so short that they act within them. FOLDER has the
+results.json and report.html; the same command resumes.
 """
 
 import sys
@@ -18,7 +18,7 @@ METHODS = ("softmax_n", "rerope:window=128", "self_extend:window=128:group=4", "
 
 
 def table(results: dict) -> str:
-    """Markdown, for each task: a row for each method, a column for each depth; facts found, with Wilson's 95 % interval."""
+    """Markdown, for each task: a row for each method, a column for each depth; right answers, with Wilson's 95 % interval."""
     depths = results["settings"]["depths"]
     lines = []
     for task in results["tasks"]:
@@ -36,7 +36,7 @@ def table(results: dict) -> str:
 
 
 def main(folder: str = "lost-in-the-middle", model: str = "demo", items: int = 25, samples: int = 32) -> None:
-    """Measure what the folder does not hold yet."""
+    """Measure what is not in the folder yet."""
     lm, tokenizer = posenc.load(model)
     tasks = [f"facts:items={items}", f"facts:items={items}:query_aware=true"]
     chosen = {"methods": METHODS, "lengths": [512], "depths": [0, 0.17, 0.33, 0.5, 0.67, 0.83, 1], "samples": samples}

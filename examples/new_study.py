@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Your own study: how well a schedule tells distances apart, cell by cell, resumed and reported like `posenc compare`.
+"""Your own study: the longest wavelength of several schedules, cell by cell, resumed and reported like `posenc compare`.
 
     python examples/new_study.py DIR
 
 writes DIR/results.json and DIR/report.html. A second run measures nothing again; engines and progress are options of
-`posenc.lab.study.run`. The five methods below are all that a study has to have.
+`posenc.lab.study.run`. A study needs only the five methods below.
 """
 
 import sys
@@ -16,7 +16,7 @@ from posenc.lab.study import Study, run
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured; equal cells give equal numbers."""
+    """A schedule to measure; equal cells give equal numbers."""
 
     schedule: str
     factor: float
@@ -24,7 +24,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Record:
-    """What a cell measures."""
+    """The result of a cell."""
 
     longest: float
 

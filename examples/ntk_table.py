@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which extension lets a model that was trained at 64 bytes read 512: Su's table of NTK-RoPE, on a model of one's own.
+"""Which extension lets a model that was trained at 64 bytes read 512? Su's table of NTK-RoPE, on a model trained here.
 
     python examples/ntk_table.py [results.json [seeds]]
 
 A small byte-level decoder is trained with RoPE, and another with log n in its attention too, on the language reference of
 Python's standard library. Each then predicts the last 16 bytes of held-out texts, the same bytes for every method and in
-every column: after the text before them, and after nothing but their own repetition, with a period within the trained
-length and one beyond it. "+ log n†" scales queries at inference only, "+ log n" is the model that was trained with it, and
-"cut off" is the model as it is, given only the last 64 bytes. What has been measured of a model is written into
-results.json, and read from there when the same command is given again.
+every column: after the text before them, or after repetitions of them, with a period within the trained length or beyond
+it. "+ log n†" scales queries at inference only, "+ log n" is the model that was trained with it, and "cut off" is the
+unmodified model on the last 64 bytes. Results are written to results.json; the same command resumes.
 """
 
 import json

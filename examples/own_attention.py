@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any encoding inside attention of your own, on a batch padded on the left: the padded text gets what it gets alone.
+"""Any encoding in your own attention, on a batch padded on the left: the padded text gets the same output as alone.
 
-The last column is what happens when the padding is forgotten.
+The last column shows the error if the padding is ignored.
 """
 
 import torch
@@ -12,7 +12,7 @@ from posenc import Positions
 
 
 class Attention(nn.Module):
-    """(batch, seq, dim) -> the same shape. `embed` is for encodings that act on the input; the rest act in attention."""
+    """(batch, seq, dim) -> the same shape. `embed` is for encodings that act on the input; all others act in attention."""
 
     def __init__(self, dim: int, num_heads: int, encoding: str) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A RoFormer-style encoder (Su et al. 2021): bidirectional, interleaved rotation, trained to fill in hidden tokens.
 
-Each text is a random motif of six different tokens, four times over, and each token of the motif is hidden once. An
-encoder that knows distances finds it one motif further on. One that does not sees a bag: three of each token, and six
-masks that are all alike and so get the same guess, which is right for one of the six.
+Each text is a random motif of six different tokens, repeated four times, and each token of the motif is hidden once. An
+encoder that sees distances can copy it from the next motif. One that does not sees a bag: three of each token, and six
+equal masks, which get the same guess, right for one of the six.
 """
 
 import torch
@@ -13,7 +13,7 @@ import posenc
 from posenc.transformer import Transformer, TransformerConfig
 
 VOCAB, MOTIF, REPEATS = 24, 6, 4
-MASK = VOCAB  # one token more
+MASK = VOCAB  # one more token
 
 
 def texts(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +24,7 @@ def texts(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def accuracy(encoding: str, steps: int = 120, seed: int = 0) -> float:
-    """The share of hidden tokens found in new texts, after training with an encoding."""
+    """The share of hidden tokens predicted in new texts, after training with an encoding."""
     torch.manual_seed(seed)
     config = TransformerConfig(VOCAB + 1, dim=64, num_layers=2, num_heads=2, causal=False)
     model = Transformer(config, posenc.create(encoding, dim=64, num_heads=2))

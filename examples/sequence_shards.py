@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training step on a text that several processes share, as torchrun starts them; the loss is that of one process.
+"""One training step on a text that several processes share, started by torchrun; the loss is that of one process.
 
 torchrun --nproc-per-node 2 examples/sequence_shards.py
 """

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama of transformers with another encoding in place of its RoPE: any that acts in attention.
+"""A Llama of transformers with another encoding instead of its RoPE: any that acts in attention.
 
     python examples/swap_encoding.py alibi
     python examples/swap_encoding.py rope/none 500
 
-The model's own rotation is stilled, and its attention goes through `posenc.attention`, which transformers is told of
-under a name. Encodings become parts of the layers, trained and saved with them. Put in as "rope", it leaves the model's
-logits as they were. The second argument is the steps of training on the language reference inside Python's standard
-library. Then two prompts are gone on from in a batch, padded on the left and with a cache: each token is the one that a
-pass over that text alone, without cache or padding, finds likeliest.
+The model's rotation is disabled, and its attention is `posenc.attention`, registered with transformers. Encodings become
+parts of the layers, trained and saved with them; with "rope", the logits do not change. The second argument is the number
+of training steps on the language reference of Python's standard library. Then two prompts are continued in a batch, padded
+on the left and with a cache: each token is the most likely one in a pass over that text alone.
 """
 
 import sys
@@ -23,21 +22,21 @@ SIZES = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "n
 
 
 def attend(layer, q, k, v, mask, dropout=0.0, **others):
-    """What transformers calls in each layer. mask: (batch, keys), False where there is padding; None: there is none."""
+    """The function that transformers calls in each layer. mask: (batch, keys), False where there is padding; None: there is none."""
     mask = torch.ones(len(k), k.shape[2], device=k.device) if mask is None else mask
     at = posenc.Positions.from_mask(mask, q.shape[2], causal=True)
     return posenc.attention(q, k, v, layer.encoding, at, layer=layer.layer_idx, dropout_p=dropout).transpose(1, 2), None
 
 
 def swap(model, name):
-    """Give a Llama another encoding, in place."""
+    """Replace the encoding of a Llama, in place."""
     c = model.config
     shape = {"dim": c.hidden_size, "num_heads": c.num_attention_heads, "num_kv_heads": c.num_key_value_heads}
     shape |= {"head_dim": c.head_dim, "max_positions": c.max_position_embeddings, "causal": True}
     for layer in model.model.layers:
         layer.self_attn.encoding = posenc.create(name, **shape)
         assert not {"embed", "augment"} & set(layer.self_attn.encoding.sites()), f"{name} acts before the first layer"
-    model.model.rotary_emb.inv_freq.zero_()  # angles of 0: it turns nothing
+    model.model.rotary_emb.inv_freq.zero_()  # angles of 0: no rotation
     AttentionInterface.register("example", attend)
     AttentionMaskInterface.register("example", lambda attention_mask=None, **others: attention_mask)
     model.set_attn_implementation("example")

@@ -4,10 +4,10 @@
     python examples/train_gpt.py alibi
     python examples/train_gpt.py rope+alibi 1000
 
-The text is the language reference inside Python's standard library, as bytes; 1000 are the steps. Printed are the loss
-in nats a byte in training, then the loss on text that was held out, at the trained length, twice and four times that:
-of the last 32 bytes of the same passages each time, so that only what stands before them grows. Then the model goes on
-from a prompt. `posenc list` names the encodings; one that has nothing to say past the trained length says so.
+The text is the language reference of Python's standard library, as bytes; 1000 is the number of steps. Printed are the
+training loss in nats per byte, then the loss on held-out text at the trained length, twice and four times that: of the
+last 32 bytes of the same passages each time, so only the text before them grows. Then the model continues a prompt.
+`posenc list` names the encodings; for one that is undefined past the trained length, the reason is printed.
 """
 
 import sys
@@ -22,17 +22,17 @@ LENGTH, SCORED = 64, 32
 
 
 def passages(text: torch.Tensor, count: int, length: int) -> torch.Tensor:
-    """(count, length + 1), which end at random places, drawn alike for every length."""
+    """(count, length + 1), which end at random positions, the same ones for every length."""
     return text[torch.randint(4 * LENGTH, len(text), (count, 1)) + torch.arange(-length, 1)].long()
 
 
 def loss(model: posenc.Transformer, tokens: torch.Tensor, scored: int) -> torch.Tensor:
-    """Nats a byte, over the last `scored` bytes of each passage."""
+    """Nats per byte, over the last `scored` bytes of each passage."""
     return F.cross_entropy(model(tokens[:, :-1])[:, -scored:].flatten(0, 1), tokens[:, -scored:].flatten())
 
 
 def main(encoding: str = "rope", steps: int | str = 300, seed: int = 0) -> dict[int, float]:
-    """Length -> loss on text that was held out."""
+    """Length -> loss on held-out text."""
     torch.manual_seed(seed)
     text = torch.tensor(list("\n".join(topics.values()).encode()), dtype=torch.uint8)
     train, held_out = text.tensor_split([len(text) * 9 // 10])

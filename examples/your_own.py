@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An encoding of one's own: conformed, analysed and compared.
+"""Your own encoding: checked, analysed and compared.
 
     python examples/your_own.py [FOLDER [STEPS]]
 
-Each head takes slope * log(1 + distance) from its scores: near tokens part widely, far ones hardly. The class says what
-position does; once it has a name, everything that takes names takes it. Printed are what holds for it in a small model,
-what it does with distance, and how well small models predict text with it and with two others, up to four times the
-trained length. FOLDER keeps the comparison and its report.html, and the same command goes on.
+Each head subtracts slope * log(1 + distance) from its scores, so distances near a token are separated more than far ones.
+Printed are the checks in a small model, the effect on scores by distance, and the losses of small models with it and with
+two other encodings, up to four times the trained length. FOLDER has the comparison and its report.html; the same command
+resumes.
 """
 
 import sys

@@ -81,7 +81,7 @@ def test_the_example_trains_what_is_missing_and_shows_a_table(tmp_path, monkeypa
 
 def test_the_documents_show_what_was_measured():
     results = json.loads((ROOT / "benchmarks" / "ntk_table.json").read_text())
-    text = (ROOT / "docs" / "ntk_table.md").read_text(encoding="utf-8")
+    text = (ROOT / "benchmarks" / "ntk_table.md").read_text(encoding="utf-8")
     assert example("ntk_table").table(results) in text
 
 

@@ -1,5 +1,5 @@
-"""fairseq2: ALiBiAttentionBias. Its native extension needs a CUDA build of torch, so an empty module stands for it;
-what is tested is Python alone."""
+"""fairseq2: ALiBiAttentionBias. Its native extension needs a CUDA build of torch, so an empty module replaces it;
+only the Python code is tested."""
 
 import importlib
 

@@ -1,5 +1,5 @@
-"""torchscale: XPOS centres positions on the middle of the sequence; a sequence that reaches both ways brings out the
-scale of every position asked for."""
+"""torchscale: XPOS centres positions on the middle of the sequence; a sequence that extends both ways gives the
+scale of every position."""
 
 from functools import cache
 

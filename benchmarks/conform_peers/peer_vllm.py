@@ -1,5 +1,5 @@
-"""vLLM: model_executor.layers.rotary_embedding, its native (pure torch) path. The wheel asks for CUDA, so the modules around
-that folder are stood in for, and custom operators are plain modules."""
+"""vLLM: model_executor.layers.rotary_embedding, its native (pure torch) path. The wheel requires CUDA, so the modules around
+that folder are stubs, and custom operators are plain modules."""
 
 import importlib
 import importlib.util

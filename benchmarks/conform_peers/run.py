@@ -1,9 +1,8 @@
-"""Hold functions of installed packages against posenc's golden vectors; prints the findings table of docs/conform.md.
+"""Compare functions of installed packages with posenc's golden vectors; print the findings table of docs/conform.md.
 
     python benchmarks/conform_peers/run.py [peer_litgpt ...] [--write docs/conform.md]
 
-Each peer_*.py calls one package in the words of the conventions; a package that cannot be imported is listed with the
-reason.
+Each peer_*.py adapts one package to the conventions; a package that cannot be imported is listed with the reason.
 """
 
 import argparse
@@ -23,7 +22,7 @@ BEGIN, END = "<!-- findings: written by benchmarks/conform_peers/run.py -->", "<
 
 
 def in_words(verdict: Verdict) -> str:
-    """The findings in a cell, with how much of the values was judged and found right."""
+    """The findings as one cell, with the share of values that conform."""
     every = len(golden.load()[verdict.kind])
     extent = "" if verdict.cases == every else f" in the {verdict.cases} of {every} cases that were asked"
     if verdict.passed:

@@ -1,4 +1,4 @@
-"""What several adapters need: packages hand out tables and ranges where the conventions ask for frequencies and rows."""
+"""Shared code of adapters: packages return tables and ranges, and the conventions need frequencies and rows."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 LONGEST = 131072
-"""What a module is told to be the longest text, where it wants to know."""
+"""The maximum length of modules that need one."""
 
 
 def from_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, float]:
@@ -40,7 +40,7 @@ def one_by_one(turn: Callable[[Tensor, int], Tensor], x: Tensor, positions: Tens
 
 
 class StandIn(ModuleType):
-    """A package of which everything can be imported, and nothing works."""
+    """A package from which every name can be imported, as an empty stub."""
 
     __path__: list[str] = []
     __version__ = "0"
@@ -52,7 +52,7 @@ class StandIn(ModuleType):
 
 
 def stand_in(*names: str) -> dict[str, StandIn]:
-    """Stand-ins for modules that cannot run here and take no part in what is tested."""
+    """Install stubs for modules that cannot run here and are not tested."""
     modules = {name: StandIn(name) for name in names}
     sys.modules.update(modules)
     return modules

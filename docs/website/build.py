@@ -46,10 +46,10 @@ def stage(folder: Path) -> Path:
         "encodings/index.md": encodings.pages(),
         "reference/index.md": reference.pages(),
         "examples.md": repository.examples(),
+        "results.md": repository.results(),
         "project/license.md": repository.project(),
     }
     texts = {page.path: page.text for part in generated.values() for page in part}
-    texts["results.md"] = repository.results().text
     for path in DOCS.rglob("*.md"):
         texts[path.relative_to(DOCS).as_posix()] = for_site(path.read_text(encoding="utf-8"), path)
     texts["encodings.md"] = encodings.linked(texts["encodings.md"])

@@ -63,7 +63,8 @@ def family(cls: type[Encoding]) -> str:
 
 def linked(text: str) -> str:
     """The conformance page with a link to each encoding's own."""
-    return re.sub(r"^\| `(\w+)` \|", r"| [`\1`](encodings/\1.md) |", text, flags=re.MULTILINE)
+    names = "|".join(ENCODINGS)
+    return re.sub(rf"^\| `({names})` \|", r"| [`\1`](encodings/\1.md) |", text, flags=re.MULTILINE)
 
 
 @cache

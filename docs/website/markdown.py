@@ -37,7 +37,7 @@ def place(path: Path) -> Path | None:
     if name.as_posix() == "README.md":
         return Path("index.md")
     if name.parts[0] == "benchmarks":
-        return name if path.suffix == ".json" else Path("results.md")
+        return name if path.suffix in (".json", ".md") else Path("results.md")
     if name.parts[0] == "examples":
         return name.with_suffix(".md") if path.is_file() else Path("examples.md")
     if path.parent == ROOT and path.is_file():

@@ -9,7 +9,7 @@ from posenc.encoding import Encoding
 from website.page import DOCS, ROOT, heading, table
 
 SPEED = ROOT / "benchmarks" / "results" / "cpu.json"
-VISION = DOCS / "vision-lab.md"
+VISION = ROOT / "benchmarks" / "vision_resolution.md"
 MATRIX = DOCS / "encodings.md"
 MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
 GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch.zh")
@@ -61,7 +61,7 @@ def _vision(name: str) -> list[str]:
     return [
         "**Images at other sizes than in training**, accuracy in percent and its change from the training size in points: "
         "[how it was measured](../vision-lab.md).",
-        table(("data", *(head[:1] and ["arm"]), *head[1:]), found),
+        table(("data", *(head[:1] and ["encoding"]), *head[1:]), found),
     ]
 
 

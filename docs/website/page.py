@@ -49,7 +49,7 @@ def formula(latex: str) -> str:
     """
     drawing = Latex(latex, size=SIZE, color="currentColor")
     if "\\" in drawing.mathmlstr():
-        raise ValueError(f"{latex}: holds a command that is not known")
+        raise ValueError(f"{latex}: has an unknown command")
     head, rest = drawing.svg().split(">", 1)
     return f'{head} class="formula" role="img" aria-label="{escape(latex)}">{rest}'
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of what the repository holds beside docs/: examples, committed results, and the project's own texts."""
+"""Pages of the files outside docs/: examples, committed results, and the project's own texts."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ from website.markdown import for_site, place
 from website.page import DOCS, ROOT, Page, heading, plain, table
 
 CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
-"""Of a notebook that is a Python file: what kind it is, and what it holds."""
+"""A cell of a notebook that is a Python file: its kind and its content."""
 
 
 def examples() -> list[Page]:
@@ -40,25 +40,25 @@ def _cells(code: str) -> str:
     return "\n\n".join(shown) + "\n"
 
 
-def results() -> Page:
-    """Every committed result, and which pages tell of it."""
-    pages = {page: page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
+def results() -> list[Page]:
+    """Every committed result, with the pages that show it, and the pages of benchmarks/."""
+    written = sorted((ROOT / "benchmarks").glob("*.md"))
+    pages = {page: page.read_text(encoding="utf-8") for page in [*sorted(DOCS.rglob("*.md")), *written]}
     rows = []
     for path in result_files():
         name = path.relative_to(ROOT).as_posix()
         names = (name, f"/{path.parent.relative_to(ROOT).as_posix()})")  # itself, or a link to its folder
-        told = [
-            f"[{heading(page)}]({page.relative_to(DOCS).as_posix()})"
-            for page, text in pages.items()
-            if any(each in text for each in names)
+        shown = [
+            f"[{heading(page)}]({place(page)})" for page, text in pages.items() if any(each in text for each in names)
         ]
         created = json.loads(path.read_text(encoding="utf-8")).get("created", "")[:10]
-        rows.append((f"[{name}]({name})", created, f"{path.stat().st_size / 1024:.0f}", ", ".join(told)))
+        rows.append((f"[{name}]({name})", created, f"{path.stat().st_size / 1024:.0f}", ", ".join(shown)))
     text = (
         "# Result files\n\nThe results of long measurements, as written by the programs that made them.\n\n"
         f"{table(('file', 'date', 'KiB', 'shown on'), rows)}\n"
     )
-    return Page("results.md", "Result files", text)
+    tables = [Page(str(place(path)), heading(path), for_site(pages[path], path)) for path in written]
+    return [Page("results.md", "Result files", text), *tables]
 
 
 def result_files() -> list[Path]:

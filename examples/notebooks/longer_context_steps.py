@@ -3,7 +3,7 @@
 # # Longer context, step by step
 #
 # A model with RoPE is trained on short texts, breaks on longer ones, and is extended without training. Here it is a
-# small Llama that this notebook trains itself, so that every step shows within seconds. With a model of yours, take
+# small Llama that this notebook trains within seconds. For your own model, use
 # `model, tokenizer = posenc.load("path/to/model")` and its tokens, and start at the second step.
 
 # %%
@@ -42,7 +42,7 @@ print(f"{loss.item():.2f} nats a byte at the end of training")
 # %% [markdown]
 # ## 2. Where it breaks
 #
-# The loss of each byte of 64 held-out texts that are four times as long, by where the byte stands.
+# The loss of each byte of 64 held-out texts that are four times as long, by position of the byte.
 
 # %%
 ids = held_out[: len(held_out) // (FACTOR * LENGTH) * FACTOR * LENGTH].view(-1, FACTOR * LENGTH)[:64]
@@ -63,12 +63,12 @@ def draw(names):
 draw(losses)
 
 # %% [markdown]
-# ## 3. Why, and what a schedule does about it
+# ## 3. The reason, and the effect of a schedule
 #
-# RoPE turns each pair of channels at a speed of its own. Left: how much of a turn each pair made in training (grey),
-# and makes in the longer text. Where a line is above the grey, the pair meets angles that it never saw. Right: what
-# it costs, as neighbours come closer together. Interpolation ("linear") keeps every pair within the grey and squeezes
-# all of them; NTK and YaRN leave the fast pairs alone, which tell neighbours apart.
+# RoPE rotates each pair of channels at a different speed. Left: the part of a turn that each pair made in training (grey)
+# and makes in the longer text. If a line is above the grey, the pair reaches angles that did not occur in training.
+# Right: the cost, since neighbours are closer together. Interpolation ("linear") leaves every pair within the grey and
+# compresses all of them; NTK and YaRN do not change the fast pairs, which distinguish neighbours.
 
 # %%
 schedules = ("default", "linear", "ntk", "yarn")
@@ -81,9 +81,9 @@ plt.show()
 # %% [markdown]
 # ## 4. Extend
 #
-# In place, in one call, which says what it changed and what to expect. Each call takes the place of the one before,
-# and `posenc.restore` brings the model back, to the bit. ReRoPE, last, changes no frequency: it counts no distance
-# beyond its window.
+# One call extends the model in place, and reports what it changed and what to expect. Each call replaces the one before,
+# and `posenc.restore` restores the model bit for bit. ReRoPE, the last one, changes no frequency: it clamps distances to
+# its window.
 
 # %%
 for method in ("linear", "ntk", "yarn", "rerope:window=32"):
@@ -95,11 +95,11 @@ print("restored, to the bit:", torch.equal(losses["none"][:, 1:], loss_by_positi
 draw(losses)
 
 # %% [markdown]
-# ## 5. Verify, against what costs nothing
+# ## 5. Compare with truncated input
 #
-# That the loss is lower than before says little: the model as it was is broken there. The arm to beat is the same
-# model, shown the last 64 bytes alone (windows of 64 that advance by 32). A method is worth its price where it is
-# below that line, since only there does what lies farther back help.
+# A loss below that of the unmodified model means little, because that model is broken there. The baseline is the same
+# model on truncated input: the last 64 bytes (windows of 64 that advance by 32). A method is worth its cost only where
+# it is below that line.
 
 # %%
 losses["cut off"] = loss_by_position(model, ids, window=LENGTH)
@@ -111,8 +111,8 @@ for name, loss in losses.items():
     print(f"{name:18} {within:15.2f} {past:9.2f} {gap.mean():+10.2f} ± {error:.2f}")
 
 # %% [markdown]
-# ## 6. What it costs
+# ## 6. Costs
 #
-# The column "trained length" above is one price: a schedule that changes frequencies changes short texts, too, and a
-# map does not up to its window. The cache is the other, as it grows with every token that is kept; the report printed
-# in step 4 has both. From the shell the same steps are `posenc doctor`, `posenc extend --text` and `posenc eval`.
+# The column "trained length" above is one cost: a schedule that changes frequencies changes short texts, too, and a map
+# does not, up to its window. The cache is the other, as it grows with every token; the report printed in step 4 has
+# both. From the shell the same steps are `posenc doctor`, `posenc extend --text` and `posenc eval`.

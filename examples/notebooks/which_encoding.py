@@ -2,9 +2,8 @@
 # %% [markdown]
 # # Which encoding for my model?
 #
-# Three questions, in the order in which they rule encodings out: what it cannot do, what it does to attention, and
-# how well models predict *your* text with it. The first two are read off, the last one is measured, here on a small
-# scale.
+# Three questions, in the order in which they exclude encodings: what it does not support, how it affects attention, and
+# how well models predict *your* text with it. The last one is measured, here on a small scale.
 
 # %%
 import matplotlib.pyplot as plt
@@ -18,12 +17,12 @@ NAMES = ("sinusoidal", "learned", "rope", "alibi")
 STEPS = 120
 
 # %% [markdown]
-# ## What it cannot do
+# ## What it does not support
 #
-# Every encoding says so itself. *Last position*: a table ends where it ends. *Shift invariant*: nothing changes when
-# all positions move by the same amount, which is what lets a model read the same words alike anywhere. *Caches*: with
-# codes that depend on the final length, no key can be kept. *Claimed*: what its paper says of texts longer than in
-# training; whether it is so, the last section asks.
+# Every encoding declares this. *Last position*: the end of its table. *Shift invariant*: nothing changes when all
+# positions move by the same amount, so a model reads the same words in the same way anywhere. *Caches*: if codes depend
+# on the final length, keys cannot be cached. *Claimed*: the claim of its paper for texts longer than in training, which
+# the last section tests.
 
 # %%
 print(f"{'':12} {'acts on':10} {'last position':14} {'shift invariant':16} {'caches':7} claimed")
@@ -36,11 +35,11 @@ for name in NAMES:
     print(f"{name:12} {acts:10} {last!s:14} {invariant:16} {caches:7} {encoding.extrapolates}")
 
 # %% [markdown]
-# ## What it does to attention
+# ## How it affects attention
 #
-# How much position adds to the score of two tokens, by their distance, before any training: for a token and its like,
-# and for two that have nothing in common. ALiBi takes from both alike, whatever they say; RoPE takes from a token's
-# score with its like, and the farther the more; a sinusoidal code is added to the words and so mixes with them.
+# The effect of position on the score of two tokens, by their distance, before any training: for two identical tokens,
+# and for two unrelated ones. ALiBi lowers both scores equally; RoPE lowers the score of identical tokens, more with
+# distance; a sinusoidal code is added to the words and so mixes with them.
 
 # %%
 shown = ("sinusoidal", "rope", "alibi")
@@ -54,8 +53,8 @@ plt.show()
 # ## How well models predict text with it
 #
 # The same small Transformer is trained under each, on 32 bytes of Python's language reference at a time, and tested
-# on texts up to eight times as long: always on the same bytes, so that only what stands before them grows. For yours,
-# give `data.load` the path of a text.
+# on texts up to eight times as long: always on the same bytes, so that only the text before them grows. For your text,
+# pass its path to `data.load`.
 
 # %%
 settings = text.Settings(32, (1, 2, 4, 8), STEPS, dim=48, head_dim=None, targets=16)
@@ -78,8 +77,8 @@ left.legend()
 plt.show()
 
 # %% [markdown]
-# Left, the losses; which of their differences are more than chance is said above, where models are compared on the
-# same passages. Right, how far each rises past the trained length, with 95 % intervals. Dotted lines are RoPE's model
-# again, with its frequencies changed and nothing retrained. Two trainings of models of this size decide little:
+# Left, the losses; the sentences above state which of their differences are significant on the same passages. Right, the
+# rise of each past the trained length, with 95 % intervals. Dotted lines are RoPE's model with other frequencies and
+# without retraining. Two trainings of models of this size decide little:
 # `posenc compare --data book.txt` trains larger ones in as many processes as there are cores, and writes a report
 # with every number.

@@ -30,7 +30,7 @@ def test_every_encoding_is_the_same_on_shards(world_size):
 
 
 def test_the_page_has_a_row_for_each():
-    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "sequence_shards.md").read_text(encoding="utf-8")
     rows = page[page.index(BEGIN) : page.index(END)].splitlines()[3:]
     cells = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in rows]
     assert [row[0] for row in cells] == list(subjects()), "run: python benchmarks/sequence_shards.py"

@@ -40,7 +40,7 @@ def test_every_encoding_declares_formulas_that_can_be_drawn(name):
 
 
 def test_a_mistyped_command_is_not_drawn():
-    with pytest.raises(ValueError, match=r"\\fracc.*: holds a command that is not known"):
+    with pytest.raises(ValueError, match=r"\\fracc.*: has an unknown command"):
         formula(r"\fracc{1}{2}")
 
 

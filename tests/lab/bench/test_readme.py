@@ -139,8 +139,8 @@ def test_only_what_stands_between_the_marks_changes(results):
 
 def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, results):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
     for name in DOCUMENTS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{readme.BEGIN}\n{readme.END}\n")
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results))

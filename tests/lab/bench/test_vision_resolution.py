@@ -20,7 +20,9 @@ def benchmark():
 
 @pytest.mark.parametrize("data", FOUND)
 def test_the_tables_of_the_page_are_those_of_the_results(data, benchmark):
-    assert f"\n{benchmark.table(FOUND[data])}\n" in (ROOT / "docs/vision-lab.md").read_text(encoding="utf-8")
+    assert f"\n{benchmark.table(FOUND[data])}\n" in (ROOT / "benchmarks/vision_resolution.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_page_says_what_larger_images_cost():
