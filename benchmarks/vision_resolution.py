@@ -27,7 +27,7 @@ START, END = "<!-- resolution: start -->", "<!-- resolution: end -->"
 def measured(data: str, folder: Path, workers: int) -> dict:
     """results.json of one data set, without what is not in the tables."""
     corpus, settings = PRESETS["standard"].settings.changed(**CHANGED).load(data)
-    with Display(folder / data) as display:
+    with Display() as display:
         found = compare(
             Comparison(CORE, SEEDS, settings), corpus, folder / data, workers=workers, progress=display, render=page
         )

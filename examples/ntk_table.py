@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from posenc.encodings import LogN, Mapped, Rotary
-from posenc.lab import data, evaluate, text, train
+from posenc.lab import data, experiment, text, train
 from posenc.lab.statistics import estimate
 
 S = text.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
@@ -36,7 +36,7 @@ def measure(model: torch.nn.Module, tokens: torch.Tensor, log_n: bool) -> dict:
     for (name, arm), suffix in product(ARMS.items(), (" + log n",) if log_n else ("", " + log n†")):
         model.encoding = arm + LogN(64, clip=not log_n) if suffix else arm
         texts = {text: (64 if name == "cut off" else seen, period) for text, (seen, period) in TEXTS.items()}
-        found[name + suffix] = {text: evaluate.accuracy(model, tokens, S, *of).tolist() for text, of in texts.items()}
+        found[name + suffix] = {kind: text.accuracy(model, tokens, S, *of).tolist() for kind, of in texts.items()}
     return found
 
 
@@ -56,7 +56,7 @@ def main(kept: str = "ntk-table.json", seeds: int = 3) -> None:
     results = json.loads(path.read_text()) if path.exists() else {}
     for seed, host in product(range(int(seeds)), ("rope", "rope+log_n:train_length=64:clip=false")):
         if (name := f"{host}, seed {seed}") not in results:
-            model, _ = train.train(text.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
+            model, _ = train.train(experiment.Run(host, seed, S, corpus.digest), data.with_copies(corpus.train, 24))
             results[name] = measure(model, corpus.test, "log_n" in host)
             path.write_text(json.dumps(results) + "\n")
     print(table(results))

@@ -33,7 +33,7 @@ def test_list_and_cite(capsys, tmp_path):
     code, out, _ = run(capsys, "cite", "t5", "--json")
     assert "Raffel" in json.loads(out)["bibtex"]
     code, out, err = run(capsys, "cite", "binary", "--out", str(tmp_path / "new"))
-    assert (code, out, err) == (0, "binary has no paper of its own\n", "")
+    assert (code, out, err) == (0, "binary has no paper\n", "")
     assert json.loads((tmp_path / "new" / "cite.json").read_text()) == {"name": "binary", "bibtex": ""}
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from posenc.lab import data
-from posenc.lab.evaluate import accuracy
 from posenc.lab.experiment import Run
 from posenc.lab.statistics import estimate
-from posenc.lab.text import Settings
+from posenc.lab.text import Settings, accuracy
 from posenc.lab.train import build
 from posenc.tasks.running_text import pydoc
 from test_examples import EXAMPLES, example

@@ -63,8 +63,6 @@ def test_json_and_table_hold_for_any_two(first, second, head_dim, base, factor, 
     start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("pair "))
     rows = lines[start + 1 : start + 1 + head_dim // 2]
     assert [int(row.split()[0]) for row in rows] == list(range(head_dim // 2))
-    for row, pair in zip(rows, found.pairs, strict=True):
-        assert ("#" in row) == (not pair.same)
 
 
 def test_yarn_of_the_code_and_of_the_paper():
@@ -124,7 +122,6 @@ def test_the_command(capsys, tmp_path):
     assert lines[2] == "head_dim 64, base 10000, trained on 2048 positions, phases of tokens 8192 apart"
     row = next(line for line in lines if line.startswith("  15"))
     assert row.split()[:6] == ["15", "4.347", "790.4", "1", "424", "1.677"]
-    assert row.endswith("  " + 24 * "#")  # the longest bar: furthest apart
     assert lines[-1] == "- Both multiply cos and sin by 1.1386, and so scores by 1.2965."
     code, out, _ = run(
         capsys, "yarn", "ntk", "--json", "--base", "1e5", "--head-dim", "32", "--at", "100", "--out", str(tmp_path)

@@ -18,17 +18,15 @@ PATHS = {"PYTHONPATH": str(Path(posenc.__file__).parents[1]), "PATH": os.environ
 
 
 def run(*arguments, environment=None, **more):
-    said = {"capture_output": True} | more
-    return subprocess.run([*POSENC, *arguments], env=PATHS | (environment or {}), **said)
+    options = {"capture_output": True} | more
+    return subprocess.run([*POSENC, *arguments], env=PATHS | (environment or {}), **options)
 
 
 @pytest.mark.parametrize(
     "environment",
     [
-        {},  # no HOME, no LANG
-        {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"COLUMNS": "1", "LINES": "0", "TERM": "dumb"},
-        {"COLUMNS": "x", "TMPDIR": "/no/such/folder", "PYTHONHASHSEED": "7"},
+        {"COLUMNS": "1", "LINES": "0", "TERM": "dumb"},  # no HOME, no LANG
+        {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "COLUMNS": "x", "TMPDIR": "/no/such/folder"},
     ],
     ids=str,
 )
@@ -40,11 +38,6 @@ def test_an_answer_in_any_environment(environment):
     assert done.returncode == 2
     assert done.stderr.startswith(b"posenc cite: error: unknown encoding")
     assert done.stderr.count(b"\n") == 1
-
-
-def test_the_order_of_a_set_is_in_no_answer():
-    answers = {run("list", "--json", environment={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
-    assert len(answers) == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -72,28 +65,6 @@ def test_a_reader_that_leaves_is_no_mistake():
     assert done.stderr == b""
 
 
-def test_a_folder_that_is_gone(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    command = " ".join(f"'{word}'" for word in POSENC)
-    for words in ("list", "cite rope --out new", "explore"):
-        gone.mkdir(exist_ok=True)
-        script = f"cd {gone} && rmdir {gone} && {command} {words}"
-        done = subprocess.run(["sh", "-c", script], env=PATHS, capture_output=True)
-        assert done.returncode in (0, 1, 2)  # torch's MKL may end the process by itself, with a line of its own
-        assert b"Traceback" not in done.stderr
-        assert done.stderr.count(b"\n") <= 1
-
-
-def test_a_folder_that_must_not_be_written(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("")
-    for command in (["cite", "rope"], ["diff", "ntk", "yarn"], ["list"]):
-        done = run(*command, "--out", str(file / "out"))
-        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
-    assert list(tmp_path.iterdir()) == [file]
-
-
 def test_two_signals_in_a_row(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 20_000)
@@ -105,6 +76,6 @@ def test_two_signals_in_a_row(tmp_path):
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             time.sleep(0.1)
-        told = process.communicate(timeout=PATIENCE)[1]
+        message = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode in (1, -signal.SIGINT)
-    assert told.count(b"Traceback") == 0, told
+    assert message.count(b"Traceback") == 0, message

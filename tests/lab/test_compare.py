@@ -11,18 +11,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posenc import InputError, Rotary, cli
-from posenc.cli.command import parse
+from posenc import InputError, Rotary
 from posenc.lab import cost, data
 from posenc.lab.compare import Comparison, compare, names
 from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
 from posenc.lab.machine import flushed_denormals
 from posenc.lab.measure import measure
-from posenc.lab.results import RunRecord, VariantScores, collect, course, difference
+from posenc.lab.results import Ranking, RunRecord, VariantScores, collect, difference
 from posenc.lab.store import Store
 from posenc.lab.study import Progress
-from posenc.lab.text import HOLDS, answer, limits, numbers, verdict
 from posenc.report.compare import busy, page
 from references import PATIENCE
 
@@ -58,12 +56,12 @@ def test_results_hold_every_number(finished):
 def test_worker_processes_measure_what_this_process_measures(finished):
     settings, text, directory, _ = finished
     run = Run("t5", 1, settings, text.digest)
-    kept = Store(directory).load(run.id, RunRecord)
+    before = Store(directory).load(run.id, RunRecord)
     with flushed_denormals():
         here = measure(run, text)
-    assert here.losses == pytest.approx(kept.losses, abs=1e-4)
-    assert here.arms[0].paired["2"] == pytest.approx(kept.arms[0].paired["2"], abs=1e-4)
-    assert here.memory_bytes == kept.memory_bytes
+    assert here.losses == pytest.approx(before.losses, abs=1e-4)
+    assert here.arms[0].paired["2"] == pytest.approx(before.arms[0].paired["2"], abs=1e-4)
+    assert here.memory_bytes == before.memory_bytes
 
 
 def start(directory, flags, *more):
@@ -112,12 +110,12 @@ def test_a_killed_comparison_resumes_and_leaves_no_worker(given, tmp_path, flags
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
     process.kill()
     process.wait()
-    kept = len(list((tmp_path / "cells").glob("*.json")))
+    before = len(list((tmp_path / "cells").glob("*.json")))
     second = start(tmp_path, flags, *LONG)
     _, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, err
-    assert f"{kept} of 6 runs are here already" in err
-    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == kept
+    assert f"{before} of 6 runs are here already" in err
+    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == before
     assert children.split()
     assert not [pid for pid in children.split() if os.path.exists(f"/proc/{pid}") and _alive(pid)]
 
@@ -133,7 +131,7 @@ def _alive(pid: str) -> bool:
 def test_divergence_stops_everything_with_one_message(corpus, tiny, tmp_path):
     wild = replace(tiny, learning_rate=1e30, adamw_learning_rate=1e30)
     with pytest.raises(InputError, match="give smaller ones"):
-        compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
+        compare(Comparison(("none",), 1, wild), corpus, tmp_path, engine=InProcess())
     assert not (tmp_path / "results.json").exists()
     assert not list(tmp_path.iterdir())
 
@@ -200,10 +198,10 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     (tmp_path / "fading.py").write_text(OWN)
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "my.py").write_text(OWN)
-    whole = tmp_path / "deeper" / "my.py"
+    deep_file = tmp_path / "deeper" / "my.py"
     encodings = (
         "fading:Fade",
-        f"{whole}:Fade:slope=2",
+        f"{deep_file}:Fade:slope=2",
         "none/deeper/my.py:Fade",
         "rope+fading.py:Fade:slope=3+deeper/my.py:Fade",
     )
@@ -212,10 +210,10 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     assert results["complete"]
     assert {arm["encoding"] for arm in results["arms"]} == {"none", *encodings}
     report = (tmp_path / "out" / "report.html").read_text()
-    assert f"the class {whole}:Fade" in report
+    assert f"the class {deep_file}:Fade" in report
     runs = [Run.of(e, 0, settings, "") for e in encodings]
     assert [e.slope for e in runs[3].make_encoding() if hasattr(e, "slope") and not isinstance(e, Rotary)] == [3, 1]
-    whole.write_text(OWN + "# another one\n")
+    deep_file.write_text(OWN + "# another one\n")
     again = [Run.of(e, 0, settings, "") for e in encodings]
     assert [a.id == b.id for a, b in zip(runs, again, strict=True)] == [True, False, False, False]
     for name, message in [
@@ -236,14 +234,14 @@ def test_the_arm_without_positions_is_always_there(tiny):
 def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_path):
     wild = replace(tiny, adamw_learning_rate=1e30, steps=2)
     with pytest.raises(InputError, match=r"adamw_learning_rate=1e\+30.* is no longer finite when none is tested"):
-        compare(Comparison(("none",), 1, wild), corpus, tmp_path, workers=1)
+        compare(Comparison(("none",), 1, wild), corpus, tmp_path, engine=InProcess())
     assert not list(tmp_path.iterdir())
 
 
 def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
     one = replace(tiny, factors=(1,))
     odd = replace(corpus, name="caf\udce9.txt")
-    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, workers=1, render=page)
+    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, engine=InProcess(), render=page)
     assert {arm["name"] for arm in results["arms"]} == {"none", "rope"}
     text = (tmp_path / "report.html").read_text()
     assert "times as long" not in text
@@ -266,81 +264,83 @@ def cell(encoding, seed, **arms):
 def made_up(tiny, **curves):
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run(n, s, settings, ""): cell(n, s, **{n: c}) for s in range(3) for n, c in curves.items()}
-    return settings, settings.ranked(cells)
+    return ranking(settings, cells)
+
+
+def ranking(settings, cells):
+    return Ranking(collect(cells), settings, data.corpus(b"a text", "text"))
 
 
 def test_verdicts(tiny):
-    settings, arms = made_up(
+    ranked = made_up(
         tiny, alibi=(1.5, 1.5, 1.5), rope=(1.2, 1.4, 2.4), sinusoidal=(1.6, 2.5, 2.6), t5=(1.2, 1.21, 1.22)
     )
-    assert {a.name: verdict(a, settings) for a in arms} == {
+    assert {a.name: ranked.verdict(a, ranked.settings.larger) for a in ranked.variants} == {
         "alibi": "holds",
         "t5": "holds",
         "rope": "degrades",
         "sinusoidal": "breaks at once",
     }
-    assert [a.name for a in arms] == ["t5", "alibi", "rope", "sinusoidal"]
-    words = " ".join(answer(arms, settings))
-    assert "At the training length of 16 bytes, rope predicts best" in words or "t5 predicts best" in words
-    assert "cannot be told apart" in words
-    assert "Breaks as soon as the text is 2 times as long: sinusoidal (+0.9" in words
-    assert "Degrades with length, by 4 times: rope (+1.2" in words
+    assert [a.name for a in ranked.variants] == ["t5", "alibi", "rope", "sinusoidal"]
+    words = " ".join(ranked.answer())
+    assert (
+        "At the training length of 16 bytes, t5 has the best loss (1.200 nats per byte); not measurably behind: rope."
+        in words
+    )
+    assert "Breaks at once, change at 32 bytes: sinusoidal (+0.9" in words
+    assert "Degrades, change at 64 bytes: rope (+1.2" in words
     assert "t5 (+0.020 ± 0.0" in words
-    assert HOLDS < 0.1
 
 
 def test_every_arm_is_in_a_sentence(tiny):
     """One whose seeds disagree is neither said to hold nor to degrade, and not passed over."""
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}
-    arms = settings.ranked(cells)
-    assert verdict(arms[0], settings) == "unclear"
-    assert any(line.startswith("Unclear at 4 times the length: rope (+0.1") for line in answer(arms, settings))
+    ranked = ranking(settings, cells)
+    assert ranked.verdict(ranked.variants[0], settings.larger) == "unclear"
+    assert any(line.startswith("Unclear, change at 64 bytes: rope (+0.1") for line in ranked.answer())
 
 
 @pytest.mark.parametrize(
     ("ntk", "outcome"),
     [
-        ((1.3, 1.7), "better than rope as trained at every"),
-        ((1.6, 2.6), "worse than rope as trained at every"),
-        ((1.3, 2.6), "is measurably better at 32 bytes and worse at 64 bytes"),
-        ((1.4, 2.4), "is measurably neither better nor worse"),
+        ((1.3, 1.7), "better: rope + NTK (−0.7"),
+        ((1.3, 2.6), "worse: rope + NTK (+0.2"),
+        ((1.4, 2.4), "no measurable difference: rope + NTK ("),
     ],
 )
 def test_untrained_arms_in_words(tiny, ntk, outcome):
     settings = replace(tiny, factors=(1, 2, 4))
     arms = {"rope": (1.2, 1.4, 2.4), "rope + NTK": (1.2, *ntk)}
     cells = {Run("rope", s, settings, ""): cell("rope", s, **arms) for s in range(3)}
-    (line,) = (x for x in answer(settings.ranked(cells), settings) if "without retraining" in x)
-    assert line.startswith("rope + NTK, without retraining, ")
+    (line,) = (x for x in ranking(settings, cells).answer() if "without retraining" in x)
+    assert line.startswith("At 64 bytes, without retraining, ")
     assert outcome in line
 
 
 def test_differences_are_of_common_seeds(tiny):
-    settings, arms = made_up(tiny, alibi=(1.5, 1.5, 1.5), rope=(1.2, 1.4, 2.4))
-    a, r = (next(x for x in arms if x.name == n) for n in ("alibi", "rope"))
+    ranked = made_up(tiny, alibi=(1.5, 1.5, 1.5), rope=(1.2, 1.4, 2.4))
+    a, r = ranked.variants
     assert difference(a, r, 1).mean == pytest.approx(0.3)
     del a.scores[2]
     assert difference(a, r, 1).mean == pytest.approx(0.3)
-    assert numbers(arms, settings)["arms"][0]["name"] == "alibi"
+    assert ranked.numbers()["arms"][0]["name"] == "alibi"
     del a.scores[0], r.scores[1], r.scores[2]  # nothing in common: the windows still are
     assert difference(a, r, 1).mean == pytest.approx(0.3, abs=1e-3)
 
 
 def test_limits_say_what_was_not_shown(tiny):
-    settings, arms = made_up(
-        tiny, none=(2.5, 2.5, 2.5), t5=(1.2, 1.4, 2.4), learned=(1.3, 2.0, 2.0), rope=(1.2, 1.2, 1.2)
-    )
-    notes = " ".join(limits(arms, settings))
-    assert "none learned slowly" in notes
-    assert "no pair of a training text of 16 bytes falls into that bucket" in notes
-    assert "learned has no code past position 15" in notes
+    ranked = made_up(tiny, none=(2.5, 2.5, 2.5), t5=(1.2, 1.4, 2.4), learned=(1.3, 2.0, 2.0), rope=(1.2, 1.2, 1.2))
+    notes = " ".join(ranked.limits())
+    assert "behind the best loss: none" in notes
+    assert "t5: 0.0 % of the pairs in a training text of 16 bytes fall into its last bucket" in notes
+    assert "learned: its table ends at position 15" in notes
     assert "One small model" in notes
-    longer = replace(settings, length=128)
-    assert "distances from 113 on one bias, and only 1.5 % of the pairs" in " ".join(limits(arms, longer))
-    assert "t5 gives" not in " ".join(limits(arms, replace(settings, length=512)))
-    one = collect({Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))})
-    assert "Only one seed" in " ".join(limits(one, settings))
+    settings = ranked.settings
+    assert "t5: 1.5 % of the pairs" in " ".join(replace(settings, length=128).limits(ranked))
+    assert "t5" not in " ".join(replace(settings, length=512).limits(ranked))
+    one = {Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))}
+    assert "Only one seed" in " ".join(ranking(settings, one).limits())
 
 
 def test_the_median_of_an_even_count_lies_between_two(tiny):
@@ -348,8 +348,8 @@ def test_the_median_of_an_even_count_lies_between_two(tiny):
     for seed, speed in enumerate((10.0, 20.0, 40.0, 80.0)):
         one = cell("rope", seed, rope=(1, 1, 1))
         cells[Run("rope", seed, tiny, "")] = replace(one, tokens_per_second=speed, training_seconds=speed)
-    (row,) = collect(cells)
-    assert (course(row)["train_tokens_per_second"], course(row)["training_seconds"]) == (30, 30)
+    (row,) = ranking(replace(tiny, factors=(1, 2, 4)), cells).numbers()["arms"]
+    assert (row["train_tokens_per_second"], row["training_seconds"]) == (30, 30)
 
 
 # -------------------------------------------------------------------- how long it takes, and what is there before it is over
@@ -399,13 +399,3 @@ def test_a_comparison_that_took_longer_than_it_should_says_so():
         {"seconds": 50, "estimated_seconds": 5},
     ):
         assert not busy(results | others)
-
-
-def test_quick_is_offered_where_it_is_smaller():
-    for more, smaller in (([], True), (["--preset", "quick"], False), (["--steps", "5", "--seeds", "1"], True)):
-        options = parse(cli.COMMANDS["compare"], more)
-        comparison, _ = options.read()
-        share = options.share_of_quick(comparison)
-        assert (share is not None and share < 1) is smaller
-    options = parse(cli.COMMANDS["compare"], ["--task", "vision", "--preset", "thorough", "--num-heads", "6"])
-    assert options.share_of_quick(options.read()[0]) is None  # 6 heads do not divide its width

@@ -15,9 +15,9 @@ def test_the_default_text_is_pythons_reference():
     corpus = data.load("pydoc")
     assert len(corpus.train) + len(corpus.test) == len("\n\n".join(topics[k] for k in sorted(topics)).encode())
     assert len(corpus.test) / len(corpus.train) == pytest.approx(1 / 9, rel=1e-3)
-    whole = spelled(corpus)
-    assert corpus.digest == hashlib.sha256(whole).hexdigest()
-    assert b"assert" in whole
+    content = spelled(corpus)
+    assert corpus.digest == hashlib.sha256(content).hexdigest()
+    assert b"assert" in content
 
 
 def test_files_and_folders(tmp_path):
@@ -51,6 +51,6 @@ def test_refusals(tmp_path, corpus, tiny):
     ]:
         with pytest.raises(InputError, match=message):
             data.load(source)
-    data.check_long_enough(corpus, tiny)
+    tiny.check_data(corpus)
     with pytest.raises(InputError, match=r"\d+ bytes are too short to test at 4096 tokens .* needs about 4\d{4} bytes"):
-        data.check_long_enough(corpus, replace(tiny, factors=(1, 256)))
+        replace(tiny, factors=(1, 256)).check_data(corpus)

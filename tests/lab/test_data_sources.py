@@ -31,9 +31,9 @@ def test_rows_of_every_format_are_the_same_documents(tmp_path):
     plain = lines(tmp_path / "rows.jsonl", ROWS)
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress((tmp_path / "rows.jsonl").read_bytes()))
     datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "rows.parquet")
-    found = [load(source) for source in (plain, f"{plain}.gz", str(tmp_path / "rows.parquet"))]
-    assert [spelled(corpus) for corpus in found] == [JOINED] * 3
-    assert len({corpus.digest for corpus in found}) == 1
+    corpora = [load(source) for source in (plain, f"{plain}.gz", str(tmp_path / "rows.parquet"))]
+    assert [spelled(corpus) for corpus in corpora] == [JOINED] * 3
+    assert len({corpus.digest for corpus in corpora}) == 1
     assert load(plain, packed=True).facts()["documents"] == 4  # the cut falls into the last, which becomes two
     both = load(str(tmp_path / "rows.j*"))
     assert spelled(both) == JOINED + b"\n\n" + JOINED
@@ -129,8 +129,8 @@ def test_files_are_read_in_the_order_of_their_paths(tmp_path):
 
 
 def test_compressed_text(tmp_path):
-    whole = gzip.compress(b"some text " * 1000)
-    for name, content in (("cut.txt.gz", whole[:-9]), ("bad.txt.gz", b"no gzip"), ("a.txt.zst", b"(\xb5")):
+    compressed = gzip.compress(b"some text " * 1000)
+    for name, content in (("cut.txt.gz", compressed[:-9]), ("bad.txt.gz", b"no gzip"), ("a.txt.zst", b"(\xb5")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=rf"^data='.*{name}': ") as error:
             load(str(tmp_path / name))

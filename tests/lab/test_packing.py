@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from posenc import InputError
-from posenc.lab.data import Corpus, Text, check_long_enough, draw, load, window_ends
-from posenc.lab.evaluate import evaluate, variants
+from posenc.lab.data import Corpus, Text, draw, load, window_ends
 from posenc.lab.experiment import Run
 from posenc.lab.measure import measure
-from posenc.lab.text import text_limits
+from posenc.lab.results import Ranking
 from posenc.lab.train import build, train
 
 
@@ -105,23 +104,23 @@ def test_passages_lie_inside_documents_or_the_report_says_so(tiny):
     assert int(ends.max()) == len(long) - 4
     short = documents(*[20] * 20)
     assert window_ends(short, settings).tolist() == window_ends(short.tokens, tiny).tolist()
-    noted = [text_limits(Corpus("", "", part, part, packed=True), settings) for part in (long, short)]
+    noted = [settings.limits(Ranking([], settings, Corpus("", "", part, part, packed=True))) for part in (long, short)]
     assert "passages lie in 2 of 6 held-out documents" in noted[0][0]
-    assert "run over the ends of documents" in noted[1][0]
+    assert "cross the ends of documents" in noted[1][0]
     with pytest.raises(InputError, match=r"200 bytes are too short to test at 32 tokens with 4 windows"):
-        check_long_enough(Corpus("", "", documents(*[20] * 8), documents(20, 20), packed=True), settings)
+        settings.check_data(Corpus("", "", documents(*[20] * 8), documents(20, 20), packed=True))
 
 
 def test_a_packed_run_trains_and_is_tested(tiny):
     corpus = load("pydoc", packed=True)
     settings = replace(tiny, packed=True)
-    check_long_enough(corpus, settings)
+    settings.check_data(corpus)
     run = Run("rope", 0, settings, corpus.digest)
     cell = measure(run, corpus)
     assert cell.losses == measure(run, corpus).losses
     assert cell.losses != measure(replace(run, settings=tiny), corpus).losses
     model, _ = train(run, corpus.train)
-    scores = evaluate(model, variants("rope", model.encoding, settings)[0], corpus.test, settings)
+    scores = settings.evaluate(model, settings.variants("rope", model.encoding)[0], corpus.test)
     end = int(window_ends(corpus.test, settings)[1])
     tokens = corpus.test.tokens[end - 32 : end + 1].long()[None]
     alone = F.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:], reduction="none")[-8:].mean()
@@ -145,8 +144,8 @@ def test_documents_of_one_token_leave_nothing_to_predict(tiny):
     settings = replace(tiny, packed=True)
     ones, some = documents(*[1] * 900), documents(*[1] * 300, 2, *[1] * 300)
     with pytest.raises(InputError, match=r"packed=True: no document of ones has two bytes"):
-        check_long_enough(Corpus("ones", "", ones, documents(200), packed=True), settings)
-    check_long_enough(Corpus("", "", some, documents(200), packed=True), settings)
+        settings.check_data(Corpus("ones", "", ones, documents(200), packed=True))
+    settings.check_data(Corpus("", "", some, documents(200), packed=True))
     few = Text((some.tokens % 251).to(torch.uint8), some.starts)
     _, losses = train(Run("rope", 0, settings, ""), few)  # most batches have no target, which is no divergence
     assert 0 in losses

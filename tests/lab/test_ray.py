@@ -81,9 +81,9 @@ def test_an_evaluation_measures_the_same(address, tmp_path):
     there = evaluate(model, tokenizer, name=str(folder), engine=Ray(address), directory=tmp_path / "out", **small)
     assert lasting(json.loads(json.dumps(there))) == lasting(json.loads(json.dumps(here)))
     model.model.embed_tokens.weight.data[0] += 1
-    with pytest.raises(InputError, match=r"what a worker finds there differs .* in weights; save the model as it is"):
+    with pytest.raises(InputError, match=r"differs on a worker in .*weights"):
         evaluate(model, tokenizer, name=str(folder), engine=Ray(address), **small)
-    with pytest.raises(InputError, match=r"name='mine': workers elsewhere load the model themselves"):
+    with pytest.raises(InputError, match=r"name='mine': .* workers load the model"):
         evaluate(model, tokenizer, name="mine", engine=Ray(address), **small)
 
 

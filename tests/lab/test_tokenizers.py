@@ -9,8 +9,9 @@ import torch
 
 from posenc import InputError
 from posenc.lab.compare import Comparison, compare
-from posenc.lab.data import check_long_enough, load, tokens
+from posenc.lab.data import load, tokens
 from posenc.lab.data.tokens import Tokenizer, learn_bpe, pretrained
+from posenc.lab.engines import InProcess
 from posenc.lab.text import Settings
 from posenc.report.compare import page
 from posenc.tasks.running_text import pydoc
@@ -39,14 +40,14 @@ def words(folder, *, eos=None, gap=0):
 
 
 def test_bpe_says_the_text_and_saw_only_the_training_part(text):
-    whole = TEXT.encode()
+    everything = TEXT.encode()
     corpus = load(text, "bpe:600")
-    train, test = whole[: corpus.train.bytes], whole[corpus.train.bytes :]
-    assert len(test) == corpus.test.bytes == pytest.approx(len(whole) / 10, abs=4)
+    train, test = everything[: corpus.train.bytes], everything[corpus.train.bytes :]
+    assert len(test) == corpus.test.bytes == pytest.approx(len(everything) / 10, abs=4)
     again = learn_bpe("bpe:600", 600, [train.decode()])
     assert (corpus.vocab_size, corpus.train.tokens.dtype) == (600, torch.uint16)
-    for part, said in ((corpus.train, train), (corpus.test, test)):
-        assert again.decode(part.tokens.tolist()) == said.decode()
+    for part, expected in ((corpus.train, train), (corpus.test, test)):
+        assert again.decode(part.tokens.tolist()) == expected.decode()
     assert corpus.test.tokens.tolist() == again.encode([test.decode()])[0]
     assert corpus.bytes_per_token == len(test) / len(corpus.test) > 1.5
     other = learn_bpe("bpe:600", 600, [TEXT])
@@ -57,8 +58,8 @@ def test_bpe_is_what_the_tokenizers_library_learns(text):
     from tokenizers import ByteLevelBPETokenizer
 
     corpus = load(text, "bpe:600")
-    whole = TEXT.encode()
-    train, test = whole[: corpus.train.bytes].decode(), whole[corpus.train.bytes :].decode()
+    everything = TEXT.encode()
+    train, test = everything[: corpus.train.bytes].decode(), everything[corpus.train.bytes :].decode()
     theirs = ByteLevelBPETokenizer()
     theirs.train_from_iterator([train], vocab_size=600, min_frequency=0, show_progress=False)
     assert corpus.train.tokens.tolist() == theirs.encode(train).ids
@@ -107,21 +108,21 @@ def test_what_bpe_learns_from_is_never_held_out(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_bpe_is_the_same_in_every_process(text):
     code = f"from posenc.lab.data import load; print(load({text!r}, 'bpe:500').digest)"
-    own = load(text, "bpe:500").digest
+    digest = load(text, "bpe:500").digest
     for seed in ("1", "2"):
         where = os.environ | {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": "false" if seed == "1" else "true"}
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=where, check=True).stdout
-        assert out.strip() == own
+        assert out.strip() == digest
 
 
 def test_pieces_of_a_long_text_are_cut_between_words(text, monkeypatch):
-    whole = load(text, "bpe:600", packed=True)
+    everything = load(text, "bpe:600", packed=True)
     monkeypatch.setattr(tokens, "PIECE", 1000)
     pieces = load(text, "bpe:600", packed=True)
-    assert pieces.train.starts.tolist() == whole.train.starts.tolist() == [0]
-    assert pieces.train.bytes == whole.train.bytes
-    assert len(pieces.train) == pytest.approx(len(whole.train), rel=0.01)
-    (made,) = {learn_bpe("bpe:600", 600, [TEXT.encode()[: whole.train.bytes].decode()])}
+    assert pieces.train.starts.tolist() == everything.train.starts.tolist() == [0]
+    assert pieces.train.bytes == everything.train.bytes
+    assert len(pieces.train) == pytest.approx(len(everything.train), rel=0.01)
+    (made,) = {learn_bpe("bpe:600", 600, [TEXT.encode()[: everything.train.bytes].decode()])}
     assert made.vocab_size == 600
 
 
@@ -169,7 +170,7 @@ def test_ids_with_gaps_and_ids_past_the_vocabulary(tmp_path, text, monkeypatch):
     corpus = load(text, "mute", packed=True, max_tokens=100)
     assert (len(corpus.train), len(corpus.train.edges)) == (0, 1)
     with pytest.raises(InputError, match=r"0 tokens are too short"):
-        check_long_enough(corpus, Settings(tokenizer="mute", vocab_size=3, packed=True))
+        Settings(tokenizer="mute", vocab_size=3, packed=True).check_data(corpus)
 
 
 def test_refusals(tmp_path, text):
@@ -200,7 +201,7 @@ def test_a_comparison_in_tokens_says_so(tmp_path, tiny, text):
     settings = replace(tiny, tokenizer="bpe:300", vocab_size=300, packed=True)
     with pytest.raises(InputError, match=r"tokenizer='bytes': must be 'bpe:300'"):
         Comparison(("none",), 1, tiny).check(corpus)
-    results = compare(Comparison(("none",), 1, settings), corpus, tmp_path / "out", workers=1, render=page)
+    results = compare(Comparison(("none",), 1, settings), corpus, tmp_path / "out", engine=InProcess(), render=page)
     assert results["data"]["bytes_per_token"] == pytest.approx(corpus.bytes_per_token, abs=1e-5)
     first = results["arms"][0]["lengths"][0]
     assert first["bits_per_byte"] == pytest.approx(first["loss"]["mean"] / 0.6931472 / corpus.bytes_per_token)

@@ -8,11 +8,10 @@ from torch.nn import functional as F
 
 from posenc import ENCODINGS, InputError, Rotary
 from posenc.lab.compare import Comparison
-from posenc.lab.evaluate import BINS_PER_LENGTH, evaluate, variants
 from posenc.lab.experiment import Run
 from posenc.lab.measure import measure, work
 from posenc.lab.muon import Muon, orthogonalised
-from posenc.lab.text import PRESETS, Settings
+from posenc.lab.text import BINS_PER_LENGTH, PRESETS, Settings
 from posenc.lab.train import activation_bytes, build, train
 
 
@@ -34,11 +33,11 @@ def test_equal_runs_give_equal_numbers_and_learn(corpus, tiny):
 
 def test_every_encoding_sees_the_same_batches(corpus, tiny, monkeypatch):
     seen = []
-    whole = F.cross_entropy
+    original = F.cross_entropy
 
     def spy(logits, targets, **how):
         seen.append(targets.clone())
-        return whole(logits, targets, **how)
+        return original(logits, targets, **how)
 
     monkeypatch.setattr(F, "cross_entropy", spy)
     names = ("none", "learned", "rope", "t5", "alibi", "shape+sinusoidal")  # the last draws numbers of its own
@@ -76,9 +75,9 @@ def test_evaluation_is_paired(corpus, tiny):
     settings = replace(tiny, factors=(1, 2, 4))
     run = Run("alibi", 0, settings, "")
     model, _ = train(run, corpus.train)
-    (arm,) = variants("alibi", model.encoding, settings)
+    (arm,) = settings.variants("alibi", model.encoding)
     read = []
-    scores = evaluate(model, arm, corpus.test, settings, read.append)
+    scores = settings.evaluate(model, arm, corpus.test, read.append)
     assert sum(read) == settings.windows * settings.length * 7
     assert {f: tuple(v.shape) for f, v in scores.paired.items()} == {1: (4,), 2: (4,), 4: (4,)}
     assert scores.by_position.shape == (4, 4 * BINS_PER_LENGTH)
@@ -96,18 +95,18 @@ def test_evaluation_is_paired(corpus, tiny):
 
 def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tiny):
     model, _ = train(Run("rope", 0, tiny, ""), corpus.train)
-    own = model.encoding
-    found = variants("rope", own, tiny)
-    assert [(a.name, a.trained) for a in found] == [("rope", True), ("rope + NTK", False), ("rope + PI", False)]
-    scores = [evaluate(model, a, corpus.test, tiny) for a in found]
-    assert model.encoding is own
+    trained = model.encoding
+    actual = tiny.variants("rope", trained)
+    assert [(a.name, a.trained) for a in actual] == [("rope", True), ("rope + NTK", False), ("rope + PI", False)]
+    scores = [tiny.evaluate(model, a, corpus.test) for a in actual]
+    assert model.encoding is trained
     for other in scores[1:]:
         assert torch.allclose(other.paired[1], scores[0].paired[1])
         assert not torch.allclose(other.paired[2], scores[0].paired[2])
-    assert found[2].at(4).schedule == {"name": "linear", "factor": 4}
-    assert [a.name for a in variants("alibi", ENCODINGS["alibi"](2), tiny)] == ["alibi"]
-    assert len(variants("rope", own, replace(tiny, factors=(1,)))) == 1
-    assert len(variants("rope", Rotary(2), tiny)) == 1
+    assert actual[2].at(4).schedule == {"name": "linear", "factor": 4}
+    assert [a.name for a in tiny.variants("alibi", ENCODINGS["alibi"](2))] == ["alibi"]
+    assert len(replace(tiny, factors=(1,)).variants("rope", trained)) == 1
+    assert len(tiny.variants("rope", Rotary(2))) == 1
 
 
 def test_learned_tables_hold_their_last_row(tiny):
@@ -172,9 +171,9 @@ def test_muon_orthogonalises_alike_on_every_processor():
         x = matrix.double() / matrix.double().norm()
         for _ in range(steps):
             x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
-        found = orthogonalised(matrix, coefficients, steps, eps)
-        assert (found.shape, found.dtype) == (shape, torch.float32)
-        assert torch.allclose(found.double(), x, atol=2e-5)
+        actual = orthogonalised(matrix, coefficients, steps, eps)
+        assert (actual.shape, actual.dtype) == (shape, torch.float32)
+        assert torch.allclose(actual.double(), x, atol=2e-5)
 
 
 def test_muon_takes_the_steps_of_torch():

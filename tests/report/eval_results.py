@@ -187,7 +187,7 @@ def _ranked(method: str, tasks: list[dict[str, Any]]) -> dict[str, Any]:
                 "measure": measure,
                 "value": at[-1][measure],
                 "against_none": against and against[measure],
-                "verdict": "the arm to beat" if method == "none" else _verdict(measure, against),
+                "verdict": "baseline" if method == "none" else _verdict(measure, against),
             }
         )
     counts = {what: sum(row["verdict"] == what for row in rows) for what in ("better", "worse")}

@@ -5,14 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from posenc.analysis.analyze import analyze
 from posenc.analysis.plotting import INK
 from posenc.analysis.target import target_of
-from posenc.report.analyze import explorer, page, results, state, trains
+from posenc.report.analyze import explorer, page, results, state
 from posenc.report.explorer import block
 from references import commands
 
@@ -68,24 +67,6 @@ def test_it_is_one_small_file_without_plotly_and_with_every_sentence(report):
             assert picture.see.split("'")[0] in text
 
 
-def test_the_lead_says_what_is_true_of_the_subject(report):
-    leads = {
-        name: re.search(r'class="lead">(.*?)</p>', (report / f"{name}.html").read_text(), re.S)[1]
-        for name in ("rope", "hostile")
-    }
-    assert "vector of ones" in leads["rope"]
-    assert "vector of ones" not in leads["hostile"]
-    assert not any("small model" in lead for lead in leads.values())
-
-
-def test_a_small_model_is_named_only_where_one_was_trained():
-    found = analyze("alibi", length=24, steps=1)
-    assert trains(found)
-    for changed in ({"kind": "model"}, {"steps": 0}):
-        assert not trains(replace(found, settings=found.settings | changed))
-    assert not trains(replace(found, sections=()))
-
-
 @pytest.mark.parametrize(
     ("text", "shape", "shown"),
     [
@@ -110,7 +91,7 @@ def test_what_the_explorer_does_not_know_has_none(subject):
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("name", "scheme", "width"),
-    [("rope", "light", 1100), ("rope", "dark", 390), ("sum", "light", 390), ("hostile", "dark", 1100)],
+    [("rope", "dark", 390), ("hostile", "light", 1100)],
 )
 def test_no_complaint_no_request_no_scrolling_sideways(report, new_tab, scheme, width, name):
     tab = new_tab(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -43,7 +43,7 @@ def test_a_mistake_is_told_and_nothing_is_written(capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     for arguments, told in (
         (["--encoding", "ropes"], "did you mean 'rope'"),
-        (["--length", "4"], "--length 4: positions shown; a whole number from 8 to 1024"),
+        (["--length", "4"], "--length 4: positions shown; an integer from 8 to 1024"),
         (["--out", ""], "--out '': name a file"),
     ):
         assert cli.main(["explore", *arguments]) == 2

@@ -30,15 +30,15 @@ def tokenizers():
 def test_a_segment_stands_where_the_depth_says_and_at_the_end(tokenizers, depth, segment, extra, seed, index, bos):
     length, tokenizer = 2 * segment + extra + bos, tokenizers[bos]
     task = create(f"copying:segment={segment}")
-    found = {at: task.sample(tokenizer, length, depth=at, seed=seed, index=index) for at in (0.0, depth, 1.0)}
-    assert found[0.0].needle == (bos, bos + segment)
-    assert found[1.0].needle == (length - 2 * segment, length - segment)
-    for sample in found.values():
+    by_depth = {at: task.sample(tokenizer, length, depth=at, seed=seed, index=index) for at in (0.0, depth, 1.0)}
+    assert by_depth[0.0].needle == (bos, bos + segment)
+    assert by_depth[1.0].needle == (length - 2 * segment, length - segment)
+    for sample in by_depth.values():
         first, end = sample.needle
         assert len(sample.ids) == length
         assert torch.equal(sample.ids[first:end], sample.ids[-segment:])
         assert torch.equal(sample.ids[-segment + 1 :], sample.ids[sample.prompt_tokens :])
-        assert Counter(sample.ids.tolist()) == Counter(found[0.0].ids.tolist()), "depth is a matter of order only"
+        assert Counter(sample.ids.tolist()) == Counter(by_depth[0.0].ids.tolist()), "depth is a matter of order only"
         assert (sample.ids == sample.ids[-segment]).sum() == 2, "what announces the rest is nowhere else"
 
 

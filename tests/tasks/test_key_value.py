@@ -67,9 +67,9 @@ def test_the_others_keep_their_order():
 
 def test_uuids_are_of_version_4():
     sample = create("key_value:pairs=75").sample(ByteTokenizer(), 10_000)
-    found = re.findall(r"[0-9a-f-]{36}", sample.prompt)
-    assert len(found) == 151
-    assert all(UUID(text).version == 4 and UUID(text).variant == "specified in RFC 4122" for text in found)
+    drawn = re.findall(r"[0-9a-f-]{36}", sample.prompt)
+    assert len(drawn) == 151
+    assert all(UUID(text).version == 4 and UUID(text).variant == "specified in RFC 4122" for text in drawn)
 
 
 @pytest.mark.parametrize(

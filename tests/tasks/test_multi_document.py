@@ -133,15 +133,15 @@ def test_the_number_of_a_document_is_no_answer(tmp_path):
 
 
 BAD = [
-    ("{", "JSONDecodeError"),
-    ("[1]", "TypeError"),
-    (json.dumps({"query": "x"}), "KeyError: 'question'"),
-    (json.dumps(entry(question="")), "question, answers, titles and texts must be texts"),
-    (json.dumps(entry(answers="x")), "answers a list"),
-    (json.dumps(entry(answers=[1])), "must be texts"),
-    (json.dumps(entry(ctxs=[{"title": "T"}])), "KeyError: 'text'"),
-    (json.dumps(entry(ctxs=["T"])), "TypeError"),
-    (json.dumps(entry(ctxs=[{"title": "T", "text": "x"}])), 'none of its ctxs has "isgold": true'),
+    ("{", "truncated"),
+    ("[1]", "Expected `object`"),
+    (json.dumps({"query": "x"}), "question"),
+    (json.dumps(entry(question="")), "no empty text"),
+    (json.dumps(entry(answers="x")), "answers"),
+    (json.dumps(entry(answers=[1])), "answers"),
+    (json.dumps(entry(ctxs=[{"title": "T"}])), "`text`"),
+    (json.dumps(entry(ctxs=["T"])), "ctxs"),
+    (json.dumps(entry(ctxs=[{"title": "T", "text": "x"}])), '"isgold": true'),
 ]
 
 
@@ -153,18 +153,18 @@ def test_bad_lines_are_named(tmp_path, line, message):
 
 
 def test_bad_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.jsonl: No such file or directory; give a readable file of JSON lines"):
+    with pytest.raises(InputError, match=r"gone\.jsonl: No such file or directory; give JSON lines"):
         read_questions(str(tmp_path / "gone.jsonl"))
     with pytest.raises(InputError, match=r"no questions in it; give a JSON object a line"):
         read_questions(written(tmp_path / "empty.jsonl", ["\n"]))
     (tmp_path / "zipped.jsonl").write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(InputError, match=r"not text in UTF-8; give JSON lines, or a name that ends in \.gz"):
+    with pytest.raises(InputError, match=r"zipped\.jsonl: .*; give JSON lines in UTF-8, \.jsonl or \.jsonl\.gz"):
         read_questions(str(tmp_path / "zipped.jsonl"))
     (tmp_path / "plain.jsonl.gz").write_bytes(b"{}")
-    with pytest.raises(InputError, match=r"plain\.jsonl\.gz: Not a gzipped file.*; give a readable file"):
+    with pytest.raises(InputError, match=r"plain\.jsonl\.gz: Not a gzipped file.*; give JSON lines"):
         read_questions(str(tmp_path / "plain.jsonl.gz"))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(entry()).encode())[:-9])
-    with pytest.raises(InputError, match=r"cut\.jsonl\.gz: .*; give a readable file"):
+    with pytest.raises(InputError, match=r"cut\.jsonl\.gz: .*; give JSON lines"):
         read_questions(str(tmp_path / "cut.jsonl.gz"))
 
 
@@ -177,9 +177,7 @@ def test_a_file_that_changes_is_read_again(tmp_path):
 def test_options_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"unknown ordering 'randomly': did you mean 'random'"):
         create("multi_document:ordering=randomly")
-    with pytest.raises(
-        InputError, match=r"query_aware=true and ordering=random: there is no prompt for these together"
-    ):
+    with pytest.raises(InputError, match=r"query_aware=true, ordering=random .* have no common prompt"):
         create("multi_document:ordering=random:query_aware=true")
     with pytest.raises(InputError, match=r"documents=0: give 1 to 3000, or none for as many as fit"):
         create("multi_document:documents=0")

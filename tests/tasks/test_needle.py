@@ -97,7 +97,7 @@ def test_the_score_is_the_share_of_keywords(generated, score):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"drawn=true: draws its own question; leave out question= or drawn="):
+    with pytest.raises(InputError, match=r"drawn=true: question is drawn at random; leave out question= or drawn="):
         create("needle:drawn=true:question=Why?")
     with pytest.raises(InputError, match=r"keywords=tea,sandwich: give words of the needle .* 'tea' is not in it"):
         create("needle:keywords=tea,sandwich")

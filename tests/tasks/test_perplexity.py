@@ -43,8 +43,8 @@ def loss_of():
 
 def losses(loss_of, sample):
     """What the engine hands to `Task.loss`."""
-    found = loss_by_position(loss_of.model, sample.ids, window=sample.window, stride=sample.stride)
-    return found[sample.prompt_tokens :]
+    actual = loss_by_position(loss_of.model, sample.ids, window=sample.window, stride=sample.stride)
+    return actual[sample.prompt_tokens :]
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_sliding_windows_and_both_weightings_are_those_of_the_yarn_script(
     sample = Perplexity(**options).sample(tokenizers[False], window)
     assert 0 <= (tokens or 4 * window) - len(sample.ids) < stride
     assert all(end - begin == window for begin, _, end in yarn_windows(len(sample.ids), window, stride))
-    found = losses(loss_of, sample)
-    by_windows = Perplexity(**options, weighting="windows").loss(found, sample)
+    actual = losses(loss_of, sample)
+    by_windows = Perplexity(**options, weighting="windows").loss(actual, sample)
     assert by_windows == pytest.approx(yarn_loss(loss_of, sample.ids, window, stride), abs=1e-4)
     windows = yarn_windows(len(sample.ids), window, stride)
     alone = [
         loss_of(sample.ids[begin:at], sample.ids[at]) for begin, new, end in windows for at in range(max(new, 1), end)
     ]
-    assert Perplexity(**options).loss(found, sample) == pytest.approx(sum(alone) / len(alone), abs=1e-4)
+    assert Perplexity(**options).loss(actual, sample) == pytest.approx(sum(alone) / len(alone), abs=1e-4)
 
 
 def test_where_texts_begin_with_a_token_only_the_scripts_first_window_is_the_same(loss_of, tokenizers, source):
@@ -73,15 +73,15 @@ def test_where_texts_begin_with_a_token_only_the_scripts_first_window_is_the_sam
     start, text = sample.ids[:1], sample.ids[1:]
     assert start.item() == tokenizers[True].bos_token_id
     assert len(sample.ids) == 40
-    found = losses(loss_of, sample)
+    actual = losses(loss_of, sample)
     scripts = yarn_windows(len(text), window - 1, stride)  # which leaves room for its <s>
     assert [end for _, _, end in scripts] == [23, 31, 39]
     for begin, new, end in scripts:
         for at in range(new, end):
             script = loss_of(torch.cat((start, text[begin:at])), text[at])
             ours = loss_of(sample.ids[begin : at + 1], text[at])  # one more token of the text in place of <s>
-            assert found[at].item() == pytest.approx(ours, abs=1e-4)
-            assert (found[at].item() == pytest.approx(script, abs=1e-4)) == (begin == 0)
+            assert actual[at].item() == pytest.approx(ours, abs=1e-4)
+            assert (actual[at].item() == pytest.approx(script, abs=1e-4)) == (begin == 0)
 
 
 @pytest.mark.parametrize("bos", [False, True])
@@ -91,9 +91,9 @@ def test_a_full_text_scores_every_token_that_something_precedes(loss_of, tokeniz
     assert len(sample.ids) == 30
     assert sample.prompt_tokens == 1
     alone = [loss_of(sample.ids[:at], sample.ids[at]) for at in range(1, 30)]
-    found = losses(loss_of, sample)
-    torch.testing.assert_close(found, torch.tensor(alone), rtol=1e-4, atol=1e-4)
-    assert create(f"perplexity:weighting=windows:source={source}").loss(found, sample) == task.loss(found, sample)
+    actual = losses(loss_of, sample)
+    torch.testing.assert_close(actual, torch.tensor(alone), rtol=1e-4, atol=1e-4)
+    assert create(f"perplexity:weighting=windows:source={source}").loss(actual, sample) == task.loss(actual, sample)
 
 
 @given(
@@ -102,27 +102,27 @@ def test_a_full_text_scores_every_token_that_something_precedes(loss_of, tokeniz
 )  # fmt: skip
 def test_the_last_tokens_are_the_same_at_every_length(tokenizers, source, lengths, seed, index, bos):
     task = create(f"perplexity:protocol=last:last=16:source={source}")
-    found = [task.sample(tokenizers[bos], length, seed=seed, index=index) for length in sorted(lengths)]
-    longest = found[-1].ids
-    for length, sample in zip(sorted(lengths), found, strict=True):
+    actual = [task.sample(tokenizers[bos], length, seed=seed, index=index) for length in sorted(lengths)]
+    longest = actual[-1].ids
+    for length, sample in zip(sorted(lengths), actual, strict=True):
         assert (len(sample.ids), len(sample.ids) - sample.prompt_tokens) == (length, 16)
         assert torch.equal(sample.ids[bos:], longest[len(longest) - length + bos :])
 
 
 @given(length=st.integers(2, 300), seed=st.integers(0, 5))
 def test_passages_are_pieces_of_the_text_that_do_not_overlap(tokenizers, source, length, seed):
-    whole = tokenizers[False](Path(source).read_text(), verbose=False).input_ids
+    everything = tokenizers[False](Path(source).read_text(), verbose=False).input_ids
     fit = COUNT // length
-    found = [Perplexity(source=source).sample(tokenizers[False], length, seed=seed, index=i) for i in range(fit + 1)]
-    held = [
-        next(at for at in range(COUNT) if whole[at : at + length] == sample.ids.tolist())
-        for sample in found
+    actual = [Perplexity(source=source).sample(tokenizers[False], length, seed=seed, index=i) for i in range(fit + 1)]
+    begins = [
+        next(at for at in range(COUNT) if everything[at : at + length] == sample.ids.tolist())
+        for sample in actual
     ]  # fmt: skip
-    starts = sorted(held[:fit])
+    starts = sorted(begins[:fit])
     if length > 5:  # two words may stand twice
         assert all(later - earlier == length for earlier, later in pairwise(starts))
     again = Perplexity(source=source).sample(tokenizers[False], length, seed=seed, index=fit)
-    assert torch.equal(again.ids, found[fit].ids)
+    assert torch.equal(again.ids, actual[fit].ids)
 
 
 def test_seeds_choose_other_passages(tokenizers, source):

@@ -28,14 +28,14 @@ def tokenizers():
     bos=st.booleans(),
 )  # fmt: skip
 def test_with_and_without_repetition_the_last_tokens_are_the_same(tokenizers, source, period, extra, seed, index, bos):
-    length, found = 2 * period + extra + bos, {}
+    length, samples = 2 * period + extra + bos, {}
     for repeats in ("true", "false"):
         task = create(f"repeated:source={source}:period={period}:repeats={repeats}:scored=last")
-        found[repeats] = task.sample(tokenizers[bos], length, seed=seed, index=index)
-        assert len(found[repeats].ids) == length
-        assert len(found[repeats].ids) - found[repeats].prompt_tokens == period
-    assert torch.equal(found["true"].ids[-period:], found["false"].ids[-period:])
-    text = found["true"].ids[bos:]
+        samples[repeats] = task.sample(tokenizers[bos], length, seed=seed, index=index)
+        assert len(samples[repeats].ids) == length
+        assert len(samples[repeats].ids) - samples[repeats].prompt_tokens == period
+    assert torch.equal(samples["true"].ids[-period:], samples["false"].ids[-period:])
+    text = samples["true"].ids[bos:]
     assert torch.equal(text[period:], text[:-period])
     longer = create(f"repeated:source={source}:period={period}:scored=last")
     longer = longer.sample(tokenizers[bos], length + 7, seed=seed, index=index)

@@ -1,4 +1,4 @@
-"""RULER's tasks, held against the independent implementation inside lm-evaluation-harness."""
+"""RULER's tasks, compared with the independent implementation inside lm-evaluation-harness."""
 
 import random
 import re
@@ -68,11 +68,11 @@ def taken_apart(task, prompt, references):
     queries = re.split(r", and |, ", prompt.rsplit(" for ", 1)[1].removesuffix(" mentioned in the provided text is"
                        if len(references) == 1 else " mentioned in the provided text are"))  # fmt: skip
     lines = re.split(r"(?<=\.) +(?=\S)", context.strip()) if task.haystack == "essay" else context.split("\n")
-    found = [line for line in lines if NEEDLE.fullmatch(line)]
+    hidden = [line for line in lines if NEEDLE.fullmatch(line)]
     if task.haystack == "needle":
-        found = [line for line in found if NEEDLE.fullmatch(line)[2] in queries]
-    at = [lines.index(line) - i for i, line in enumerate(found)]
-    return [line for line in lines if line not in found], found, at, queries
+        hidden = [line for line in hidden if NEEDLE.fullmatch(line)[2] in queries]
+    at = [lines.index(line) - i for i, line in enumerate(hidden)]
+    return [line for line in lines if line not in hidden], hidden, at, queries
 
 
 @pytest.mark.parametrize("name", [needle.name for needle in NEEDLES])
@@ -80,18 +80,18 @@ def test_needle_prompts_are_theirs_byte_for_byte(theirs, tokenizer, name):
     """Their texts taken apart and put together again by ours."""
     task = create(name)
     prompt, references = their_needles(theirs, task, 1500, tokenizer)
-    lines, found, at, queries = taken_apart(task, prompt, references)
-    assert len(found) == max(task.keys, task.queries) * task.values
-    pairs = [NEEDLE.fullmatch(line).groups() for line in found]
-    assert found == [task.needle(key, value) for _, key, value in pairs]
-    context, first = ruler.insert_needles(lines, found, at, ruler.HAYSTACKS[task.haystack])
+    lines, hidden, at, queries = taken_apart(task, prompt, references)
+    assert len(hidden) == max(task.keys, task.queries) * task.values
+    pairs = [NEEDLE.fullmatch(line).groups() for line in hidden]
+    assert hidden == [task.needle(key, value) for _, key, value in pairs]
+    context, first = ruler.insert_needles(lines, hidden, at, ruler.HAYSTACKS[task.haystack])
     ours, before = task.prompt(context, queries)
     if (
         task.haystack == "essay"
     ):  # two places that coincide, or the very first, leave them an empty piece between spaces
         prompt = re.sub(" +", " ", prompt).replace("\n ", "\n")
     assert ours == prompt
-    assert ours[before + first :].startswith(found[0])
+    assert ours[before + first :].startswith(hidden[0])
     assert sorted(references) == sorted(value for _, key, value in pairs if key in queries)
 
 
@@ -103,8 +103,8 @@ def test_depths_of_an_essay_are_theirs(theirs):
 def test_needles_are_made_as_theirs(tokenizer, name):
     task = create(name)
     sample = task.sample(tokenizer, 1500, depth=0.3, seed=1)
-    lines, found, at, queries = taken_apart(task, sample.prompt, sample.references)
-    kinds, keys, values = zip(*(NEEDLE.fullmatch(line).groups() for line in found), strict=True)
+    lines, hidden, at, queries = taken_apart(task, sample.prompt, sample.references)
+    kinds, keys, values = zip(*(NEEDLE.fullmatch(line).groups() for line in hidden), strict=True)
     assert set(kinds) == {task.value_type}
     assert all(re.fullmatch(MATERIAL[task.key_type], key) for key in keys)
     assert all(re.fullmatch(MATERIAL[task.value_type], value) for value in values)
@@ -226,19 +226,19 @@ def test_a_text_fills_its_length_and_repeats(tokenizer, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("niah_single_1:haystack=hay", r"unknown haystack 'hay'"),
         ("niah_single_1:value_type=digits", r"unknown value_type 'digits'"),
-        ("niah_multikey_1:keys=0", r"keys=0 of niah_multikey_1"),
-        ("niah_multikey_1:keys=41", r"40 places"),
+        ("niah_multikey_1:keys=0", r"keys=0: must be at least 1"),
+        ("niah_multikey_1:keys=41", r"keys=41, .*40 positions"),
         ("variable_tracking:hops=0", r"hops=0"),
         ("frequent_words:alpha=1.0", r"alpha=1.0"),
         ("frequent_words:alpha=nan", r"alpha=nan"),
     ],
 )
-def test_options_are_checked(text, said):
-    with pytest.raises(InputError, match=said):
+def test_options_are_checked(text, message):
+    with pytest.raises(InputError, match=message):
         create(text)
 
 
@@ -249,12 +249,12 @@ def test_a_law_too_steep_for_the_length_is_refused(tokenizer, alpha):
 
 
 def test_the_worked_example_can_be_left_out(tokenizer):
-    whole = create("variable_tracking").sample(tokenizer, 1500)
+    complete = create("variable_tracking").sample(tokenizer, 1500)
     bare = create("variable_tracking:example=0").sample(tokenizer, 1500)
-    assert whole.prompt.count("Question:") == 2
+    assert complete.prompt.count("Question:") == 2
     assert bare.prompt.count("Question:") == 1
-    assert whole.references == bare.references
-    example = whole.prompt.split("\n\nMemorize")[0]
+    assert complete.references == bare.references
+    example = complete.prompt.split("\n\nMemorize")[0]
     assert len(tokenizer(example.rsplit(":", 1)[0]).input_ids) <= 500
     assert len(set(re.findall(r"VAR (\w{3})\b", example))) == 5
 

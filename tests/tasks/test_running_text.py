@@ -15,10 +15,10 @@ def test_the_default_text_is_the_language_reference():
 
 
 def test_sentences_of_the_default_text_are_prose():
-    found = running_text.sentences(running_text.read("pydoc"))
-    assert len(found) > 2000
-    assert all("\n" not in sentence and sentence == sentence.strip() for sentence in found)
-    assert sum(sentence.endswith((".", ")", '"', "?", "!")) for sentence in found) / len(found) > 0.99
+    split = running_text.sentences(running_text.read("pydoc"))
+    assert len(split) > 2000
+    assert all("\n" not in sentence and sentence == sentence.strip() for sentence in split)
+    assert sum(sentence.endswith((".", ")", '"', "?", "!")) for sentence in split) / len(split) > 0.99
 
 
 @pytest.mark.parametrize(

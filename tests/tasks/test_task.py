@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from posenc.errors import InputError
 from posenc.tasks import TASKS, Task, create
 from posenc.tasks.needle import Needle
-from posenc.tasks.task import fit, fit_at, index_at, make_sample
+from posenc.tasks.task import fit, index_at, make_sample
 from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
 
 RETRIEVAL = [
@@ -55,9 +55,9 @@ def test_depths_share_their_material_and_move_the_needle(text, tokenizer):
     assert len({sample.answer for sample in samples}) == 1
     if not text.startswith("multi_document"):  # there the documents are numbered anew
         assert len({"".join(sorted("".join(sample.prompt.split()))) for sample in samples}) == 1
-    places = [sample.needle[0] for sample in samples]
-    assert places == sorted(places)
-    assert places[-1] - places[0] > 0.3 * samples[0].prompt_tokens
+    positions = [sample.needle[0] for sample in samples]
+    assert positions == sorted(positions)
+    assert positions[-1] - positions[0] > 0.3 * samples[0].prompt_tokens
 
 
 @pytest.mark.parametrize("text", RETRIEVAL)
@@ -128,8 +128,8 @@ def test_any_text_is_a_value(text):
 @pytest.mark.parametrize("tokenizer", KIN.values(), ids=KIN)
 def test_an_answer_follows_its_prompt_as_in_one_text(tokenizer):
     sample = make_sample(tokenizer, "What? It is", " 42", ("42",), (6, 8))
-    whole = tokenizer("What? It is 42").input_ids
-    assert sample.ids.tolist() == [token for token in whole if token != tokenizer.eos_token_id]
+    together = tokenizer("What? It is 42").input_ids
+    assert sample.ids.tolist() == [token for token in together if token != tokenizer.eos_token_id]
     assert " 42" in tokenizer.decode(sample.ids[sample.prompt_tokens :])
     assert "It" in tokenizer.decode(sample.ids[slice(*sample.needle)])
 
@@ -172,7 +172,7 @@ class Counting(Task):
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=100), st.integers(20, 1000), st.integers(0, 5))
 def test_fit_finds_the_longest_text(widths, length, least):
-    def build(count):
+    def build(count, _=0.5):
         return make_sample(ByteTokenizer(), "".join(widths[i % len(widths)] * "x" for i in range(count)), "", ())
 
     def tokens(count):
@@ -182,10 +182,10 @@ def test_fit_finds_the_longest_text(widths, length, least):
         with pytest.raises(InputError, match=rf"needs at least {tokens(least)} tokens"):
             fit(Counting(), length, build, least)
         return
-    found = len(fit(Counting(), length, build, least).ids)
+    longest = len(fit(Counting(), length, build, least).ids)
     count = next(n for n in range(least, 4000) if tokens(n + 1) > length)
-    assert found == tokens(count)
-    assert len(fit(Counting(), length, build, least, least + 1).ids) == min(found, tokens(least + 1))
+    assert longest == tokens(count)
+    assert len(fit(Counting(), length, build, least, least + 1).ids) == min(longest, tokens(least + 1))
 
 
 def test_depths_that_take_more_tokens_get_the_same_count():
@@ -193,9 +193,9 @@ def test_depths_that_take_more_tokens_get_the_same_count():
         return make_sample(ByteTokenizer(), "x" * count + "y" * round(7 * depth), "", ())
 
     for depth in (0.0, 0.3, 1.0):
-        assert fit_at(Counting(), 50, depth, build).prompt.count("x") == 50 - 1 - 7
+        assert fit(Counting(), 50, build, depth=depth).prompt.count("x") == 50 - 1 - 7
     with pytest.raises(InputError, match=r"length=20: counting needs at least 23 tokens"):
-        fit_at(Counting(), 20, 0.0, build, least=15)
+        fit(Counting(), 20, build, least=15, depth=0.0)
 
 
 def test_tasks_without_generation_have_no_score():

@@ -13,7 +13,6 @@ from inspect import getdoc
 from posenc import __version__
 from posenc.cli.analyze import Analyze
 from posenc.cli.bench import Bench
-from posenc.cli.catalogue import Cite, List
 from posenc.cli.command import Command, Parser, parse, with_flags
 from posenc.cli.common import FAILED, USAGE, one_line, remove_empty_dirs
 from posenc.cli.compare import Compare
@@ -23,6 +22,7 @@ from posenc.cli.doctor import Doctor
 from posenc.cli.eval import Eval
 from posenc.cli.explore import Explore
 from posenc.cli.extend import Extend
+from posenc.cli.listing import Cite, List
 from posenc.errors import InputError, unknown
 
 COMMANDS: dict[str, type[Command]] = {

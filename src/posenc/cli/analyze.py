@@ -51,8 +51,7 @@ class Analyze(WithOutput):
     def run(self) -> int:
         from posenc.analysis.analyze import analyze
         from posenc.analysis.target import target_of
-        from posenc.lab.files import Folder
-        from posenc.pretrained.load import needs
+        from posenc.pretrained.load import needs, path_of
         from posenc.report.analyze import page, results
         from posenc.report.terminal import Display
         from posenc.spec import printing_to_stderr
@@ -63,38 +62,35 @@ class Analyze(WithOutput):
             self.out = os.path.abspath(self.out)  # the analysed code may change the folder
         sizes = {"dim": self.dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         started = time.perf_counter()
-        with printing_to_stderr(), Display(self.out or ".") as shown:  # what the analysed code prints goes to stderr
+        folder = None
+        with printing_to_stderr(), Display() as shown:  # what the analysed code prints goes to stderr
             target, tokenizer = self._target()
+            path = path_of(self.subject)
             subject = target_of(
                 target,
                 length=self.length,
                 trained=self.trained,
                 steps=self.steps,
                 seed=self.seed,
-                name=_name(self.subject),
+                name=path.resolve().name if path.exists() else self.subject,
                 tokenizer=tokenizer,
                 dtypes=self.dtypes,
                 **{name: size for name, size in sizes.items() if size is not None},
             )
-            folder = None if self.out is None else Folder(self.out)  # only now, for a subject that can be analysed
-            if folder is not None:
-                record(folder, self)
-            task = shown.bar.add_task("", total=None)
-
-            def progress(title: str, done: int, count: int) -> None:
-                shown.bar.update(task, description=title, completed=done, total=count)
-
-            analysis = analyze(subject, progress=progress)
+            if self.out is not None:  # only now, for a subject that can be analysed
+                folder = record(self.out, self)
+            count = shown.counter("")
+            analysis = analyze(subject, progress=lambda title, done, total: count(done, total, title))
             numbers = results(analysis, self.typed, time.perf_counter() - started)
-            html = "" if folder is None else page(analysis, numbers, subject)
+            if folder is not None:
+                folder.write("report.html", page(analysis, numbers, subject))
         if folder is not None:
             folder.write("analysis.json", json.dumps(numbers, indent=1))
-            folder.write("report.html", html)
         print(json.dumps(numbers, indent=1) if self.json else printable(text(analysis, folder)))
         return DONE
 
     def _target(self) -> tuple[Any, Any]:
-        """The encoding's name, object or model that is meant, and a model's tokenizer."""
+        """The encoding's name, the object or the model, and a model's tokenizer."""
         from posenc.encodings import ENCODINGS
         from posenc.pretrained.load import DEMO, path_of
         from posenc.spec import load_object
@@ -119,16 +115,8 @@ class Analyze(WithOutput):
         raise InputError(f"{unknown('encoding', encoding, ENCODINGS)}; or write MODULE:OBJECT, or name a model")
 
 
-def _name(subject: str) -> str:
-    """What sentences call it: of a model's folder or file the last part."""
-    from posenc.pretrained.load import path_of
-
-    path = path_of(subject)
-    return path.resolve().name if path.exists() else subject
-
-
 def text(analysis: "Analysis", folder: Any = None) -> str:
-    """The sentences section by section, what does not apply, and where the page is."""
+    """The sentences of each section, what does not apply, and the paths of the files."""
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
 
     def wrapped(sentence: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from posenc.cli.command import Command, How, record
-from posenc.cli.common import FAILED, compute, conclude
+from posenc.cli.common import FAILED, run_study
 
 
 @dataclass(kw_only=True)
@@ -36,9 +36,9 @@ class Bench(Command):
         width = max(map(len, CASES))
         return (
             "cases:\n" + "\n".join(f"  {name:{width}}  {case.summary}" for name, case in CASES.items()) + "\n\n"
-            "One thread and processor time by default: what else runs on the machine then hardly counts. A benchmark that\n"
-            "was stopped continues when the same command is run again. Exit code 1: stopped, or a candidate\n"
-            "without a package failed or differs from the formula."
+            "One thread and processor time by default, which other programs hardly affect. A benchmark that was stopped\n"
+            "continues when the same command is run again. Exit code 1: stopped, or a candidate without a package failed\n"
+            "or differs from the formula."
         )
 
     def run(self) -> int:
@@ -64,10 +64,9 @@ class Bench(Command):
         trials = plan(self.cases, self.lengths, self.modes, self.dtypes, self.memory, preset)
         resolved = {"device": device, "threads": settings.threads, "peers": settings.peers}
         resolved |= {"flush_denormal": settings.flush_denormal, "rounds": effort.rounds, "patience": effort.patience}
-        results = compute(
+        code, results = run_study(
             self,
-            Display(self.out),
-            "trial",
+            Display(),
             lambda progress: run(
                 study.BenchStudy(trials, settings),
                 self.out,
@@ -76,9 +75,8 @@ class Bench(Command):
                 pages={"table.md": markdown, "report.html": page},
                 begin=lambda: record(self.out, self, **resolved),
             ),
+            show,
+            "trials",
         )
-        if results is None:
-            return FAILED
-        code = conclude(self, results, show, results["trials_finished"], results["trials_planned"], "trials")
-        ours = [row for trial in results["trials"] for row in trial["rows"] if row["package"] is None]
+        ours = [row for trial in results.get("trials", ()) for row in trial["rows"] if row["package"] is None]
         return FAILED if any(row["status"] in ("failed", "differs") for row in ours) else code

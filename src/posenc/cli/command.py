@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands as dataclasses: the fields are the settings that flags and files (--config) give, and `run` does the work.
 
-A field with a help text, `Annotated[int, "training steps"]`, is a flag named after it, whose values its type says. The settings
-of a study are fields of its own dataclass, such as `posenc.lab.config.Settings`, and are read in the same way. A file is turned
-into the words that would be typed, so that flags and files take the same values.
+A field with a help text, `Annotated[int, "training steps"]`, is a flag of its name and type. The settings of a study are
+fields of its own dataclass, such as `posenc.lab.text.Settings`, and are read in the same way. A file is converted to
+command-line words, so that flags and files take the same values.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from inspect import cleandoc, get_annotations
 from pathlib import Path
@@ -28,7 +29,7 @@ from posenc.lab.files import Folder
 
 CONFIG = "config.yaml"
 MARK = "# posenc "
-"""How a config.yaml begins that posenc wrote."""
+"""The beginning of a config.yaml that posenc wrote."""
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 C = TypeVar("C", bound="Command")
@@ -36,11 +37,11 @@ C = TypeVar("C", bound="Command")
 
 @dataclass(frozen=True)
 class How:
-    """How a setting is given, where its name and type do not say it.
+    """How a setting is given, if its name and type are not enough.
 
     Args:
         metavar: the value in help.
-        flag: its name on the command line and in files, where that is not the field's.
+        flag: its name on the command line and in files, if it is not the field's.
         positional: it is given without a flag.
         append: the flag takes one value and may be repeated.
         unless: settings which, given as flags, make the value in a file out of date.
@@ -55,7 +56,7 @@ class How:
 
 @dataclass(frozen=True)
 class Setting:
-    """A field as the command line and files have it. section: of help, "" for a command's own fields; type: of one value;
+    """A field on the command line and in files. section: of help, "" for a command's own fields; type: of one value;
     many: it takes several."""
 
     field: str
@@ -73,7 +74,7 @@ class Setting:
 
     @property
     def written(self) -> str:
-        """As a user writes it: --num-layers, or MODEL where it has no flag."""
+        """As a user writes it: --num-layers, or MODEL if it has no flag."""
         return self.how.metavar or self.key if self.how.positional else "--" + self.key.replace("_", "-")
 
     def add(self, container: Any) -> None:
@@ -91,17 +92,18 @@ class Setting:
             more |= {"type": self.type, "metavar": how.metavar or {int: "N", float: "X"}.get(self.type)}
         if how.positional:
             container.add_argument(self.field, nargs="*" if self.many else "?", **more)
-        elif how.append:
-            container.add_argument(self.written, dest=self.field, action="append", **more)
-        else:
-            more |= {"nargs": "+"} if self.many else {}
-            container.add_argument(self.written, dest=self.field, **more)
+            return
+        if how.append:
+            more["action"] = "append"
+        elif self.many:
+            more["nargs"] = "+"
+        container.add_argument(self.written, dest=self.field, **more)
 
     def words(self, value: Any) -> list[str]:
-        """What a file says of it, as it would be typed.
+        """A value in a file as command-line words.
 
         Raises:
-            InputError: neither one value nor, for several, a list; or neither true nor false.
+            InputError: not a single value, or a list for several; or not true or false.
         """
         if isinstance(value, dict) or (isinstance(value, list) and not self.many):
             raise InputError(f"{self.key}: write {'a list of values' if self.many else 'one value'}")
@@ -117,26 +119,25 @@ class Setting:
 
 def settings_in(cls: type, section: str = "") -> dict[str, Setting]:
     """The fields of a class that have a help text, its own before those that it inherits."""
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for base in cls.__mro__:
         for name, hint in get_annotations(base).items():
             origin: Any = get_origin(hint)
-            if origin is not Annotated or name in found:
-                continue
-            kind, text, how = (*get_args(hint), How())[:3]
-            if NoneType in get_args(kind):
-                kind = next(each for each in get_args(kind) if each is not NoneType)
-            if many := get_origin(kind) is tuple:
-                kind = get_args(kind)[0]
-            found[name] = Setting(name, section, kind, many, getattr(cls, name, MISSING), text, how)
-    return found
+            if origin is Annotated and name not in settings:
+                kind, text, how = (*get_args(hint), How())[:3]
+                if NoneType in get_args(kind):
+                    kind = next(each for each in get_args(kind) if each is not NoneType)
+                if many := get_origin(kind) is tuple:
+                    kind = get_args(kind)[0]
+                settings[name] = Setting(name, section, kind, many, getattr(cls, name, MISSING), text, how)
+    return settings
 
 
 @dataclass(kw_only=True)
 class Command:
     """A command: its docstring is its help, its fields are its flags.
 
-    given: the settings that were given of the dataclasses in `groups`. typed: the command line.
+    given: the explicit settings of the dataclasses in `groups`. typed: the command line.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -148,30 +149,26 @@ class Command:
         cls.name = cls.__name__.lower()
 
     def run(self) -> int:
-        """Do the work; returns the exit code.
-
-        Raises:
-            InputError: what was asked for cannot be done.
-        """
+        """Do the work; returns the exit code."""
         raise NotImplementedError
 
     @classmethod
     def groups(cls) -> dict[str, type]:
-        """Dataclasses of settings that this command passes on, each under a heading for help."""
+        """Dataclasses of settings that this command passes on, by heading in help."""
         return {}
 
     @classmethod
     def epilog(cls) -> str:
-        """What help says after the flags."""
+        """The text of help after the flags."""
         return ""
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """Everything that a flag or a file may say, by field."""
-        found = settings_in(cls)
+        """All settings of flags and files, by field."""
+        settings = settings_in(cls)
         for section, group in cls.groups().items():
-            found |= {name: each for name, each in settings_in(group, section).items() if name not in found}
-        return found
+            settings |= {name: each for name, each in settings_in(group, section).items() if name not in settings}
+        return settings
 
     def config(self) -> dict[str, Any]:
         """The values of all settings, presets resolved."""
@@ -179,22 +176,19 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises what argparse would print, and takes no abbreviations, which another flag could make ambiguous."""
+    """Raises errors as InputError, and takes no abbreviations, which another flag could make ambiguous."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False, argument_default=argparse.SUPPRESS, formatter_class=_Formatter)
+        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110)
+        options |= {"allow_abbrev": False, "argument_default": argparse.SUPPRESS, "formatter_class": formatter}
+        super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=110)
-
-
 def build(command: type[Command]) -> Parser:
-    """The parser of a command; what is not given is not in its namespace."""
+    """The parser of a command; its namespace has the given settings alone."""
     parser = Parser(prog=f"posenc {command.name}", description=cleandoc(command.__doc__ or ""), epilog=command.epilog())
     sections: dict[str, Any] = {"": parser}
     for setting in command.settings().values():
@@ -214,7 +208,7 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
 
     Raises:
         InputError: flags or a file that the command does not take.
-        SystemExit: --help or --print-config was asked for, and printed.
+        SystemExit: after printing for --help or --print-config.
     """
     parser, known = build(command), command.settings()
     flags, unread = parser.parse_known_intermixed_args(arguments)
@@ -248,7 +242,7 @@ def with_flags(message: str, command: type[Command]) -> str:
     """A library's message about an argument, "num_layers=0: must be ...", as one about the flag, "--num-layers 0: must be
     ...", if the command has it."""
     match = re.match(r"(\w+)(?:=(?:'(\S+)'|(.*?)))?: ", message)
-    name = match[1].replace("directory", "out") if match else ""  # what functions call the folder of --out
+    name = match[1].replace("directory", "out") if match else ""  # the argument of functions for the folder of --out
     setting = command.settings().get(name)
     if match is None or setting is None or setting.how.positional:
         return message
@@ -260,7 +254,7 @@ def with_flags(message: str, command: type[Command]) -> str:
 
 
 def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
-    """The settings in a file, by field.
+    """The settings in a file, by field. In YAML every scalar is text first: `no` stays "no".
 
     Raises:
         InputError: no such file, no YAML or TOML, unknown keys, or values that the flags do not take.
@@ -284,7 +278,6 @@ def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
 
 
 def _load(path: Path) -> Any:
-    """What a TOML file says, or a YAML file, with every scalar as the text that was written: `no` stays "no"."""
     if path.suffix.lower() not in (".toml", ".yaml", ".yml"):
         raise InputError("must end in .yaml, .yml or .toml")
     text = path.read_text(encoding="utf-8-sig")
@@ -300,21 +293,22 @@ def _load(path: Path) -> Any:
         raise InputError(f"is not YAML: {error}") from None
 
 
-def record(folder: Folder | str | Path, command: Command, **resolved: Any) -> None:
-    """Write config.yaml: every setting of a run. resolved: values that are known only when it starts.
+def record(directory: str, command: Command, **resolved: Any) -> Folder:
+    """Write config.yaml into a folder: every setting of a run. resolved: values that are known only when it starts.
 
     Raises:
-        InputError: a config.yaml is there that posenc did not write.
+        InputError: the folder has a config.yaml that posenc did not write.
     """
-    folder = folder if isinstance(folder, Folder) else Folder(folder)
+    folder = Folder(directory)
     path = folder.directory / CONFIG
     if path.exists() and not (path.is_file() and path.read_bytes().startswith(MARK.encode())):
-        raise InputError(f"--out {folder.directory}: the {CONFIG} there was not written by posenc; name another folder")
+        raise InputError(f"--out {directory}: the {CONFIG} there was not written by posenc; name another folder")
     folder.write(CONFIG, as_yaml(command, **resolved))
+    return folder
 
 
 def as_yaml(command: Command, **resolved: Any) -> str:
-    """A command's settings as YAML that --config takes; without --out, so that it does not write over its own results."""
+    """A command's settings as YAML that --config takes; without --out, so that a repeated run needs another folder."""
     values = command.config() | resolved
     head = f"""\
 {MARK}{command.name}: the settings of the run whose results are in this folder; every run into it writes them again.
@@ -325,17 +319,8 @@ def as_yaml(command: Command, **resolved: Any) -> str:
 command: {command.name}
 """
     lines = (
-        f"{setting.key}: {_as_yaml(values[name])}\n"
+        f"{setting.key}: {printable(json.dumps(values[name], ensure_ascii=False))}\n"
         for name, setting in command.settings().items()
         if values.get(name) not in (None, (), []) and name != "out"
     )
     return head + "".join(lines)
-
-
-def _as_yaml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_as_yaml, value))}]"
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.+@/-]*", value, re.ASCII)
-    if plain and value.lower() not in {*WORDS, "y", "n", "null"}:
-        return str(value)
-    return printable(json.dumps(value, ensure_ascii=False))

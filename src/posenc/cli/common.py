@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,7 +24,7 @@ LONGEST_MESSAGE = 2400
 """Characters of an error message that are shown."""
 
 
-# ---------------------------------------------------------------- settings
+# ---------------------------------------------------------------- kinds of commands
 
 
 @dataclass(kw_only=True)
@@ -34,12 +34,9 @@ class WithOutput(Command):
     out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
 
     def emit(self, data: object, text: str) -> int:
-        """Print a result, and write it where --out is given."""
-        from posenc.lab.files import Folder
-
+        """Print a result, and write it if --out is given."""
         if self.out is not None:
-            record(self.out, self)
-            Folder(self.out).write(f"{self.name}.json", json.dumps(data, indent=1))
+            record(self.out, self).write(f"{self.name}.json", json.dumps(data, indent=1))
         print(json.dumps(data, indent=1) if self.json else printable(text))
         return DONE
 
@@ -94,11 +91,7 @@ class WithModel(Command):
 
 
 def check_limits(options: Command, **limits: tuple[float, float]) -> None:
-    """Refuse numbers outside their limits (least, most), before anything of that size is allocated.
-
-    Raises:
-        InputError: names the setting, the value and both limits.
-    """
+    """Refuse numbers outside their limits (least, most), before anything of that size is allocated."""
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
@@ -106,71 +99,61 @@ def check_limits(options: Command, **limits: tuple[float, float]) -> None:
 
 
 def make_engine(options: StudyCommand, local: str = "local", **more: Any) -> "Engine":
-    """The engine that a study asks for. local: what "local" is for this command.
-
-    Raises:
-        InputError: see `posenc.lab.engines.create`.
-    """
+    """The engine of a study, see `posenc.lab.engines.create`. local: the meaning of "local" for this command."""
     from posenc.lab.engines import create
 
     given = {name: getattr(options, name) for name in ("address", "cpus_per_cell", "gpus_per_cell")}
     return create(local if options.engine == "local" else options.engine, **given, **more)
 
 
-def check_unchanged(what: str, setting: str, stated: str | None, actual: str) -> None:
-    """Refuse data or a model whose digest is another one than a config.yaml states.
-
-    Raises:
-        InputError: it is.
-    """
-    if stated not in (None, actual):
+def check_unchanged(what: str, setting: str, expected: str | None, actual: str) -> None:
+    """Refuse data or a model whose digest is not that of a config.yaml."""
+    if expected not in (None, actual):
         raise InputError(
-            f"{what}: has changed, its digest is {actual[:12]} and {setting} is {str(stated)[:12]}; restore it, or leave "
-            f"{setting} out to use what is there now"
+            f"{what}: has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}; restore it, or leave "
+            f"{setting} out to use it as it is now"
         )
 
 
 # ---------------------------------------------------------------- output
 
 
-def compute(
-    command: Command, display: "Display", unit: str, work: "Callable[[Display], dict[str, Any]]"
-) -> dict[str, Any] | None:
-    """The results of a study, whose progress is displayed meanwhile; None, with a line, where it was interrupted before
-    one `unit` had finished."""
+def run_study(
+    command: Any,
+    display: "Display",
+    work: "Callable[[Display], dict[str, Any]]",
+    show: Callable[[dict[str, Any], str], object],
+    unit: str,
+) -> tuple[int, dict[str, Any]]:
+    """Run a study with its progress on stderr and print its results: the exit code, and the results, if there are any.
+    unit: what its cells are called, in the plural."""
     from posenc.lab.study import Interrupted
 
     with display, one_line_warnings(command.name):
         try:
-            return work(display)
+            results = work(display)
         except Interrupted:
-            print(
-                f"posenc {command.name}: interrupted before a {unit} had finished; nothing was stored", file=sys.stderr
-            )
-            return None
-
-
-def conclude(
-    command: Any,
-    results: dict[str, Any],
-    show: Callable[[dict[str, Any], str], object],
-    finished: int,
-    planned: int,
-    what: str,
-) -> int:
-    """Print the results of a study; where it was interrupted, say how many of the planned `what` they have."""
+            message = f"interrupted before any of the {unit} had finished; nothing was stored"
+            print(f"posenc {command.name}: {message}", file=sys.stderr)
+            return FAILED, {}
     if command.json:
         print(json.dumps(results))
     else:
         show(results, command.out)
     if results["complete"]:
-        return DONE
-    print(
-        f"posenc {command.name}: interrupted; {finished} of {planned} {what} are stored and reported, run the same "
-        "command again to continue",
-        file=sys.stderr,
+        return DONE, results
+    planned, finished = (results.get(f"{unit}_{key}") or results[unit][key] for key in ("planned", "finished"))
+    message = (
+        f"interrupted; {finished} of {planned} {unit} are stored and reported, run the same command again to continue"
     )
-    return FAILED
+    print(f"posenc {command.name}: {message}", file=sys.stderr)
+    return FAILED, results
+
+
+def aligned(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -> list[str]:
+    """Rows of a table as lines. justify: str.ljust or str.rjust."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
 
 
 def one_line(message: object) -> str:

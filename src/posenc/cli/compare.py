@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import How, record
-from posenc.cli.common import FAILED, StudyCommand, check_unchanged, compute, conclude, make_engine
+from posenc.cli.common import StudyCommand, check_unchanged, make_engine, run_study
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Data:
-    """How data are read; what is None is the task's own."""
+    """How data are read; None: the task's default."""
 
     text_column: Annotated[str | None, "text: column of rows (default: text, or the only one with strings)"] = None
     data_tokens: Annotated[int | None, "text: how much is read (default: 50 million tokens)"] = None
@@ -97,7 +97,6 @@ class Compare(StudyCommand):
         from posenc.lab.parallel import launched
         from posenc.lab.tracking import Tracking
         from posenc.report.compare import page, show
-        from posenc.report.html import about
         from posenc.report.terminal import Display
 
         for flag, value, default in (("workers", self.workers, None), ("engine", self.engine, "local")):
@@ -110,22 +109,15 @@ class Compare(StudyCommand):
         comparison, corpus = self.read()
         tracking = Tracking(self.track, self.out)
 
-        def hint(seconds: float) -> str:
-            share = self.share_of_quick(comparison)
-            if share is None:
-                return ""
-            return f"; --preset quick would take about {about(seconds * share)} (Ctrl-C stops and keeps finished runs)"
-
         class Tracked(Display):
             def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
                 super().finished(what, measured, done)
                 for run, cell in measured.items():
                     tracking.finished(run, cell)
 
-        results = compute(
+        code, _ = run_study(
             self,
-            Tracked(self.out, hint),
-            "run",
+            Tracked(hint="" if self.preset == "quick" else "; --preset quick is a smaller comparison"),
             lambda progress: compare(
                 comparison,
                 corpus,
@@ -137,11 +129,10 @@ class Compare(StudyCommand):
                 command=self.typed,
                 render=page,
             ),
+            show,
+            "runs",
         )
-        if results is None:
-            return FAILED
-        runs = results["runs"]
-        return conclude(self, results, show, runs["finished"], runs["planned"], "runs")
+        return code
 
     @property
     def _experiment(self) -> Any:
@@ -149,17 +140,17 @@ class Compare(StudyCommand):
 
         return EXPERIMENTS[self.task]
 
-    def planned(self, preset: str) -> tuple[tuple[str, ...], int, "Experiment"]:
-        """Encodings, seeds and settings: a preset, with what is given in its place."""
+    def planned(self) -> tuple[tuple[str, ...], int, "Experiment"]:
+        """Encodings, seeds and settings: the preset's, with the given ones replaced."""
         from posenc.lab.compare import names
 
-        chosen: Preset = self._experiment.presets[preset]
+        preset: Preset = self._experiment.presets[self.preset]
         changed = {name: value for name, value in self.given.items() if name not in self._experiment.data_options}
-        encodings = names(self.encodings) if self.encodings else chosen.encodings
-        return encodings, chosen.seeds if self.seeds is None else self.seeds, chosen.settings.changed(**changed)
+        encodings = names(self.encodings) if self.encodings else preset.encodings
+        return encodings, preset.seeds if self.seeds is None else self.seeds, preset.settings.changed(**changed)
 
     def config(self) -> dict[str, Any]:
-        encodings, seeds, settings = self.planned(self.preset)
+        encodings, seeds, settings = self.planned()
         resolved = {"encodings": encodings, "seeds": seeds, "preset": None, "data": self.data or self._experiment.data}
         return super().config() | settings.to_dict() | self._experiment.data_options | self._reading() | resolved
 
@@ -167,11 +158,7 @@ class Compare(StudyCommand):
         return {name: value for name, value in self.given.items() if name in self._experiment.data_options}
 
     def read(self) -> "tuple[Comparison, Dataset]":
-        """What is compared, and the data.
-
-        Raises:
-            InputError: settings of another task, what does not fit into this machine, or data that have changed.
-        """
+        """The comparison, and the data."""
         from posenc.lab.compare import Comparison
         from posenc.lab.cost import check_affordable
         from posenc.lab.parallel import world
@@ -181,28 +168,10 @@ class Compare(StudyCommand):
             if name not in allowed:
                 other = "vision" if self.task == "text" else "text"
                 raise InputError(f"{name}: is for --task {other}; leave it out of --task {self.task}")
-        encodings, seeds, settings = self.planned(self.preset)
+        encodings, seeds, settings = self.planned()
         check_affordable(settings, self.workers or 1, world().size)
         data = self.data or self._experiment.data
         corpus, settings = settings.load(data, **self._reading())
         check_affordable(settings, self.workers or 1, world().size)
         check_unchanged(f"--data {data}", "data_sha256", self.data_sha256, corpus.digest)
         return Comparison(encodings, seeds, settings), corpus
-
-    def share_of_quick(self, comparison: "Comparison") -> float | None:
-        """The work of this command with --preset quick over that of the comparison; None where it is not less, or where
-        the other flags do not fit that preset."""
-        from posenc.lab.experiment import Run
-        from posenc.lab.measure import work
-
-        def total(encodings: tuple[str, ...], seeds: int, settings: "Experiment") -> int:
-            return seeds * sum(work(Run(name, 0, settings, "")) for name in encodings)
-
-        try:
-            encodings, seeds, settings = self.planned("quick")
-        except InputError:
-            return None
-        if self.encodings:
-            encodings = comparison.encodings
-        share = total(encodings, seeds, settings) / total(comparison.encodings, comparison.seeds, comparison.settings)
-        return share if share < 1 else None

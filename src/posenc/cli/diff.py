@@ -5,13 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from posenc.cli.command import How
-from posenc.cli.common import WithOutput, check_limits
+from posenc.cli.common import WithOutput, aligned, check_limits
 
 if TYPE_CHECKING:
     from posenc.frequencies import Difference
-
-BAR = 24
-"""Characters of the longest bar."""
 
 
 @dataclass(kw_only=True)
@@ -52,20 +49,13 @@ class Diff(WithOutput):
 
 
 def text(difference: "Difference") -> str:
-    """The table with a bar for each pair, as long as its frequencies are apart, and what differs in words."""
+    """The table of pairs, and sentences."""
     from posenc.frequencies.difference import COLUMNS
 
     d = difference
-    longest = max(pair.apart for pair in d.pairs)
-    bars = ["" if pair.same else "#" * max(1, _share(pair.apart, longest)) for pair in d.pairs]
     rows = [COLUMNS, *(pair.cells() for pair in d.pairs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", d.schedules, strict=True)]
     shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {d.length} positions, phases of tokens {d.at:g} apart"
-    table = [f"{line}  {bar}".rstrip() for line, bar in zip(lines, ["", *bars], strict=True)]
-    return "\n".join([*head, shape, "", *table, "", *(f"- {sentence}" for sentence in d.sentences())])
-
-
-def _share(apart: float, longest: float) -> int:
-    return BAR if apart == longest else round(BAR * apart / longest)
+    return "\n".join(
+        [*head, shape, "", *aligned(rows, str.rjust), "", *(f"- {sentence}" for sentence in d.sentences())]
+    )

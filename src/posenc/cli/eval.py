@@ -6,24 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from posenc.cli.command import How, record
-from posenc.cli.common import (
-    FAILED,
-    StudyCommand,
-    WithModel,
-    check_unchanged,
-    compute,
-    conclude,
-    make_engine,
-)
+from posenc.cli.common import StudyCommand, WithModel, check_unchanged, make_engine, run_study
 from posenc.errors import InputError
 
 
 @dataclass(kw_only=True)
 class Eval(WithModel, StudyCommand):
-    """Measure what a pretrained model finds in long texts, as it is and extended."""
+    """Measure what a pretrained model retrieves from long texts, unmodified and extended."""
 
     preset: Annotated[
-        Literal["quick", "standard", "thorough"] | None, "what is measured where no flag says otherwise (below)"
+        Literal["quick", "standard", "thorough"] | None, "what is measured, unless flags change it (below)"
     ] = "standard"
     text_sha256: Annotated[
         str | None,
@@ -60,9 +52,9 @@ class Eval(WithModel, StudyCommand):
         tasks = (f"  {name:{width}}  {summary(task)}" for name, task in TASKS.items())
         return (
             "presets:\n" + "\n".join(presets) + "\n\ntasks:\n" + "\n".join(tasks) + "\n\n"
-            "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The model as it\n"
-            "is comes first, and where texts are longer than it was trained for, also the model that reads only their end\n"
-            "(cut_off). An evaluation that was stopped continues when the same command is run again."
+            "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The\n"
+            "unmodified model comes first (none), and for texts past its trained length also the unmodified model on their\n"
+            "end alone (cut_off). An evaluation that was stopped continues when the same command is run again."
         )
 
     def config(self) -> dict[str, Any]:
@@ -81,8 +73,8 @@ class Eval(WithModel, StudyCommand):
 
         if launched():
             raise InputError(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']}: an evaluation is not divided over a launcher's processes; start "
-                "it without one, with --engine ray to spread its cells over machines"
+                f"WORLD_SIZE={os.environ['WORLD_SIZE']}: an evaluation runs in one process; start it without a launcher, and "
+                "with --engine ray to distribute its cells"
             )
         settings = settings_of(self.preset, **self.given)
         files = digests(settings.made())  # a mistake shows before a model is loaded
@@ -97,10 +89,9 @@ class Eval(WithModel, StudyCommand):
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
         resolved["dtype"] = str(model.dtype).removeprefix("torch.")
         check_unchanged(self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
-        results = compute(
+        code, results = run_study(
             self,
-            Display(self.out),
-            "cell",
+            Display(),
             lambda progress: evaluate(
                 model,
                 tokenizer,
@@ -115,10 +106,9 @@ class Eval(WithModel, StudyCommand):
                 begin=lambda: record(self.out, self, **resolved),
                 **self.given,
             ),
+            show,
+            "cells",
         )
-        if results is None:
-            return FAILED
-        if results["complete"]:
+        if results.get("complete"):
             tracking.evaluated(results)
-        cells = results["cells"]
-        return conclude(self, results, show, cells["finished"], cells["planned"], "cells")
+        return code

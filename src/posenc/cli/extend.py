@@ -103,9 +103,14 @@ class Extend(WithModel, WithOutput):
             raise InputError("--method: is required; name one (posenc extend --help), or give --image-size")
         if self.window_size is not None:
             raise InputError(f"--window-size {self.window_size}: is for vision models, give --image-size with it")
-        method, options, training = self.method, self._options(), self._training()
         if self.verify_tokens is not None and self.verify_tokens < 2:
             raise InputError(f"--verify-tokens {self.verify_tokens}: must be at least 2")
+        for item in self.option:
+            if "=" not in item:
+                raise InputError(f"--option {item}: write key=value")
+        method = self.method
+        options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
+        training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
         self._check_out()
         model, tokenizer = self.load()
@@ -118,28 +123,27 @@ class Extend(WithModel, WithOutput):
         report = extended()  # a mistake shows before anything is measured
         checkpoint: Checkpoint | None = None
         if training is not None:
-            if training.get("lora") is None and self.dtype == AUTO and model.dtype in HALF:
+            if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:
                 widen(model, STEPS_LOST)
-            settings, rows = prepared(model, _read(self.finetune, "--finetune"), tokenizer, **training)
-            if "checkpoint" in training:
-                checkpoint = Checkpoint(training["checkpoint"], 1, model, rows, settings)
+            settings, rows = prepared(model, training, tokenizer, **self.given)
+            if "checkpoint" in self.given:
+                checkpoint = Checkpoint(self.given["checkpoint"], 1, model, rows, settings)
                 checkpoint.check()
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "extension": report.to_dict()}
-        tuned: Finetuning | None = None
         results["precision"] = chosen_because(model)
         printed: list[object] = [report, f"computed in {results['precision']}"]
-        with Display(self.out or ".") as shown:
+        tuned: Finetuning | None = None
+        with Display() as shown:
             reader = self._before_and_after(text, model, tokenizer, report, extended, shown) if self.verify else None
             if training is not None:
                 tuned = self._finetuned(model, tokenizer, training, shown)
                 if not tuned.complete:
-                    continues = checkpoint is not None
-                    print(
-                        f"posenc extend: interrupted after {len(tuned.losses)} of {tuned.settings['steps']} steps; "
-                        + ("run the same command again to continue" if continues else "the model as it is now is used"),
-                        file=sys.stderr,
+                    then = (
+                        "run the same command again to continue" if checkpoint else "the model is used with these steps"
                     )
-                    if continues:
+                    steps = f"{len(tuned.losses)} of {tuned.settings['steps']} steps"
+                    print(f"posenc extend: interrupted after {steps}; {then}", file=sys.stderr)
+                    if checkpoint is not None:
                         return FAILED
                 if reader is not None:
                     reader.read(TUNED, model, shown.counter(TUNED))
@@ -160,13 +164,13 @@ class Extend(WithModel, WithOutput):
         return DONE if tuned is None or tuned.complete else FAILED
 
     def _resize(self, image_size: str) -> int:
-        """The same for a vision model and another image size."""
+        """Extend a vision model to another image size."""
         from posenc.pretrained.vision.resize import resize
 
         for name in ("factor", "target_length", "option", "text", "verify_tokens", "finetune"):
             if getattr(self, name):
                 raise InputError(f"{name}: is for language models, leave it out beside --image-size")
-        self._training()  # refuses settings of a fine-tuning
+        self._check_training()
         sides = image_size.lower().split("x")
         if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and len(side) < 10 for side in sides):
             raise InputError(f"--image-size {image_size}: write pixels, as 384 or 384x512 (height x width)")
@@ -183,7 +187,6 @@ class Extend(WithModel, WithOutput):
         return self.emit(results, "\n\n".join(printed))
 
     def _check_out(self) -> None:
-        """Refuse a folder that a model cannot be written to."""
         from posenc.lab.files import Folder
 
         if self.out is not None and not self.out.isprintable():  # tokenizers writes to no path that is not Unicode
@@ -191,22 +194,15 @@ class Extend(WithModel, WithOutput):
         if self.out is not None and any(Folder(self.out).directory.iterdir()):
             raise InputError(f"--out {self.out}: is not empty; name a new folder")
 
-    def _options(self) -> dict[str, Any]:
-        for item in self.option:
-            if "=" not in item:
-                raise InputError(f"--option {item}: write key=value")
-        return {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
-
-    def _training(self) -> dict[str, Any] | None:
-        """The settings that were given of a fine-tuning; None: there is none."""
+    def _check_training(self) -> str | None:
+        """The text to train on; None: no fine-tuning."""
         if self.finetune is None:
             for name in self.given:
                 raise InputError(f"{name}: is for fine-tuning, give --finetune FILE with it")
             return None
-        _read(self.finetune, "--finetune")  # before anything is loaded
         if self.verify and self.text is not None and Path(self.text).resolve() == Path(self.finetune).resolve():
             raise InputError(f"--text {self.text}: the model is trained on it; give another, which it has not seen")
-        return dict(self.given)
+        return _read(self.finetune, "--finetune")
 
     def _before_and_after(
         self, text: str | None, model: Any, tokenizer: Any, report: Any, extended: Callable[[], object], shown: Any
@@ -223,20 +219,21 @@ class Extend(WithModel, WithOutput):
         reader = verification(model, tokenizer, name, pydoc() if text is None else text, wanted, self.verify_tokens)
         if reader.stopped == A_MINUTE:
             reader.stopped += f"; --verify-tokens {wanted} reads all"
-        ends = reader.past_training and has_learned_table(model)  # there is no row for what comes next
-        arms = [*([] if ends else [AS_LOADED]), *([reader.truncated] if reader.past_training else []), EXTENDED]
-        for index, arm in enumerate(arms):
-            if arm == EXTENDED:
+        states = [reader.truncated, EXTENDED] if reader.past_training else [EXTENDED]
+        if not (reader.past_training and has_learned_table(model)):  # a table has no rows past the trained length
+            states.insert(0, AS_LOADED)
+        for index, state in enumerate(states, 1):
+            if state == EXTENDED:
                 extended()
-            reader.read(arm, model, shown.counter(arm))
-            shown.line(index + 1, len(arms), f"{arm}, {len(reader.ids)} tokens")
+            reader.read(state, model, shown.counter(state))
+            shown.line(index, len(states), f"{state}, {len(reader.ids)} tokens")
         return reader
 
-    def _finetuned(self, model: Any, tokenizer: Any, training: dict[str, Any], shown: Any) -> "Finetuning":
+    def _finetuned(self, model: Any, tokenizer: Any, text: str, shown: Any) -> "Finetuning":
         from posenc.pretrained.finetune import finetune
 
         count = shown.counter("fine-tuning")
-        steps = int(training.get("steps", signature(finetune).parameters["steps"].default))
+        steps = int(self.given.get("steps", signature(finetune).parameters["steps"].default))
         started, last, first = time.perf_counter(), 0.0, None
 
         def progress(step: int, loss: float) -> None:
@@ -248,12 +245,11 @@ class Extend(WithModel, WithOutput):
                 last = now
                 shown.line(step, steps, f"fine-tuning, loss {loss:.3f}", now * (steps - step) / (step - first))
 
-        text = _read(self.finetune, "--finetune")
-        return finetune(model, text, tokenizer, **training, progress=progress)
+        return finetune(model, text, tokenizer, **self.given, progress=progress)
 
 
-def _read(path: str | None, argument: str) -> str:
+def _read(path: str, argument: str) -> str:
     try:
-        return Path(path or "").read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"{argument} {path}: {error.strerror}; give a readable text file") from None

@@ -1,45 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every encoding, schedule, position map, method and task as a row of a table, from what the code declares."""
+"""posenc list, posenc cite."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from inspect import signature
-from typing import Any
+from typing import Annotated, Any
 
-from posenc.encodings.catalogue import rows
-from posenc.errors import summary
-from posenc.frequencies import SCHEDULES, options_of
-from posenc.position_maps import MAPS
-from posenc.pretrained.methods import METHODS
-from posenc.tasks import TASKS
+from posenc.cli.command import How
+from posenc.cli.common import WithOutput, aligned
+
+
+@dataclass(kw_only=True)
+class List(WithOutput):
+    """List every encoding, schedule, method and task: what it is, its paper, its options."""
+
+    def run(self) -> int:
+        return self.emit(catalogue(), table())
+
+
+@dataclass(kw_only=True)
+class Cite(WithOutput):
+    """Print the BibTeX entries of an encoding's papers."""
+
+    encoding: Annotated[str, "an encoding, or several joined by +", How("NAME", flag="name", positional=True)]
+
+    def run(self) -> int:
+        from posenc.encodings.catalogue import cite
+
+        bibtex = cite(self.encoding)
+        return self.emit({"name": self.encoding, "bibtex": bibtex}, bibtex or f"{self.encoding} has no paper")
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All there is: encodings, RoPE's frequency schedules, position maps, the methods that extend pretrained models, and
-    the tasks that these are evaluated on."""
-    schedules = [
-        {"name": name, "options": list(options_of(name)), "summary": summary(schedule)}
-        for name, schedule in SCHEDULES.items()
-    ]
-    maps = [
-        {"name": name, "options": list(signature(made).parameters), "summary": summary(made)}
-        for name, made in MAPS.items()
-    ]
-    methods = [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()]
-    tasks = [
-        {"name": name, "options": [field.name for field in fields(task)], "summary": summary(task)}
-        for name, task in TASKS.items()
-    ]
+    """All encodings, frequency schedules of RoPE, position maps, methods that extend pretrained models, and tasks, from
+    what the code declares."""
+    from posenc.encodings.catalogue import rows
+    from posenc.errors import summary
+    from posenc.frequencies import SCHEDULES, options_of
+    from posenc.position_maps import MAPS
+    from posenc.pretrained.methods import METHODS
+    from posenc.tasks import TASKS
+
+    def row(name: str, documented: object, options: Iterable[str]) -> dict[str, Any]:
+        return {"name": name, "options": list(options), "summary": summary(documented)}
+
     return {
-        "encodings": rows(), "schedules": schedules, "position_maps": maps, "methods": methods, "tasks": tasks,
-    }  # fmt: skip
+        "encodings": rows(),
+        "schedules": [row(name, schedule, options_of(name)) for name, schedule in SCHEDULES.items()],
+        "position_maps": [row(name, made, signature(made).parameters) for name, made in MAPS.items()],
+        "methods": [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()],
+        "tasks": [row(name, task, (field.name for field in fields(task))) for name, task in TASKS.items()],
+    }
 
 
 def table() -> str:
     """The catalogue as text, one line each."""
     listing = catalogue()
     head = ("name", "acts on", "learned", "past the training length, its source says", "paper", "options")
-    body = [
+    encodings = [
         (
             row["name"],
             ", ".join(row["acts_on"]) or "nothing",
@@ -50,24 +68,19 @@ def table() -> str:
         )
         for row in listing["encodings"]
     ]
-    schedules = [(row["name"], _with_options(row)) for row in listing["schedules"]]
-    maps = [(f"@{row['name']}", _with_options(row)) for row in listing["position_maps"]]
     methods = [(row["name"], row["kind"], row["tuning"]) for row in listing["methods"]]
-    tasks = [(row["name"], _with_options(row)) for row in listing["tasks"]]
     blocks = (
-        (head, *body),
-        (("rope's schedules", ""), *schedules),
-        (("maps of its positions", ""), *maps),
+        (head, *encodings),
+        (("rope's schedules", ""), *map(_with_options, listing["schedules"])),
+        (
+            ("maps of its positions", ""),
+            *(("@" + name, text) for name, text in map(_with_options, listing["position_maps"])),
+        ),
         (("to extend a model", "kind", "fine-tuning"), *methods),
-        (("tasks of posenc eval", ""), *tasks),
+        (("tasks of posenc eval", ""), *map(_with_options, listing["tasks"])),
     )
-    return "\n\n".join("\n".join(_aligned(block)) for block in blocks)
+    return "\n\n".join("\n".join(aligned(block, str.ljust)) for block in blocks)
 
 
-def _with_options(row: Mapping[str, Any]) -> str:
-    return row["summary"] + (f" Options: {' '.join(row['options'])}" if row["options"] else "")
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+def _with_options(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["name"], row["summary"] + (f" Options: {' '.join(row['options'])}" if row["options"] else "")

@@ -17,7 +17,7 @@ from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import measure, work
 from posenc.lab.parallel import AllProcesses, follow, world
-from posenc.lab.results import RunRecord
+from posenc.lab.results import Ranking, RunRecord, collect
 from posenc.lab.study import Progress, Results, Study, run
 from posenc.lab.text import Settings
 from posenc.lab.train import build
@@ -134,7 +134,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
         settings, corpus = self.comparison.settings, self.corpus
-        ranked = settings.ranked(done)
+        ranking = Ranking(collect(done), settings, corpus)
         return {
             "task": settings.name,
             "settings": settings.to_dict() | {"encodings": list(self.comparison.encodings)},
@@ -142,9 +142,9 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "seeds_finished": self.comparison.seeds_in(done),
             "data": corpus.facts(),
             "machine": describe(torch.device("cpu")),
-            "answer": settings.answer(ranked, corpus),
-            **settings.numbers(ranked, corpus),
-            "limits": settings.limits(ranked, corpus),
+            "answer": ranking.answer(),
+            **ranking.numbers(),
+            "limits": ranking.limits(),
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
         }
 
@@ -173,10 +173,9 @@ def compare(
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
-    here, study = (
-        world(),
-        ComparisonStudy(comparison, corpus, Checkpoints(Path(directory).absolute(), checkpoint_minutes)),
-    )
+    here = world()
+    checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
+    study = ComparisonStudy(comparison, corpus, checkpoints)
     if here.size > 1:
         study.check()
         here.require_equal("data", corpus.digest)

@@ -3,7 +3,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
@@ -14,15 +14,16 @@ import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.errors import InputError, check_fields
+from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
 from posenc.positions import Positions
 from posenc.spec import Spec, parse, source_of
 from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
-    from posenc.lab.results import Aggregate, RunRecord
+    from posenc.lab.results import Aggregate, Ranking
 
-__all__ = ["Batch", "Dataset", "Experiment", "Preset", "Run", "Scores", "Variant"]
+__all__ = ["Batch", "Criterion", "Dataset", "Experiment", "Preset", "Run", "Scores", "Variant"]
 
 
 class Batch(Protocol):
@@ -42,7 +43,7 @@ class Batch(Protocol):
 
     @property
     def positions(self) -> Positions | None:
-        """Where the inputs are; None: the model's own idea of it."""
+        """Where the inputs are; None: the model's default."""
 
     def rows(self, which: slice | Tensor) -> Self:
         """Some of the examples."""
@@ -63,7 +64,7 @@ class Dataset(Protocol):
     def test(self) -> Any: ...
 
     def facts(self) -> dict[str, object]:
-        """What results say of the data."""
+        """The data, as results.json describes them."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +87,63 @@ class Scores:
     extra: dict[str, dict[int, Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Criterion:
+    """How the results of an experiment are ranked and written.
+
+    key: what ranks the variants: "loss" in nats, or a share in `Scores.extra`, of which more is better. tolerance: a variant
+    holds while the change for the worse stays below this (upper end of the interval). undertrained: a variant this far behind
+    the best at the condition of training has learned too little for a flat curve to count. points, condition, size: keys of
+    results.json, of the list with one row per condition, and of the condition and its size in such a row.
+    """
+
+    key: str = "loss"
+    tolerance: float = 0.05
+    undertrained: float = 0.3
+    points: str = "lengths"
+    condition: str = "factor"
+    size: str = "length"
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.key != "loss"
+
+    @property
+    def worse(self) -> int:
+        """The sign of a change for the worse."""
+        return -1 if self.higher_is_better else 1
+
+    def value(self, mean: float) -> str:
+        """ "1.879", or "93.1 %" of a share."""
+        return f"{100 * mean:.1f} %" if self.higher_is_better else f"{mean:.3f}"
+
+    def difference(self, e: Estimate) -> str:
+        """ "+0.364 ± 0.077", or of shares in points of a hundred "−13.1 ± 2.0"."""
+        scale, digits = (100, 1) if self.higher_is_better else (1, 3)
+        return f"{scale * e.mean:+z.{digits}f} ± {scale * (e.high - e.low) / 2:.{digits}f}".replace("-", "−")
+
+
 class Experiment(ABC):
-    """A kind of comparison: settings, as a frozen dataclass; data; the test; and the numbers and sentences made of it. The lab
-    knows text and images by this alone.
+    """A kind of comparison: settings, as a frozen dataclass; data; model; and test. The lab knows text and images by this
+    alone; tables, verdicts and sentences follow from the numbers, see `posenc.lab.results.Ranking`.
 
     name: of the task. presets: named sizes. data: what is read by default. data_options: how, and their defaults.
+    criterion: how results are ranked and written.
 
-    steps, batch_size. dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads.
-    learning_rate: of Muon, for the matrices of the host; adamw_learning_rate: for embedding, norms and classes;
-    position_learning_rate: for an encoding's own tables, which see less signal than the rest.
+    dim, num_layers, num_heads, head_dim: the host model; head_dim None is dim / num_heads. position_learning_rate: for an
+    encoding's tables, which see less signal than the rest.
 
-    LEAST, MOST: limits of settings, by name. tokens_by: the setting that decides how long an example is.
+    LEAST, MOST: limits of settings, by name. tokens_by, conditions_by: the settings that decide how long an example is in
+    training, and in the test.
     """
 
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, "Preset"]]
     data: ClassVar[str]
     data_options: ClassVar[Mapping[str, Any]]
+    criterion: ClassVar[Criterion]
     tokens_by: ClassVar[str]
+    conditions_by: ClassVar[str]
     LEAST: ClassVar[dict[str, int]] = {"steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1}
     MOST: ClassVar[dict[str, int]] = {
         "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
@@ -131,17 +171,30 @@ class Experiment(ABC):
             raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
 
     def changed(self, **values: Any) -> Self:
-        """The settings with other values; a list may stand for a tuple."""
+        """The settings with other values; lists become tuples."""
         return replace(self, **{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})  # type: ignore[type-var]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON's types."""
         return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}  # type: ignore[arg-type]
 
+    def create(self, name: str, **shape: Any) -> Encoding:
+        """An encoding in the host's shape; past its end, a learned table is clamped, unless its name says otherwise.
+
+        shape: the lengths or grid of training, as `posenc.create` takes them.
+        """
+        return create(
+            parse(name).replaced(_clamped),
+            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_heads,
+            num_layers=self.num_layers, **shape,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- conditions of the test
+
     @property
     @abstractmethod
     def conditions(self) -> tuple[int, ...]:
-        """What the trained models are tested under, in order, each by a number."""
+        """What the trained models are tested under, in ascending order, each by a number."""
 
     @property
     @abstractmethod
@@ -154,44 +207,63 @@ class Experiment(ABC):
         """Held-out examples, the same under every condition."""
 
     @property
-    def bins(self) -> bool:
-        """Whether an example is scored by position too."""
-        return False
-
-    @property
-    def extra(self) -> dict[str, tuple[int, ...]]:
-        """What is measured of every example besides its loss: name -> conditions."""
-        return {}
-
-    @property
-    def tokens(self) -> int:
-        """Of one example in training."""
-        return self.tokens_at(self.trained_at)
+    @abstractmethod
+    def unit(self) -> str:
+        """What sizes are counted in: "byte", "pixel"."""
 
     @abstractmethod
     def tokens_at(self, condition: int) -> int:
-        """Of one example under a condition."""
+        """The tokens of one example under a condition."""
 
     @abstractmethod
     def size_at(self, condition: int) -> int:
         """What a reader calls a condition: the length of a text, the side of an image."""
 
+    def spelled(self, condition: int) -> str:
+        """A condition in words: "1024 bytes"."""
+        return f"{self.size_at(condition)} {self.unit}s"
+
+    @property
+    def larger(self) -> tuple[int, ...]:
+        """The conditions above that of training, upwards."""
+        return tuple(condition for condition in self.conditions if condition > self.trained_at)
+
+    @property
+    def smaller(self) -> tuple[int, ...]:
+        """The conditions below that of training, downwards."""
+        return tuple(condition for condition in reversed(self.conditions) if condition < self.trained_at)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of one example in training."""
+        return self.tokens_at(self.trained_at)
+
     @property
     def tested_tokens(self) -> int:
-        """Of all that one variant reads in its test."""
+        """All tokens that one variant reads in its test."""
         return self.examples * sum(map(self.tokens_at, self.conditions))
+
+    def check_largest(self) -> None:
+        """Refuse conditions that are beyond what any comparison needs."""
+        largest, most = self.conditions[-1], self.MOST[self.tokens_by]
+        if self.size_at(largest) > most:
+            raise InputError(
+                f"{self.conditions_by}={largest}: tests at {self.spelled(largest)}, must be at most {most}"
+            )
+
+    def check_shards(self, shards: int) -> None:
+        """Refuse a number of processes that cannot divide a sequence."""
+        if shards > 1:
+            raise InputError(
+                f"sequence_shards={shards}: inputs of task {self.name} cannot be divided; leave it out, processes share the batch"
+            )
+
+    # ---------------------------------------------------------------- model, data, test
 
     @property
     @abstractmethod
     def rows(self) -> int:
-        """Of the embedding's matrix."""
-
-    def check_largest(self) -> None:  # noqa: B027 - there may be nothing to check
-        """Refuse conditions that are beyond what any comparison needs."""
-
-    @abstractmethod
-    def check_shards(self, shards: int) -> None:
-        """Refuse what so many processes cannot divide a sequence of."""
+        """Rows of the embedding's matrix."""
 
     @abstractmethod
     def make_encoding(self, name: str) -> Encoding:
@@ -200,19 +272,6 @@ class Experiment(ABC):
     @abstractmethod
     def make_model(self, encoding: Encoding) -> TransformerBase:
         """The untrained host."""
-
-    def create(self, name: str, **shape: Any) -> Encoding:
-        """An encoding in the host's shape; a learned table gives what lies past it its edge, unless its name says otherwise.
-
-        shape: the lengths or grid of training, as `posenc.create` takes them.
-        """
-        return create(
-            parse(name).replaced(_clamped),
-            dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_heads,
-            num_layers=self.num_layers, **shape,
-        )  # fmt: skip
-
-    # ---------------------------------------------------------------- data, test, numbers, words
 
     @abstractmethod
     def load(self, source: str, **options: Any) -> tuple[Any, Self]:
@@ -224,10 +283,8 @@ class Experiment(ABC):
 
     @abstractmethod
     def check_data(self, corpus: Any) -> None:
-        """Refuse data that do not serve the settings.
-
-        Raises:
-            InputError: with what is missing.
+        """Raises:
+        InputError: data that do not fit the settings.
         """
 
     @abstractmethod
@@ -239,30 +296,36 @@ class Experiment(ABC):
         """The examples of one training step, from a part of a corpus: a function of its arguments alone."""
 
     @abstractmethod
-    def variants(self, name: str, encoding: Encoding) -> list[Variant]:
-        """The model as trained, and further ways to use the same weights."""
-
-    @abstractmethod
     def evaluate(
         self, model: TransformerBase, variant: Variant, part: Any, on_batch: Callable[[int], None] = lambda tokens: None
     ) -> Scores:
         """Test a variant on the held-out part; on_batch is called with how many tokens have been read."""
 
-    @abstractmethod
-    def ranked(self, records: "Mapping[Run, RunRecord]") -> "list[Aggregate]":
-        """The variants of finished runs, the best first."""
+    def variants(self, name: str, encoding: Encoding) -> list[Variant]:
+        """The model as trained, and further ways to use the same weights."""
+        return [Variant(name, lambda condition: encoding)]
 
-    @abstractmethod
-    def numbers(self, ranked: "Sequence[Aggregate]", corpus: Any) -> dict[str, Any]:
-        """The measured part of results.json."""
+    # ---------------------------------------------------------------- what is particular in the results
 
-    @abstractmethod
-    def answer(self, ranked: "Sequence[Aggregate]", corpus: Any) -> list[str]:
-        """What a reader wants to know first."""
+    def chance(self, corpus: Any) -> float | None:
+        """What guessing scores, where the criterion is a share."""
+        return None
 
-    @abstractmethod
-    def limits(self, ranked: "Sequence[Aggregate]", corpus: Any) -> list[str]:
-        """What the comparison does not show, as far as it can be computed from what was run."""
+    def row(self, ranking: "Ranking", variant: "Aggregate") -> dict[str, Any]:
+        """What results.json has of a variant besides the numbers that every experiment has."""
+        return {}
+
+    def point(self, ranking: "Ranking", variant: "Aggregate", condition: int) -> dict[str, Any]:
+        """The same, under one condition."""
+        return {}
+
+    def remarks(self, ranking: "Ranking") -> list[str]:
+        """Sentences of the answer."""
+        return []
+
+    def limits(self, ranking: "Ranking") -> list[str]:
+        """Sentences on what the results do not show."""
+        return []
 
 
 def _clamped(term: Spec) -> Spec:

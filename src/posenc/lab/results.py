@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of finished runs, and the numbers with intervals that every comparison makes of them."""
+"""Records of finished runs, and what every comparison makes of them: ranking, numbers with intervals, verdicts, sentences."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc.errors import listed
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.statistics import Estimate, estimate
 
@@ -47,7 +48,7 @@ class RunRecord:
     training_seconds: float
     tokens_per_second: float
     memory_bytes: int
-    """what one training batch keeps for its backward pass"""
+    """what one training batch stores for its backward pass"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,69 +91,209 @@ def level(variant: Aggregate, condition: int, of: str = LOSS) -> Estimate:
     return estimate(variant.values(condition, sorted(variant.scores), of))
 
 
-def change(variant: Aggregate, condition: int, trained_at: int = 1, of: str = LOSS) -> Estimate:
+def change(variant: Aggregate, condition: int, trained_at: int, of: str = LOSS) -> Estimate:
     """How much that rises from the condition of training to another, on the same examples."""
     seeds = sorted(variant.scores)
     return estimate(variant.values(condition, seeds, of) - variant.values(trained_at, seeds, of))
 
 
-def naming(variant: Aggregate) -> dict[str, Any]:
-    """How results.json names a variant."""
-    return {
-        "name": variant.name,
-        "encoding": variant.encoding,
-        "trained": variant.trained,
-        "seeds": sorted(variant.scores),
-    }
+class Ranking:
+    """The variants of an experiment, the best at the last condition first, and what follows from their numbers."""
 
+    def __init__(self, variants: Sequence[Aggregate], settings: Experiment, corpus: Any) -> None:
+        self.settings = settings
+        self.corpus = corpus
+        self.criterion = settings.criterion
+        self.chance: float | None = settings.chance(corpus)
+        self.variants: list[Aggregate] = sorted(
+            variants, key=lambda variant: self.criterion.worse * self.level(variant, settings.conditions[-1]).mean
+        )
+        self.trained: list[Aggregate] = [variant for variant in self.variants if variant.trained]
 
-def course(variant: Aggregate) -> dict[str, Any]:
-    """What it says of training and of costs."""
-    seeds = sorted(variant.scores)
-    cells = [variant.cells[s] for s in seeds]
-    return {
-        "training": _training(cells),
-        "parameters": cells[0].parameters,
-        "position_parameters": cells[0].position_parameters,
-        "train_tokens_per_second": statistics.median([c.tokens_per_second for c in cells]),
-        "test_tokens_per_second": statistics.median([variant.scores[s].tokens_per_second for s in seeds]),
-        "training_seconds": statistics.median([c.training_seconds for c in cells]),
-        "memory_bytes": cells[0].memory_bytes,
-    }
+    def level(self, variant: Aggregate, condition: int) -> Estimate:
+        """What a variant scores; the interval of a share ends at 0 and 1."""
+        e = level(variant, condition, self.criterion.key)
+        return replace(e, low=max(e.low, 0.0), high=min(e.high, 1.0)) if self.criterion.higher_is_better else e
 
+    def change(self, variant: Aggregate, condition: int) -> Estimate:
+        """How much that rises from the condition of training on."""
+        return change(variant, condition, self.settings.trained_at, self.criterion.key)
 
-def verdict_of(changes: Sequence[Estimate], holds: float) -> str:
-    """What happens on the way from the condition of training to another, in a word or three. changes: for the worse, along
-    that way; less than `holds` is none."""
-    if not changes:
-        return "not tested"
-    soon, end = changes[0], changes[-1]
-    if end.high < holds:
-        return "holds"
-    if end.low <= 0:
-        return "unclear"
-    if soon.low > holds and soon.mean > 0.5 * end.mean and len(changes) > 1:
-        return "breaks at once"
-    return "degrades"
+    def behind(self, a: Aggregate, b: Aggregate, condition: int) -> Estimate:
+        """How much worse a is than b."""
+        if self.criterion.higher_is_better:
+            a, b = b, a
+        return difference(a, b, condition, self.criterion.key)
+
+    def best(self, condition: int, variants: Sequence[Aggregate]) -> Aggregate:
+        """The best of some variants under a condition."""
+        return min(variants, key=lambda variant: self.criterion.worse * self.level(variant, condition).mean)
+
+    def at_chance(self, variant: Aggregate) -> bool:
+        """Whether a variant is not measurably better than guessing under the condition of training."""
+        return self.chance is not None and self.level(variant, self.settings.trained_at).low <= self.chance
+
+    def verdict(self, variant: Aggregate, conditions: Sequence[int]) -> str:
+        """What happens on the way from the condition of training over others: "holds", "breaks at once", ..."""
+        if not conditions:
+            return "not tested"
+        if self.at_chance(variant):
+            return "at chance"
+        first, last = (self._fall(variant, condition) for condition in (conditions[0], conditions[-1]))
+        tolerance = self.criterion.tolerance
+        if last.high < tolerance:
+            return "holds"
+        if last.low <= 0:
+            return "unclear"
+        at_once = len(conditions) > 1 and first.low > tolerance and first.mean > 0.5 * last.mean
+        return "breaks at once" if at_once else "degrades"
+
+    def _fall(self, variant: Aggregate, condition: int) -> Estimate:
+        """The change for the worse."""
+        seeds, key, worse = sorted(variant.scores), self.criterion.key, self.criterion.worse
+        values = (variant.values(each, seeds, key) for each in (condition, self.settings.trained_at))
+        return estimate(worse * (next(values) - next(values)))
+
+    # ---------------------------------------------------------------- numbers
+
+    def numbers(self) -> dict[str, Any]:
+        """The measured part of results.json."""
+        best = {condition: self.best(condition, self.variants) for condition in self.settings.conditions}
+        return {"arms": [self._row(variant, best) for variant in self.variants], "extensions": self._extensions()}
+
+    def _row(self, variant: Aggregate, best: Mapping[int, Aggregate]) -> dict[str, Any]:
+        s, m = self.settings, self.criterion
+        points = []
+        for condition in s.conditions:
+            point = {m.condition: condition, m.size: s.size_at(condition), LOSS: asdict(level(variant, condition))}
+            if m.key != LOSS:
+                point["loss_change"] = asdict(change(variant, condition, s.trained_at))
+                point[m.key] = asdict(self.level(variant, condition))
+            point["change"] = asdict(self.change(variant, condition))
+            point["behind_best"] = asdict(self.behind(variant, best[condition], condition))
+            points.append(point | s.point(self, variant, condition))
+        seeds = sorted(variant.scores)
+        cells = [variant.cells[seed] for seed in seeds]
+        return {
+            "name": variant.name,
+            "encoding": variant.encoding,
+            "trained": variant.trained,
+            "seeds": seeds,
+            "verdict": self.verdict(variant, s.larger),
+            m.points: points,
+            **s.row(self, variant),
+            "training": _training(cells),
+            "parameters": cells[0].parameters,
+            "position_parameters": cells[0].position_parameters,
+            "train_tokens_per_second": statistics.median([c.tokens_per_second for c in cells]),
+            "test_tokens_per_second": statistics.median([variant.scores[s].tokens_per_second for s in seeds]),
+            "training_seconds": statistics.median([c.training_seconds for c in cells]),
+            "memory_bytes": cells[0].memory_bytes,
+        }
+
+    def _untrained(self) -> list[tuple[Aggregate, Aggregate]]:
+        """The variants without training, each with the model that it takes its weights from."""
+        named = {variant.name: variant for variant in self.variants}
+        return [(variant, named[variant.encoding]) for variant in self.variants if not variant.trained]
+
+    def _extensions(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "arm": variant.name,
+                "against": model.name,
+                self.criterion.condition: condition,
+                "difference": asdict(difference(variant, model, condition, self.criterion.key)),
+            }
+            for variant, model in self._untrained()
+            for condition in self.settings.conditions
+            if condition != self.settings.trained_at
+        ]
+
+    # ---------------------------------------------------------------- sentences
+
+    def answer(self) -> list[str]:
+        """What a reader wants to know first."""
+        s = self.settings
+        if not self.trained:
+            return []
+        directions = [conditions for conditions in (s.larger, s.smaller) if conditions]
+        lines = [self._first(s.trained_at, self.trained, f"At the training {self.criterion.size} of")]
+        lines += [self._first(conditions[-1], self.variants, "At") for conditions in directions]
+        guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
+        if guessing:
+            lines.append(
+                f"Not measurably better than guessing ({self.criterion.value(self.chance or 0)}): {listed(guessing)}."
+            )
+        for conditions in directions:
+            lines += self._by_verdict(conditions)
+        lines += s.remarks(self)
+        return lines + [self._without_training(conditions[-1]) for conditions in directions if self._untrained()]
+
+    def _first(self, condition: int, variants: Sequence[Aggregate], opening: str) -> str:
+        best, m = self.best(condition, variants), self.criterion
+        ties = [v.name for v in variants if v is not best and self.behind(v, best, condition).low <= 0]
+        value = m.value(self.level(best, condition).mean)
+        unit = "" if m.higher_is_better else f" nats per {self.settings.unit}"
+        tied = f"; not measurably behind: {listed(ties)}" if ties else "; all others are measurably behind"
+        spelled = self.settings.spelled(condition)
+        return (
+            f"{opening} {spelled}, {best.name} has the best {m.key} ({value}{unit}){tied if len(variants) > 1 else ''}."
+        )
+
+    def _by_verdict(self, conditions: Sequence[int]) -> list[str]:
+        lines = []
+        for verdict in ("holds", "degrades", "breaks at once", "unclear"):
+            condition = conditions[0 if verdict == "breaks at once" else -1]
+            changes = [
+                f"{variant.name} ({self.criterion.difference(self.change(variant, condition))})"
+                for variant in self.trained
+                if self.verdict(variant, conditions) == verdict
+            ]
+            if changes:
+                lines.append(
+                    f"{verdict.capitalize()}, change at {self.settings.spelled(condition)}: {listed(changes)}."
+                )
+        return lines
+
+    def _without_training(self, condition: int) -> str:
+        """The variants without training against the same weights as trained."""
+        outcomes: dict[str, list[str]] = {"better": [], "worse": [], "no measurable difference": []}
+        for variant, model in self._untrained():
+            e = self.behind(variant, model, condition)
+            outcome = "better" if e.high < 0 else "worse" if e.low > 0 else "no measurable difference"
+            by = self.criterion.difference(difference(variant, model, condition, self.criterion.key))
+            outcomes[outcome].append(f"{variant.name} ({by})")
+        parts = [f"{outcome}: {listed(names)}" for outcome, names in outcomes.items() if names]
+        return f"At {self.settings.spelled(condition)}, without retraining, against the same weights as trained: {'; '.join(parts)}."
+
+    def limits(self) -> list[str]:
+        """What the comparison does not show, as far as it can be computed from what was run."""
+        s, m, notes = self.settings, self.criterion, []
+        learned = [variant for variant in self.trained if not self.at_chance(variant)]
+        best = self.best(s.trained_at, learned) if learned else None
+        late = [v.name for v in learned if best and self.behind(v, best, s.trained_at).mean > m.undertrained]
+        if late:
+            notes.append(
+                f"After {s.steps} steps these are still more than {m.undertrained} behind the best {m.key}: {listed(late)}. A "
+                "model that has learned little has little to lose, so a flat curve is no merit there."
+            )
+        notes += s.limits(self)
+        if self._untrained():
+            notes.append(
+                "Variants without retraining would gain from fine-tuning, which usually follows and is omitted here."
+            )
+        notes.append(
+            f"One small model ({s.num_layers} layers, width {s.dim}), one data set, {s.steps} steps, the same learning rates "
+            "for all. The order may differ at other sizes; the intervals cover the choice of test examples and of seeds, not "
+            "that."
+        )
+        if len({seed for variant in self.variants for seed in variant.scores}) == 1:
+            notes.append("Only one seed was run: the intervals cover the test examples, not the luck of training.")
+        return notes
 
 
 def _training(cells: Sequence[RunRecord]) -> list[dict[str, float]]:
-    curve = torch.tensor([c.losses for c in cells], dtype=torch.float64).mean(0)
+    """The loss of the training batches, mean over seeds, in at most CURVE_POINTS points."""
+    curve = torch.tensor([cell.losses for cell in cells], dtype=torch.float64).mean(0)
     width = max(1, math.ceil(len(curve) / CURVE_POINTS))
-    return [{"step": i + len(part), "loss": part.mean().item()} for i, part in _chunks(curve, width)]
-
-
-def _chunks(curve: Tensor, width: int) -> list[tuple[int, Tensor]]:
-    return [(i, curve[i : i + width]) for i in range(0, len(curve), width)]
-
-
-def general_limits(variants: Sequence[Aggregate], settings: Experiment, data: str, examples: str) -> list[str]:
-    """What no comparison of one small model shows. data: what it was trained on; examples: what it was tested on."""
-    notes = [
-        f"One small model ({settings.num_layers} layers, width {settings.dim}), {data}, {settings.steps} steps, "
-        "the same learning rates given to all. The order may differ at other sizes; the intervals cover the choice of test "
-        f"{examples} and of seeds, not that."
-    ]
-    if len({s for a in variants for s in a.scores}) == 1:
-        notes.append(f"Only one seed was run: the intervals cover the test {examples}, not the luck of training.")
-    return notes
+    return [{"step": i * width + len(part), "loss": part.mean().item()} for i, part in enumerate(curve.split(width))]

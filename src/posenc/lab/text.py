@@ -1,44 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of text: the next token, tested past the training length. Settings, numbers, and sentences that follow from
-them."""
+"""Comparisons of text: the next token, tested past the training length."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, Sum
-from posenc.encodings import T5
-from posenc.errors import InputError, check_value, listed
+from posenc.encodings import T5, Rotary
+from posenc.errors import InputError, check_value
 from posenc.functional import t5_bucket
-from posenc.lab.data import DATA_TOKENS, Text, TextBatch, check_long_enough, draw, inside_documents, load, window_ends
-from posenc.lab.data import Corpus as TextCorpus
-from posenc.lab.evaluate import BINS_PER_LENGTH, evaluate, variants
-from posenc.lab.experiment import Experiment, Preset, Run, Scores, Variant
-from posenc.lab.results import (
-    Aggregate,
-    RunRecord,
-    change,
-    collect,
-    course,
-    difference,
-    general_limits,
-    level,
-    naming,
-    verdict_of,
+from posenc.lab.data import (
+    DATA_TOKENS,
+    Corpus,
+    Text,
+    TextBatch,
+    draw,
+    inside_documents,
+    load,
+    window_ends,
 )
-from posenc.lab.statistics import Estimate, estimate
+from posenc.lab.data.text import HELD_OUT
+from posenc.lab.data.tokens import bpe_size
+from posenc.lab.evaluate import BATCH_TOKENS, score
+from posenc.lab.experiment import Criterion, Experiment, Preset, Scores, Variant
+from posenc.lab.results import Aggregate, Ranking, level
+from posenc.lab.statistics import estimate
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 
-__all__ = ["CORE", "NAIVE", "PRESETS", "Run", "Settings"]
+__all__ = ["CORE", "NAIVE", "PRESETS", "Settings", "accuracy"]
 
-HOLDS = 0.05
-"""A variant holds when its loss at the longest length has risen by less than this (nats per token, upper bound)."""
-UNDERTRAINED = 0.3
-"""A variant this much behind the best at the training length has learned too little for its flatness to count."""
+BINS_PER_LENGTH = 4
+"""Bins of the loss by position within one training length."""
 RARE = 0.1
 """T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
 
@@ -47,10 +43,8 @@ RARE = 0.1
 class Settings(Experiment):
     """Everything that the runs of one comparison of text share.
 
-    length: tokens of a training sequence. factors: test lengths over `length`; the first is 1. windows: held-out passages;
-    targets: the tokens at their end that are scored. tokenizer: "bytes", "bpe:N" or a Hugging Face tokenizer, with
-    vocab_size ids; packed: whole documents fill a training sequence, each at positions of its own. The text has to be
-    loaded with the same three. The rest: see `Experiment`.
+    The first of the factors is 1. The text has to be loaded with the same tokenizer, vocab_size and packed. The rest: see
+    `Experiment`.
     """
 
     length: Annotated[int, "training length in tokens (of the tokenizer: bytes, unless tokenizer is another)"] = 128
@@ -71,12 +65,14 @@ class Settings(Experiment):
         "bytes (default), bpe:4096 (learned from the training text), or a Hugging Face tokenizer's name or folder",
     ] = "bytes"
     vocab_size: int = 256
-    packed: Annotated[bool, "fill training sequences with complete documents, each with its own positions"] = False
+    packed: Annotated[bool, "fill training sequences with complete documents, each with positions from 0"] = False
 
     name = "text"
     data = "pydoc"
     data_options: ClassVar[Mapping[str, Any]] = {"text_column": None, "data_tokens": DATA_TOKENS}
+    criterion = Criterion()
     tokens_by = "length"
+    conditions_by = "factors"
     LEAST = {"length": 8, **Experiment.LEAST, "windows": 2, "vocab_size": 1}
     MOST = {"length": 2**20, **Experiment.MOST, "windows": 10**6}
 
@@ -88,20 +84,24 @@ class Settings(Experiment):
             raise InputError(f"factors={' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
         if not 1 <= self.targets <= self.length:
             raise InputError(f"targets={self.targets}: must lie between 1 and length={self.length}")
-        if not self.tokenizer.strip():
-            raise InputError("tokenizer='': give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer")
+        bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
         if self.tokenizer == "bytes" and self.vocab_size != 256:
             raise InputError(f"vocab_size={self.vocab_size}: bytes have 256 values")
 
     @property
     def unit(self) -> str:
         """What a token is called."""
-        return unit(self.tokenizer)
+        return "byte" if self.tokenizer == "bytes" else "token"
 
     @property
     def longest(self) -> int:
         """The longest test length."""
         return self.length * self.factors[-1]
+
+    @property
+    def bin_width(self) -> int:
+        """Positions in a bin of the loss by position."""
+        return max(1, self.length // BINS_PER_LENGTH)
 
     @property
     def conditions(self) -> tuple[int, ...]:
@@ -115,23 +115,14 @@ class Settings(Experiment):
     def examples(self) -> int:
         return self.windows
 
-    @property
-    def bins(self) -> bool:
-        return True
-
     def tokens_at(self, condition: int) -> int:
         return self.length * condition
 
-    def size_at(self, condition: int) -> int:
-        return self.length * condition
+    size_at = tokens_at
 
     @property
     def rows(self) -> int:
         return self.vocab_size
-
-    def check_largest(self) -> None:
-        if self.longest > self.MOST["length"]:
-            raise InputError(f"factors={self.factors[-1]}: times length it must be at most {self.MOST['length']}")
 
     def check_shards(self, shards: int) -> None:
         if shards > 1 and self.length % (2 * shards):
@@ -140,30 +131,39 @@ class Settings(Experiment):
                 f"for each process; give a multiple of {2 * shards}"
             )
 
-    def model(self) -> TransformerConfig:
-        return TransformerConfig(self.vocab_size, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
-
     def make_model(self, encoding: Encoding) -> Transformer:
-        return Transformer(self.model(), encoding)
+        config = TransformerConfig(self.vocab_size, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
+        return Transformer(config, encoding)
 
     def make_encoding(self, name: str) -> Encoding:
         return self.create(name, max_positions=self.length, causal=True)
 
     # ---------------------------------------------------------------- data and test
 
-    def load(self, source: str, **options: Any) -> tuple[TextCorpus, "Settings"]:
+    def load(self, source: str, **options: Any) -> tuple[Corpus, "Settings"]:
         options = {**self.data_options, **options}
-        corpus = load(
-            source,
-            self.tokenizer,
-            packed=self.packed,
-            text_column=options["text_column"],
-            max_tokens=options["data_tokens"],
-        )
+        tokens, column = options["data_tokens"], options["text_column"]
+        corpus = load(source, self.tokenizer, packed=self.packed, text_column=column, max_tokens=tokens)
         return corpus, replace(self, vocab_size=corpus.vocab_size)
 
-    def check_data(self, corpus: TextCorpus) -> None:
-        check_long_enough(corpus, self)
+    def check_data(self, corpus: Corpus) -> None:
+        for name in ("tokenizer", "vocab_size", "packed"):
+            loaded, given = getattr(corpus, name), getattr(self, name)
+            if loaded != given:
+                raise InputError(f"{name}={given!r}: must be {loaded!r}, with which the corpus was loaded")
+        test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size + 1
+        if len(corpus.test) < test or len(corpus.train) < train:
+            needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
+            raise InputError(
+                f"data={corpus.name!r}: {len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at "
+                f"{self.longest} tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
+                "smaller length, factors, windows or batch_size"
+            )
+        if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
+            raise InputError(
+                f"packed=True: no document of {corpus.name} has two {self.unit}s, so there is nothing to predict; "
+                "packed=False joins documents"
+            )
 
     def example(self, condition: int) -> Tensor:
         return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
@@ -172,8 +172,18 @@ class Settings(Experiment):
         return draw(part, self, generator)
 
     def variants(self, name: str, encoding: Encoding) -> list[Variant]:
-        return variants(name, encoding, self)
+        """The model as trained and, for RoPE tested past its training length, the same weights under NTK scaling and
+        interpolation, without retraining."""
+        variants = super().variants(name, encoding)
+        if type(encoding) is Rotary and self.larger and encoding.inv_freq.numel() > 1:
+            rope = encoding
+            variants += [
+                Variant(f"{name} + NTK", lambda factor: rope.with_schedule("ntk", factor=factor), trained=False),
+                Variant(f"{name} + PI", lambda factor: rope.with_schedule("linear", factor=factor), trained=False),
+            ]
+        return variants
 
+    @torch.no_grad()
     def evaluate(
         self,
         model: TransformerBase,
@@ -181,242 +191,96 @@ class Settings(Experiment):
         part: Text | Tensor,
         on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
-        return evaluate(model, variant, part, self, on_batch)
+        """The loss of a window is the mean over its targets; by position, over the positions of each bin, at the longest
+        length."""
+        tokens, ends = Text.of(part).tokens, window_ends(part, self)
+        paired: dict[int, Tensor] = {}
+        for factor in self.factors:
+            before = torch.arange(-self.length * factor, 1)
+            read = lambda rows, before=before: TextBatch(tokens[ends[rows, None] + before].long())  # noqa: E731
+            losses, _ = score(model, variant, factor, self, read, on_batch)
+            paired[factor] = losses[:, -self.targets :].mean(1)
+        width = self.bin_width
+        bins = losses[:, : losses.shape[1] // width * width]
+        return Scores(paired, bins.unflatten(1, (-1, width)).mean(2))
 
-    # ---------------------------------------------------------------- numbers and words
+    # ---------------------------------------------------------------- results
 
-    def ranked(self, records: Mapping[Run, RunRecord]) -> list[Aggregate]:
-        """The lowest loss at the longest length first."""
-        return sorted(collect(records), key=lambda variant: level(variant, self.factors[-1]).mean)
+    def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
+        bits = level(variant, condition).mean / math.log(2)
+        return {"bits_per_byte": bits / ranking.corpus.bytes_per_token}
 
-    def numbers(self, ranked: Sequence[Aggregate], corpus: TextCorpus) -> dict[str, Any]:
-        return numbers(ranked, self, corpus.bytes_per_token)
-
-    def answer(self, ranked: Sequence[Aggregate], corpus: TextCorpus) -> list[str]:
-        return answer(ranked, self)
-
-    def limits(self, ranked: Sequence[Aggregate], corpus: TextCorpus) -> list[str]:
-        return limits(ranked, self) + text_limits(corpus, self)
-
-
-def unit(tokenizer: str) -> str:
-    """What a token of a tokenizer is called."""
-    return "byte" if tokenizer == "bytes" else "token"
-
-
-# -------------------------------------------------------------------- numbers
-
-
-def numbers(variants: Sequence[Aggregate], settings: Settings, bytes_per_token: float = 1.0) -> dict[str, Any]:
-    """The measured part of results.json, for ranked variants. bytes_per_token: of the held-out text."""
-    best = {f: min(variants, key=lambda variant: level(variant, f).mean) for f in settings.factors}
-    return {
-        "arms": [_row(variant, best, settings, bytes_per_token) for variant in variants],
-        "extensions": _extensions(variants, settings),
-    }
-
-
-def _row(
-    variant: Aggregate, best: Mapping[int, Aggregate], settings: Settings, bytes_per_token: float
-) -> dict[str, Any]:
-    lengths = [
-        {
-            "factor": f,
-            "length": f * settings.length,
-            "loss": asdict(level(variant, f)),
-            "change": asdict(change(variant, f)),
-            "behind_best": asdict(difference(variant, best[f], f)),
-            "bits_per_byte": level(variant, f).mean / math.log(2) / bytes_per_token,
+    def row(self, ranking: Ranking, variant: Aggregate) -> dict[str, Any]:
+        seeds, width = sorted(variant.scores), self.bin_width
+        losses = torch.tensor(
+            [variant.scores[s].by_position for s in seeds], dtype=torch.float64
+        )  # seeds, windows, bins
+        estimates = [estimate(each) for each in losses.unbind(2)]
+        return {
+            "by_position": [
+                {"position": (index + 0.5) * width, "loss": e.mean, "low": e.low, "high": e.high}
+                for index, e in enumerate(estimates)
+            ]
         }
-        for f in settings.factors
-    ]
-    return {
-        **naming(variant),
-        "verdict": verdict(variant, settings),
-        "lengths": lengths,
-        "by_position": _by_position(variant, sorted(variant.scores), settings),
-        **course(variant),
-    }
 
+    def limits(self, ranking: Ranking) -> list[str]:
+        corpus, notes = ranking.corpus, []
+        for variant in ranking.trained if self.larger else ():
+            encoding = self.make_encoding(variant.encoding)
+            for term in encoding if isinstance(encoding, Sum) else [encoding]:
+                notes += self._term_limits(variant.name, term)
+        if self.packed and inside_documents(corpus.test, self):
+            tested = len(corpus.test.document(window_ends(corpus.test, self)).unique())
+            notes.append(
+                f"The test passages lie in {tested} of {len(corpus.test.edges) - 1} held-out documents: those longer than "
+                f"{self.longest} {self.unit}s. Shorter ones are trained on, but not tested."
+            )
+        elif self.packed:
+            notes.append(
+                f"Too few held-out documents are longer than {self.longest} {self.unit}s: the test passages cross the ends of "
+                "documents, which the training sequences never do."
+            )
+        if self.tokenizer != "bytes":
+            notes.append(
+                f"Losses and lengths are in tokens of {self.tokenizer}. To compare tokenizers, take bits per byte: "
+                f"{corpus.bytes_per_token:.2f} bytes per token, the average of the held-out text."
+            )
+        return notes
 
-def verdict(variant: Aggregate, settings: Settings) -> str:
-    """What happens past the training length, in a word or three."""
-    return verdict_of([change(variant, f) for f in settings.factors[1:]], HOLDS)
-
-
-def _extensions(variants: Sequence[Aggregate], settings: Settings) -> list[dict[str, Any]]:
-    """Each untrained variant against the model it takes its weights from, at every length past the training one."""
-    named = {variant.name: variant for variant in variants}
-    return [
-        {
-            "arm": variant.name,
-            "against": variant.encoding,
-            "factor": f,
-            "difference": asdict(difference(variant, named[variant.encoding], f)),
-        }
-        for variant in variants
-        if not variant.trained
-        for f in settings.factors[1:]
-    ]
-
-
-def _by_position(variant: Aggregate, seeds: Sequence[int], settings: Settings) -> list[dict[str, float]]:
-    losses = torch.tensor([variant.scores[s].by_position for s in seeds], dtype=torch.float64)  # seeds, windows, bins
-    width = max(1, settings.length // BINS_PER_LENGTH)
-    rows = []
-    for index in range(losses.shape[2]):
-        e = estimate(losses[:, :, index])
-        rows.append({"position": (index + 0.5) * width, "loss": e.mean, "low": e.low, "high": e.high})
-    return rows
-
-
-# -------------------------------------------------------------------- words
-
-
-def answer(variants: Sequence[Aggregate], settings: Settings) -> list[str]:
-    """What a reader wants to know first, for ranked variants."""
-    trained = [a for a in variants if a.trained]
-    if not trained:
+    def _term_limits(self, name: str, term: Encoding) -> list[str]:
+        if isinstance(term, T5):
+            distances = torch.arange(self.length)
+            buckets = t5_bucket(-distances, term.bidirectional, term.num_buckets, term.max_distance)
+            last = t5_bucket(torch.tensor([-(10**6)]), term.bidirectional, term.num_buckets, term.max_distance)
+            pairs = self.length - distances
+            share = pairs[buckets == last].sum().item() / pairs.sum().item()
+            if share < RARE:
+                return [
+                    f"{name}: {100 * share:.1f} % of the pairs in a training text of {self.length} {self.unit}s fall into its "
+                    "last bucket, which all larger distances share: the bias there is hardly trained."
+                ]
+        limit = term.max_positions if getattr(term, "beyond", None) == "clamp" else None
+        if limit is not None and limit < self.longest:
+            return [f"{name}: its table ends at position {limit - 1}, which later tokens share."]
         return []
-    within = min(trained, key=lambda a: level(a, 1).mean)
-    ties = [a.name for a in trained if a is not within and difference(a, within, 1).low <= 0]
-    tied = f"; {listed(ties)} cannot be told apart from it" if ties else "; every other encoding is measurably behind"
-    opening = f"At the training length of {settings.length} {settings.unit}s, {within.name} predicts best"
-    lines = [f"{opening} ({level(within, 1).mean:.3f} nats per {settings.unit}){tied if len(trained) > 1 else ''}."]
-    if len(settings.factors) > 1:
-        last = settings.factors[-1]
-        lines.append(_past(variants, settings, f"At {last} times that length ({settings.longest} {settings.unit}s)"))
-        lines += _by_verdict(trained, settings)
-        lines += _without_retraining(variants, settings)
-    return lines
 
 
-def _by_verdict(trained: Sequence[Aggregate], settings: Settings) -> list[str]:
-    first, last = settings.factors[1], settings.factors[-1]
-    openings = {
-        "holds": ("Holds its loss", last),
-        "degrades": (f"Degrades with length, by {last} times", last),
-        "breaks at once": (f"Breaks as soon as the text is {first} times as long", first),
-        "unclear": (f"Unclear at {last} times the length", last),
-    }
-    lines = []
-    for outcome, (opening, factor) in openings.items():
-        found = [f"{a.name} ({_signed(change(a, factor))})" for a in trained if verdict(a, settings) == outcome]
-        if found:
-            lines.append(f"{opening}: {listed(found)}.")
-    return lines
+@torch.no_grad()
+def accuracy(
+    model: TransformerBase, text: Text | Tensor, settings: Settings, seen: int, period: int | None = None
+) -> Tensor:
+    """The share of the targets that the model predicts, (windows,), on the passages and targets of `Settings.evaluate`.
 
-
-def _without_retraining(variants: Sequence[Aggregate], settings: Settings) -> list[str]:
-    named = {variant.name: variant for variant in variants}
-    lines = []
-    for variant in variants:
-        if variant.trained:
-            continue
-        found = [difference(variant, named[variant.encoding], f) for f in settings.factors[1:]]
-        by = ", ".join(f"{e.mean:+.3f}" for e in found)
-        outcomes = ["better" if e.high < 0 else "worse" if e.low > 0 else "neither" for e in found]
-        if set(outcomes) in ({"better"}, {"worse"}):
-            outcome = f"is {outcomes[0]} than {variant.encoding} as trained at every tested length past training"
-        else:
-            at = {o: [str(f * settings.length) for f, x in zip(settings.factors[1:], outcomes, strict=True) if x == o]
-                  for o in ("better", "worse")}  # fmt: skip
-            parts = [f"{o} at {listed(lengths)} {settings.unit}s" for o, lengths in at.items() if lengths]
-            outcome = f"against {variant.encoding} as trained, is measurably {' and '.join(parts) or 'neither better nor worse'}"
-        lines.append(f"{variant.name}, without retraining, {outcome} ({by}).")
-    return lines
-
-
-def _past(variants: Sequence[Aggregate], settings: Settings, opening: str) -> str:
-    last = settings.factors[-1]
-    best = variants[0]
-    ties = [a.name for a in variants[1:] if difference(a, best, last).low <= 0]
-    tied = f"; {listed(ties)} cannot be told apart from it" if ties else ""
-    return f"{opening}, {best.name} predicts best ({level(best, last).mean:.3f}){tied}."
-
-
-def limits(variants: Sequence[Aggregate], settings: Settings) -> list[str]:
-    """What this comparison does not show, as far as it can be computed from what was run."""
-    notes = []
-    trained = [a for a in variants if a.trained]
-    best = min((level(a, 1).mean for a in trained), default=0.0)
-    late = [a.name for a in trained if level(a, 1).mean > best + UNDERTRAINED]
-    if late:
-        notes.append(
-            f"{listed(late)} learned slowly: after {settings.steps} steps the loss is still more than {UNDERTRAINED} "
-            "above the best. A model that has learned little has little to lose past its training length, so a flat curve "
-            "is no merit there."
-        )
-    for variant in trained:
-        made = Run(variant.encoding, 0, settings, "").make_encoding()
-        for part in made if isinstance(made, Sum) else [made]:
-            notes += _part_notes(variant.name, part, settings)
-    if any(not a.trained for a in variants):
-        notes.append(
-            "NTK and PI are the same trained weights under other frequencies, with no fine-tuning; interpolation (PI) is "
-            "meant to be followed by some."
-        )
-    return notes + general_limits(variants, settings, f"{settings.unit}s of one text", "passages")
-
-
-def text_limits(corpus: TextCorpus, settings: Settings) -> list[str]:
-    """What the text, as it was cut, does not show."""
-    notes = []
-    if settings.packed and inside_documents(corpus.test, settings):
-        tested = len(corpus.test.document(window_ends(corpus.test, settings)).unique())
-        notes.append(
-            f"The test passages lie in {tested} of {len(corpus.test.edges) - 1} held-out documents: a passage needs one "
-            f"that is longer than {settings.longest} {settings.unit}s, so shorter ones are trained on, but not tested."
-        )
-    elif settings.packed:
-        notes.append(
-            f"Too few held-out documents are longer than {settings.longest} {settings.unit}s: the test passages run over "
-            "the ends of documents, which the training sequences, being packed, never do."
-        )
-    if settings.tokenizer != "bytes":
-        notes.append(
-            f"Losses are per token of {settings.tokenizer}, and lengths are in its tokens. To compare tokenizers, take bits "
-            f"per byte: at {corpus.bytes_per_token:.2f} bytes per token, the average of the held-out text and not of the "
-            "scored tokens alone."
-        )
-    return notes
-
-
-def _part_notes(name: str, part: Encoding, settings: Settings) -> list[str]:
-    if len(settings.factors) == 1:
-        return []
-    if isinstance(part, T5):
-        return _t5_notes(name, part, settings)
-    clamps = getattr(part, "beyond", None) == "clamp"
-    if clamps and part.max_positions is not None and part.max_positions < settings.longest:
-        last = part.max_positions - 1
-        return [f"{name} has no code past position {last}: later tokens are given its last one."]
-    return []
-
-
-def _t5_notes(name: str, encoding: T5, settings: Settings) -> list[str]:
-    length, unit = settings.length, settings.unit
-    distances = torch.arange(length)
-    buckets = t5_bucket(-distances, encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
-    last = t5_bucket(torch.tensor([-(10**6)]), encoding.bidirectional, encoding.num_buckets, encoding.max_distance)
-    pairs = length - distances
-    share = pairs[buckets == last].sum().item() / pairs.sum().item()
-    if share == 0:
-        return [
-            f"{name} gives all distances past its last bucket's edge one bias, and no pair of a training text of "
-            f"{length} {unit}s falls into that bucket: past the training length its bias is as it was initialised."
-        ]
-    if share > RARE:
-        return []
-    return [
-        f"{name} gives all distances from {int(distances[buckets == last][0])} on one bias, and only {100 * share:.1f} % "
-        f"of the pairs in a training text of {length} {unit}s are that far apart: its far buckets are hardly trained here, "
-        "so this run does not settle how well it extrapolates. Longer training or longer texts do."
-    ]
-
-
-def _signed(e: Estimate) -> str:
-    return f"{e.mean:+.3f} ± {(e.high - e.low) / 2:.3f}"
+    seen: how many tokens before its successor the model reads, up to the longest test length. period: the targets follow
+    the last `period` tokens of the passage, repeated, instead of the passage.
+    """
+    ends = window_ends(text, settings)
+    texts = Text.of(text).tokens[ends[:, None] + torch.arange(-seen, 1)].long()
+    if period is not None:
+        texts = texts[:, -period:].repeat(1, seen // period + 1)[:, -seen - 1 :]
+    batches = texts.split(max(1, BATCH_TOKENS // seen))
+    likeliest = torch.cat([model(batch[:, :-1])[:, -settings.targets :].argmax(-1) for batch in batches])
+    return (likeliest == texts[:, -settings.targets :]).double().mean(1)
 
 
 CORE = ("none", "sinusoidal", "learned", "rope", "t5", "alibi")

@@ -39,8 +39,6 @@ class Training:
         self.model, self.random = _build(run)
         self.forward: nn.Module = self.world.wrap(self.model)
         self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run)
-        for optimizer in self.optimizers:
-            set_learning_rate(optimizer, schedule(0, run.settings.steps))  # of which a fresh state has to know
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self.losses: list[float] = []
 
@@ -55,8 +53,8 @@ class Training:
             InputError: the loss is no longer finite.
         """
         s, step = self.run.settings, len(self.losses)
-        for optimizer in self.optimizers:
-            set_learning_rate(optimizer, schedule(step, s.steps))
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = group["initial_lr"] * schedule(step, s.steps)
         batch = s.draw(self.part, self.order)
         with self.drawing():
             logits, targets, _ = self.world.forward(self.forward, self.model.encoding, batch)
@@ -145,9 +143,9 @@ def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) ->
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        # listed anew each time: FSDP replaces a block's shards by its parameters when it comes to it
-        own = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
-        if storage.data_ptr() not in own:
+        # anew each time: FSDP replaces a block's shards by its parameters when it comes to it
+        parameters = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
+        if storage.data_ptr() not in parameters:
             storages[storage.data_ptr()] = storage.nbytes()
         return saved
 
@@ -182,19 +180,12 @@ def schedule(step: int, steps: int) -> float:
     return rise * (WARM_UP + (1 - WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Set the learning rate of every group to a share of its peak, which is the one that the optimizer was made with."""
-    for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
-
-
 def _optimizers(model: TransformerBase, run: Run) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices that act on features, AdamW for the rest, the encoding's own tables at a separate rate.
-    With AdamW alone a minute of training is too short to tell encodings apart."""
+    """Muon for the matrices that act on features, AdamW for the rest, with a separate rate for the encoding's tables.
+    With AdamW alone, encodings hardly differ after a minute of training."""
     s = run.settings
     outer = (model.embedding, model.head)
     matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in outer]
-    grouped = {id(p) for p in matrices}
     # Muon's steps do not shrink with a weight: queries that start smaller, to make up for an encoding's larger
     # scale, need steps as much smaller, or that encoding would see a higher rate than the others
     queries = [m.query.weight for m in model.modules() if isinstance(m, Attention)]
@@ -202,13 +193,17 @@ def _optimizers(model: TransformerBase, run: Run) -> list[torch.optim.Optimizer]
     muon: list[dict[str, Any]] = [{"params": others}]
     for layer, query in enumerate(queries):
         muon.append({"params": [query], "lr": s.learning_rate * model.query_damping(model.encoding, layer)})
+    grouped = {id(p) for p in matrices}
     tables = [p for p in model.encoding.parameters() if id(p) not in grouped]
     grouped |= {id(p) for p in tables}
     rest = [p for p in model.parameters() if id(p) not in grouped]
     groups = [{"params": rest, "lr": s.adamw_learning_rate}]
     if tables:
         groups.append({"params": tables, "lr": s.position_learning_rate})
-    return [
+    optimizers = [
         Muon(muon, lr=s.learning_rate, momentum=0.95, weight_decay=0.1),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["initial_lr"] = group["lr"]  # the peak, see `schedule`
+    return optimizers

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An analysis as a page: its sentences, and its pictures as drawings whose colours are the page's own."""
+"""An analysis as a page: its sentences, and its pictures as SVG in the page's own colours."""
 
 import io
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, cast
@@ -28,52 +27,23 @@ SCHEMA = 1
 SCALE = 1.25
 """Pixels of the page to a point of a drawing, where there is room."""
 COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
-"""What plots are drawn in, and the page's variable for it, which is another colour in the dark."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A picture for the page. see: what to look at. svg: the drawing, which says the same to who cannot see it."""
-
-    see: str
-    svg: Markup
+"""The colours of plots, and the page's variables for them, which differ in the dark theme."""
 
 
 def page(analysis: Analysis, results: Mapping[str, Any], target: Target | None = None) -> str:
-    """report.html of an analysis. results: what analysis.json holds. target: what the explorer is set to; None: the page
-    has none."""
+    """report.html of an analysis. results: the contents of analysis.json. target: what the explorer shows; None: the page
+    has no explorer."""
     numbers = count(1)
-    drawn = [
-        (section, [_drawing(picture, next(numbers)) for picture in section.pictures]) for section in analysis.sections
+    sections = [
+        (section, [(picture.see, drawn(picture, f"f{next(numbers)}-")) for picture in section.pictures])
+        for section in analysis.sections
     ]
-    return filled(
-        "analyze.html",
-        a=analysis,
-        r=results,
-        drawn=drawn,
-        explorer=Markup() if target is None else explorer(target),
-        rotates=target is not None and rotates(target),
-        trains=trains(analysis),
-    )
-
-
-def rotates(target: Target) -> bool:
-    """Whether its codes are of positions, and nothing that is added to the input."""
-    try:
-        return target.codes.of == "position" and "embed" not in target.encoding.sites()
-    except InputError:  # it has no codes
-        return False
-
-
-def trains(analysis: Analysis) -> bool:
-    """Whether a small model was trained for it."""
-    settings = analysis.settings
-    answered = {section.name for section in analysis.sections}
-    return settings["kind"] == "encoding" and settings["steps"] > 0 and "survival" in answered
+    shown = Markup() if target is None else explorer(target)
+    return filled("analyze.html", a=analysis, r=results, sections=sections, explorer=shown)
 
 
 def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict[str, Any]:
-    """What analysis.json holds. command: the line that made it. seconds: what it took."""
+    """The contents of analysis.json. command: that made it. seconds: of the analysis."""
     import matplotlib
 
     content = analysis.to_dict()
@@ -95,7 +65,7 @@ def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict
 
 
 def explorer(target: Target) -> Markup:
-    """The explorer, set to a target; nothing where it cannot show it."""
+    """The explorer, set to a target; empty if it cannot show it."""
     try:
         return block(state(target))
     except InputError:  # not in the explorer, or larger than it goes
@@ -103,10 +73,10 @@ def explorer(target: Target) -> Markup:
 
 
 def state(target: Target) -> dict[str, Any]:
-    """What the explorer starts with.
+    """The explorer's state for a target.
 
     Raises:
-        InputError: a target that it cannot show.
+        InputError: the explorer cannot show it.
     """
     encoding, method = target.encoding, "none"
     common = {"length": min(target.length, fields()["length"]["max"]), "trained": target.trained}
@@ -120,21 +90,17 @@ def state(target: Target) -> dict[str, Any]:
         sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
         return {"encoding": "rope", "method": method, **sizes, **common}
     if isinstance(encoding, Sinusoidal):
-        own = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
-        return {"encoding": "sinusoidal", **own, **common}
+        options = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
+        return {"encoding": "sinusoidal", **options, **common}
     if target.text is None or method != "none":
         raise InputError(f"{target.name}: is not in the explorer")
     size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": sizes_of(encoding, {}).num_heads}
     return {"encoding": target.text, **size, **common}
 
 
-def _drawing(picture: Picture, number: int) -> Drawing:
-    return Drawing(picture.see, drawn(picture, f"f{number}-"))
-
-
 def drawn(picture: Picture, prefix: str) -> Markup:
-    """A picture as SVG to stand in a page: in the page's font and colours, without a size of its own. prefix: of its ids,
-    which must differ from those of the page's other drawings."""
+    """A picture as SVG in the page's font and colours, without a size. prefix: of its ids, which must be unique in the
+    page."""
     from matplotlib import rc_context
 
     file, style = io.StringIO(), cast(Any, STYLE)
@@ -150,8 +116,9 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     for colour, variable in COLOURS.items():
         svg = re.sub(re.escape(colour), f"var({variable})", svg, flags=re.IGNORECASE)
     svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)
-    label = Markup.escape(picture.see)
     head, rest = svg.split(">", 1)
     width = float(head.split('viewBox="0 0 ')[1].split()[0]) * SCALE
     head = re.sub(r' (?:width|height)="[^"]*"', "", head)
-    return Markup(f'{head} role="img" aria-label="{label}" style="max-width: {width:.0f}px">{rest}')
+    return Markup(
+        f'{head} role="img" aria-label="{Markup.escape(picture.see)}" style="max-width: {width:.0f}px">{rest}'
+    )

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison as a page and on the terminal, by its task. "arms", as results.json calls them, are the variants compared:
-trained models, and ways to use one without training it again."""
+"""A comparison as a page and on the terminal. "arms", as results.json calls them, are the variants compared: trained models,
+and ways to use one without training it again."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
-
-from markupsafe import Markup
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from posenc.encodings import ENCODINGS
 from posenc.errors import summary
-from posenc.lab.text import unit
+from posenc.lab.compare import EXPERIMENTS
+from posenc.lab.experiment import Criterion, Experiment
+from posenc.lab.statistics import Estimate
 from posenc.position_maps import MAPS
 from posenc.report.figures import DASHES, GREY, PALETTE, Figure, Rows, buttons, error_bars, escape, line, mark
-from posenc.report.html import Estimate, about, half_width, percent, rendered, signed
+from posenc.report.html import about, rendered
 from posenc.report.terminal import print_files, stdout
 from posenc.spec import parse
 
@@ -21,39 +21,24 @@ __all__ = ["page", "show"]
 
 Results = Mapping[str, Any]
 
-DESCRIPTIONS = {
-    "none": "no positions at all; only a causal model can still count what it sees",
-    "normalized": "position divided by the text's length, between 0 and 1",
-    "integer": "the position itself, as a number",
-    "binary": "the binary digits of the position",
-    "sinusoidal": "sines and cosines of many frequencies, added to the input (Transformer, 2017)",
-    "learned": "one learned vector per position, added to the input (BERT, GPT-2)",
-    "rope": "queries and keys turned by an angle that grows with position (RoFormer, Llama)",
-    "t5": "a learned number per head and range of distances, added to the scores (T5)",
-    "alibi": "a fixed penalty proportional to the distance, added to the scores (ALiBi)",
-    "grid_table": "one learned vector per patch, added to the input (ViT)",
-    "grid_sinusoidal": "sines and cosines of row and column, side by side, added to the input (MAE, DETR)",
-    "axial_rope": "queries and keys turned, some pairs by the row and some by the column (RoPE in two dimensions)",
-    "mixed_rope": "queries and keys turned by learned mixtures of row and column (RoPE-mixed)",
-    "swin": "a learned number per head and offset in rows and columns, added to the scores (Swin)",
-    "grid_alibi": "a fixed penalty proportional to the distance of two patches, added to the scores (CROMA)",
-}
+TEMPLATES = {"text": "compare_text.html", "vision": "compare_vision.html"}
+"""Of tasks with sentences that are theirs alone."""
 
 
 def page(results: Results) -> str:
     """report.html for what results.json holds."""
-    task = _task(results)
+    s, variants = _settings(results), results["arms"]
+    larger = {"change": by_condition(variants, s, results["data"].get("chance"))} if len(s.conditions) > 1 else {}
+    position = {"position": loss_by_position(variants, s)} if any("by_position" in v for v in variants) else {}
     return rendered(
-        task.template,
-        task.figures(results),
+        TEMPLATES.get(s.name, "compare.html"),
+        {**larger, **position, "training": training(variants)},
         r=results,
+        s=s,
+        columns=columns(results, s),
         described=_described(results),
         busy=busy(results),
-        loss=_loss,
-        accuracy=_accuracy,
-        points=_points,
-        points_lost=_points_lost,
-        **task.values(results),
+        difference=lambda e: s.criterion.difference(Estimate(**e)),
     )
 
 
@@ -62,20 +47,24 @@ def show(results: Results, directory: str) -> None:
     from rich import markup
     from rich.table import Table
 
-    out = stdout()
+    out, s = stdout(), _settings(results)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
-    ranking = _task(results).ranking(results)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    last = len(ranking.titles)
-    for column, title in enumerate(("", *ranking.titles)):
-        table.add_column(title, justify="left" if column in (1, last) else "right", no_wrap=True)
-    for rank, row in enumerate(ranking.rows, 1):
-        table.add_row(str(rank), *map(markup.escape, row))
+    table.add_column("")
+    table.add_column("encoding", no_wrap=True)
+    shown = columns(results, s)
+    for column in shown:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for rank, variant in enumerate(results["arms"]):
+        cells = (" ".join(column.cells[rank][: 1 + column.interval]) for column in shown)
+        table.add_row(str(rank + 1), *map(markup.escape, (variant["name"], *cells, variant["verdict"])))
     out.print()
     out.print(table)
     out.print()
-    out.print(ranking.note, markup=False)
+    better = "points of a hundred, higher" if s.criterion.higher_is_better else f"nats per {s.unit}, lower"
+    out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)
     if note := busy(results):
         out.print(f"{note[0].upper()}{note[1:]}.", markup=False)
     print_files(out, directory, Report="report.html", Numbers="results.json")
@@ -91,122 +80,49 @@ def busy(results: Results) -> str:
     return f"estimated {about(estimated)} when it began, took {about(took)}: the machine {when}"
 
 
-# -------------------------------------------------------------------- what differs between tasks
+def _settings(results: Results) -> Experiment:
+    """The settings of a comparison. Results of earlier versions, which had one task, are of text."""
+    default = EXPERIMENTS[results.get("task", "text")]()
+    return default.changed(
+        **{name: results["settings"][name] for name in default.to_dict().keys() & results["settings"]}
+    )
 
 
-class Ranking(NamedTuple):
-    """The ranked variants as a terminal shows them: titles, a row of words per variant without its number, and a note on the
-    units. The encoding's name comes first and a verdict last."""
+class Column(NamedTuple):
+    """A column of the ranked table: its title, and by variant a value with its small print. interval: the small print is the
+    value's interval, which a terminal shows too."""
 
-    titles: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-
-
-class TaskReport(ABC):
-    """How the results of one task are shown. template: of report.html."""
-
-    template: ClassVar[str]
-
-    @abstractmethod
-    def values(self, results: Results) -> dict[str, Any]:
-        """What the template asks for beside the results: `token` is what costs are counted in, `batch` what a step reads."""
-
-    @abstractmethod
-    def figures(self, results: Results) -> dict[str, Figure]:
-        """The figures by name."""
-
-    @abstractmethod
-    def ranking(self, results: Results) -> Ranking:
-        """The table for a terminal."""
+    title: str
+    cells: list[tuple[str, str]]
+    interval: bool = False
 
 
-class TextReport(TaskReport):
-    """Losses in nats per token, by the length of the text."""
-
-    template = "compare_text.html"
-
-    def values(self, results: Results) -> dict[str, Any]:
-        settings, of = results["settings"], unit(results["settings"]["tokenizer"])
-        batch = f"{settings['batch_size']} × {settings['length']} {of}s"
-        return {"unit": of, "token": of, "batch": batch, "factors": settings["factors"]}
-
-    def figures(self, results: Results) -> dict[str, Figure]:
-        variants, settings = results["arms"], results["settings"]
-        of = unit(settings["tokenizer"])
-        longer = {"change": change_by_length(variants, of)} if len(settings["factors"]) > 1 else {}
-        return longer | {
-            "position": loss_by_position(variants, settings["length"], of),
-            "training": training(variants, of),
-        }
-
-    def ranking(self, results: Results) -> Ranking:
-        settings = results["settings"]
-        lengths = [f * settings["length"] for f in settings["factors"]]
-        of = unit(settings["tokenizer"])
-        bits = ["bits per byte"] if of == "token" else []
-        rises = [f"rise at {n}" for n in lengths[1:]]
-        titles = ("encoding", f"loss at {lengths[0]}", *bits, "behind the best", *rises, "verdict")
-        rows = []
-        for variant in results["arms"]:
-            changes = [_with_half_width(point["change"]) for point in variant["lengths"][1:]]
-            first = variant["lengths"][0]
-            behind = _with_half_width(first["behind_best"]) if first["behind_best"]["mean"] > 0 else "best"
-            losses = [f"{first['loss']['mean']:.3f}", *(f"{first['bits_per_byte']:.3f}" for _ in bits)]
-            rows.append((variant["name"], *losses, behind, *changes, variant["verdict"]))
-        return Ranking(titles, rows, f"Nats per {of}, lower is better; ± is half a 95 % interval.")
+def columns(results: Results, s: Experiment) -> list[Column]:
+    """The numbers of the ranked table, the training condition first."""
+    m, variants = s.criterion, results["arms"]
+    trained = s.conditions.index(s.trained_at)
+    rows = [variant[m.points] for variant in variants]
+    table = [Column(f"{m.key} at {s.size_at(s.trained_at)}", [_level(row[trained], m) for row in rows])]
+    for index, condition in enumerate(s.conditions):
+        if index != trained:
+            changes = [m.difference(Estimate(**row[index]["change"])).split(" ", 1) for row in rows]
+            table.append(Column(f"change at {s.size_at(condition)}", [(mean, half) for mean, half in changes], True))
+    if s.conditions[-1] != s.trained_at:
+        table.append(Column(f"{m.key} at {s.size_at(s.conditions[-1])}", [_level(row[-1], m) for row in rows]))
+    if s.unit == "token":
+        table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
+    if all("shuffled" in variant for variant in variants):
+        controls = [variant["shuffled"] for variant in variants]
+        lost = [f"{m.difference(Estimate(**control['lost'])).lstrip('+')} lost" for control in controls]
+        shares = [m.value(control["accuracy"]["mean"]) for control in controls]
+        table.append(Column("shuffled", list(zip(shares, lost, strict=True))))
+    return table
 
 
-class VisionReport(TaskReport):
-    """Shares of images that are classified right, by the size of the images."""
-
-    template = "compare_vision.html"
-
-    def values(self, results: Results) -> dict[str, Any]:
-        settings = results["settings"]
-        trained, sizes = settings["image_size"], settings["test_sizes"]
-        return {
-            "token": "patch", "trained": trained, "largest": sizes[-1], "larger": sizes[-1] > trained,
-            "others": [size for size in sizes if size != trained],
-            "batch": f"{settings['batch_size']} images of {trained} × {trained} pixels",
-        }  # fmt: skip
-
-    def figures(self, results: Results) -> dict[str, Figure]:
-        variants, settings = results["arms"], results["settings"]
-        several = len(settings["test_sizes"]) > 1
-        sizes = {"sizes": accuracy_by_size(variants, settings["image_size"], results["data"]["chance"])}
-        return (sizes if several else {}) | {"training": training(variants, "image")}
-
-    def ranking(self, results: Results) -> Ranking:
-        trained = results["settings"]["image_size"]
-        others = [size for size in results["settings"]["test_sizes"] if size != trained]
-        changed = [f"change at {n}" for n in others]
-        titles = ("encoding", f"accuracy at {trained}", "behind the best", *changed, "shuffled", "larger")
-        rows = []
-        for variant in results["arms"]:
-            at = next(point for point in variant["sizes"] if point["size"] == trained)
-            changes = [_in_points(point["change"]) for point in variant["sizes"] if point["size"] != trained]
-            behind = _in_points(at["behind_best"]) if at["behind_best"]["mean"] > 0 else "best"
-            right, shuffled = (percent(scores["accuracy"]["mean"], 1) for scores in (at, variant["shuffled"]))
-            rows.append((variant["name"], right, behind, *changes, shuffled, variant["verdict"]))
-        note = "Changes in points of a hundred, at pixels of an image's side; ± is half a 95 % interval."
-        return Ranking(titles, rows, note)
-
-
-def _task(results: Results) -> TaskReport:
-    """Results of earlier versions, which had one task, are of text."""
-    return {"text": TextReport(), "vision": VisionReport()}[results.get("task", "text")]
-
-
-def _with_half_width(estimate: Estimate) -> str:
-    return f"{estimate['mean']:+.3f} {half_width(estimate)}"
-
-
-def _in_points(estimate: Estimate) -> str:
-    return f"{100 * estimate['mean']:+.1f} {half_width(estimate, 1, 100)}"
-
-
-# -------------------------------------------------------------------- words of the page
+def _level(point: Mapping[str, Any], m: Criterion) -> tuple[str, str]:
+    behind = Estimate(**point["behind_best"])
+    small = "best" if behind.mean <= 0 else f"{m.difference(behind).lstrip('+')} behind"
+    return m.value(point[m.key]["mean"]), small
 
 
 def _described(results: Results) -> list[tuple[str, str]]:
@@ -216,32 +132,9 @@ def _described(results: Results) -> list[tuple[str, str]]:
     for name in dict.fromkeys(variant["encoding"] for variant in results["arms"]):
         terms = parse(name).terms
         bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
-        descriptions.append((name, "; ".join(_description(base, known) for base in bases)))
+        texts = (f"the class {base}" if ":" in base else summary(known[base]) for base in bases)
+        descriptions.append((name, " ".join(texts)))
     return descriptions
-
-
-def _description(name: str, known: Mapping[str, object]) -> str:
-    return f"the class {name}" if ":" in name else DESCRIPTIONS.get(name) or summary(known[name])
-
-
-def _loss(point: Mapping[str, Estimate]) -> Markup:
-    behind = point["behind_best"]
-    small = "best" if behind["mean"] <= 0 else f"{signed(behind['mean'])} {half_width(behind)}"
-    return Markup("{:.3f}<small>{}</small>").format(point["loss"]["mean"], small)
-
-
-def _accuracy(point: Mapping[str, Estimate]) -> Markup:
-    behind = point["behind_best"]
-    small = "best" if behind["mean"] <= 0 else _points_lost(behind)
-    return Markup("{}<small>{}</small>").format(percent(point["accuracy"]["mean"], 1), small)
-
-
-def _points(estimate: Estimate) -> Markup:
-    return Markup("{}<small>{}</small>").format(signed(100 * estimate["mean"], 1), half_width(estimate, 1, 100))
-
-
-def _points_lost(estimate: Estimate) -> str:
-    return f"−{100 * estimate['mean']:.1f} {half_width(estimate, 1, 100)}"
 
 
 # -------------------------------------------------------------------- figures
@@ -259,26 +152,41 @@ def styles(variants: Rows) -> dict[str, dict[str, Any]]:
     return by_name
 
 
-def change_by_length(variants: Rows, unit: str = "byte") -> Figure:
-    """How much the loss on the same targets rises as the text before them grows past the training length. unit: of text."""
-    figure, style = Figure(), styles(variants)
-    for variant in variants:
-        name, points = variant["name"], variant["lengths"]
-        change = [p["change"] for p in points]
-        figure.add_scatter(
-            x=[p["length"] for p in points],
-            y=[c["mean"] for c in change],
-            error_y=error_bars(change),
-            **line(name, style[name], f"%{{y:+.3f}} at %{{x}} {unit}s"),
-        )
-    lengths = [p["length"] for p in variants[0]["lengths"]] if variants else []
-    title = f"{unit}s of text before the end of the test passage"
-    figure.update_xaxes(title=title, type="log", tickvals=lengths, ticktext=lengths)
-    figure.update_yaxes(title=f"rise of the loss, nats per {unit}", zeroline=True)
+def by_condition(variants: Rows, s: Experiment, chance: float | None = None) -> Figure:
+    """The measure under every condition, or its change from that of training. chance: what guessing scores."""
+    figure, style, m = Figure(), styles(variants), s.criterion
+    scale, digits, unit = (100, 1, "%") if m.higher_is_better else (1, 3, f"nats per {s.unit}")
+    kinds = {"change": f"change of the {m.key}, {unit}", m.key: f"{m.key}, {unit}"}
+    if m.higher_is_better:
+        kinds = dict(reversed(kinds.items()))
+    estimates = {kind: [[p[kind] for p in variant[m.points]] for variant in variants] for kind in kinds}
+    heights = {kind: [[scale * e["mean"] for e in row] for row in rows] for kind, rows in estimates.items()}
+    bars = {kind: [error_bars(row, scale) for row in rows] for kind, rows in estimates.items()}
+    first = next(iter(kinds))
+    sizes = [s.size_at(condition) for condition in s.conditions]
+    for variant, ys, bar in zip(variants, heights[first], bars[first], strict=True):
+        hover = f"%{{y:.{digits}f}} at %{{x}} {s.unit}s"
+        figure.add_scatter(x=sizes, y=ys, error_y=bar, **line(variant["name"], style[variant["name"]], hover))
+    if s.smaller:
+        size = s.size_at(s.trained_at)
+        mark(figure, size, "training size", log=math.log10(size))
+    marked = list(figure.to_dict()["layout"].get("shapes", ()))
+    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"width": 1.5, "color": GREY}}
+    baseline = [] if chance is None else [{**across, "y0": 100 * chance, "y1": 100 * chance}]
+    shapes = {"change": [*marked, {**across, "y0": 0, "y1": 0}], m.key: [*marked, *baseline]}
+    choices = []
+    for kind, title in kinds.items():
+        ends = {f"error_y.{end}": [bar[end] for bar in bars[kind]] for end in ("array", "arrayminus")}
+        layout = {"yaxis.title.text": title, "shapes": shapes[kind]}
+        choices.append({"label": kind, "method": "update", "args": [{"y": heights[kind], **ends}, layout]})
+    buttons(figure, choices)
+    figure.update_layout(shapes=shapes[first])
+    figure.update_xaxes(title=f"{m.size} in the test, {s.unit}s", type="log", tickvals=sizes, ticktext=sizes)
+    figure.update_yaxes(title=kinds[first])
     return figure
 
 
-def loss_by_position(variants: Rows, trained_length: int, unit: str = "byte") -> Figure:
+def loss_by_position(variants: Rows, s: Experiment) -> Figure:
     """The loss at each position of the longest test texts, as it is or above the best variant's."""
     figure, style = Figure(), styles(variants)
     for variant in variants:
@@ -290,7 +198,7 @@ def loss_by_position(variants: Rows, trained_length: int, unit: str = "byte") ->
             customdata=[[p["low"], p["high"]] for p in points],
             **line(name, style[name], hover, width=1.8, mode="lines"),
         )
-    mark(figure, trained_length, "training length")
+    mark(figure, s.size_at(s.trained_at), "training length")
     if variants:
         losses = [[p["loss"] for p in variant["by_position"]] for variant in variants]
         above = [[loss - best for loss, best in zip(each, losses[0], strict=True)] for each in losses]
@@ -302,48 +210,11 @@ def loss_by_position(variants: Rows, trained_length: int, unit: str = "byte") ->
         }
         buttons(figure, [{"label": label, "method": "restyle", "args": [of]} for label, of in shown.items()])
     figure.update_xaxes(title="position in the test text")
-    figure.update_yaxes(title=f"loss, nats per {unit}")
+    figure.update_yaxes(title=f"loss, nats per {s.unit}")
     return figure
 
 
-def accuracy_by_size(variants: Rows, trained: int, chance: float) -> Figure:
-    """The share of images that are classified right by their size, or its change from that of training. chance: of naming
-    the commonest class."""
-    figure, style = Figure(), styles(variants)
-    kinds = {kind: [[p[kind] for p in variant["sizes"]] for variant in variants] for kind in ("accuracy", "change")}
-    heights = {kind: [[100 * e["mean"] for e in each] for each in estimates] for kind, estimates in kinds.items()}
-    bars = {kind: [error_bars(each, 100) for each in estimates] for kind, estimates in kinds.items()}
-    for index, variant in enumerate(variants):
-        name, points = variant["name"], variant["sizes"]
-        figure.add_scatter(
-            x=[point["patches"] for point in points],
-            y=heights["accuracy"][index],
-            error_y=bars["accuracy"][index],
-            customdata=[[point["size"]] for point in points],
-            **line(name, style[name], "%{y:.1f} at %{customdata[0]} pixels"),
-        )
-    points = variants[0]["sizes"] if variants else []
-    sides = [point["patches"] for point in points]
-    for point in points:
-        if point["size"] == trained:
-            mark(figure, point["patches"], "training size")
-    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"width": 1.5, "color": GREY}}
-    words = {"accuracy": "images whose class is found, %", "change": "change from the training size, points"}
-    marked = figure.to_dict()["layout"].get("shapes", ())
-    shapes = {kind: [*marked, {**across, "y0": y, "y1": y}] for kind, y in (("accuracy", 100 * chance), ("change", 0))}
-    choices = []
-    for kind in kinds:
-        ends = {f"error_y.{end}": [bar[end] for bar in bars[kind]] for end in ("array", "arrayminus")}
-        layout = {"yaxis.title.text": words[kind], "shapes": shapes[kind]}
-        choices.append({"label": kind, "method": "update", "args": [{"y": heights[kind], **ends}, layout]})
-    buttons(figure, choices)
-    figure.update_layout(shapes=shapes["accuracy"])
-    figure.update_xaxes(title="patches per side of the test image", tickvals=sides, ticktext=sides)
-    figure.update_yaxes(title=words["accuracy"])
-    return figure
-
-
-def training(variants: Rows, unit: str = "byte") -> Figure:
+def training(variants: Rows) -> Figure:
     """The loss of the training batches, mean over seeds."""
     figure, style = Figure(), styles(variants)
     for variant in variants:
@@ -355,5 +226,5 @@ def training(variants: Rows, unit: str = "byte") -> Figure:
                 **line(name, style[name], "%{y:.3f} up to step %{x}", width=1.8, mode="lines"),
             )
     figure.update_xaxes(title="training step")
-    figure.update_yaxes(title=f"loss of the batch, nats per {unit}")
+    figure.update_yaxes(title="loss of the batch, nats")
     return figure

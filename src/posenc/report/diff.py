@@ -14,7 +14,7 @@ from posenc.report.html import rendered
 
 
 def page(difference: Difference, command: str = "") -> str:
-    """report.html for two schedules. command: the line that made it, for whoever wants to make it again."""
+    """report.html for two schedules. command: that made it."""
     d = difference
     stretches = [pair.stretches for pair in d.pairs]
     waves = [(*pair.wavelengths, d.length / pair.turns) for pair in d.pairs]
@@ -28,8 +28,8 @@ def page(difference: Difference, command: str = "") -> str:
 
 
 def by_pair(names: Sequence[str], values: Sequence[Sequence[float]], what: str, marked: Mapping[float, str]) -> Figure:
-    """A line per name over the pairs of a head, the vertical axis logarithmic. values: for each pair, one per name;
-    there is no point where one is 0 or infinite. marked: heights with a line and a word."""
+    """A line per name over the pairs of a head, the vertical axis logarithmic, without values of 0 or infinity. values: for
+    each pair, one per name. marked: names of horizontal lines by height."""
     figure = Figure()
     for name, column, color, dash in zip(names, zip(*values, strict=True), PALETTE, DASHES, strict=False):
         figure.add_scatter(
@@ -47,7 +47,7 @@ def by_pair(names: Sequence[str], values: Sequence[Sequence[float]], what: str, 
 
 
 def explorer(d: Difference) -> Markup:
-    """The explorer, set to the second schedule; nothing where it cannot show it."""
+    """The explorer, set to the second schedule; empty if it cannot show it."""
     length = min(math.ceil(d.at), fields()["length"]["max"])
     shape = {"dim": d.head_dim, "base": d.base, "trained": d.length, "length": length}
     try:

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An evaluation as a page, and its tables on the terminal."""
+"""An evaluation as a page with figures, and its tables on the terminal.
 
-from collections.abc import Mapping, Sequence
+A trace's `meta` is its method, by which the page shows and hides it. The page sets the colours of a figure's `coloraxis`.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.report import attention as looks
-from posenc.report import eval_figures as figures
-from posenc.report.eval_figures import BASES, MEASURES, Measure
-from posenc.report.html import Choice, Panel, plot, rendered, signed
-from posenc.report.terminal import (  # before rich: it says what to install if that is missing
-    Rows,
+from posenc.lab.evals.results import difference
+from posenc.report import attention as attention_report
+from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line, mark
+from posenc.report.html import Choice, Panel, percent, plot, rendered
+from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
+    TableRows,
     print_files,
     print_table,
     spread_out,
@@ -20,112 +25,184 @@ from posenc.report.terminal import (  # before rich: it says what to install if 
 # isort: split
 from rich.markup import escape
 
-__all__ = ["Section", "difference", "difference_within", "methods", "page", "show", "value", "within"]
+__all__ = ["page", "show"]
 
 Results = Mapping[str, Any]
 Task = Mapping[str, Any]
-Value = Mapping[str, float]
+Style = Mapping[str, str]
 
-HEADINGS = {"score": "right answers", "exact": "right, by likelihood", "loss": "loss: lower is better"}
-"""What ranks the methods on a task, in the head of its column."""
+BASES = {"none": "solid", "cut_off": "dash"}
+"""The baselines and their lines: grey, so that a colour always means a method."""
+NEUTRAL = "#7f8894"
+NEAR = 1.5
+"""A trained length up to this many times the longest text is marked."""
 MOST = 5
 """Depths side by side on a terminal."""
 
 
+@dataclass(frozen=True)
+class Measure:
+    """One of the numbers of a cell. key: in the results. heading: of a column. name: on a button. meaning: in a sentence.
+    axis: with its unit. scale: from the results' unit to the axis's."""
+
+    key: str
+    heading: str
+    name: str
+    meaning: str
+    axis: str
+    scale: float = 100
+
+    def text(self, value: float) -> str:
+        return percent(value) if self.scale == 100 else f"{value:.2f}"
+
+    def words(self, estimate: Mapping[str, float]) -> tuple[str, str]:
+        """A value and its interval: "62 %", "45 to 77 %"."""
+        mean, low, high = (self.text(estimate[key]) for key in ("mean", "low", "high"))
+        return mean, f"{low.removesuffix(' %')} to {high}"
+
+
+MEASURES = {
+    "score": Measure(
+        "score",
+        "right answers",
+        "generated answer",
+        "The model generates an answer by greedy decoding, and the task scores it.",
+        "right answers, %",
+    ),
+    "exact": Measure(
+        "exact",
+        "right, by likelihood",
+        "likeliest tokens",
+        "An answer is right if each of its tokens is the likeliest one given the right tokens before it: greedy decoding "
+        "would give it word for word.",
+        "right answers by likelihood, %",
+    ),
+    "loss": Measure(
+        "loss",
+        "loss: lower is better",
+        "loss",
+        "The mean negative log-likelihood of the right answer, in nats a token. Lower is better.",
+        "loss, nats a token",
+        1,
+    ),
+}
+
+
 def page(results: Results) -> str:
     """report.html for what results.json holds."""
-    styles = figures.styles(methods(results))
-    sections = [_section(f"task-{number}", task, results, styles) for number, task in enumerate(results["tasks"])]
-    attention = looks.panels(results["attention"], styles) if results["attention"] else {}
-    panels = [*(panel for section in sections for panel in section.panels), *attention.values()]
-    ranked_by = {row["task"]: HEADINGS[row["measure"]] for at in results["ranking"] for row in at["tasks"]}
+    style = styles(methods(results))
+    sections = [_section(f"task-{number}", task, results, style) for number, task in enumerate(results["tasks"])]
+    attention = attention_report.panels(results["attention"], style) if results["attention"] else {}
+    panels = [*(panel for section in sections for panel in section.panels.values()), *attention.values()]
     return rendered(
         "eval.html",
-        {name: figure for panel in panels for name, figure in panel.figures.items()},
+        {plot.name: plot.figures for panel in panels for plot in panel.plots},
         r=results,
         sections=sections,
         judged=[m for m in MEASURES.values() if any(m in section.measures for section in sections)],
-        ranked_by=ranked_by,
+        headings={r["task"]: MEASURES[r["measure"]].heading for row in results["ranking"] for r in row["tasks"]},
         attention=attention,
-        attention_sentences=looks.sentences(results["attention"]) if attention else {},
-        styles=styles,
+        attention_sentences=attention_report.sentences(results["attention"]) if attention else {},
+        styles=style,
         bases=BASES,
-        costs={row["method"]: row for name in styles for row in results["cost"] if row["method"] == name},
-        asked=[task["task"] for task in results["tasks"]],
-        value=value,
-        within=within,
+        costs={row["method"]: row for name in style for row in results["cost"] if row["method"] == name},
+        tasks=[task["task"] for task in results["tasks"]],
+        words=lambda measure, estimate: MEASURES[measure].words(estimate),
         difference=difference,
-        difference_within=difference_within,
     )
 
 
 def methods(results: Results) -> list[str]:
-    """The methods in the order of every figure and table: first those that do nothing, then as they were asked for."""
+    """The methods in the order of every figure and table: the baselines, then the others in their given order."""
     names = dict.fromkeys(method["method"] for task in results["tasks"] for method in task["methods"])
     return [m for m in BASES if m in names] + [m for m in names if m not in BASES]
 
 
+def styles(methods: Iterable[str]) -> dict[str, dict[str, str]]:
+    """A line style per method, the same in every figure."""
+    lines = ((color, dash) for dash in itertools.cycle(DASHES) for color in PALETTE[:-1])  # without the palette's grey
+    by_name = {}
+    for method in methods:
+        color, dash = (NEUTRAL, BASES[method]) if method in BASES else next(lines)
+        by_name[method] = {"color": color, "dash": dash}
+    return by_name
+
+
+# -------------------------------------------------------------------- one task
+
+
 @dataclass
 class Section:
-    """What the page says about one task. measures: those it has numbers of, the one that ranks methods first. sides:
-    whether there are texts within the trained length, past it, or both. middles: by method and length, how the depths
-    in between come off against the outermost two."""
+    """One task on the page. measures: those with numbers, the one that ranks methods first. within, past: whether
+    there are texts up to the trained length, and longer ones. middles: by method and length, the middle against the ends."""
 
     id: str
     task: Task
     measures: list[Measure]
-    sides: set[bool]
-    depth: Panel | None = None
-    grid: Panel | None = None
-    length: Panel | None = None
-    position: Panel | None = None
-    cells: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    cells: list[tuple[str, Mapping[str, Any]]]
+    lengths: list[int]
+    within: bool
+    past: bool
+    panels: dict[str, Panel] = field(default_factory=dict)
     middles: dict[str, dict[int, Any]] = field(default_factory=dict)
 
-    @property
-    def lengths(self) -> list[int]:
-        return sorted({cell["length"] for _, cell in self.cells})
 
-    @property
-    def panels(self) -> list[Panel]:
-        return [panel for panel in (self.depth, self.grid, self.length, self.position) if panel]
-
-
-def _section(id: str, task: Task, results: Results, styles: Mapping[str, Mapping[str, str]]) -> Section:
+def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style]) -> Section:
     trained = results["model"]["trained_length"]
-    names = [name for name in styles if any(m["method"] == name for m in task["methods"])]
-    by_method = {name: next(m for m in task["methods"] if m["method"] == name) for name in names}
-    cells = [(name, cell) for name in names for cell in by_method[name]["cells"]]
-    sides = {cell["length"] <= trained for _, cell in cells} if trained else set()
-    section = Section(id, task, _measures(results, task), sides, cells=cells)
+    by_method = {name: m for name in styles for m in task["methods"] if m["method"] == name}
+    cells = [(name, cell) for name, method in by_method.items() for cell in method["cells"]]
+    lengths, depths = (sorted({cell[key] for _, cell in cells}, key=lambda x: x or 0) for key in ("length", "depth"))
+    within, past = (bool(trained and any((n <= trained) == side for n in lengths)) for side in (True, False))
+    section = Section(id, task, _measures(results, task), cells, lengths, within, past)
     if not cells:
         return section
     rates = [m for m in section.measures if m.scale == 100]
-    measure = Choice("measure", [("Judged by the", [m.name for m in rates])])
-    by_name = {name: by_method[name]["by_length"] for name in names}
+    loss, tokens = MEASURES["loss"], [f"{n} tokens" for n in lengths]
+    measure = Choice("measure", "Measure:", [m.name for m in rates])
+    at = Choice("length", "Length:", tokens, len(tokens) - 1)
+    by_name = {name: method["by_length"] for name, method in by_method.items()}
 
-    def by_length(number: int) -> Any:
-        return figures.by_length(by_name, styles, rates[number], trained, beside=True)
+    def cells_at(number: int) -> dict[str, Rows]:
+        return {name: [c for m, c in cells if m == name and c["length"] == lengths[number]] for name in by_method}
 
-    def loss_by_length() -> Any:
-        return figures.by_length(by_name, styles, MEASURES["loss"], trained, beside=bool(rates))
-
-    plots = [plot(f"{id}-length", [measure], by_length)] if rates else []
-    plots.append(plot(f"{id}-length-loss", [], loss_by_length))
-    if len(section.lengths) > 1:
-        section.length = Panel(f"{id}-by-length", f"{task['task']} by length", [measure], plots)
     if task["takes_depth"]:
-        section.depth = _depth_panel(section, trained, names, styles, rates, measure)
-        section.grid = _by_length_and_depth(section, trained, names, rates)
-        middles = {name: {at["length"]: at["middle"] for at in by_name[name] if at.get("middle")} for name in names}
-        section.middles = {name: at for name, at in middles.items() if at}
+        plots = [
+            plot(f"{id}-depth", [at, measure], lambda n, m: by_depth(cells_at(n), styles, rates[m])),
+            plot(f"{id}-depth-loss", [at], lambda n: by_depth(cells_at(n), styles, loss)),
+        ]
+        section.panels["depth"] = Panel(f"{id}-by-depth", f"{task['task']} by depth", plots)
+        shown, names = [*rates, loss], list(by_method)
+        choices = [Choice("method", "Method:", names), Choice("shown", "Measure:", [m.name for m in shown])]
+        grid = plot(
+            f"{id}-grid",
+            choices,
+            lambda n, m: by_length_and_depth(cells, names[n], lengths, depths, shown[m], trained),
+        )
+        section.panels["grid"] = Panel(f"{id}-heat", f"{task['task']} by length and depth", [grid], key=False)
+        middles = {name: {r["length"]: r["middle"] for r in rows if r.get("middle")} for name, rows in by_name.items()}
+        section.middles = {name: by for name, by in middles.items() if by}
     if any(method["by_position"] for method in by_method.values()):
-        section.position = _by_position(section, by_method, trained, styles)
+        curves = [
+            {m: c["points"] for m, row in by_method.items() for c in row["by_position"] if c["length"] == length}
+            for length in lengths
+        ]
+        against = Choice("against", "Loss:", ["itself", "less that of none"][: 1 + ("none" in by_method)])
+        draw = plot(
+            f"{id}-position",
+            [at, against],
+            lambda n, less: by_position(curves[n], styles, trained, lengths[n], differences=less == 1),
+        )
+        section.panels["position"] = Panel(f"{id}-positions", f"{task['task']} by position", [draw])
+    if len(lengths) > 1:
+        draw = plot(f"{id}-length", [measure], lambda m: by_length(by_name, styles, rates[m], trained))
+        draw_loss = plot(f"{id}-length-loss", [], lambda: by_length(by_name, styles, loss, trained))
+        plots = [draw, draw_loss] if rates else [draw_loss]
+        section.panels["length"] = Panel(f"{id}-by-length", f"{task['task']} by length", plots)
     return section
 
 
 def _measures(results: Results, task: Task) -> list[Measure]:
-    """The measure that ranks the methods on this task, and the others that it has numbers of; for running text the loss alone."""
+    """The measures with numbers for this task, the one that ranks methods first; for running text the loss alone."""
     ranking = [row["measure"] for at in results["ranking"] for row in at["tasks"] if row["task"] == task["task"]]
     cells = [cell for method in task["methods"] for cell in method["cells"]]
     first = ranking[0] if ranking else "score" if any(cell["score"] for cell in cells) else "loss"
@@ -135,135 +212,157 @@ def _measures(results: Results, task: Task) -> list[Measure]:
     return sorted(have, key=lambda m: m.key != first)
 
 
-def _depth_panel(
-    section: Section,
-    trained: int | None,
-    names: Sequence[str],
-    styles: Mapping[str, Mapping[str, str]],
-    rates: Sequence[Measure],
-    measure: Choice,
-) -> Panel:
-    lengths = section.lengths
-    of_length = {_tokens(n): style for n, style in figures.length_styles(lengths, trained).items()}
-    at = [f"{n}" for n in lengths] if len(names) > 1 or len(lengths) == 1 else []
-    along = list(names) if len(lengths) > 1 else []
-    lines = Choice("lines", [("Methods at", [f"{n} tokens" for n in at]), ("Lengths with", along)], max(len(at) - 1, 0))
-
-    def draw(number: int, shown: Measure) -> Any:
-        if number < len(at):
-            chosen = {n: [c for m, c in section.cells if m == n and c["length"] == lengths[number]] for n in names}
-            return figures.by_depth(chosen, styles, shown, methods=True)
-        name = along[number - len(at)]
-        by_length = {_tokens(n): [c for m, c in section.cells if m == name and c["length"] == n] for n in lengths}
-        return figures.by_depth(by_length, of_length, shown, methods=False)
-
-    plots = [
-        plot(f"{section.id}-depth", [lines, measure], lambda number, of: draw(number, rates[of])),
-        plot(f"{section.id}-depth-loss", [lines], lambda number: draw(number, MEASURES["loss"])),
-    ]
-    return Panel(f"{section.id}-by-depth", f"{section.task['task']} by depth", [lines, measure], plots)
+# -------------------------------------------------------------------- figures
 
 
-def _by_length_and_depth(
-    section: Section, trained: int | None, names: Sequence[str], rates: Sequence[Measure]
-) -> Panel:
-    grid = figures.Grid(section.lengths, sorted({cell["depth"] for _, cell in section.cells}), trained)
-    offered = [*rates, MEASURES["loss"]]
-    method = Choice("method", [("Method", names)])
-    measure = Choice("shown", [("Judged by the", [m.name for m in offered])])
-    compared = "none" in names and len(names) > 1
-    against = Choice("against", [("Shown", ["as it is", "as difference to none"][: 1 + compared])])
-    by_method = {name: [c for m, c in section.cells if m == name] for name in names}
+def by_depth(lines: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure) -> Figure:
+    """A measure by the depth of the answer, a line per method, with 95 % intervals. lines: cells by method."""
+    figure = Figure()
+    depths = sorted({c["depth"] for cells in lines.values() for c in cells})
+    apart = min((b - a for a, b in itertools.pairwise(depths)), default=0.2)
+    for index, (name, cells) in enumerate(lines.items()):
+        shift = (index - (len(lines) - 1) / 2) * min(1.2, 40 * apart / len(lines))  # separates the intervals
+        points = sorted((c for c in cells if c[measure.key] is not None), key=lambda c: c["depth"])
+        token = ["" if c["position"] is None else f" (token {c['position']:.0f})" for c in points]
+        text = [f"depth {100 * c['depth']:g} %{at}, {c['n']} samples" for c, at in zip(points, token, strict=True)]
+        x = [100 * c["depth"] + shift for c in points]
+        figure.add_scatter(x=x, text=text, **_trace(name, points, measure, styles[name]))
+    marks = [100 * depth for depth in depths] if len(depths) <= 7 else [0, 25, 50, 75, 100]
+    ends = {0: "<br>start", 100: "<br>end"}
+    figure.update_xaxes(title="position of the answer in the text", range=[-7, 107], zeroline=False)
+    figure.update_xaxes(tickvals=marks, ticktext=[f"{mark:.3g} %{ends.get(mark, '')}" for mark in marks])
+    figure.update_yaxes(**_axis(measure))
+    return figure.update_layout(showlegend=False)
 
-    def draw(number: int, of: int, differs: int) -> Any:
-        cells, shown = by_method[names[number]], offered[of]
-        if differs:
-            return figures.heat_difference(cells, by_method["none"], grid, shown, _furthest(by_method, shown))
-        return figures.heat(cells, grid, shown, _ends(section, shown))
 
-    choices = [method, measure, against]
-    return Panel(
-        f"{section.id}-heat",
-        f"{section.task['task']} by length and depth",
-        choices,
-        [plot(f"{section.id}-grid", choices, draw)],
-        key=False,
+def by_length(lines: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure, trained: int | None) -> Figure:
+    """A measure by the length of the text, a line per method, over all depths. lines: the "by_length" of each method."""
+    figure = Figure()
+    for index, (name, rows) in enumerate(lines.items()):
+        shift = 1.008 ** (index - (len(lines) - 1) / 2)
+        points = sorted((row for row in rows if row[measure.key] is not None), key=lambda row: row["length"])
+        text = [f"{row['length']} tokens, {row['n']} samples" for row in points]
+        x = [row["length"] * shift for row in points]
+        figure.add_scatter(x=x, text=text, **_trace(name, points, measure, styles[name]))
+    lengths = sorted({row["length"] for rows in lines.values() for row in rows})
+    marked = trained if trained and trained <= NEAR * lengths[-1] else None
+    ends = [math.log10(lengths[0] / 1.15), math.log10(max(lengths[-1], marked or 0) * 1.15)]
+    figure.update_xaxes(title="length of the text, tokens", type="log", tickvals=lengths, ticktext=lengths, range=ends)
+    figure.update_yaxes(**_axis(measure))
+    if marked:
+        log = math.log10(marked)
+        _mark_trained(figure, marked, marked < math.sqrt(lengths[0] * lengths[-1]), log)
+    return figure.update_layout(showlegend=False)
+
+
+def by_position(
+    curves: Mapping[str, Rows], styles: Mapping[str, Style], trained: int | None, length: int, *, differences: bool
+) -> Figure:
+    """The loss at each position of running text, a line per method with its 95 % band; or its difference to that of the
+    unmodified model on the same texts. curves: points by method."""
+    figure, none = Figure(), {p["position"]: p["loss"] for p in curves.get("none", ())}
+    for name, points in {} if differences else curves.items():
+        x, low, high = ([p[key] for p in points] for key in ("position", "low", "high"))
+        band = {"fill": "toself", "fillcolor": _faint(styles[name]["color"], 0.12), "line": {"width": 0}}
+        figure.add_scatter(x=x + x[::-1], y=high + low[::-1], mode="lines", hoverinfo="skip", meta=name, **band)
+    for name, points in curves.items():
+        hover = "%{y:.2f} (%{customdata[0]:.2f} to %{customdata[1]:.2f}) around token %{x:.0f}"
+        y = [p["loss"] for p in points]
+        if differences:
+            points = [p for p in points if p["position"] in none]
+            hover, y = "%{y:+.3f} around token %{x:.0f}", [p["loss"] - none[p["position"]] for p in points]
+        figure.add_scatter(
+            x=[p["position"] for p in points],
+            y=y,
+            customdata=[[p["low"], p["high"]] for p in points],
+            meta=name,
+            **line(name, styles[name], hover, width=2, mode="lines"),
+        )
+    figure.update_xaxes(title="position in the text, tokens", range=[0, length])
+    axis = (
+        {"title": "loss less that of none, nats a token", "zeroline": True} if differences else _axis(MEASURES["loss"])
     )
+    figure.update_yaxes(**axis)
+    if trained and trained < length:
+        _mark_trained(figure, trained, trained < length / 2)
+    return figure.update_layout(showlegend=False)
 
 
-def _ends(section: Section, measure: Measure) -> tuple[float, float]:
-    """The ends of a scale that serves every method."""
+def by_length_and_depth(
+    cells: Sequence[tuple[str, Mapping[str, Any]]],
+    method: str,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    measure: Measure,
+    trained: int | None,
+) -> Figure:
+    """A measure as a heat map, on the same scale for every method. cells: of all methods, with their names."""
+    means = [c[measure.key]["mean"] for _, c in cells if c[measure.key] is not None]
+    least, most = (0, 100) if measure.scale == 100 else (min(means), max(means))
+    shown = {(c["length"], c["depth"]): c[measure.key] for m, c in cells if m == method and c[measure.key] is not None}
+    estimates = [[shown.get((length, depth)) for length in lengths] for depth in depths]
+    words = [[None if e is None else measure.words(e) for e in row] for row in estimates]
+    x, y = [str(length) for length in lengths], [f"{100 * depth:.3g} %" for depth in depths]
+    figure = Figure()
+    figure.add_heatmap(
+        x=x,
+        y=y,
+        z=[[None if e is None else e["mean"] * measure.scale for e in row] for row in estimates],
+        text=[["" if w is None else w[0].removesuffix(" %") for w in row] for row in words],
+        customdata=[["" if w is None else f"{w[0]} ({w[1]})" for w in row] for row in words],
+        texttemplate="%{text}",
+        hovertemplate="%{customdata}<br>%{x} tokens, depth %{y}<extra></extra>",
+        hoverongaps=False,
+        coloraxis="coloraxis",
+        xgap=2,
+        ygap=2,
+    )
+    for length, depth in itertools.product(lengths, depths):
+        if (length, depth) not in shown:
+            figure.add_annotation(x=str(length), y=f"{100 * depth:.3g} %", text="–", showarrow=False)
+    within = sum(length <= trained for length in lengths) if trained else 0
+    if 0 < within < len(x):
+        figure.add_vline(x=within - 0.5, line={"dash": "dot", "width": 2, "color": "#888"})
+    category = {"type": "category", "showgrid": False, "categoryorder": "array"}
+    figure.update_xaxes(title="length of the text, tokens", categoryarray=x, **category)
+    figure.update_yaxes(title="depth of the answer", categoryarray=y, autorange="reversed", **category)
+    title = {"text": "%" if measure.scale == 100 else "nats", "side": "right"}
+    axis = {"cmin": least, "cmax": most, "reversescale": measure.key == "loss"}
+    return figure.update_layout(coloraxis=axis | {"colorbar": {"title": title, "thickness": 12, "outlinewidth": 0}})
+
+
+def _trace(name: str, points: Rows, measure: Measure, style: Style) -> dict[str, Any]:
+    """The line of a method with its intervals."""
+    values = [point[measure.key] for point in points]
+    bars = {"thickness": 1.5, "width": 0, "color": _faint(style["color"], 0.5)}
+    return {
+        "y": [measure.scale * value["mean"] for value in values],
+        "error_y": error_bars(values, measure.scale) | bars,
+        "customdata": [measure.words(value) for value in values],
+        "meta": name,
+        "marker": {"size": 7},
+        **line(name, style, "%{customdata[0]} (%{customdata[1]})<br>%{text}"),
+    }
+
+
+def _axis(measure: Measure) -> dict[str, Any]:
     if measure.scale == 100:
-        return 0.0, 100.0
-    means = [cell[measure.key]["mean"] for _, cell in section.cells]
-    return min(means), max(means)
+        return {"title": measure.axis, "range": [-4, 104], "tickvals": [0, 25, 50, 75, 100], "zeroline": False}
+    return {"title": f"{measure.axis}: lower is better", "autorangeoptions": {"clipmin": 0}, "zeroline": False}
 
 
-def _furthest(by_method: Mapping[str, Sequence[Mapping[str, Any]]], measure: Measure) -> float:
-    """The greatest difference to the model as it is that any method has; a scale for all of them."""
-    if measure.scale == 100:
-        return 100.0
-    base = {(c["length"], c["depth"]): c[measure.key]["mean"] for c in by_method["none"]}
-    differences = [
-        abs(c[measure.key]["mean"] - base[c["length"], c["depth"]])
-        for cells in by_method.values()
-        for c in cells
-        if (c["length"], c["depth"]) in base
-    ]
-    return max(differences, default=0.0) or 1.0
+def _mark_trained(figure: Figure, trained: int, left: bool, log: float | None = None) -> None:
+    """A line at the trained length. left: of the middle, so that there is more room for its name on the right."""
+    side = {"xanchor": "left", "xshift": 6} if left else {"xanchor": "right", "xshift": -6}
+    mark(figure, trained, "trained length", log=log, yanchor="top", **side)
 
 
-def _by_position(
-    section: Section, by_method: Mapping[str, Any], trained: int | None, styles: Mapping[str, Mapping[str, str]]
-) -> Panel:
-    lengths = sorted({curve["length"] for method in by_method.values() for curve in method["by_position"]})
-    at = Choice("length", [("Texts of", [_tokens(n) for n in lengths])], len(lengths) - 1)
-    compared = "none" in by_method and len(by_method) > 1
-    against = Choice("against", [("Shown", ["as it is", "as difference to none"][: 1 + compared])])
-
-    def draw(number: int, differs: int) -> Any:
-        length = lengths[number]
-        curves = {
-            name: curve["points"]
-            for name, method in by_method.items()
-            for curve in method["by_position"]
-            if curve["length"] == length
-        }
-        if differs:
-            return figures.loss_above(curves, curves.get("none", ()), styles, trained, length)
-        return figures.loss_by_position(curves, styles, trained, length)
-
-    name, choices = f"{section.id}-position", [at, against]
-    return Panel(f"{name}s", f"{section.task['task']} by position", choices, [plot(name, choices, draw)])
+def _faint(color: str, opacity: float) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
 
 
-def _tokens(length: int) -> str:
-    return f"{length} tokens"
-
-
-def value(measure: str, estimate: Value) -> str:
-    """A number as a reader wants it: "62 %", "2.31"."""
-    return MEASURES[measure].text(estimate["mean"])
-
-
-def within(measure: str, estimate: Value) -> str:
-    """Its interval: "45 to 77 %"."""
-    low, high = (MEASURES[measure].text(estimate[end]) for end in ("low", "high"))
-    return f"{low.removesuffix(' %')} to {high}"
-
-
-def difference(measure: str, estimate: Value) -> str:
-    """A difference to the model as it is: "+12 points", "−0.310"."""
-    return _signed(estimate["mean"], measure) + (" points" if MEASURES[measure].scale == 100 else "")
-
-
-def difference_within(measure: str, estimate: Value) -> str:
-    """Its interval: "+3 to +21"."""
-    return " to ".join(_signed(estimate[end], measure) for end in ("low", "high"))
-
-
-def _signed(value: float, measure: str) -> str:
-    return signed(100 * value, 0) if MEASURES[measure].scale == 100 else signed(value)
+# -------------------------------------------------------------------- terminal
 
 
 def show(results: Results, directory: str) -> None:
@@ -274,41 +373,41 @@ def show(results: Results, directory: str) -> None:
     for task in results["tasks"]:
         measure = _measures(results, task)[0]
         out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
-        print_table(out, *(_by_depth if task["takes_depth"] else _by_length)(results, task, measure))
+        print_table(out, *_table(results, task, measure))
     out.print()
     out.print("In brackets: 95 % intervals; a dash was not measured.", markup=False)
     out.print(f"Computed in {results['model']['precision']}.", markup=False)
     print_files(out, directory, Report="report.html", Numbers="results.json")
 
 
-def _by_length(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
-    """Methods by lengths: the heads of the names and of the numbers, and the rows."""
-    by_method = {method["method"]: method["by_length"] for method in task["methods"]}
-    lengths = sorted({at["length"] for rows in by_method.values() for at in rows})
-    rows: Rows = []
-    for name in (name for name in methods(results) if name in by_method):
-        at = {row["length"]: row[measure.key] for row in by_method[name]}
-        rows.append(([name], [_briefly(measure, at.get(n)) for n in lengths]))
-    return ["method"], [_tokens(n) for n in lengths], rows
-
-
-def _by_depth(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], Rows]:
-    """Methods by depths, at the longest length that is no longer than the trained one and at the longest."""
-    by_method = {method["method"]: method["cells"] for method in task["methods"]}
-    cells = [cell for rows in by_method.values() for cell in rows]
-    lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
+def _table(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], TableRows]:
+    """Methods by depths, at the longest length within the trained one and at the longest of all; or by lengths. The heads of
+    the names and of the numbers, and the rows."""
+    by_method = {name: m["cells"] for name in methods(results) for m in task["methods"] if m["method"] == name}
+    lengths, depths = (
+        sorted({c[key] for cells in by_method.values() for c in cells}, key=lambda x: x or 0)
+        for key in ("length", "depth")
+    )
+    if not task["takes_depth"]:
+        values = {m: {c["length"]: c[measure.key] for c in cells} for m, cells in by_method.items()}
+        return (
+            ["method"],
+            [f"{n} tokens" for n in lengths],
+            [([m], [_in_brackets(measure, at.get(n)) for n in lengths]) for m, at in values.items()],
+        )
     within = [n for n in lengths if n <= (results["model"]["trained_length"] or 0)]
     depths = spread_out(depths, MOST)
-    rows: Rows = []
+    rows: TableRows = []
     for length in sorted({*within[-1:], *lengths[-1:]}):
-        for name in (name for name in methods(results) if name in by_method):
-            at = {c["depth"]: c[measure.key] for c in by_method[name] if c["length"] == length}
+        for name, cells in by_method.items():
+            at = {c["depth"]: c[measure.key] for c in cells if c["length"] == length}
             if at:
-                rows.append(([str(length), name], [_briefly(measure, at.get(depth)) for depth in depths]))
+                rows.append(([str(length), name], [_in_brackets(measure, at.get(depth)) for depth in depths]))
     return ["tokens", "method"], [f"depth {100 * depth:.3g} %" for depth in depths], rows
 
 
-def _briefly(measure: Measure, estimate: Value | None) -> str:
+def _in_brackets(measure: Measure, estimate: Mapping[str, float] | None) -> str:
     if estimate is None:
         return "–"
-    return f"{value(measure.key, estimate)} ({within(measure.key, estimate).removesuffix(' %')})"
+    mean, interval = measure.words(estimate)
+    return f"{mean} ({interval.removesuffix(' %')})"

@@ -4,7 +4,6 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from posenc.errors import InputError, unknown
@@ -20,11 +19,9 @@ SCRIPTS = (
     "options", "frequencies", "maps", "codes", "biases",
     "state", "model", "draw", "views", "tokens", "controls", "explorer",
 )  # fmt: skip
-"""In this order: formulas, then what is chosen, what it gives, how it is drawn, and the page."""
-LONGEST_TEXT = 2000
-"""Characters of a value, as in state.js."""
-UNSHOWN = {"default", "explicit", "longrope"}
-"""Schedules that the page leaves out: the one that changes nothing, and those that need a number for every pair."""
+"""In this order: formulas, state, values, drawing, and the page."""
+HIDDEN = {"default", "explicit", "longrope"}
+"""Schedules that the page does not offer: the one that changes nothing, and those that need a number for every pair."""
 
 
 def page(state: Mapping[str, Any] | None = None) -> str:
@@ -38,8 +35,8 @@ def page(state: Mapping[str, Any] | None = None) -> str:
 
 
 def block(state: Mapping[str, Any] | None = None) -> "Markup":
-    """The explorer for another page, which may hold one: it brings its styles and scripts, and leaves the page's address
-    alone. state: as of `page`.
+    """The explorer for another page, which may contain one: it includes its styles and scripts, and does not change the
+    page's address. state: as of `page`.
 
     Raises:
         InputError: a state that `checked` refuses.
@@ -49,84 +46,57 @@ def block(state: Mapping[str, Any] | None = None) -> "Markup":
 
 @cache
 def settings() -> dict[str, Any]:
-    """What can be set: fields with their defaults and limits, the encodings by where they act, and the presets."""
-    found: dict[str, Any] = json.loads(_asset("settings.json"))
-    return found
+    """Fields with their defaults and limits, the encodings by where they act, and the presets."""
+    return dict(json.loads(asset("explorer/settings.json")))
 
 
 def fields() -> dict[str, dict[str, Any]]:
     """Every field of a state: name -> kind, default, min, max, choices, meaning."""
-    found: dict[str, dict[str, Any]] = settings()["fields"]
-    return found
+    return dict(settings()["fields"])
 
 
 def methods() -> list[str]:
-    """What can extend a rotation in the explorer: "none", the frequency schedules and the position maps."""
-    return ["none", *(name for name in SCHEDULES if name not in UNSHOWN), *MAPS]
+    """The methods that extend a rotation: "none", the frequency schedules and the position maps."""
+    return ["none", *(name for name in SCHEDULES if name not in HIDDEN), *MAPS]
 
 
 def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The state, if the page can show it.
+    """The state, if the page can show it. The page itself reports options and token positions that are not valid.
 
     Raises:
-        InputError: an unknown field, a number outside its limits, an encoding or a method that is not in the explorer, an
-            option that the method does not take, or positions that do not go with the tokens.
+        InputError: an unknown field, a number outside its limits, or an encoding or a method that is not in the explorer.
     """
-    encodings = [name for group in settings()["encodings"].values() for name in group]
-    names = {"encoding": encodings, "method": methods()}
-    for name, value in (state or {}).items():
+    names = {"encoding": [name for group in settings()["encodings"].values() for name in group], "method": methods()}
+    state = dict(state or {})
+    for name, value in state.items():
         if name not in fields():
             raise unknown("field of the explorer", name, fields())
         field = fields()[name]
-        if len(str(value)) > LONGEST_TEXT:
-            raise InputError(f"{name} {str(value)[:40]!r}...: write at most {LONGEST_TEXT} characters")
         if name in names:
             terms = parse_sum(str(value))
             if len(terms) > 1:
                 raise InputError(
-                    f"{name}={value!r}: the explorer shows one at a time; leave out what follows the plus sign"
+                    f"{name}={value!r}: the explorer shows one encoding; leave out what follows the plus sign"
                 )
-            chosen = terms[0].name
-            if chosen not in names[name]:
-                raise unknown(f"{name} in the explorer", chosen, names[name])
-            if name == "method" and terms[0].options:
-                known = signature({**SCHEDULES, **MAPS}[chosen]).parameters
-                terms[0].values(f"method {chosen!r}", set(known) - {"head_dim", "base"})
+            if terms[0].name not in names[name]:
+                raise unknown(f"{name} in the explorer", terms[0].name, names[name])
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
         if field["kind"] in ("integer", "number"):
-            _check_number(name, value, field)
-    _check_places(**{name: str(value) for name, value in (state or {}).items() if name in ("tokens", "at")})
-    return dict(state or {})
-
-
-def _check_places(tokens: str = "", at: str = "") -> None:
-    words = (tokens or fields()["tokens"]["default"]).split()[: fields()["token"]["max"]]
-    places = at.split(",") if at else words
-    if len(places) != len(words) or not all(place.strip().isdecimal() for place in places if at):
-        raise InputError(f"at={at!r}: pass a whole number from 0 on for each of the {len(words)} tokens, as in 0,1,5")
-
-
-def _check_number(name: str, value: Any, field: Mapping[str, Any]) -> None:
-    low, high, even = field["min"], field["max"], field.get("step") == 2
-    whole = field["kind"] == "integer"
-    fits = isinstance(value, int) or (isinstance(value, float) and not whole)
-    if not fits or isinstance(value, bool) or not low <= value <= high or (even and value % 2):
-        what = "an even number" if even else "a whole number" if whole else "a number"
-        raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
+            low, high, even = field["min"], field["max"], field.get("step") == 2
+            integer = field["kind"] == "integer"
+            fits = isinstance(value, int) or (isinstance(value, float) and not integer)
+            if not fits or isinstance(value, bool) or not low <= value <= high or (even and value % 2):
+                what = "an even number" if even else "an integer" if integer else "a number"
+                raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
+    return state
 
 
 def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":
     from markupsafe import Markup
 
-    settings_script = f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};"
-    scripts = [_asset(f"{name}.js") for name in SCRIPTS]
-    scripts.insert(SCRIPTS.index("state"), settings_script)
-    text = filled(
-        "explorer/explorer.html", state=checked(state), embedded=embedded, css=_asset("explorer.css"), scripts=scripts
-    )
-    return Markup(text)
-
-
-def _asset(name: str) -> str:
-    return asset(f"explorer/{name}")
+    scripts = [asset(f"explorer/{name}.js") for name in SCRIPTS]
+    scripts.insert(SCRIPTS.index("state"), f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};")
+    css = asset("explorer/explorer.css")
+    values = {"state": checked(state), "embedded": embedded, "css": css, "scripts": scripts}
+    return Markup(filled("explorer/explorer.html", **values))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the figures of all pages have in common. Colours of text and grid belong to the page."""
+"""Parts of the figures of all pages. The page sets the colours of text and grid."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ Rows = Sequence[Mapping[str, Any]]
 def line(
     name: str, style: Mapping[str, str], hover: str, *, width: float = 2.2, mode: str = "lines+markers"
 ) -> dict[str, Any]:
-    """A named line of a scatter plot. style: color, dash. hover: what a point says."""
+    """A named line of a scatter plot. style: color, dash. hover: the template of a point's text."""
     return {
         "name": escape(name),
         "mode": mode,
@@ -46,7 +46,7 @@ def error_bars(estimates: Rows, scale: float = 1, middle: str = "mean") -> dict[
 
 
 def mark(figure: Figure, x: float, text: str, *, log: float | None = None, **options: Any) -> None:
-    """A dotted vertical line with its name. log: where the name stands on a logarithmic axis. options: of the annotation."""
+    """A dotted vertical line with its name. log: log10(x), if the axis is logarithmic. options: of the annotation."""
     figure.add_vline(x=x, line={"dash": "dot", "width": 1.5, "color": GREY})
     beside = {"xanchor": "left", "xshift": 6} | options
     figure.add_annotation(x=x if log is None else log, y=1, yref="paper", text=text, showarrow=False, **beside)
@@ -60,7 +60,7 @@ def buttons(figure: Figure, choices: Sequence[Mapping[str, Any]]) -> None:
 
 
 def escape(text: str) -> str:
-    """Without what plotly would read as markup or as a template."""
+    """Escape what plotly would read as markup or as a template."""
     for raw, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("{", "&#123;"), ("}", "&#125;")):
         text = text.replace(raw, safe)
     return text

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages: templates filled with values, figures and panels of figures, and numbers as readers see them. Every page is one
-HTML file that needs no network."""
+"""Pages: templates, figures, panels of figures, and numbers in words. Every page is one HTML file that needs no network."""
 
 import itertools
 import json
@@ -23,7 +22,7 @@ def asset(file: str) -> str:
 
 def filled(name: str, **values: Any) -> str:
     """A template with its values, escaped, in the style of all pages."""
-    from jinja2 import Environment, FunctionLoader  # every command imports this module, few fill a template
+    from jinja2 import Environment, FunctionLoader  # slow to import, and few commands fill a template
 
     environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(FILTERS)
@@ -31,8 +30,8 @@ def filled(name: str, **values: Any) -> str:
 
 
 def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
-    """A template with its values and figures. figures: name -> plotly figure, for the element "plot-<name>"; or several
-    figures by the buttons that choose among them, see `Panel`."""
+    """A template with its values and figures. figures: name -> plotly figure, for the element "plot-<name>", or the figures of
+    a `Plot`."""
     from plotly.offline import get_plotlyjs
 
     plain = {name: _plain(figure) for name, figure in figures.items()}
@@ -40,9 +39,9 @@ def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
 
 
 def _plain(figure: Any) -> dict[str, Any]:
-    """As plotly.js reads it, without plotly's own colours: the page has its own."""
+    """For plotly.js, without plotly's colours: the page sets them."""
     if isinstance(figure, Mapping):
-        return {chosen: _plain(one) for chosen, one in figure.items()}
+        return {number: _plain(each) for number, each in figure.items()}
     content: dict[str, Any] = json.loads(figure.to_json())
     content["layout"].pop("template", None)
     return content
@@ -53,51 +52,44 @@ def _plain(figure: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Buttons, one of which is down. name: for the plots that depend on it. rows: words, and the buttons that follow them;
-    all rows together are numbered from 0. chosen: the button that is down at first."""
+    """Radio buttons. words: before the buttons. texts: on the buttons. chosen: the number of the one that is selected at
+    first."""
 
     name: str
-    rows: Sequence[tuple[str, Sequence[str]]]
+    words: str
+    texts: Sequence[str]
     chosen: int = 0
-
-    @property
-    def count(self) -> int:
-        return sum(len(texts) for _, texts in self.rows)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """An element that shows one of several figures. name: the element is "plot-<name>". by: the choices it depends on.
-    figures: by the numbers of their buttons, in that order."""
+    """The element "plot-<name>", which shows one of several figures. figures: by the numbers of the selected buttons, as
+    "2 0"."""
 
     name: str
-    by: tuple[str, ...]
-    figures: Mapping[tuple[int, ...], Any]
+    choices: Sequence[Choice]
+    figures: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Plots side by side, their choices, and whether the key of methods belongs to them. label: for screen readers."""
+    """Plots side by side with the buttons of their choices. label: for screen readers. key: whether the methods' legend belongs
+    to them."""
 
     id: str
     label: str
-    choices: Sequence[Choice]
     plots: Sequence[Plot]
     key: bool = True
 
     @property
-    def figures(self) -> dict[str, Any]:
-        """As `rendered` takes them: plot -> numbers of the buttons -> figure."""
-        return {
-            plot.name: {" ".join(map(str, numbers)): figure for numbers, figure in plot.figures.items()}
-            for plot in self.plots
-        }
+    def choices(self) -> list[Choice]:
+        return list({choice.name: choice for plot in self.plots for choice in plot.choices}.values())
 
 
 def plot(name: str, choices: Sequence[Choice], draw: Callable[..., Any]) -> Plot:
-    """A plot of every figure that `choices` can ask for. draw: called with the number of a button of each."""
-    numbers = itertools.product(*(range(choice.count) for choice in choices))
-    return Plot(name, tuple(choice.name for choice in choices), {at: draw(*at) for at in numbers})
+    """A plot with a figure for every combination of `choices`. draw: called with the number of a button of each."""
+    numbers = itertools.product(*(range(len(choice.texts)) for choice in choices))
+    return Plot(name, choices, {" ".join(map(str, at)): draw(*at) for at in numbers})
 
 
 # -------------------------------------------------------------------- numbers and sentences

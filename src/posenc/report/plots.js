@@ -27,8 +27,7 @@ function draw(name) {
     margin: { l: 10, r: 10, t: 20, b: 10 },
   };
   if (own.coloraxis) {
-    const stops = own.coloraxis.cmid === undefined ? ["--least", "--most"] : ["--below", "--even", "--above"];
-    layout.coloraxis = { ...own.coloraxis, colorscale: stops.map((stop, i) => [i / (stops.length - 1), css(stop)]) };
+    layout.coloraxis = { ...own.coloraxis, colorscale: [[0, css("--least")], [1, css("--most")]] };
   }
   const ink = { textfont: { color: css("--ink"), size: narrow.matches ? 11 : 14 } };
   const seen = data.map(trace => ({ ...trace, ...(trace.type === "heatmap" && ink), visible: !hidden.has(trace.meta) }));

@@ -24,8 +24,8 @@ except ImportError:
     raise InputError("the lab needs rich and plotly, which are not installed: pip install 'posenc[lab]'") from None
 
 
-NOTED, LONG = 20, 8 * 60
-"""Seconds from which on a run's time is announced, and from which on a hint is added to it."""
+ANNOUNCED, LONG = 20, 8 * 60
+"""Seconds from which on the time of a run is announced, and from which on with a hint."""
 
 
 def times(elapsed: float, left: float | None) -> str:
@@ -35,7 +35,7 @@ def times(elapsed: float, left: float | None) -> str:
 
 
 class Times(ProgressColumn):
-    """The time since a task began, and what is left by its field `left`, a function; else by its pace so far."""
+    """The time since a task began, and the time left: from the task's field `left`, a function, or from its pace."""
 
     def render(self, task: Task) -> Text:
         elapsed, left = task.elapsed or 0.0, None
@@ -46,16 +46,23 @@ class Times(ProgressColumn):
         return Text(times(elapsed, left))
 
 
-Rows = list[tuple[list[str], list[str]]]
-"""Of a table: the names at the head of each row, and its numbers with their intervals, "62 % (45 to 77)"."""
+TableRows = list[tuple[list[str], list[str]]]
+"""The names at the head of each row, and its numbers with their intervals, "62 % (45 to 77)"."""
+
+FORMS: tuple[Callable[[str], str], ...] = (
+    lambda cell: cell,
+    lambda cell: cell.replace(" (", "\n("),
+    lambda cell: cell.partition(" (")[0],
+)
+"""A number with its interval, in narrower and narrower forms."""
 
 
-def print_table(out: Console, names: list[str], titles: list[str], rows: Rows) -> None:
-    """A table as wide as the terminal has room for: intervals beside their means, under them, or left out, and at last only
-    some of the columns. What tells rows apart is always there, whole."""
-    chosen = [([*range(len(titles))], form) for form in FORMS]
-    chosen += [(spread_out(range(len(titles)), most), FORMS[-1]) for most in (3, 2, 1)]
-    for columns, form in chosen:
+def print_table(out: Console, names: list[str], titles: list[str], rows: TableRows) -> None:
+    """A table that fits the terminal: intervals beside their means, under them, or left out, and then fewer columns. Names
+    are never shortened."""
+    layouts = [([*range(len(titles))], form) for form in FORMS]
+    layouts += [(spread_out(range(len(titles)), most), FORMS[-1]) for most in (3, 2, 1)]
+    for columns, form in layouts:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in names:
             table.add_column(name, no_wrap=True)
@@ -67,40 +74,28 @@ def print_table(out: Console, names: list[str], titles: list[str], rows: Rows) -
         width = Measurement.get(out, out.options.update(width=10_000), table).maximum
         if width <= out.width:
             break
-    if width > out.width:  # the terminal may break the lines, and nothing of a name is lost
-        wide = Console(file=StringIO(), width=width)
-        wide.print(table)
-        out.print(wide.file.getvalue().rstrip("\n"), markup=False, soft_wrap=True)  # type: ignore[attr-defined]
-    else:
-        out.print(table)
+    wide = Console(file=StringIO(), width=max(width, out.width))  # a terminal that is still too narrow breaks lines
+    wide.print(table)
+    out.print(wide.file.getvalue().rstrip("\n"), markup=False, soft_wrap=True)  # type: ignore[attr-defined]
     left_out = [*(["intervals"] if form is FORMS[-1] else []), *(["columns"] if len(columns) < len(titles) else [])]
     if left_out:
-        out.print(f"({' and '.join(left_out)} left out here: report.html, or a wider terminal, has them)", markup=False)
-
-
-FORMS: tuple[Callable[[str], str], ...] = (
-    lambda cell: cell,
-    lambda cell: cell.replace(" (", "\n("),
-    lambda cell: cell.partition(" (")[0],
-)
-"""How narrow a number with its interval may be written."""
+        out.print(f"({' and '.join(left_out)} left out: see report.html, or use a wider terminal)", markup=False)
 
 
 def spread_out(every: Sequence[Any], most: int) -> list[Any]:
-    """So many of them at most, evenly spread, the outermost with them."""
+    """At most so many of them, evenly spaced, with the first and the last."""
     if len(every) <= most:
         return list(every)
     return [every[i * (len(every) - 1) // max(most - 1, 1)] for i in range(most)]
 
 
 class Display(Progress):
-    """What a run reports, on stderr while it is entered: a bar with the time left, or a line per finished job where that is
-    no terminal. directory: where the results go. hint: what to add, from its seconds, to an estimate of a long run."""
+    """The progress of a run on stderr: a bar with the time left on a terminal, else a line per finished job. hint: added
+    to the estimate of a long run."""
 
-    def __init__(self, directory: str | Path, hint: Callable[[float], str] = lambda seconds: "") -> None:
+    def __init__(self, _: object = None, *, hint: str = "") -> None:
         share = TextColumn("{task.percentage:>3.0f} %")
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), share, Times())
-        self.directory: Path = Path(printable(str(directory)))
         self.hint = hint
         self.err: Console = Console(stderr=True, highlight=False)
         self.bar: Bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
@@ -138,23 +133,22 @@ class Display(Progress):
         self.line(done, self.cells, what, self.pace.left() if done < self.cells else None)
 
     def estimated(self, seconds: float, cells: int) -> None:
-        if seconds >= NOTED:
+        if seconds >= ANNOUNCED:
             what = f"{cells} {self.unit} take" if cells > 1 else f"1 of the {self.unit} takes"
-            hint = self.hint(seconds) if seconds > LONG and cells == self.cells else ""
+            hint = self.hint if seconds > LONG and cells == self.cells else ""
             self.say(f"{what} about {about(seconds)} on this machine{hint}")
 
     def say(self, sentence: str) -> None:
         self.err.print(printable(sentence), markup=False, soft_wrap=True)
 
     def line(self, done: int, count: int, what: str, left: float | None = None) -> None:
-        """What has been finished, where there is no bar. left: seconds until all is."""
+        """A finished piece of work, if there is no bar. left: seconds until all is done."""
         if not self.err.is_terminal:
             spent = times(time.perf_counter() - self.begun, left)
             print(f"[{done}/{count}] {spent}: {printable(what)}", file=sys.stderr)
 
     def counter(self, what: str) -> Callable[..., None]:
-        """A bar for another piece of work, to be called with how much is done, how much there is (None: unknown), and what to
-        call it from now on."""
+        """A bar for another piece of work: a function of the amount done, the total (None: unknown) and a new description."""
         task = self.bar.add_task(what, total=None)
 
         def advance(done: int, count: int | None, called: str = what) -> None:
@@ -164,11 +158,11 @@ class Display(Progress):
 
 
 def stdout() -> Console:
-    """Where results go; wide enough for their tables where that is no terminal."""
+    """For results; wide enough for their tables if that is not a terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 def print_files(out: Console, directory: str | Path, **files: str) -> None:
-    """Where the files of the results are, by what they are called."""
+    """The paths of the result files."""
     for what, name in files.items():
         out.print(f"{what + ':':8} {(Path(printable(str(directory))) / name).resolve()}", markup=False, soft_wrap=True)

@@ -14,13 +14,11 @@ from dataclasses import fields
 from posenc.errors import unknown
 from posenc.spec import check_options, parse_single
 from posenc.tasks.copying import Copying
-from posenc.tasks.facts import Facts
-from posenc.tasks.key_value import KeyValue
+from posenc.tasks.key_value import Facts, KeyValue
 from posenc.tasks.multi_document import MultiDocument
 from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
-from posenc.tasks.perplexity import Perplexity
-from posenc.tasks.repeated import Repeated
+from posenc.tasks.perplexity import Perplexity, Repeated
 from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
 from posenc.tasks.task import Sample, Task
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key-value retrieval, as in Lost in the Middle."""
+"""Key-value retrieval: as in Lost in the Middle, and in plain sentences."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -9,7 +10,7 @@ from uuid import UUID
 
 from posenc.errors import InputError, unknown
 from posenc.tasks import words
-from posenc.tasks.task import Sample, Task, check_depth, fit_at, index_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, fit, index_at, make_sample
 
 PROMPT = """\
 Extract the value corresponding to the specified key in the JSON object below.
@@ -46,7 +47,7 @@ KINDS: dict[str, tuple[Callable[[Random, int], list[str]], int | None]] = {
 class KeyValue(Task):
     """The value of one key in a JSON object of random keys and values.
 
-    The prompts, the UUIDs and the score (the answer contains the value, in whatever case) are those of Liu et al. 2023
+    The prompts, the UUIDs and the score (the answer contains the value, ignoring case) are those of Liu et al. 2023
     (arXiv 2307.03172; nelson-liu/lost-in-the-middle, prompting.py, make_kv_retrieval_data.py and
     evaluate_kv_responses.py), and so is the move: the record asked for moves, the others keep their order.
 
@@ -84,7 +85,7 @@ class KeyValue(Task):
             first = prompt.index(f'"{key}": "') + len(key) + 5
             return make_sample(tokenizer, prompt, f" {value}", (value,), (first, first + len(value)))
 
-        return fit_at(self, length, depth, build, self.pairs or 2, self.pairs or self._most)
+        return fit(self, length, build, self.pairs or 2, self.pairs or self._most, depth)
 
     def score(self, generated: str, sample: Sample) -> float:
         return float(sample.references[0].lower() in generated.lower())
@@ -94,3 +95,46 @@ class KeyValue(Task):
         """How many records there can be."""
         counts = [most for kind in (self.keys, self.values) if (most := KINDS[kind][1]) is not None]
         return min(counts, default=None)
+
+
+@dataclass(frozen=True)
+class Facts(Task):
+    """Sentences of one form, "The code of apple is 4821.", one after the other, and a question for one of them.
+
+    The search in key-value pairs of Lost in the Middle in words that a small model reads: one of 135M
+    parameters answers some of these questions, and hardly any about UUIDs. Names and codes all differ. Scored: whether
+    the first number of the answer is the code.
+
+    items: how many sentences; none: as many as fit. query_aware: the question is before the sentences too.
+    """
+
+    name: ClassVar[str] = "facts"
+    new_tokens: ClassVar[int] = 10
+
+    items: int | None = None
+    query_aware: bool = False
+
+    def __post_init__(self) -> None:
+        if self.items is not None and not 2 <= self.items <= len(DIGITS):
+            raise InputError(f"items={self.items}: give 2 to {len(DIGITS)}, or none for as many as fit")
+
+    def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        check_depth(depth)
+        codes = self.draws(seed, index).sample(DIGITS, len(DIGITS))
+
+        def build(count: int, depth: float) -> Sample:
+            names = words.names(self.draws(seed, index), count)
+            sentences = [f"The code of {name} is {code}." for name, code in zip(names, codes, strict=False)]
+            at = index_at(depth, count)
+            question = f"Question: What is the code of {names[0]}?"
+            before = " ".join([*sentences[1 : at + 1], f"The code of {names[0]} is "])
+            head = f"{question}\n{before}" if self.query_aware else before
+            context = " ".join([f"{head}{codes[0]}.", *sentences[at + 1 :]])
+            prompt = f"{context}\n{question} Answer: The code of {names[0]} is"
+            return make_sample(tokenizer, prompt, f" {codes[0]}", (str(codes[0]),), (len(head), len(head) + 4))
+
+        return fit(self, length, build, self.items or 2, self.items or len(DIGITS), depth)
+
+    def score(self, generated: str, sample: Sample) -> float:
+        number = re.search(r"\d+", generated)
+        return float(number is not None and number.group() == sample.references[0])

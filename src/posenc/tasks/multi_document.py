@@ -2,7 +2,6 @@
 """Question answering over many documents, as in Lost in the Middle, read from a file or invented."""
 
 import gzip
-import json
 import re
 import string
 import zlib
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_word
 from posenc.tasks import words
-from posenc.tasks.task import Sample, Task, check_depth, fit, fit_at, index_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, fit, index_at, make_sample
 
 PROMPT = """\
 Write a high-quality answer for the given question using only the provided search results \
@@ -34,15 +33,17 @@ ARTICLE = re.compile(r"(?<![\w\u0300-\u036f])(a|an|the)(?![\w\u0300-\u036f])")
 
 @dataclass(frozen=True)
 class Document:
-    """One search result."""
+    """One search result. isgold, hasanswer: as published, whether it is the right one, and whether the answer is in it."""
 
     title: str
     text: str
+    isgold: bool | None = None
+    hasanswer: bool | None = None
 
 
 @dataclass(frozen=True)
 class DocumentQuestion:
-    """A question, its right answers, the document that has one, and others that do not, the likeliest first."""
+    """A question, its right answers, the document that has one, and others that do not, the most relevant first."""
 
     text: str
     answers: tuple[str, ...]
@@ -55,13 +56,13 @@ class MultiDocument(Task):
     """A question, and documents of which one has the answer.
 
     The prompts, the score (the first line of what the model writes contains an answer, both normalised as for SQuAD) and
-    the place of the right document, the others keeping their order, are those of Liu et al. 2023 (arXiv 2307.03172;
+    the position of the right document, with the others in order, are those of Liu et al. 2023 (arXiv 2307.03172;
     nelson-liu/lost-in-the-middle, prompting.py, metrics.py and evaluate_qa_responses.py).
 
     file: questions with their documents, as published there, see `read_questions`, a sample each; none: documents about
     invented places, people, ships and books, so that no model knows the answer. documents: how many, there 10, 20 or 30;
     none: as many as fit. query_aware: the question is before the documents too. ordering: "relevance" (as in the
-    file), or "random": the others are shuffled, and the prompt says so. closed_book: no documents, at any depth.
+    file), or "random": the others are shuffled, and the prompt mentions it. closed_book: no documents, at any depth.
     """
 
     name: ClassVar[str] = "multi_document"
@@ -74,31 +75,24 @@ class MultiDocument(Task):
     closed_book: bool = False
 
     def __post_init__(self) -> None:
-        if self.ordering not in ("relevance", "random"):
-            raise unknown("ordering", self.ordering, ("relevance", "random"))
+        check_word("ordering", self.ordering, ("relevance", "random"))
         if self.documents is not None and not 1 <= self.documents <= MOST:
             raise InputError(f"documents={self.documents}: give 1 to {MOST}, or none for as many as fit")
-        chosen = {
-            "query_aware=true": self.query_aware,
-            "ordering=random": self.ordering == "random",
-            "closed_book=true": self.closed_book,
-        }
-        if sum(chosen.values()) > 1:
-            both = " and ".join(option for option, given in chosen.items() if given)
-            raise InputError(f"{both}: there is no prompt for these together; give one of them")
+        if self.query_aware + (self.ordering == "random") + self.closed_book > 1:
+            raise InputError(
+                "query_aware=true, ordering=random and closed_book=true have no common prompt: give one of them"
+            )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
         template = QUERY_AWARE if self.query_aware else RANDOM_ORDER if self.ordering == "random" else PROMPT
-        asked_for = None if self.file is None else self._from_file(self.file, seed, index)
-
-        def closed(_: int) -> Sample:
-            question = asked_for or invent(self.draws(seed, index), 0)
-            prompt = CLOSED_BOOK.format(question=question.text)
-            return make_sample(tokenizer, prompt, f" {question.answers[0]}", question.answers)
+        published = None if self.file is None else self._from_file(self.file, seed, index)
 
         def build(count: int, depth: float) -> Sample:
-            question = asked_for or invent(self.draws(seed, index), count - 1)
+            question = published or invent(self.draws(seed, index), max(count - 1, 0))
+            answers = question.answers
+            if self.closed_book:
+                return make_sample(tokenizer, CLOSED_BOOK.format(question=question.text), f" {answers[0]}", answers)
             results = list(question.distractors[: count - 1])
             if self.ordering == "random":
                 Random(f"order {seed} {index}").shuffle(results)
@@ -107,15 +101,13 @@ class MultiDocument(Task):
             written = [f"Document [{i}](Title: {each.title}) {each.text}" for i, each in enumerate(results, 1)]
             prompt = template.format(question=question.text, documents="\n".join(written))
             first = prompt.index(written[at])
-            needle = _answer_in(written[at], question.answers)
-            return make_sample(
-                tokenizer, prompt, f" {question.answers[0]}", question.answers, (first + needle[0], first + needle[1])
-            )
+            needle = _answer_in(written[at], answers)
+            return make_sample(tokenizer, prompt, f" {answers[0]}", answers, (first + needle[0], first + needle[1]))
 
         if self.closed_book:
-            return fit(self, length, closed, most=0)
-        most = self.documents or (MOST if asked_for is None else len(asked_for.distractors) + 1)
-        return fit_at(self, length, depth, build, self.documents or min(2, most), most)
+            return fit(self, length, build, most=0)
+        most = self.documents or (MOST if published is None else len(published.distractors) + 1)
+        return fit(self, length, build, self.documents or min(2, most), most, depth)
 
     def score(self, generated: str, sample: Sample) -> float:
         return best_subspan_em(generated.split("\n")[0].strip(), sample.references)
@@ -150,7 +142,7 @@ def best_subspan_em(answer: str, references: Iterable[str]) -> float:
 
 def _answer_in(document: str, answers: Iterable[str]) -> tuple[int, int]:
     """The characters of a document that are the first answer it contains as written; else all of it."""
-    start = document.index("Title: ") + 7  # a number may be the answer, but not the document's own
+    start = document.index("Title: ") + 7  # a number may be the answer, but not that of the document
     for answer in answers:
         if match := re.compile(re.escape(answer), re.IGNORECASE).search(document, start):
             return match.span()
@@ -172,11 +164,9 @@ def read_questions(file: str) -> tuple[DocumentQuestion, ...]:
     try:
         stat = path.stat()
         return _read(path, stat.st_mtime_ns, stat.st_size)
-    except UnicodeDecodeError:
-        raise InputError(f"file={file}: not text in UTF-8; give JSON lines, or a name that ends in .gz") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"file={file}: {reason}; give a readable file of JSON lines, .jsonl or .jsonl.gz") from None
+        raise InputError(f"file={file}: {reason}; give JSON lines in UTF-8, .jsonl or .jsonl.gz") from None
 
 
 @lru_cache(maxsize=4)
@@ -188,31 +178,31 @@ def _read(path: Path, changed: int, size: int) -> tuple[DocumentQuestion, ...]:
     return questions
 
 
+@dataclass
+class _Line:
+    question: str
+    answers: list[str]
+    ctxs: list[Document]
+
+
 def _question(line: str, where: str) -> DocumentQuestion:
-    gold: list[Document] = []
-    others: list[Document] = []
+    import msgspec
+
     try:
-        entry = json.loads(line)
-        question, answers, contexts = entry["question"], entry["answers"], entry["ctxs"]
-        for context in contexts:
-            document = Document(context["title"], context["text"])
-            if context.get("isgold", context.get("hasanswer")):
-                gold.append(document)
-            elif not context.get("hasanswer"):
-                others.append(document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        entry = msgspec.json.decode(line, type=_Line)
+    except msgspec.DecodeError as error:
         raise InputError(
-            f'{where}: {type(error).__name__}: {error}; give a JSON object with "question", "answers" and "ctxs", a list of '
-            'objects with "title" and "text"'
+            f'{where}: {error}; give a JSON object with "question", "answers" and "ctxs", a list of objects with "title" and '
+            '"text"'
         ) from None
-    texts = [question, *answers, *(text for document in gold + others for text in (document.title, document.text))]
-    if not isinstance(answers, list) or not answers or not all(isinstance(text, str) and text for text in texts):
+    gold = [each for each in entry.ctxs if (each.hasanswer if each.isgold is None else each.isgold)]
+    others = [each for each in entry.ctxs if each not in gold and not each.hasanswer]
+    texts = [entry.question, *entry.answers, *(text for each in gold + others for text in (each.title, each.text))]
+    if not gold or not entry.answers or not all(texts):
         raise InputError(
-            f"{where}: question, answers, titles and texts must be texts that are not empty, answers a list"
+            f'{where}: must have answers, a document with "isgold": true (or "hasanswer": true), and no empty text'
         )
-    if not gold:
-        raise InputError(f'{where}: none of its ctxs has "isgold": true, or "hasanswer": true where no "isgold" is')
-    return DocumentQuestion(question, tuple(answers), gold[0], tuple(others))
+    return DocumentQuestion(entry.question, tuple(entry.answers), gold[0], tuple(others))
 
 
 # -------------------------------------------------------------------- invented questions
@@ -245,11 +235,10 @@ CARGOES = (
 SEASONS = ("spring", "summer", "autumn", "winter")
 ADJECTIVES, NOUNS = ([word.capitalize() for word in words] for words in (words.ADJECTIVES, words.NOUNS))
 MOST = 3000
-"""Documents on invented things that names suffice for, 300 thousand tokens of SmolLM2's."""
+"""Invented documents that names suffice for, 300 thousand tokens of SmolLM2's."""
 
 
-@dataclass(frozen=True)
-class DocumentTemplate:
+class DocumentTemplate(NamedTuple):
     """A kind of invented subject: its document, and the question that only this document answers."""
 
     title: str

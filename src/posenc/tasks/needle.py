@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from posenc.errors import InputError
 from posenc.tasks import running_text
-from posenc.tasks.task import Sample, Task, check_depth, fit_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, fit, make_sample
 
 PROMPT = (
     "You are a helpful AI bot that answers questions for a user. Keep your response short and direct\n\n"
@@ -44,10 +44,10 @@ class Needle(Task):
     After Kamradt 2023 (gkamradt/LLMTest_NeedleInAHaystack): the needle, on a separate line, follows the last sentence
     that ends at or before the depth; the prompt is that of needlehaystack/providers/Anthropic_prompt.txt, which asks for
     the sentence. There the text is essays and the judge GPT-4; here each sample hides the needle in another stretch of
-    `source`, and the score is the share of the keywords in the answer, in whatever case.
+    `source`, and the score is the share of the keywords in the answer, ignoring case.
 
-    needle, question, keywords (parted by commas): other than the published ones. drawn: a city and what is best to do
-    there are drawn at random instead, so that nothing but the text can tell. begun: the prompt goes on with the needle as
+    needle, question, keywords (separated by commas): other than the published ones. drawn: a city and what is best to do
+    there are drawn at random instead, so that only the text has the answer. begun: the prompt goes on with the needle as
     far as its first keyword, so that the likelihood is that of what is asked for; false: the prompt as published.
     source: "pydoc" (the language reference in Python's standard library), or a text file.
     """
@@ -66,11 +66,11 @@ class Needle(Task):
         defaults = {f.name: f.default for f in fields(self)}
         changed = [name for name in ("needle", "question", "keywords") if getattr(self, name) != defaults[name]]
         if self.drawn and changed:
-            raise InputError(f"drawn=true: draws its own {changed[0]}; leave out {changed[0]}= or drawn=")
+            raise InputError(f"drawn=true: {changed[0]} is drawn at random; leave out {changed[0]}= or drawn=")
         lacking = [word for word in _split(self.keywords) if word.lower() not in self.needle.lower()]
         if lacking or not _split(self.keywords):
             raise InputError(
-                f"keywords={self.keywords}: give words of the needle {self.needle!r}, parted by commas"
+                f"keywords={self.keywords}: give words of the needle {self.needle!r}, separated by commas"
                 + (f"; {lacking[0]!r} is not in it" if lacking else "")
             )
 
@@ -99,7 +99,7 @@ class Needle(Task):
             first = PROMPT.index("{context}") + cut + 1
             return make_sample(tokenizer, prompt + begun, answer, keywords, (first, first + len(needle)))
 
-        return fit_at(self, length, depth, build)
+        return fit(self, length, build, depth=depth)
 
     def score(self, generated: str, sample: Sample) -> float:
         return sum(word.lower() in generated.lower() for word in sample.references) / len(sample.references)

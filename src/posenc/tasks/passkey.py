@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posenc.tasks.task import Sample, Task, check_depth, fit_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, fit, make_sample
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -17,7 +17,7 @@ QUESTION = "What is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class Passkey(Task):
-    """A number of up to five digits among sentences that say nothing, and the question for it.
+    """A number of up to five digits among meaningless sentences, and the question for it.
 
     The prompt is that of Mohtashami and Jaggi 2023 (arXiv 2305.16300), as evaluated by YaRN's authors (jquesnelle/yarn,
     eval/passkey.py): lines of task, noise, key, noise and question. They cut the noise at a random character; here the
@@ -38,7 +38,7 @@ class Passkey(Task):
             prompt = "\n".join((head + needle, " ".join([NOISE] * (count - before)), QUESTION))
             return make_sample(tokenizer, prompt, f" {key}", (key,), (len(head), len(head) + len(needle)))
 
-        return fit_at(self, length, depth, build)
+        return fit(self, length, build, depth=depth)
 
     def score(self, generated: str, sample: Sample) -> float:
         number = re.search(r"\d+", generated)

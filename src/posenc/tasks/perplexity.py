@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss and perplexity on running text, by position."""
+"""Loss and perplexity on running text, by position, and on running text that repeats."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ class Perplexity(Task):
     - "sliding": windows of `length` tokens begin every `stride` tokens of a longer text, and each scores the tokens that
       the one before did not reach. tokens: of the text, rounded down so that the last window is complete; None: four
       windows' worth. The windows are those of the script for a tokenizer that puts no token before a text; where one
-      does, it is put before the text only, while the script puts it before each window, in place of the window's
+      does, it is put before the text only, while the script puts it before each window, instead of the window's
       first token.
     - "last": the last `last` tokens of `length` are scored. They are the same tokens at every length, only the text
       before them grows: early tokens, which see little, cannot hide what length does.
@@ -77,3 +77,40 @@ class Perplexity(Task):
         first = sample.window - sample.prompt_tokens
         windows = (losses[:first], *losses[first:].split(sample.stride))
         return float(torch.stack([window.mean() for window in windows if len(window)]).mean())
+
+
+@dataclass(frozen=True)
+class Repeated(Task):
+    """Running text repeated until it fills the length: whoever looks back far enough can copy, and errs no more.
+
+    The measure is the accuracy, against that on natural text of the same length, which `repeats=false` is (Su,
+    kexue.fm/archives/9675). Repetitions are counted from the text's end, so that the last one is complete.
+
+    source: "pydoc" (the language reference in Python's standard library) or the path of a text file. period: tokens of
+    what is repeated; None: a quarter of the length. scored: "after", every token after the first `period`, as each of
+    them has occurred before; "last", the last `period` tokens: these are the same with and without repetition, and with a
+    fixed period at every length.
+    """
+
+    name: ClassVar[str] = "repeated"
+    takes_depth: ClassVar[bool] = False
+
+    source: str = "pydoc"
+    period: int | None = None
+    repeats: bool = True
+    scored: str = "after"
+
+    def __post_init__(self) -> None:
+        check_word("scored", self.scored, ("after", "last"))
+        check_sizes(period=self.period)
+
+    def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
+        start = start_tokens(tokenizer)
+        tokens = length - len(start)
+        period = max(length // 4, 1) if self.period is None else self.period
+        if tokens < 2 * period:
+            raise InputError(f"length={length}: {self.text} needs at least {2 * period + len(start)} tokens")
+        ids = ending(tokenizer, self.source, tokens, period, seed, index)
+        if self.repeats:
+            ids = ids[-period:].repeat(tokens // period + 1)[-tokens:]
+        return scored(start, ids, tokens - period if self.scored == "after" else period)

@@ -2,10 +2,11 @@
 """RULER's synthetic tasks (Hsieh et al. 2024, arXiv 2404.06654), as NVIDIA/RULER makes them at commit c3f5e3b.
 
 The texts are byte for byte those of scripts/data/synthetic/*.py with the settings of scripts/synthetic.yaml, answer
-prefix included, but for what each task's docstring says. Its two question-answering tasks need SQuAD and HotpotQA and
+prefix included, with the exceptions in each task's docstring. Its two question-answering tasks need SQuAD and HotpotQA and
 are not here.
 """
 
+import itertools
 import math
 import random
 import string
@@ -19,14 +20,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, check_word
+from posenc.errors import InputError, check_integers, check_word
 from posenc.tasks import running_text
 from posenc.tasks.passkey import NOISE
-from posenc.tasks.task import Sample, Task, check_depth, encode, fit, fit_at, make_sample
+from posenc.tasks.task import Sample, Task, check_depth, encode, fit, make_sample
 
 
 def string_match_all(generated: str, references: Sequence[str]) -> float:
-    """The part of the references that occur in a generated text, in whatever case (scripts/eval/synthetic/constants.py)."""
+    """The part of the references that occur in a generated text, ignoring case (scripts/eval/synthetic/constants.py)."""
     return sum(reference.lower() in generated.lower() for reference in references) / len(references)
 
 
@@ -84,8 +85,8 @@ class Niah(RulerTask):
     """Magic numbers for words, hidden in a text: RULER's needles in a haystack.
 
     As in NVIDIA/RULER, scripts/data/synthetic/niah.py (Hsieh et al. 2024, arXiv 2404.06654), which puts every needle at a
-    random place: before any line of noise, or at one of forty depths of an essay. So are here all but one: `depth` is
-    the place of the first that is asked for. niah_multivalue and niah_multiquery, which ask for four, put all of them at
+    random position: before any line of noise, or at one of forty depths of an essay. So are here all but one: `depth` is
+    the position of the first that is asked for. niah_multivalue and niah_multiquery, which ask for four, put all of them at
     random and take no depth. RULER's running text is Paul Graham's essays, which cannot be shipped; the default is the
     language reference of Python's standard library, in complete sentences, split by other rules than nltk's.
 
@@ -108,13 +109,11 @@ class Niah(RulerTask):
         check_word("haystack", self.haystack, HAYSTACKS)
         check_word("key_type", self.key_type, MATERIAL)
         check_word("value_type", self.value_type, MATERIAL)
-        for name in ("keys", "values", "queries"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} of {self.name}: give at least 1")
+        check_integers(1, keys=self.keys, values=self.values, queries=self.queries)
         if self.haystack == "essay" and self._needles > len(DEPTHS):
             raise InputError(
-                f"keys={self.keys} and values={self.values} of {self.name}: an essay has {len(DEPTHS)} places; "
-                "give fewer, or another haystack"
+                f"keys={self.keys}, values={self.values}: an essay has {len(DEPTHS)} positions for needles; give fewer, or "
+                "another haystack"
             )
 
     @property
@@ -130,11 +129,11 @@ class Niah(RulerTask):
         needles = [self.needle(key, value) for key, values in pairs for value in values]
         queries = [key for key, _ in pairs[: self.queries]]
         answers = [value for _, values in pairs[: self.queries] for value in values]
-        filling, places = draws.getrandbits(64), draws.getrandbits(64)
+        filling, order = draws.getrandbits(64), draws.getrandbits(64)
 
         def build(count: int, depth: float) -> Sample:
             lines = self._lines(count, random.Random(filling))
-            at = self._line_numbers(len(lines), random.Random(places))
+            at = self._line_numbers(len(lines), random.Random(order))
             if self.takes_depth:
                 at[0] = round(depth * len(lines))
             context, first = insert_needles(lines, needles, at, HAYSTACKS[self.haystack])
@@ -142,7 +141,7 @@ class Niah(RulerTask):
             where = (before + first, before + first + len(needles[0])) if self.takes_depth else None
             return make_sample(tokenizer, prompt, " " + ", ".join(answers), answers, where)
 
-        return fit_at(self, length, depth, build, least=self._needles)
+        return fit(self, length, build, least=self._needles, depth=depth)
 
     def needle(self, key: str, value: str) -> str:
         """The sentence that gives a key its value."""
@@ -175,93 +174,53 @@ class Niah(RulerTask):
         return draws.sample(range(lines), self._needles)
 
 
-def insert_needles(lines: Sequence[str], needles: Sequence[str], places: Sequence[int], joint: str) -> tuple[str, int]:
-    """The lines with needle i before lines[places[i]], and the character at which the first needle begins."""
+def insert_needles(lines: Sequence[str], needles: Sequence[str], at: Sequence[int], joint: str) -> tuple[str, int]:
+    """The lines with needle i before lines[at[i]], and the character at which the first needle begins."""
     parts: list[str] = []
     taken = first = 0
-    for i in sorted(range(len(needles)), key=lambda i: places[i]):
-        parts += lines[taken : places[i]]
-        taken = places[i]
+    for i in sorted(range(len(needles)), key=lambda i: at[i]):
+        parts += lines[taken : at[i]]
+        taken = at[i]
         if i == 0:
             first = len(joint.join([*parts, ""]))
         parts.append(needles[i])
     return joint.join([*parts, *lines[taken:]]), first
 
 
-@dataclass(frozen=True)
-class Single1(Niah):
-    """RULER's niah_single_1: one number for a word, in noise; a pass key."""
-
-    name: ClassVar[str] = "niah_single_1"
-
-
-@dataclass(frozen=True)
-class Single2(Niah):
-    """RULER's niah_single_2: one number for a word, in running text; the needle in a haystack."""
-
-    name: ClassVar[str] = "niah_single_2"
-    haystack: str = "essay"
+def _setting(cls: str, name: str, text: str, takes_depth: bool = True, **defaults: Any) -> type[Niah]:
+    """A task that is `Niah` with other defaults."""
+    types = {option: Niah.__annotations__[option] for option in defaults}
+    body = {"name": name, "takes_depth": takes_depth, "__doc__": f"RULER's {name}: {text}.", "__annotations__": types}
+    return dataclass(frozen=True)(type(cls, (Niah,), {**body, **defaults, "__module__": __name__}))
 
 
-@dataclass(frozen=True)
-class Single3(Niah):
-    """RULER's niah_single_3: one UUID for a word, in running text."""
-
-    name: ClassVar[str] = "niah_single_3"
-    haystack: str = "essay"
-    value_type: str = "uuids"
-
-
-@dataclass(frozen=True)
-class MultiKey1(Niah):
-    """RULER's niah_multikey_1: four words with a number each, in running text; one is asked for."""
-
-    name: ClassVar[str] = "niah_multikey_1"
-    haystack: str = "essay"
-    keys: int = 4
-
-
-@dataclass(frozen=True)
-class MultiKey2(Niah):
-    """RULER's niah_multikey_2: lines that each give a word its number; one is asked for."""
-
-    name: ClassVar[str] = "niah_multikey_2"
-    haystack: str = "needle"
-
-
-@dataclass(frozen=True)
-class MultiKey3(Niah):
-    """RULER's niah_multikey_3: lines that each give a UUID its UUID; one is asked for."""
-
-    name: ClassVar[str] = "niah_multikey_3"
-    haystack: str = "needle"
-    key_type: str = "uuids"
-    value_type: str = "uuids"
-
-
-@dataclass(frozen=True)
-class MultiValue(Niah):
-    """RULER's niah_multivalue: four numbers for one word, in running text; all are asked for."""
-
-    name: ClassVar[str] = "niah_multivalue"
-    takes_depth: ClassVar[bool] = False
-    haystack: str = "essay"
-    values: int = 4
-
-
-@dataclass(frozen=True)
-class MultiQuery(Niah):
-    """RULER's niah_multiquery: four words with a number each, in running text; all are asked for."""
-
-    name: ClassVar[str] = "niah_multiquery"
-    takes_depth: ClassVar[bool] = False
-    haystack: str = "essay"
-    queries: int = 4
-
-
-NEEDLES: tuple[type[Niah], ...] = (
-    Single1, Single2, Single3, MultiKey1, MultiKey2, MultiKey3, MultiValue, MultiQuery,
+Single1 = _setting("Single1", "niah_single_1", "one number for a word, in noise; a pass key")
+Single2 = _setting(
+    "Single2", "niah_single_2", "one number for a word, in running text; the needle in a haystack", haystack="essay"
+)
+Single3 = _setting(
+    "Single3", "niah_single_3", "one UUID for a word, in running text", haystack="essay", value_type="uuids"
+)
+MultiKey1 = _setting(
+    "MultiKey1", "niah_multikey_1", "four words with a number each, in running text; one is asked for",
+    haystack="essay", keys=4,
 )  # fmt: skip
+MultiKey2 = _setting(
+    "MultiKey2", "niah_multikey_2", "lines that each give a word its number; one is asked for", haystack="needle"
+)
+MultiKey3 = _setting(
+    "MultiKey3", "niah_multikey_3", "lines that each give a UUID its UUID; one is asked for",
+    haystack="needle", key_type="uuids", value_type="uuids",
+)  # fmt: skip
+MultiValue = _setting(
+    "MultiValue", "niah_multivalue", "four numbers for one word, in running text; all are asked for",
+    takes_depth=False, haystack="essay", values=4,
+)  # fmt: skip
+MultiQuery = _setting(
+    "MultiQuery", "niah_multiquery", "four words with a number each, in running text; all are asked for",
+    takes_depth=False, haystack="essay", queries=4,
+)  # fmt: skip
+NEEDLES = (Single1, Single2, Single3, MultiKey1, MultiKey2, MultiKey3, MultiValue, MultiQuery)
 """The eight settings of scripts/synthetic.yaml."""
 
 
@@ -274,17 +233,17 @@ TRACKING = (
     "value {value}, they are: "
 )
 Chain = tuple[str, list[str]]
-"""A value and the variables that it is handed on to."""
+"""A value and the variables that it is assigned to."""
 
 
 @dataclass(frozen=True)
 class VariableTracking(RulerTask):
-    """A value is handed on from variable to variable through noise: all that have it are asked for (RULER's vt).
+    """A value is assigned from variable to variable among lines of noise; the question asks for all of them (RULER's vt).
 
     As in NVIDIA/RULER, scripts/data/synthetic/variable_tracking.py (Hsieh et al. 2024, arXiv 2404.06654): variables have
     five letters, those of the worked example before the text three. Scored: the part of the variables that are named.
 
-    hops: how often it is handed on. chains: how many values are; the first one is asked for. example: tokens that the
+    hops: assignments from one variable to the next. chains: how many values are; the first one is asked for. example: tokens that the
     worked example takes at most, its question included; 0 leaves it out.
     """
 
@@ -297,18 +256,17 @@ class VariableTracking(RulerTask):
     example: int = 500
 
     def __post_init__(self) -> None:
-        for name, least in {"hops": 1, "chains": 1, "example": 0}.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)} of {self.name}: give at least {least}")
+        check_integers(1, hops=self.hops, chains=self.chains)
+        check_integers(0, example=self.example)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         draws = self.draws(seed, index)
         example = self._example(tokenizer, draws)
         chains = self._chains(draws, letters=5)
-        places = draws.getrandbits(64)
+        order = draws.getrandbits(64)
 
-        def build(count: int) -> Sample:
-            prompt = example + tracking_prompt(chains, count, random.Random(places))
+        def build(count: int, _: float) -> Sample:
+            prompt = example + tracking_prompt(chains, count, random.Random(order))
             return make_sample(tokenizer, prompt, " ".join(chains[0][1]), chains[0][1])
 
         return fit(self, length, build, least=self.hops + 1)
@@ -322,20 +280,18 @@ class VariableTracking(RulerTask):
 
     def _example(self, tokenizer: Any, draws: random.Random) -> str:
         """The longest text of `example` tokens, or the shortest there is, with its answer."""
-        chains, places = self._chains(draws, letters=3), draws.getrandbits(64)
+        chains, order = self._chains(draws, letters=3), draws.getrandbits(64)
         if not self.example:
             return ""
-        count = self.hops + 1
-        example = tracking_prompt(chains, count, random.Random(places))
-        while (
-            len(encode(tokenizer, longer := tracking_prompt(chains, count + 1, random.Random(places)))) <= self.example
-        ):
-            example, count = longer, count + 1
-        return f"{example} {' '.join(chains[0][1])}\n\n"
+        texts = (tracking_prompt(chains, count, random.Random(order)) for count in itertools.count(self.hops + 1))
+        text = next(texts)
+        for longer in itertools.takewhile(lambda text: len(encode(tokenizer, text)) <= self.example, texts):
+            text = longer
+        return f"{text} {' '.join(chains[0][1])}\n\n"
 
 
 def tracking_prompt(chains: Sequence[Chain], count: int, draws: random.Random) -> str:
-    """The prompt whose context is `count` lines of noise with each chain's assignments, in order, at random places."""
+    """The prompt whose context is `count` lines of noise with each chain's assignments, in order, at random positions."""
     lines = [NOISE] * count
     for value, (first, *rest) in chains:
         links = zip((first, *rest), rest, strict=False)
@@ -370,7 +326,7 @@ class CommonWords(RulerTask):
     As in NVIDIA/RULER, scripts/data/synthetic/common_words_extraction.py (Hsieh et al. 2024, arXiv 2404.06654). From 4096
     tokens on, common words occur 30 times and the others 3 times, below that 6 times and once; a short worked
     example comes first. Scored: the part of the ten words that are named. RULER numbers the answer as it does the list,
-    in no order that could be known, so that the likelihood of the answer says less than the score. Once wonderwords'
+    in no order that could be known, so that the likelihood of the answer is less informative than the score. Once wonderwords'
     8 000 words are used up RULER goes on with a longer list, which is not here: such lengths are refused.
     """
 
@@ -387,7 +343,7 @@ class CommonWords(RulerTask):
         sampled = draws.sample(everything, len(everything))
         order = draws.getrandbits(64)
 
-        def build(count: int) -> Sample:
+        def build(count: int, _: float) -> Sample:
             counts = Counts(count, *often)
             prompt = start + COMMON.format(context=listed(sampled, counts, random.Random(order)))
             return make_sample(tokenizer, prompt, f" {numbered(sampled[:COMMON_COUNT])}", sampled[:COMMON_COUNT])
@@ -411,7 +367,7 @@ class Counts(NamedTuple):
 
 
 def listed(sampled: Sequence[str], counts: Counts, draws: random.Random) -> str:
-    """The words as often as counts says, shuffled and numbered."""
+    """The words, repeated as in `counts`, shuffled and numbered."""
     everything = (
         list(sampled[:COMMON_COUNT]) * counts.often + list(sampled[COMMON_COUNT : counts.words]) * counts.seldom
     )
@@ -428,7 +384,7 @@ class FrequentWords(RulerTask):
     """Made-up words, each the rarer the lower its rank, by a power law: which three occur most? (RULER's fwe.)
 
     As in NVIDIA/RULER, scripts/data/synthetic/freq_words_extraction.py (Hsieh et al. 2024, arXiv 2404.06654): the first
-    rank is dots, which the question says to ignore, and there is a word for every 50 tokens of the length. Scored: the
+    rank is dots, to be ignored, and there is a word for every 50 tokens of the length. Scored: the
     part of the three words that are named.
 
     alpha: of the power law; the word of rank k occurs n k^-alpha / zeta(alpha) times among n.
@@ -453,7 +409,7 @@ class FrequentWords(RulerTask):
             coded["".join(draws.choices(string.ascii_lowercase, k=6))] = None
         ranks, order = list(coded), draws.getrandbits(64)
 
-        def build(count: int) -> Sample:
+        def build(count: int, _: float) -> Sample:
             text = [word for word, n in zip(ranks, self.counts(count, len(ranks)), strict=True) for _ in range(n)]
             random.Random(order).shuffle(text)
             prompt = FREQUENT.format(context=" ".join(text))

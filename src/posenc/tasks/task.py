@@ -38,8 +38,8 @@ class Sample:
 @dataclass(frozen=True)
 class Task(ABC):
     """A way to make texts and to score what a model makes of them. Subclasses are frozen dataclasses whose fields are the
-    task's options, with defaults. Their docstring says in its first paragraph what is asked, in its second where that
-    comes from: both are shown to users. Options come after these."""
+    task's options, with defaults. Their docstring's first paragraph describes the question, its second the source: both are
+    shown to users. Options come after these."""
 
     name: ClassVar[str]
     """As in `TASKS`."""
@@ -129,63 +129,49 @@ def make_sample(
     )
 
 
-def fit(task: Task, length: int, build: Callable[[int], Sample], least: int = 0, most: int | None = None) -> Sample:
-    """The longest of the texts build(least) ... build(most) that, with room for what is generated, fits. Each is to be
-    longer than the one before.
-
-    Raises:
-        InputError: not even the shortest does.
-    """
-    return build(_longest(task, length, build, least, most))
-
-
-def fit_at(
+def fit(
     task: Task,
     length: int,
-    depth: float,
     build: Callable[[int, float], Sample],
     least: int = 0,
     most: int | None = None,
+    depth: float = 0.5,
 ) -> Sample:
-    """As `fit`, for texts build(count, depth) whose parts only change order with depth: the count is one that fits in
-    the middle and at both ends, and so the same for every depth."""
-    count = _longest(task, length, lambda count: build(count, 0.5), least, most)
-    while (tokens := max(_needed(task, build(count, at)) for at in (0.0, 1.0, depth))) > length:
-        if count == least:
-            raise _too_short(task, length, tokens)
-        count -= 1
-    return build(count, depth)
+    """The longest of the texts build(least, depth) ... build(most, depth) that, with room for what is generated, fits. Each
+    is to be longer than the one before. Where depth changes the order of a text's parts, the count is one that fits in the
+    middle and at both ends, and so the same for every depth.
+
+    Raises:
+        InputError: not even the shortest fits.
+    """
+
+    def check(tokens: int, count: int) -> None:
+        if tokens > length and count == least:
+            raise InputError(f"length={length}: {task.text} needs at least {tokens} tokens with this tokenizer")
+
+    def needed(count: int, at: float = 0.5) -> int:
+        sample = build(count, at)
+        return sample.prompt_tokens + max(len(sample.ids) - sample.prompt_tokens, task.new_tokens)
+
+    low, tokens, step = least, needed(least), 8
+    check(tokens, least)
+    high = least + length + 1 if most is None else most + 1  # a step takes a token at least
+    while high - low > 1:  # texts grow steadily, so each guess goes by the tokens that a step took before
+        count = min(low + step, high - 1)
+        more = needed(count)
+        rate = max((more - tokens) / (count - low), 1.0)
+        if more <= length:
+            low, tokens = count, more
+        else:
+            high = count
+        step = max(1, int((length - tokens) / rate))
+    while task.takes_depth and (tokens := max(needed(low, at) for at in (0.0, 1.0, depth))) > length:
+        check(tokens, low)
+        low -= 1
+    return build(low, depth)
 
 
 def index_at(depth: float, count: int) -> int:
     """The index at a depth of a list of `count` items; rounded down, as in Lost in the Middle, where those at equal
     distances are 0, 4, 9, 14, 19 among 20, and 0, 34, 69, 104, 139 among 140."""
     return int(depth * (count - 1) + 1e-9)
-
-
-def _longest(task: Task, length: int, build: Callable[[int], Sample], least: int, most: int | None) -> int:
-    """The largest count whose text fits. Texts grow steadily, so each guess goes by the tokens that a step took before."""
-    low, tokens = least, _needed(task, build(least))
-    if tokens > length:
-        raise _too_short(task, length, tokens)
-    high = least + length + 1 if most is None else most + 1  # a step takes a token at least
-    step = 8
-    while high - low > 1:
-        count = min(low + step, high - 1)
-        needed = _needed(task, build(count))
-        rate = max((needed - tokens) / (count - low), 1.0)
-        if needed <= length:
-            low, tokens = count, needed
-        else:
-            high = count
-        step = max(1, int((length - tokens) / rate))
-    return low
-
-
-def _needed(task: Task, sample: Sample) -> int:
-    """The tokens of a sample, with room for what is generated."""
-    return sample.prompt_tokens + max(len(sample.ids) - sample.prompt_tokens, task.new_tokens)
-
-
-def _too_short(task: Task, length: int, tokens: int) -> InputError:
-    return InputError(f"length={length}: {task.text} needs at least {tokens} tokens with this tokenizer")

@@ -52,8 +52,8 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
         (["--tasks", "coping"], "did you mean 'copying'"),
         (["--methods", "yarm"], "did you mean 'yarn'"),
         (["--preset", "quik"], "invalid choice: 'quik'"),
-        (["--depths", "5"], "--depths 5: 0 is the start"),
-        (["--samples", "1"], "--samples 1: must be a whole number, at least 2"),
+        (["--depths", "5"], "--depths 5: must be from 0"),
+        (["--samples", "1"], "--samples 1: must be an integer from 2"),
         (["--lengths", "10"], "at length 10: "),
         (["--lengths", "many"], "invalid int value"),
         (["--out", ""], "name a folder"),
@@ -85,7 +85,7 @@ def test_the_dtype_that_was_taken_is_recorded(saved, tmp_path, capsys):
     command = ["eval", str(saved), *SMALL, "--lengths", "80", "--depths", "1", "--no-attention"]
     assert cli.main([*command, "--out", str(tmp_path / "out")]) == DONE
     assert "Computed in float32." in capsys.readouterr().out
-    assert "\ndtype: float32\n" in (tmp_path / "out" / "config.yaml").read_text()
+    assert '\ndtype: "float32"\n' in (tmp_path / "out" / "config.yaml").read_text()
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["model"]["precision"] == "float32"
 
@@ -99,7 +99,7 @@ def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, mo
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path / "out")]) == USAGE
-    assert "WORLD_SIZE=2: an evaluation is not divided" in capsys.readouterr().err
+    assert "WORLD_SIZE=2: an evaluation runs in one process" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

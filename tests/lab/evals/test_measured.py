@@ -39,8 +39,8 @@ def test_the_fuller_run_on_smollm2_has_an_interval_to_every_number():
     results = read("smollm2")
     assert results["complete"]
     for task in results["tasks"]:
-        for arm in task["methods"]:
-            for cell in arm["cells"]:
+        for method in task["methods"]:
+            for cell in method["cells"]:
                 assert cell["loss"]["low"] < cell["loss"]["mean"] < cell["loss"]["high"]
                 assert 0 <= cell["exact"]["low"] <= cell["exact"]["mean"] <= cell["exact"]["high"] <= 1
                 assert cell["exact"]["low"] < cell["exact"]["high"]

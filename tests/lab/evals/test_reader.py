@@ -68,7 +68,7 @@ def check(outcomes, samples, model, tokenizer, new_tokens=6):
         assert outcome.needle == sample.needle[0] + 1
 
 
-MODELS = ["llama", "mistral with a window", "gemma3_text", "phi3", "gpt_neox"]
+MODELS = ["llama", "mistral with a window", "gemma3_text"]
 
 
 def made(name):
@@ -104,7 +104,7 @@ def greedy(model, ids, first, count):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("right", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("right", [0, 2, 4])
 def test_an_answer_that_is_partly_right_is_gone_on_from(right, batch_size, llama, tokenizer, samples):
     """What greedy decoding says is the same, however much of it the forced answer has said already."""
     texts = []
@@ -216,15 +216,6 @@ def test_windows_are_those_of_loss_by_position(own, stride, window, used, llama,
     (found,) = Reader(llama, tokenizer, generate=False).read(task, [sample], 60, window=window)
     losses = posenc.pretrained.loss_by_position(llama, sample.ids, window=used[0], stride=used[1])[9:]
     assert found.loss == pytest.approx(float(losses.mean()), rel=1e-4)
-
-
-def test_bfloat16_is_near(tokenizer, samples):
-    model = small_model("llama", vocab_size=VOCABULARY, initializer_range=0.05)
-    exact = Reader(model, tokenizer).read(Toy(), samples, 60)
-    rough = Reader(model.to(torch.bfloat16), tokenizer).read(Toy(), samples, 60)
-    for one, other in zip(exact, rough, strict=True):
-        assert one.loss == pytest.approx(other.loss, abs=0.05)
-        assert one.loss != other.loss
 
 
 def test_losses_that_are_no_numbers_are_refused(llama, tokenizer, samples):

@@ -39,15 +39,15 @@ def folder(tmp_path):
 
 
 def test_a_folder_has_a_class_per_sub_folder(folder):
-    found = load(str(folder))
-    assert (found.classes, found.labels.tolist()) == (("cat", "dog"), [0] * 10 + [1] * 10)
-    assert found.images[0].shape == (3, 9, 9)  # the middle square
-    assert found.images[0][:, 0, 0].tolist() == list(COLOURS["cat"])
-    assert sorted(int(image[0, 4, 4]) for image in found.images[:10]) == list(range(10))
-    assert found.at(6, torch.tensor([3])).shape == (1, 3, 6, 6)
+    pictures = load(str(folder))
+    assert (pictures.classes, pictures.labels.tolist()) == (("cat", "dog"), [0] * 10 + [1] * 10)
+    assert pictures.images[0].shape == (3, 9, 9)  # the middle square
+    assert pictures.images[0][:, 0, 0].tolist() == list(COLOURS["cat"])
+    assert sorted(int(image[0, 4, 4]) for image in pictures.images[:10]) == list(range(10))
+    assert pictures.at(6, torch.tensor([3])).shape == (1, 3, 6, 6)
     few = load(str(folder), data_images=10)
     assert few.labels.bincount().tolist() == [5, 5]
-    assert few.digest != found.digest == load(str(folder)).digest
+    assert few.digest != pictures.digest == load(str(folder)).digest
 
 
 def parquet(path, rows, features=None):
@@ -73,10 +73,10 @@ def test_rows_and_datasets_give_what_a_folder_gives(tmp_path):
     numbered = [row | {"label": ["cat", "dog"].index(row["label"])} for row in rows(names)]
     (tmp_path / "more").mkdir()
     as_numbers = load(str(parquet(tmp_path / "more" / "train.parquet", numbered, features)))
-    for found in (as_words, as_dataset, as_numbers):
-        assert found.classes == ("cat", "dog")
-        assert found.labels.tolist() == [1, 0] * 8
-        assert [int(image[0, 4, 4]) for image in found.images] == list(range(16))
+    for pictures in (as_words, as_dataset, as_numbers):
+        assert pictures.classes == ("cat", "dog")
+        assert pictures.labels.tolist() == [1, 0] * 8
+        assert [int(image[0, 4, 4]) for image in pictures.images] == list(range(16))
     assert as_words.digest == as_dataset.digest == as_numbers.digest
     assert len(load(f"hf:{tmp_path / 'set'}", data_images=10).images) == 10
 
@@ -104,15 +104,15 @@ def test_a_photograph_is_turned_as_it_says(folder, damaged):
     turned[0x0112] = 6  # the camera was held so that the first row is the right side
     turned.update(damaged)
     # a resolution is a fraction, 5; as a text, 2, Pillow reads it and cannot write it again
-    found = photograph(folder, turned.tobytes().replace(b"\x01\x1a\x00\x05", b"\x01\x1a\x00\x02"))
-    assert found[0, :, :4].max() == 0
-    assert found[0, :, 4:].min() == 255
+    pictures = photograph(folder, turned.tobytes().replace(b"\x01\x1a\x00\x05", b"\x01\x1a\x00\x02"))
+    assert pictures[0, :, :4].max() == 0
+    assert pictures[0, :, 4:].min() == 255
 
 
 def test_a_photograph_whose_exif_is_none_is_read_as_it_is(folder):
-    found = photograph(folder, b"Exif\x00\x00no such thing")
-    assert found[0, :4].min() == 255
-    assert found[0, 4:].max() == 0
+    pictures = photograph(folder, b"Exif\x00\x00no such thing")
+    assert pictures[0, :4].min() == 255
+    assert pictures[0, 4:].max() == 0
 
 
 def test_numbers_are_sorted_as_numbers(tmp_path):
@@ -122,9 +122,9 @@ def test_numbers_are_sorted_as_numbers(tmp_path):
 
 def test_digits_are_those_of_scikit_learn():
     sklearn = pytest.importorskip("sklearn.datasets")
-    found, true = load("digits"), sklearn.load_digits()
-    assert torch.equal(found.labels, torch.from_numpy(true.target))
-    grey = found.at(8, torch.arange(1797))[:, 0].numpy()
+    pictures, true = load("digits"), sklearn.load_digits()
+    assert torch.equal(pictures.labels, torch.from_numpy(true.target))
+    grey = pictures.at(8, torch.arange(1797))[:, 0].numpy()
     assert abs(grey / 255 * 16 - true.images).max() < 0.05
     corpus, settings = TINY.load("digits")
     assert (settings.channels, settings.num_classes, len(corpus.train), corpus.held_out) == (1, 10, 1438, 359)

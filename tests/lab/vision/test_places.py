@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import InputError
-from posenc.lab.vision.scenes import CELLS, COLOURS, LABELS, DrawnScenes, Scenes
+from posenc.lab.vision.scenes import CELLS, COLOURS, LABELS, Scenes
 
 
 def bag(image, patch_size):
@@ -75,10 +75,10 @@ def test_sizes_are_renderings_of_one_scene():
 
 
 def test_classes_are_balanced_and_scenes_differ():
-    places = DrawnScenes(2000)
+    places = Scenes.drawn(2000)
     assert places.labels.bincount().min() > 400
     assert len({image.tobytes() for image in places.at(16, torch.arange(300)).numpy()}) == 300
-    assert places.digest == DrawnScenes(2000).digest != DrawnScenes(1999).digest
+    assert places.digest == Scenes.drawn(2000).digest != Scenes.drawn(1999).digest
 
 
 def test_sizes_that_cells_do_not_divide_are_refused():

@@ -9,8 +9,7 @@ from posenc.lab.compare import EXPERIMENTS
 from posenc.lab.experiment import Run
 from posenc.lab.measure import measure, work
 from posenc.lab.train import build
-from posenc.lab.vision.evaluate import evaluate, rescaled, shuffled, variants
-from posenc.lab.vision.experiment import PRESETS, ImageSettings
+from posenc.lab.vision.experiment import PRESETS, ImageSettings, rescaled, shuffled
 
 VISION = ("none", "grid_table", "grid_sinusoidal", "axial_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi")
 
@@ -36,10 +35,10 @@ def test_shuffling_moves_whole_patches(size, patch_size, channels):
 def test_without_positions_shuffling_changes_nothing(small):
     corpus, settings = small
     model = build(Run("none", 0, settings, "")).eval()
-    scores = evaluate(model, variants("none", model.encoding, settings)[0], corpus.test, settings)
+    scores = settings.evaluate(model, settings.variants("none", model.encoding)[0], corpus.test)
     torch.testing.assert_close(scores.extra["shuffled_loss"][8], scores.paired[8], atol=1e-5, rtol=1e-5)
     placed = build(Run("grid_sinusoidal", 0, settings, "")).eval()
-    scores = evaluate(placed, variants("grid_sinusoidal", placed.encoding, settings)[0], corpus.test, settings)
+    scores = settings.evaluate(placed, settings.variants("grid_sinusoidal", placed.encoding)[0], corpus.test)
     assert (scores.extra["shuffled_loss"][8] - scores.paired[8]).abs().max() > 1e-3
 
 
@@ -47,7 +46,7 @@ def test_scores_are_those_of_the_model_image_by_image(small):
     corpus, settings = small
     model = build(Run("axial_rope", 0, settings, "")).eval()
     read = []
-    scores = evaluate(model, variants("axial_rope", model.encoding, settings)[0], corpus.test, settings, read.append)
+    scores = settings.evaluate(model, settings.variants("axial_rope", model.encoding)[0], corpus.test, read.append)
     assert sum(read) == settings.tested_tokens == 6 * (4 + 16 + 64 + 16)
     for size in settings.test_sizes:
         for n, label in enumerate(corpus.test.labels):
@@ -67,20 +66,20 @@ def test_rescaled_places_lie_where_the_patches_are():
 def test_at_the_size_of_training_every_arm_is_the_model(name, small):
     corpus, settings = small
     model = build(Run(name, 0, settings, "")).eval()
-    found = variants(name, model.encoding, settings)
-    assert [arm.trained for arm in found] == [True] + [False] * (name != "none")
-    scores = [evaluate(model, arm, corpus.test, settings) for arm in found]
+    variants = settings.variants(name, model.encoding)
+    assert [arm.trained for arm in variants] == [True] + [False] * (name != "none")
+    scores = [settings.evaluate(model, arm, corpus.test) for arm in variants]
     torch.testing.assert_close(scores[0].paired[8], scores[-1].paired[8], atol=1e-5, rtol=1e-5)
-    assert model.encoding is found[0].at(8)
+    assert model.encoding is variants[0].at(8)
 
 
 def test_one_size_and_tables_that_resize_by_themselves_have_one_arm(small):
     _, settings = small
     one = ImageSettings(image_size=8, patch_size=2, test_sizes=())
     assert one.test_sizes == (8,)
-    assert len(variants("axial_rope", one.make_encoding("axial_rope"), one)) == 1
+    assert len(one.variants("axial_rope", one.make_encoding("axial_rope"))) == 1
     name = "grid_table:beyond=resize"
-    assert len(variants(name, settings.make_encoding(name), settings)) == 1
+    assert len(settings.variants(name, settings.make_encoding(name))) == 1
 
 
 @pytest.mark.parametrize("name", [*VISION, "grid_table+axial_rope", "swin/none"])

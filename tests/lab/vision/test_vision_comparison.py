@@ -15,11 +15,9 @@ from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
 from posenc.lab.experiment import Run
-from posenc.lab.results import Aggregate, RunRecord, VariantScores
+from posenc.lab.results import Aggregate, Ranking, RunRecord, VariantScores
 from posenc.lab.store import Store
 from posenc.lab.train import Training
-from posenc.lab.vision import experiment as vision
-from posenc.lab.vision.experiment import answer, limits
 from posenc.report.compare import page
 
 SIZES = {
@@ -37,7 +35,7 @@ ENCODINGS = ("none", "axial_rope", "grid_table")
 def finished(small, tmp_path_factory):
     corpus, settings = small
     folder = tmp_path_factory.mktemp("vision")
-    found = compare(
+    actual = compare(
         Comparison(ENCODINGS, 2, settings),
         corpus,
         folder,
@@ -45,7 +43,7 @@ def finished(small, tmp_path_factory):
         command="posenc compare '<b>'",
         render=page,
     )
-    return settings, corpus, folder, found
+    return settings, corpus, folder, actual
 
 
 def test_results_hold_every_number(finished):
@@ -63,7 +61,7 @@ def test_results_hold_every_number(finished):
         for point in arm["sizes"]:
             assert point["patches"] == point["size"] // 2
             losses, hits = (
-                torch.tensor([found[str(point["size"])] for found in measured], dtype=torch.float64)
+                torch.tensor([actual[str(point["size"])] for actual in measured], dtype=torch.float64)
                 for measured in ([s.paired for s in scores], [s.extra["accuracy"] for s in scores])
             )
             assert point["loss"]["mean"] == pytest.approx(losses.mean().item())
@@ -81,9 +79,9 @@ def test_results_hold_every_number(finished):
 def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
     corpus, settings = small
     run = Run(name, 1, replace(settings, steps=6), corpus.digest)
-    whole = Training(run, corpus.train)
-    while not whole.finished:
-        whole.advance()
+    undisturbed = Training(run, corpus.train)
+    while not undisturbed.finished:
+        undisturbed.advance()
     killed = Training(run, corpus.train)
     checkpoint = Checkpoints(tmp_path, 1e-9).of(killed)
     for _ in range(3):
@@ -95,8 +93,8 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
     assert len(resumed.losses) == 3
     while not resumed.finished:
         resumed.advance()
-    assert resumed.losses == whole.losses
-    pairs = zip(whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
+    assert resumed.losses == undisturbed.losses
+    pairs = zip(undisturbed.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
     assert all(torch.equal(one, two) for (_, one), two in pairs)
 
 
@@ -115,13 +113,13 @@ def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monk
     assert "change at 16" in shown
     assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 0
     assert measured(one) == measured(two)
-    said = (one / "config.yaml").read_text()
-    assert {"task: vision", "data: places", "data_images: 40", "test_sizes: [4, 8, 16]"} <= set(said.splitlines())
+    written = (one / "config.yaml").read_text()
+    assert {'task: "vision"', 'data: "places"', "data_images: 40", "test_sizes: [4, 8, 16]"} <= set(written.splitlines())
     capsys.readouterr()
     changed = ["compare", "--config", str(one / "config.yaml"), "--out", str(tmp_path / "three"), "--data-images", "50"]
     assert cli.main([*changed, "--steps", "0"]) == 2  # the digest went with the flag
     assert "--steps 0" in capsys.readouterr().err
-    (one / "config.yaml").write_text(re.sub("data_sha256: .*", f"data_sha256: {'0' * 64}", said))
+    (one / "config.yaml").write_text(re.sub("data_sha256: .*", f"data_sha256: {'0' * 64}", written))
     assert cli.main(["compare", "--config", str(one / "config.yaml"), "--out", str(two)]) == 2
     assert "--data places: has changed" in capsys.readouterr().err
 
@@ -156,7 +154,7 @@ def test_the_report_says_what_was_measured(finished):
     alone = json.loads(json.dumps(results))
     alone["settings"]["test_sizes"], alone["extensions"] = [8], []
     alone["arms"] = [arm | {"sizes": arm["sizes"][1:2]} for arm in alone["arms"] if arm["trained"]]
-    assert 'id="plot-sizes"' not in page(alone)
+    assert 'id="plot-change"' not in page(alone)
 
 
 @pytest.mark.browser
@@ -168,9 +166,9 @@ def test_a_browser_shows_it_without_complaint(finished, new_tab, width):
     tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 2")
     assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    read = "document.getElementById('plot-sizes').data.map(t => [t.name, Array.from(t.y)])"
+    read = "document.getElementById('plot-change').data.map(t => [t.name, Array.from(t.y)])"
     for kind, button in (("accuracy", 0), ("change", 1)):
-        tab.locator("#plot-sizes .updatemenu-button").nth(button).click()
+        tab.locator("#plot-change .updatemenu-button").nth(button).click()
         for arm, (name, ys) in zip(results["arms"], tab.evaluate(read), strict=True):
             assert name == arm["name"]
             assert ys == pytest.approx([100 * point[kind]["mean"] for point in arm["sizes"]])
@@ -207,36 +205,38 @@ def made_up():
 def test_the_answer_follows_from_the_numbers(made_up, small):
     corpus, settings = small
     assert corpus.chance >= 0.25
-    words = answer(made_up, corpus, settings)
+    words = Ranking(made_up, settings, corpus).answer()
     text = " ".join(words)
-    assert words[0].startswith(
-        "At the training size of 8 x 8 pixels (4 x 4 patches), axial_rope is right most often (100.0 %)"
+    assert words[0].startswith("At the training size of 8 x 8 pixels, axial_rope has the best accuracy (100.0 %)")
+    assert "At 16 x 16 pixels, axial_rope + rescaled has the best accuracy (100.0 %)" in text
+    assert re.search(r"Not measurably better than guessing \(\d\d\.\d %\): none and grid_alibi\.", text)
+    assert "Holds, change at 16 x 16 pixels: swin (+0.0" in text
+    assert "Degrades, change at 16 x 16 pixels: axial_rope (−50.0 ±" in text
+    assert "Degrades, change at 4 x 4 pixels: axial_rope (−15.0 ±" in text
+    assert "the accuracy of axial_rope goes from 100.0 % to 25.0 %; without positions it is 25.0 %" in text
+    assert (
+        "At 16 x 16 pixels, without retraining, against the same weights as trained: better: axial_rope + rescaled (+50"
+        in text
     )
-    assert "At 16 x 16 pixels (8 x 8 patches), axial_rope + rescaled is right most often (100.0 %)" in text
-    assert re.search(r"No better than always naming the commonest class \(\d\d\.\d %\): none and grid_alibi\.", text)
-    assert "Holds its accuracy on larger images, to 16 pixels: swin (+0.0" in text
-    assert "Degrades on larger images, at 16 pixels: axial_rope (−50.0 ±" in text
-    assert "Degrades on smaller images, at 4 pixels: axial_rope (−15.0 ±" in text
-    assert "the accuracy of axial_rope goes from 100.0 % to 25.0 %; a model without positions finds 25.0 %" in text
-    assert "At 16 pixels, fitting positions to the image without retraining helps axial_rope (+50.0 ±" in text
-    notes = " ".join(limits(made_up, corpus, settings))
-    assert "grid_alibi knows how far apart two patches are, not in which direction" in notes
-    assert "resized (bilinear" not in notes
-    assert "At 4 pixels a patch of 2 does not lie within one of the 4 x 4 cells" in notes
-    assert "resized (bilinear" in " ".join(limits(made_up, replace(corpus, scaled=True), settings))
-    assert answer([], corpus, settings) == []
+    notes = " ".join(Ranking(made_up, settings, corpus).limits())
+    assert "grid_alibi depends on distances alone" in notes
+    assert "resized" not in notes
+    assert "At 4 pixels a patch crosses the border" in notes
+    assert "same pixels, resized" in " ".join(Ranking(made_up, settings, replace(corpus, scaled=True)).limits())
+    assert Ranking([], settings, corpus).answer() == []
 
 
 def test_verdicts_are_of_accuracy(made_up, small):
     corpus, settings = small
-    found = {arm.name: [vision.verdict(arm, sizes, corpus.chance, settings) for sizes in (settings.larger, settings.smaller)]
-             for arm in made_up}  # fmt: skip
-    assert found["swin"] == ["holds", "holds"]
-    assert found["axial_rope"] == ["degrades", "degrades"]
-    assert found["none"] == ["at chance", "at chance"]
-    assert vision.verdict(made_up[0], (), corpus.chance, settings) == "not tested"
-    rows = vision.numbers(made_up, corpus.chance, settings)
-    assert rows["arms"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
+    ranked = Ranking(made_up, settings, corpus)
+    actual = {
+        arm.name: [ranked.verdict(arm, sizes) for sizes in (settings.larger, settings.smaller)] for arm in made_up
+    }
+    assert actual["swin"] == ["holds", "holds"]
+    assert actual["axial_rope"] == ["degrades", "degrades"]
+    assert actual["none"] == ["at chance", "at chance"]
+    assert ranked.verdict(made_up[0], ()) == "not tested"
+    assert ranked.numbers()["arms"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
 
 
 def test_refusals_come_before_any_file(small, tmp_path):

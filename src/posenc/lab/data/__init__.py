@@ -5,14 +5,13 @@ import torch
 from torch import Tensor
 
 from posenc.lab.data.sources import documents
-from posenc.lab.data.text import Corpus, Text, TextBatch, check_long_enough, draw, inside_documents, window_ends
+from posenc.lab.data.text import Corpus, Text, TextBatch, draw, inside_documents, window_ends
 from posenc.lab.data.tokens import build
 
 __all__ = [
     "Corpus",
     "Text",
     "TextBatch",
-    "check_long_enough",
     "corpus",
     "draw",
     "inside_documents",

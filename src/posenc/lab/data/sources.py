@@ -3,6 +3,7 @@
 
 import glob
 import gzip
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
         name = "pydoc_data.topics, the language reference in Python's standard library"
         return name, ((topics[topic].encode(),) for topic in sorted(topics))
     if source.startswith(HUB):
-        return source, _texts(rows_of_hub(source, _text_column(source, text_column)))
+        return source, _texts(rows_of_hub(source, _chooser(source, text_column)))
     paths = files(source, TEXT_SUFFIXES | set(ROWS))
     return source, (document for path in paths for document in _read(path, text_column))
 
@@ -80,17 +81,17 @@ def files(source: str, suffixes: Collection[str]) -> list[Path]:
     if source and path.is_file():
         return [path]
     if source and path.is_dir():
-        found = [each for each in path.rglob("*") if kind_of(each) in suffixes and each.is_file()]
+        paths = [each for each in path.rglob("*") if kind_of(each) in suffixes and each.is_file()]
         why = f"no files with one of the suffixes {' '.join(sorted(suffixes))}"
     elif glob.has_magic(source):
         fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
         matches = Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:])))
-        found, why = [each for each in matches if each.is_file()], "no file matches"
+        paths, why = [each for each in matches if each.is_file()], "no file matches"
     else:
-        found, why = [], f"no such file or folder; a Hugging Face dataset is written hf:{source or 'NAME'}"
-    if not found:
+        paths, why = [], f"no such file or folder; a Hugging Face dataset is written hf:{source or 'NAME'}"
+    if not paths:
         raise InputError(f"data={source!r}: {why}")
-    return sorted(found)
+    return sorted(paths)
 
 
 def kind_of(name: str | Path) -> str:
@@ -103,7 +104,7 @@ def _read(path: Path, text_column: str | None) -> Iterator[Document]:
     if kind_of(path) not in ROWS:
         yield _pieces(path)
     else:
-        yield from _texts(rows_of_file(path, _text_column(str(path), text_column)))
+        yield from _texts(rows_of_file(path, _chooser(str(path), text_column)))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -122,6 +123,10 @@ def _texts(rows: Rows) -> Iterator[Document]:
     for (text,) in rows:
         if text:
             yield (text.encode(errors="replace"),)
+
+
+def _chooser(source: str, given: str | None) -> Choose:
+    return lambda types, features: (column(source, "text_column", given, STRINGS, types),)
 
 
 def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
@@ -147,15 +152,22 @@ def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
         raise InputError(f"data={source!r}: after {count} rows: {first_line(error)}") from error
 
 
-def _text_column(source: str, given: str | None) -> Choose:
-    """Chooses the column with the text."""
+STRINGS = r"(large_)?string(_view)?"
+"""Arrow's types of texts."""
 
-    def choose(types: Mapping[str, str], features: object) -> Sequence[str]:
-        strings = [name for name, kind in types.items() if kind in ("string", "large_string", "string_view")]
-        column = given or ("text" if "text" in types else strings[0] if len(strings) == 1 else None)
-        if column not in strings and (column is None or types.get(column) != "null"):
-            columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-            raise InputError(f"text_column={column!r}: must be a column of text in {source}, which has {columns}")
-        return (column,)
 
-    return choose
+def column(source: str, option: str, given: str | None, pattern: str, types: Mapping[str, str]) -> str:
+    """The column that is given, or the one named as the option is, or the only one of a fitting type.
+
+    option: "text_column". pattern: of the types that fit. types: of all columns, by name.
+
+    Raises:
+        InputError: no such column, or none that follows from the types.
+    """
+    usual = option.removesuffix("_column")
+    fitting = [name for name, kind in types.items() if re.fullmatch(pattern, kind)]
+    name = given or (usual if usual in types else fitting[0] if len(fitting) == 1 else None)
+    if name not in fitting and (name is None or types.get(name) != "null"):  # rows without a value
+        columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+        raise InputError(f"{option}={name!r}: must be a column of {usual}s in {source}, which has {columns}")
+    return name

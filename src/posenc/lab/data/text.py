@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
@@ -181,30 +180,3 @@ def inside_documents(text: Text, settings: "Settings") -> bool:
 def _room(text: Text, settings: "Settings") -> Tensor:
     """(documents,): how many of a document's tokens have the longest context before them."""
     return (text.edges.diff() - settings.longest).clamp(min=0)
-
-
-def check_long_enough(corpus: Corpus, settings: "Settings") -> None:
-    """Refuse a text in which the windows would not fit, or that is not made for the settings.
-
-    Raises:
-        InputError: with the number of tokens that the settings need, or the argument that differs.
-    """
-    for name in ("tokenizer", "vocab_size", "packed"):
-        of_corpus, given = getattr(corpus, name), getattr(settings, name)
-        if of_corpus != given:
-            raise InputError(f"{name}={given!r}: must be {of_corpus!r}, with which the corpus was loaded")
-    need_test = settings.longest + settings.windows * settings.targets + 1
-    need_train = settings.length * settings.batch_size + 1
-    need = max(round(need_test / HELD_OUT), round(need_train / (1 - HELD_OUT)))
-    have = len(corpus.train) + len(corpus.test)
-    if len(corpus.test) < need_test or len(corpus.train) < need_train:
-        raise InputError(
-            f"data={corpus.name!r}: {have} {settings.unit}s are too short to test at {settings.longest} tokens with "
-            f"{settings.windows} windows; needs about {need} {settings.unit}s: give a longer text, or smaller length, factors, "
-            "windows or batch_size"
-        )
-    if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
-        raise InputError(
-            f"packed=True: no document of {corpus.name} has two {settings.unit}s, so there is nothing to predict; "
-            "packed=False joins documents"
-        )

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from posenc.errors import InputError, first_line
 from posenc.lab.data.sources import Document
@@ -33,8 +32,15 @@ HEAD = 16 << 20
 MOST_HELD_OUT = 0.2
 """The share that is held out at most, for the cut to come where a document starts."""
 
-Span = tuple[int, int, bool]
-"""From where to where, and whether that is the end of a document."""
+
+class Piece(NamedTuple):
+    """A part of a document that is not too long to encode: its text, how many bytes it has, and whether the document begins
+    with it, and ends."""
+
+    text: str
+    num_bytes: int
+    begins: bool
+    ends: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +158,14 @@ def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool
         spool.fill(HEAD)
         # max_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
         head = spool.held_out(min(max_tokens, spool.size, HEAD), packed)
-        learned = (text for start, end, _ in spool.spans(0, head) for text in spool.texts(start, end))
-        made = known or learn_bpe(tokenizer, size or 0, learned)
+        made = known or learn_bpe(tokenizer, size or 0, (piece.text for piece in spool.pieces(0, head)))
         limit = round(max_tokens * _bytes_per_token(spool, made))
         spool.fill(limit)
         return _as_tokens(spool.trim(limit), made, packed)
 
 
 class Spool:
-    """Documents on disk, end to end, with a separator between them. starts: where each begins."""
+    """Documents on disk, end to end, with a separator between them. starts: where each begins. size: in bytes."""
 
     def __init__(self, path: Path, documents: Iterable[Document], separator: bytes, name: str) -> None:
         self.path = path
@@ -188,11 +193,10 @@ class Spool:
         Raises:
             InputError: there is no text.
         """
-        if self.size > limit:
-            self.size = self.boundary(limit)
-            os.truncate(self.path, self.size)
-            while self.starts and self.starts[-1] >= self.size:
-                self.starts.pop()
+        self.size = min(self.size, self.boundary(limit))
+        os.truncate(self.path, self.size)
+        while self.starts and self.starts[-1] >= self.size:
+            self.starts.pop()
         if self.size < 2:
             raise InputError(f"data={self.name!r}: the text is empty")
         return self
@@ -215,8 +219,9 @@ class Spool:
         start = self.starts[bisect_right(self.starts, cut) - 1] if packed and self.starts else 0
         return start if start > size * (1 - MOST_HELD_OUT) else cut
 
-    def spans(self, start: int, end: int) -> Iterator[Span]:
-        """The part of each document between two offsets; documents with a separator between them are one."""
+    def spans(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """The part of each document between two offsets: from where to where, and whether that is its end. Documents with a
+        separator between them are one."""
         if self.separator:
             yield start, end, True
             return
@@ -225,55 +230,60 @@ class Spool:
             if a < end and b > start:
                 yield max(a, start), min(b, end), b <= end
 
-    def texts(self, start: int, end: int) -> Iterator[str]:
-        """The text between two offsets, in pieces that are not too long to encode.
+    def pieces(self, start: int, end: int) -> Iterator[Piece]:
+        """The text between two offsets.
 
         Raises:
             InputError: not UTF-8.
         """
-        while start < end:
-            piece = self.read(start, min(start + PIECE, end))
-            if start + len(piece) < end:
-                words = piece.rfind(b"\n") + 1 or piece.rfind(b" ")
-                piece = piece[: words if words > 0 else self.boundary(start + len(piece)) - start]
-            try:
-                yield piece.decode()
-            except UnicodeDecodeError as error:
-                number = bisect_right(self.starts, start + error.start)
-                raise InputError(
-                    f"data={self.name!r}: byte {start + error.start - self.starts[number - 1]} of document {number} is not "
-                    "UTF-8, which only tokenizer='bytes' reads"
-                ) from None
-            start += len(piece)
+        for first, last, complete in self.spans(start, end):
+            offset = first
+            while offset < last:
+                piece = self.read(offset, min(offset + PIECE, last))
+                if offset + len(piece) < last:
+                    words = piece.rfind(b"\n") + 1 or piece.rfind(b" ")
+                    piece = piece[: words if words > 0 else self.boundary(offset + len(piece)) - offset]
+                text, begins = self.decode(piece, offset), offset == first
+                offset += len(piece)
+                yield Piece(text, len(piece), begins, complete and offset == last)
 
-    def pieces(self, spans: Iterable[Span]) -> Iterator[list[tuple[str, bool, bool]]]:
-        """The pieces of some spans, about BATCH characters at a time: each with whether a document starts there, and ends."""
-        batch: list[tuple[str, bool, bool]] = []
-        characters = 0
-        for start, end, complete in spans:
-            offset = start
-            for text in self.texts(start, end):
-                first, offset = offset == start, offset + len(text.encode())
-                batch.append((text, first, complete and offset == end))
-                characters += len(text)
-                if characters >= BATCH:
-                    yield batch
-                    batch, characters = [], 0
-        if batch:
-            yield batch
+    def decode(self, piece: bytes, offset: int) -> str:
+        """Bytes that are at an offset, as text."""
+        try:
+            return piece.decode()
+        except UnicodeDecodeError as error:
+            number = bisect_right(self.starts, offset + error.start)
+            raise InputError(
+                f"data={self.name!r}: byte {offset + error.start - self.starts[number - 1]} of document {number} is not "
+                "UTF-8, which only tokenizer='bytes' reads"
+            ) from None
 
 
 def _bytes_per_token(spool: Spool, tokenizer: Tokenizer) -> float:
     """Measured on the first piece of the text."""
-    text = next(spool.texts(0, spool.boundary(min(PIECE, spool.size))), "")
-    return len(text.encode()) / max(1, len(tokenizer.encode([text])[0]))
+    piece = spool.read(0, spool.boundary(min(PIECE, spool.size)))
+    return len(piece) / max(1, len(tokenizer.encode([spool.decode(piece, 0)])[0]))
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that are encoded together."""
+    batch: list[Piece] = []
+    num_bytes = 0
+    for piece in pieces:
+        batch.append(piece)
+        num_bytes += piece.num_bytes
+        if num_bytes >= BATCH:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def _as_bytes(spool: Spool, packed: bool) -> Corpus:
     cut = spool.held_out(spool.size, packed)
-    tokens = _mapped(spool.path, torch.uint8)
+    tokens = torch.from_file(str(spool.path), size=spool.size, dtype=torch.uint8)
     with spool.path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
+        digest = hashlib.file_digest(file, "sha256")  # the mapped tokens would stay in memory
     if not packed:
         return Corpus(spool.name, digest.hexdigest(), Text(tokens[:cut]), Text(tokens[cut:]))
     train, test = (
@@ -289,40 +299,34 @@ def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:
     cut = spool.held_out(spool.size, packed)
     digest = hashlib.sha256(f"{tokenizer.fingerprint} {packed}".encode())
     train, test = (
-        _encode(spool, spool.spans(a, b), tokenizer, packed, path, digest.update)
-        for a, b, path in ((0, cut, spool.path.with_name("train")), (cut, spool.size, spool.path.with_name("test")))
+        _encode(spool.pieces(a, b), tokenizer, packed, spool.path.with_name(name), digest.update)
+        for name, a, b in (("train", 0, cut), ("test", cut, spool.size))
     )
     return Corpus(spool.name, digest.hexdigest(), train, test, tokenizer.name, tokenizer.vocab_size, packed)
 
 
 def _encode(
-    spool: Spool,
-    spans: Iterable[Span],
-    tokenizer: Tokenizer,
-    packed: bool,
-    path: Path,
-    update: Callable[[bytes], object],
+    pieces: Iterable[Piece], tokenizer: Tokenizer, packed: bool, path: Path, update: Callable[[bytes], object]
 ) -> Text:
     """Documents as ids in a file; the end of one that is not cut has the token for it."""
     size = tokenizer.vocab_size
     dtype = torch.uint8 if size <= 1 << 8 else torch.uint16 if size <= 1 << 16 else torch.int32
     starts, count, num_bytes = array("q"), 0, 0
     with path.open("wb") as file:
-        for batch in spool.pieces(spans):
+        for batch in _batches(pieces):
             ids: list[int] = []
-            for (text, first, last), encoded in zip(batch, tokenizer.encode([text for text, *_ in batch]), strict=True):
-                if first:
+            for piece, encoded in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
+                if piece.begins:
                     starts.append(count + len(ids))
                 ids += encoded
-                if tokenizer.eos is not None and last:
+                if tokenizer.eos is not None and piece.ends:
                     ids.append(tokenizer.eos)
-                num_bytes += len(text.encode())
-            tokens = torch.tensor(ids, dtype=torch.long)
-            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
+                num_bytes += piece.num_bytes
+            if ids and not 0 <= min(ids) <= max(ids) < size:
                 raise InputError(
-                    f"tokenizer={tokenizer.name!r}: gives id {int(tokens.max())}, but its vocabulary ends at {size - 1}"
+                    f"tokenizer={tokenizer.name!r}: gives id {max(ids)}, but its vocabulary ends at {size - 1}"
                 )
-            raw = tokens.to(dtype).numpy().tobytes()
+            raw = torch.tensor(ids, dtype=torch.long).to(dtype).numpy().tobytes()
             update(raw)
             file.write(raw)
             count += len(ids)
@@ -331,10 +335,5 @@ def _encode(
     if edges is not None:
         update(b"starts" + edges.numpy().tobytes())
     update(count.to_bytes(8, "little"))
-    return Text(_mapped(path, dtype), edges, num_bytes)
-
-
-def _mapped(path: Path, dtype: torch.dtype) -> Tensor:
-    """A file as a tensor, read as far as it is used."""
-    size = path.stat().st_size // dtype.itemsize
-    return torch.from_file(str(path), size=size, dtype=dtype) if size else torch.empty(0, dtype=dtype)
+    tokens = torch.from_file(str(path), size=count, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    return Text(tokens, edges, num_bytes)

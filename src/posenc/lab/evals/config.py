@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an evaluation is, as data: frozen settings, presets, and cells whose id is the hash of their content."""
+"""Settings, presets and cells of an evaluation: frozen data."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -13,29 +14,21 @@ from posenc.spec import parse_single
 from posenc.tasks import Task, create
 
 NONE, CUT_OFF = "none", "cut_off"
-"""The baselines, which are always there: the model as it is, and the same with no more than its trained length to read."""
+"""The baselines: the unmodified model, and the same reading no more than the end of a text, of its trained length."""
 
 LONGEST = 2**24
 """Tokens of a text: more than any model reads."""
 
-LISTED: dict[str, tuple[Any, str]] = {
-    "tasks": (str, "a task's name"),
-    "methods": (str, "a method's name"),
-    "lengths": (int, "a whole number of tokens"),
-    "depths": (int | float, "a number from 0 to 1"),
-}
-"""EvaluationSettings of which there may be several, and what each of them is."""
-
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """Everything that says what an evaluation measures.
+    """What an evaluation measures.
 
-    tasks: as `posenc.tasks.create` takes them. methods: as `posenc.extend` takes them; the model as it is always comes
-    first. One alone may stand without a list. lengths: of the texts, in tokens. depths: places of what is asked for, 0
-    the start and 1 the end. samples: texts of a cell. seeds: cells that differ in their texts alone. generate: whether
-    answers are generated too, where a task can score them. batch_size: texts side by side; None: 1 on a CPU, where
-    what texts have in common is read once, and 8 on a GPU. text: a file of running text for the tasks that take one.
+    tasks: as `posenc.tasks.create` takes them. methods: as `posenc.extend` takes them; "none" is always the first. A single
+    value needs no tuple. lengths: of the texts, in tokens. depths: position of the answer, 0 the start of the text and 1
+    the end. samples: texts of a cell. seeds: cells that differ in their texts alone. generate: whether answers are
+    generated too, if a task can score them. batch_size: texts side by side; None: 1 on a CPU, where common beginnings
+    are read once, and 8 on a GPU. text: a file of running text for the tasks that take one.
     """
 
     tasks: Annotated[tuple[str, ...], "what to look for (below)"]
@@ -55,56 +48,52 @@ class EvaluationSettings:
     ] = None
 
     def __post_init__(self) -> None:
-        for name, (kind, wanted) in LISTED.items():
+        for name in ("tasks", "methods", "lengths", "depths"):
             given = getattr(self, name)
-            each = (given,) if isinstance(given, str | int | float) else tuple(dict.fromkeys(given or ()))
-            for value in each:
-                if not isinstance(value, kind):
-                    raise InputError(f"{name}={value!r}: pass {wanted}")
-            object.__setattr__(self, name, each)
-        check_flags(generate=self.generate)
-        object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
-        for name in ("tasks", "lengths", "depths"):
-            if not getattr(self, name):
+            values = (given,) if isinstance(given, str | int | float) else tuple(dict.fromkeys(given or ()))
+            if not values and name != "methods":
                 raise InputError(f"{name}: name at least one")
-        for name, least, most in (("samples", 2, 10_000), ("seeds", 1, 1000), ("batch_size", 1, 4096)):
-            value = getattr(self, name)
-            if value is None and name == "batch_size":
-                continue
-            if not is_integer(value) or not least <= value <= most:
-                why = "; one text has no interval" if name == "samples" else ""
-                raise InputError(f"{name}={value}: must be a whole number, at least {least}, at most {most}{why}")
+            object.__setattr__(self, name, values)
+        object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
+        check_flags(generate=self.generate)
         for length in self.lengths:
-            if length < 2:
-                raise InputError(f"lengths={length}: a text has at least 2 tokens")
-            if length > LONGEST:
-                raise InputError(f"lengths={length}: must be at most {LONGEST}")
+            _check_count("lengths", length, 2, LONGEST)
+        _check_count("samples", self.samples, 2, 10_000)
+        _check_count("seeds", self.seeds, 1, 1000)
+        if self.batch_size is not None:
+            _check_count("batch_size", self.batch_size, 1, 4096)
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise InputError(f"depths={depth:g}: 0 is the start of the context and 1 its end, as in 0 0.5 1")
+                raise InputError(f"depths={depth:g}: must be from 0 (start of the text) to 1 (end)")
         object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
         object.__setattr__(self, "depths", tuple(sorted(map(float, self.depths))))
 
     def made(self) -> dict[str, Task]:
-        """The tasks by their texts, with `text` given to those that take one and do not say theirs.
+        """The tasks by their texts; `text` is the source of those that take one and do not state theirs.
 
         Raises:
             InputError: an unknown task or option, or the same task twice.
         """
-        found, taken = {}, False
+        tasks: dict[str, Task] = {}
+        uses_text = False
         for written in self.tasks:
             task = create(written)
             if "source" in {field.name for field in fields(task)}:
-                taken = True
+                uses_text = True
                 if self.text is not None and "source" not in dict(parse_single(written).options):
                     given = {"source": self.text}
                     task = replace(task, **given)
-            if task.text in found:
+            if task.text in tasks:
                 raise InputError(f"tasks: {task.text} is named twice")
-            found[task.text] = task
-        if self.text is not None and not taken:
-            raise InputError(f"text={self.text}: none of {', '.join(found)} takes a text; leave it out")
-        return found
+            tasks[task.text] = task
+        if self.text is not None and not uses_text:
+            raise InputError(f"text={self.text}: none of {', '.join(tasks)} takes a text; leave it out")
+        return tasks
+
+
+def _check_count(name: str, value: Any, least: int, most: int) -> None:
+    if not is_integer(value) or not least <= value <= most:
+        raise InputError(f"{name}={value}: must be an integer from {least} to {most}")
 
 
 @dataclass(frozen=True)
@@ -127,30 +116,26 @@ def planned(
     tasks: Mapping[str, Task],
     trained_length: int,
     exact: Mapping[str, int] = MappingProxyType({}),
-) -> list[list[Cell]]:
-    """The cells in groups over depths, in the order in which they are measured: seed by seed and short texts first, so
-    that an interrupted evaluation has something of everything. The model that reads no more than its trained length
-    is the model as it is, where a text is no longer than that; and so is every method, where a text is no longer than what
-    it leaves as it is by construction. exact: method -> so many tokens."""
-    groups = []
-    for seed in range(settings.seeds):
-        for length in settings.lengths:
-            methods = [method for method in settings.methods if method == NONE or length > exact.get(method, 0)]
-            for method in (*methods, *((CUT_OFF,) if length > trained_length else ())):
-                for text, task in tasks.items():
-                    depths = settings.depths if task.takes_depth else (None,)
-                    groups.append([Cell(text, method, length, depth, seed) for depth in depths])
-    return groups
+) -> list[Cell]:
+    """The cells in the order of measurement: seed by seed and short texts first, so that an
+    interrupted evaluation has results of every task and method. Cells whose outcomes equal those of the unmodified model are
+    left out: of CUT_OFF up to the trained length, and of a method up to the length that it does not change.
+    exact: method -> that length in tokens."""
+    cells = []
+    for seed, length in product(range(settings.seeds), settings.lengths):
+        methods = [method for method in settings.methods if method == NONE or length > exact.get(method, 0)]
+        for method in (*methods, *((CUT_OFF,) if length > trained_length else ())):
+            for text, task in tasks.items():
+                depths = settings.depths if task.takes_depth else (None,)
+                cells += [Cell(text, method, length, depth, seed) for depth in depths]
+    return cells
 
 
 def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
     """SHA-256 of every file that an option of a task names."""
-    found = {}
-    for task in tasks.values():
-        for value in (getattr(task, field.name) for field in fields(task)):
-            if isinstance(value, str) and Path(value).is_file():
-                found[value] = hashlib.sha256(Path(value).read_bytes()).hexdigest()
-    return found
+    values = (getattr(task, field.name) for task in tasks.values() for field in fields(task))
+    paths = [value for value in values if isinstance(value, str) and Path(value).is_file()]
+    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
 
 
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
@@ -179,15 +164,11 @@ PRESETS = {
 
 
 def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
-    """A preset's settings with what is given in their place.
+    """A preset's settings, with the given ones replaced.
 
     Raises:
-        InputError: an unknown preset or setting, or a value that does not serve.
+        InputError: an unknown preset, or a value that is not valid.
     """
-    known = [field.name for field in fields(EvaluationSettings)]
-    for name in given:
-        if name not in known:
-            raise unknown("setting", name, known)
     if preset is None:
         if "tasks" not in given:
             raise InputError("tasks: name at least one, or a preset")
@@ -198,5 +179,5 @@ def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
 
 
 def preset_of(settings: EvaluationSettings) -> str | None:
-    """The preset that says just this, however it was said; None: none does."""
+    """The preset of equal settings; None: there is none."""
     return next((name for name, preset in PRESETS.items() if preset == settings), None)

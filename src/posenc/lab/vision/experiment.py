@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of images: the class of an image, tested at other resolutions than that of training. Settings, numbers, and
-sentences that follow from them."""
+"""Comparisons of images: the class of an image, tested at other resolutions than that of training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -10,43 +10,30 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.encodings import GridALiBi
+from posenc.encodings import GridALiBi, GridSinusoidal, GridTable, LogWindow, WindowTable
+from posenc.encodings.rotary_axes import AxesRotary
 from posenc.errors import InputError, check_value, listed
-from posenc.lab.experiment import Experiment, Preset, Run, Scores, Variant
-from posenc.lab.results import (
-    Aggregate,
-    RunRecord,
-    change,
-    collect,
-    course,
-    difference,
-    general_limits,
-    level,
-    naming,
-    verdict_of,
-)
+from posenc.lab.evaluate import score
+from posenc.lab.experiment import Criterion, Experiment, Preset, Scores, Variant
+from posenc.lab.results import Aggregate, Ranking, level
 from posenc.lab.statistics import Estimate, estimate
-from posenc.lab.vision.evaluate import ACCURACY, SHUFFLED_ACCURACY, SHUFFLED_LOSS, evaluate, variants
 from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
 from posenc.lab.vision.scenes import CELLS
+from posenc.positions import Positions
 from posenc.transformer import TransformerBase
 from posenc.vision import VisionConfig, VisionTransformer
 
-HOLDS = 0.05
-"""A variant holds when its accuracy at the last size has fallen by less than this (share of the images, upper bound)."""
-
-
-UNDERTRAINED = 0.2
-"""A variant this much behind the best at the size of training has learned too little for its steadiness to count."""
+ACCURACY, SHUFFLED_LOSS, SHUFFLED_ACCURACY = "accuracy", "shuffled_loss", "shuffled_accuracy"
+"""What is measured beside the loss; the last two with the patches shuffled, at the size of training."""
+RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
+"""Encodings that take fractional positions."""
 
 
 @dataclass(frozen=True)
 class ImageSettings(Experiment):
     """Everything that the runs of one comparison of images share.
 
-    image_size: pixels of a training image's side; patch_size: of a patch's. test_sizes: sides of the test images; that of
-    training is always among them. images: held-out images that are tested. channels, num_classes: of the data, which
-    decide them. The rest: see `Experiment`.
+    The data decide channels and num_classes. The rest: see `Experiment`.
     """
 
     image_size: Annotated[int, "pixels of a training image's side"] = 32
@@ -70,7 +57,9 @@ class ImageSettings(Experiment):
     name = "vision"
     data = "places"
     data_options: ClassVar[Mapping[str, Any]] = {"image_column": None, "label_column": None, "data_images": DATA_IMAGES}
+    criterion = Criterion(ACCURACY, undertrained=0.2, points="sizes", condition="size", size="size")
     tokens_by = "image_size"
+    conditions_by = "test_sizes"
     LEAST = {"image_size": 1, "patch_size": 1, **Experiment.LEAST, "images": 2, "channels": 1, "num_classes": 2}
     MOST = {"image_size": 2**12, "patch_size": 2**12, **Experiment.MOST, "images": 10**6}
 
@@ -102,23 +91,12 @@ class ImageSettings(Experiment):
         return self.image_size
 
     @property
-    def larger(self) -> tuple[int, ...]:
-        """The test sizes above that of training, upwards."""
-        return tuple(size for size in self.test_sizes if size > self.image_size)
-
-    @property
-    def smaller(self) -> tuple[int, ...]:
-        """The test sizes below that of training, downwards."""
-        return tuple(size for size in reversed(self.test_sizes) if size < self.image_size)
-
-    @property
     def examples(self) -> int:
         return self.images
 
     @property
-    def extra(self) -> dict[str, tuple[int, ...]]:
-        trained = (self.image_size,)
-        return {ACCURACY: self.test_sizes, SHUFFLED_LOSS: trained, SHUFFLED_ACCURACY: trained}
+    def unit(self) -> str:
+        return "pixel"
 
     def tokens_at(self, condition: int) -> int:
         return self.side_at(condition) ** 2
@@ -126,23 +104,16 @@ class ImageSettings(Experiment):
     def size_at(self, condition: int) -> int:
         return condition
 
+    def spelled(self, condition: int) -> str:
+        return f"{condition} x {condition} pixels"
+
     @property
     def tested_tokens(self) -> int:
-        return super().tested_tokens + self.images * self.tokens
+        return super().tested_tokens + self.images * self.tokens  # of the shuffled images
 
     @property
     def rows(self) -> int:
         return self.channels * self.patch_size**2
-
-    def check_largest(self) -> None:
-        if self.test_sizes[-1] > self.MOST["image_size"]:
-            raise InputError(f"test_sizes={self.test_sizes[-1]}: must be at most {self.MOST['image_size']}")
-
-    def check_shards(self, shards: int) -> None:
-        if shards > 1:
-            raise InputError(
-                f"sequence_shards={shards}: an image is not divided; leave it out, processes share the batch"
-            )
 
     def make_model(self, encoding: Encoding) -> VisionTransformer:
         config = VisionConfig(
@@ -181,8 +152,23 @@ class ImageSettings(Experiment):
         return part.batch(self.image_size, which)
 
     def variants(self, name: str, encoding: Encoding) -> list[Variant]:
-        return variants(name, encoding, self)
+        """The model as trained, for which the outer patches of a larger image lie outside the grid of training, and the same
+        weights fitted to the image: a table resized, or positions rescaled."""
+        variants = super().variants(name, encoding)
+        if len(self.test_sizes) == 1 or encoding.needs_length:
+            return variants
+        if isinstance(encoding, GridTable | WindowTable):
+            if encoding.beyond == "resize":  # the first variant resizes already
+                return variants
+            resizing = copy(encoding)  # of the same parameters
+            resizing.beyond = "resize"
+            variants.append(Variant(f"{name} + resized", lambda size: resizing, trained=False))
+        elif isinstance(encoding, RESCALED):
+            positions = lambda size: rescaled(self.side_at(size), self.side)  # noqa: E731
+            variants.append(Variant(f"{name} + rescaled", lambda size: encoding, trained=False, positions=positions))
+        return variants
 
+    @torch.no_grad()
     def evaluate(
         self,
         model: TransformerBase,
@@ -190,250 +176,100 @@ class ImageSettings(Experiment):
         part: Images,
         on_batch: Callable[[int], None] = lambda tokens: None,
     ) -> Scores:
-        return evaluate(model, variant, part, self, on_batch)
+        """Loss and whether the class is right, at every size, and at that of training also with the patches shuffled."""
 
-    # ---------------------------------------------------------------- numbers and words
+        def scores(images: Images, size: int) -> tuple[Tensor, Tensor]:
+            positions = variant.positions(size)
+            read = lambda rows: images.batch(size, rows)._replace(positions=positions)  # noqa: E731
+            return score(model, variant, size, self, read, on_batch)
 
-    def ranked(self, records: Mapping[Run, RunRecord]) -> list[Aggregate]:
-        """The highest accuracy at the largest size first."""
-        return sorted(collect(records), key=lambda variant: -level(variant, self.test_sizes[-1], ACCURACY).mean)
+        trained = self.image_size
+        moved = shuffled(part.sizes[trained][: self.images], self.patch_size)
+        by_size = {size: scores(part, size) for size in self.test_sizes}
+        control = scores(Images({trained: moved}, part.labels), trained)
+        return Scores(
+            {size: losses for size, (losses, _) in by_size.items()},
+            extra={
+                ACCURACY: {size: hits for size, (_, hits) in by_size.items()},
+                SHUFFLED_LOSS: {trained: control[0]},
+                SHUFFLED_ACCURACY: {trained: control[1]},
+            },
+        )
 
-    def numbers(self, ranked: Sequence[Aggregate], corpus: ImageCorpus) -> dict[str, Any]:
-        return numbers(ranked, corpus.chance, self)
+    # ---------------------------------------------------------------- results
 
-    def answer(self, ranked: Sequence[Aggregate], corpus: ImageCorpus) -> list[str]:
-        return answer(ranked, corpus, self)
+    def chance(self, corpus: ImageCorpus) -> float:
+        return corpus.chance
 
-    def limits(self, ranked: Sequence[Aggregate], corpus: ImageCorpus) -> list[str]:
-        return limits(ranked, corpus, self)
+    def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
+        return {"patches": self.side_at(condition)}
 
-
-# -------------------------------------------------------------------- numbers
-
-
-def best(variants: Sequence[Aggregate], size: int) -> Aggregate:
-    """The variant that is right most often at a size."""
-    return max(variants, key=lambda variant: level(variant, size, ACCURACY).mean)
-
-
-def fall(variant: Aggregate, size: int, settings: ImageSettings) -> Estimate:
-    """How much lower the accuracy is at a size than at that of training."""
-    seeds = sorted(variant.scores)
-    return estimate(variant.values(settings.image_size, seeds, ACCURACY) - variant.values(size, seeds, ACCURACY))
-
-
-def control(variant: Aggregate, settings: ImageSettings) -> Estimate:
-    """How much accuracy is lost when the patches of the test images are shuffled."""
-    seeds, size = sorted(variant.scores), settings.image_size
-    return estimate(variant.values(size, seeds, ACCURACY) - variant.values(size, seeds, SHUFFLED_ACCURACY))
-
-
-def at_chance(variant: Aggregate, chance: float, settings: ImageSettings) -> bool:
-    """Whether a variant is not measurably better, at the size of training, than always naming the commonest class."""
-    return level(variant, settings.image_size, ACCURACY).low <= chance
-
-
-def verdict(variant: Aggregate, sizes: Sequence[int], chance: float, settings: ImageSettings) -> str:
-    """What happens from the size of training over others, in a word or three."""
-    if sizes and at_chance(variant, chance, settings):
-        return "at chance"
-    return verdict_of([fall(variant, size, settings) for size in sizes], HOLDS)
-
-
-def numbers(variants: Sequence[Aggregate], chance: float, settings: ImageSettings) -> dict[str, Any]:
-    """The measured part of results.json, for ranked variants. chance: the share of the commonest class."""
-    leading = {size: best(variants, size) for size in settings.test_sizes}
-    named = {variant.name: variant for variant in variants}
-    return {
-        "arms": [_row(variant, leading, chance, settings) for variant in variants],
-        "extensions": [
-            {
-                "arm": variant.name,
-                "against": variant.encoding,
-                "size": size,
-                "difference": asdict(difference(variant, named[variant.encoding], size, ACCURACY)),
-            }
-            for variant in variants
-            if not variant.trained
-            for size in settings.test_sizes
-            if size != settings.image_size
-        ],
-    }
-
-
-def _row(
-    variant: Aggregate, leading: Mapping[int, Aggregate], chance: float, settings: ImageSettings
-) -> dict[str, Any]:
-    s, trained = settings, settings.image_size
-    sizes = [
-        {
-            "size": size,
-            "patches": s.side_at(size),
-            "loss": asdict(level(variant, size)),
-            "loss_change": asdict(change(variant, size, trained)),
-            "accuracy": asdict(_share(level(variant, size, ACCURACY))),
-            "change": asdict(change(variant, size, trained, ACCURACY)),
-            "behind_best": asdict(difference(leading[size], variant, size, ACCURACY)),
+    def row(self, ranking: Ranking, variant: Aggregate) -> dict[str, Any]:
+        bag = level(variant, self.image_size, SHUFFLED_ACCURACY)
+        return {
+            "verdict_smaller": ranking.verdict(variant, self.smaller),
+            "shuffled": {
+                "loss": asdict(level(variant, self.image_size, SHUFFLED_LOSS)),
+                "accuracy": asdict(replace(bag, low=max(bag.low, 0.0), high=min(bag.high, 1.0))),
+                "lost": asdict(self._lost(variant)),
+            },
         }
-        for size in s.test_sizes
-    ]
-    shuffled = {
-        "loss": asdict(level(variant, trained, SHUFFLED_LOSS)),
-        "accuracy": asdict(_share(level(variant, trained, SHUFFLED_ACCURACY))),
-        "lost": asdict(control(variant, s)),
-    }
-    return {
-        **naming(variant),
-        "verdict": verdict(variant, s.larger, chance, s),
-        "verdict_smaller": verdict(variant, s.smaller, chance, s),
-        "sizes": sizes,
-        "shuffled": shuffled,
-        **course(variant),
-    }
 
+    def _lost(self, variant: Aggregate) -> Estimate:
+        """How much accuracy is lost when the patches of the test images are shuffled."""
+        seeds, size = sorted(variant.scores), self.image_size
+        return estimate(variant.values(size, seeds, ACCURACY) - variant.values(size, seeds, SHUFFLED_ACCURACY))
 
-def _share(e: Estimate) -> Estimate:
-    """An estimate of a share, whose interval ends at 0 and 1."""
-    return replace(e, low=max(e.low, 0.0), high=min(e.high, 1.0))
+    def remarks(self, ranking: Ranking) -> list[str]:
+        size, value = self.image_size, self.criterion.value
+        most = max(ranking.trained, key=lambda variant: self._lost(variant).mean)
+        intact, moved = (level(most, size, of).mean for of in (ACCURACY, SHUFFLED_ACCURACY))
+        bag = [
+            f"; without positions it is {value(level(v, size, ACCURACY).mean)}"
+            for v in ranking.trained
+            if v.name == "none"
+        ]
+        return [
+            f"With the patches of the test images shuffled, the accuracy of {most.name} goes from {value(intact)} to "
+            f"{value(moved)}{''.join(bag)}."
+        ]
 
-
-# -------------------------------------------------------------------- words
-
-
-def answer(variants: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
-    """What a reader wants to know first, for ranked variants."""
-    s, trained = settings, [variant for variant in variants if variant.trained]
-    if not trained:
-        return []
-    lines = [_best(trained, s.image_size, s, "At the training size of")]
-    lines += [_best(variants, sizes[-1], s, "At") for sizes in (s.larger, s.smaller) if sizes]
-    lost = [variant.name for variant in trained if at_chance(variant, corpus.chance, s)]
-    if lost:
-        lines.append(f"No better than always naming the commonest class ({percent(corpus.chance)}): {listed(lost)}.")
-    for sizes, way in ((s.larger, "larger"), (s.smaller, "smaller")):
-        lines += _by_verdict(trained, sizes, way, corpus.chance, s)
-    lines.append(_shuffled(trained, s))
-    return lines + [
-        _fitted(variants, sizes[-1]) for sizes in (s.larger, s.smaller) if sizes and len(variants) > len(trained)
-    ]
-
-
-def _best(variants: Sequence[Aggregate], size: int, settings: ImageSettings, opening: str) -> str:
-    first, side = best(variants, size), settings.side_at(size)
-    ties = [
-        variant.name
-        for variant in variants
-        if variant is not first and difference(first, variant, size, ACCURACY).low <= 0
-    ]
-    others = "every other one is measurably behind"
-    tied = f"; {listed(ties)} cannot be told apart from it" if ties else f"; {others}" if len(variants) > 1 else ""
-    found = percent(level(first, size, ACCURACY).mean)
-    return (
-        f"{opening} {size} x {size} pixels ({side} x {side} patches), {first.name} is right most often ({found}){tied}."
-    )
-
-
-def _by_verdict(
-    trained: Sequence[Aggregate], sizes: Sequence[int], way: str, chance: float, settings: ImageSettings
-) -> list[str]:
-    if not sizes:
-        return []
-    openings = {
-        "holds": (f"Holds its accuracy on {way} images, to {sizes[-1]} pixels", sizes[-1]),
-        "degrades": (f"Degrades on {way} images, at {sizes[-1]} pixels", sizes[-1]),
-        "breaks at once": (f"Breaks as soon as images are {way}, at {sizes[0]} pixels", sizes[0]),
-    }
-    lines = []
-    for outcome, (opening, size) in openings.items():
-        which = [variant for variant in trained if verdict(variant, sizes, chance, settings) == outcome]
-        if which:
-            found = [
-                f"{variant.name} ({points(change(variant, size, settings.image_size, ACCURACY))})" for variant in which
-            ]
-            lines.append(f"{opening}: {listed(found)}.")
-    return lines
-
-
-def _shuffled(trained: Sequence[Aggregate], settings: ImageSettings) -> str:
-    """How much of the answer comes from where things are."""
-    size = settings.image_size
-    by = max(trained, key=lambda variant: control(variant, settings).mean)
-    whole, moved = level(by, size, ACCURACY).mean, level(by, size, SHUFFLED_ACCURACY).mean
-    bag = [variant for variant in trained if variant.encoding == "none"]
-    without = f"; a model without positions finds {percent(level(bag[0], size, ACCURACY).mean)}" if bag else ""
-    return (
-        f"With the patches of the test images shuffled, the accuracy of {by.name} goes from {percent(whole)} to "
-        f"{percent(moved)}{without}."
-    )
-
-
-def _fitted(variants: Sequence[Aggregate], size: int) -> str:
-    """What fitting positions to a size without retraining does."""
-    named = {variant.name: variant for variant in variants}
-    by_outcome: dict[str, list[str]] = {"helps": [], "harms": [], "makes no measurable difference to": []}
-    for variant in (variant for variant in variants if not variant.trained and variant.encoding in named):
-        e = difference(variant, named[variant.encoding], size, ACCURACY)
-        outcome = list(by_outcome)[0 if e.low > 0 else 1 if e.high < 0 else 2]
-        by_outcome[outcome].append(f"{variant.encoding} ({points(e)})")
-    said = "; it ".join(f"{outcome} {listed(which)}" for outcome, which in by_outcome.items() if which)
-    return f"At {size} pixels, fitting positions to the image without retraining {said}."
-
-
-def limits(variants: Sequence[Aggregate], corpus: ImageCorpus, settings: ImageSettings) -> list[str]:
-    """What this comparison does not show, as far as it can be computed from what was run."""
-    s, notes = settings, []
-    trained = [variant for variant in variants if variant.trained]
-    top = max((level(variant, s.image_size, ACCURACY).mean for variant in trained), default=0.0)
-    late = [
-        variant.name
-        for variant in trained
-        if not at_chance(variant, corpus.chance, s) and level(variant, s.image_size, ACCURACY).mean < top - UNDERTRAINED
-    ]
-    if late:
-        notes.append(
-            f"After {s.steps} steps {listed(late)} {'is' if len(late) == 1 else 'are'} still more than "
-            f"{100 * UNDERTRAINED:.0f} points below the best. A model that finds little has little to lose at other sizes, "
-            "so a flat curve is no merit there."
-        )
-    for variant in trained:
-        if isinstance(s.make_encoding(variant.encoding), GridALiBi):
+    def limits(self, ranking: Ranking) -> list[str]:
+        notes = [
+            f"{variant.name} depends on distances alone, not on directions: it cannot distinguish an image from its mirror image."
+            for variant in ranking.trained
+            if isinstance(self.make_encoding(variant.encoding), GridALiBi)
+        ]
+        if len(self.test_sizes) > 1:
             notes.append(
-                f"{variant.name} knows how far apart two patches are, not in which direction: an image and its mirror image are "
-                "the same to it."
+                "At another size a patch shows another part of the scene, with which a model without positions has to cope too: "
+                "the effect of an encoding is the difference from that model."
             )
-    if corpus.scaled and len(s.test_sizes) > 1:
-        notes.append(
-            "Images of another size are the same pixels, resized (bilinear, smoothed where they shrink): a larger image shows "
-            "nothing that a smaller one of the source does not."
-        )
-    if not corpus.scaled:
-        shared = [str(size) for size in s.test_sizes if size // CELLS % s.patch_size]
-        if shared:
+            if ranking.corpus.scaled:
+                notes.append("Larger images are the same pixels, resized: they show nothing that smaller ones do not.")
+        divided = [str(size) for size in self.test_sizes if size // CELLS % self.patch_size]
+        if divided and not ranking.corpus.scaled:
             notes.append(
-                f"At {listed(shared)} pixels a patch of {s.patch_size} does not lie within one of the {CELLS} x {CELLS} cells "
-                "that shapes stand in: neighbouring shapes meet in a patch, which tells something without positions."
+                f"At {listed(divided)} pixels a patch crosses the border of two of the {CELLS} x {CELLS} cells: neighbouring "
+                "shapes meet in a patch, so a model without positions can do better than guess."
             )
-    if len(s.test_sizes) > 1:
-        notes.append(
-            "At another size a patch shows another part of the scene, which a model without positions has to cope with too: "
-            "what an encoding adds is the difference, not the fall alone."
-        )
-    if any(not variant.trained for variant in variants):
-        notes.append(
-            "Resized tables and rescaled places are the same trained weights, with no fine-tuning at the new size, which "
-            "usually follows."
-        )
-    return notes + general_limits(variants, s, "one set of images", "images")
+        return notes
 
 
-def percent(share: float) -> str:
-    """A share as a reader has it."""
-    return f"{100 * share:.1f} %"
+def rescaled(side: int, trained: int) -> Positions:
+    """The patches of an image of side x side, where they lie on the grid of trained x trained stretched over the image."""
+    grid = Positions.grid(side, side).q
+    return Positions.from_ids((grid + 0.5) * (trained / side) - 0.5)
 
 
-def points(e: Estimate) -> str:
-    """An estimate of a difference of shares, in points of a hundred."""
-    return f"{100 * e.mean:+.1f} ± {50 * (e.high - e.low):.1f} points".replace("-", "−")
+def shuffled(images: Tensor, patch_size: int, seed: int = 0) -> Tensor:
+    """Images (n, channels, side, side) with their patches in another order, one drawn for each image."""
+    n, channels, size, _ = images.shape
+    side = size // patch_size
+    order = torch.rand(n, side**2, generator=torch.Generator().manual_seed(seed)).argsort(1)
+    patches = images.unflatten(3, (side, patch_size)).unflatten(2, (side, patch_size)).permute(0, 2, 4, 1, 3, 5)
+    moved = patches.flatten(1, 2)[torch.arange(n)[:, None], order].unflatten(1, (side, side))
+    return moved.permute(0, 3, 1, 4, 2, 5).reshape(n, channels, size, size)
 
 
 CORE = ("none", "grid_table", "grid_sinusoidal", "axial_rope", "mixed_rope", "swin", "grid_alibi")

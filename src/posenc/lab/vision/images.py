@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import random
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.errors import InputError, first_line
-from posenc.lab.data.sources import HUB, files, kind_of, rows_of_file, rows_of_hub
+from posenc.lab.data.sources import HUB, STRINGS, column, files, kind_of, rows_of_file, rows_of_hub
 from posenc.lab.machine import free_bytes
-from posenc.lab.vision.scenes import DrawnScenes
+from posenc.lab.vision.scenes import Scenes
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
@@ -74,12 +73,12 @@ def _resized(image: Tensor, size: int) -> Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
-Pictures: TypeAlias = Pixels | DrawnScenes
+Pictures: TypeAlias = Pixels | Scenes
 """Images that exist at any size."""
 
 
 class ImageBatch(NamedTuple):
-    """Images of one step, (batch, channels, side, side) uint8, and their classes, (batch,); see `posenc.lab.task.Batch`.
+    """Images of one step, (batch, channels, side, side) uint8, and their classes, (batch,); see `posenc.lab.experiment.Batch`.
     positions: the same for every image."""
 
     images: Tensor
@@ -187,9 +186,7 @@ def png(image: Tensor) -> bytes:
     """An image, (1 or 3, height, width) uint8, as a PNG file."""
     from PIL import Image
 
-    channels, height, width = image.shape
-    pixels = image.permute(1, 2, 0).contiguous().numpy().tobytes()
-    Image.frombytes("RGB" if channels == 3 else "L", (width, height), pixels).save(file := io.BytesIO(), "PNG")
+    Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(file := io.BytesIO(), "PNG")
     return file.getvalue()
 
 
@@ -216,7 +213,7 @@ def load(
         for name, column in (("image_column", image_column), ("label_column", label_column)):
             if column is not None:
                 raise InputError(f"{name}={column!r}: data={source!r} has no columns; leave it out")
-        return DrawnScenes(data_images) if source == "places" else _digits(data_images)
+        return Scenes.drawn(data_images) if source == "places" else _digits(data_images)
     columns = _Columns(source, image_column, label_column)
     if source.startswith(HUB):
         return _of_rows(columns, islice(enumerate(rows_of_hub(source, columns), 1), data_images))
@@ -260,20 +257,10 @@ class _Columns:
         self.names: Sequence[str] = ()
 
     def __call__(self, types: Mapping[str, str], features: Mapping[str, Any]) -> Sequence[str]:
-        image = self._one("image", self.image, r".*binary.*", types)
-        label = self._one("label", self.label, r"u?int\d+|(large_)?string(_view)?", types)
+        image = column(self.source, "image_column", self.image, r".*binary.*", types)
+        label = column(self.source, "label_column", self.label, rf"u?int\d+|{STRINGS}", types)
         self.names = getattr(features.get(label), "names", ())
         return image, label
-
-    def _one(self, usual: str, given: str | None, pattern: str, types: Mapping[str, str]) -> str:
-        fitting = [name for name, kind in types.items() if re.fullmatch(pattern, kind)]
-        column = given or (usual if usual in fitting else fitting[0] if len(fitting) == 1 else None)
-        if column not in fitting:
-            columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-            raise InputError(
-                f"{usual}_column={column!r}: must be a column of {usual}s in {self.source}, which has {columns}"
-            )
-        return column
 
 
 def _sampled(rows: Iterable[Any], count: int) -> list[tuple[int, Any]]:
@@ -313,7 +300,7 @@ def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Pixels:
 
 
 def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
-    """The middle square of an image, turned as its EXIF orientation says, (3, side, side) uint8."""
+    """The middle square of an image, rotated by its EXIF orientation, (3, side, side) uint8."""
     try:
         from PIL import Image
     except ImportError:
@@ -337,7 +324,7 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
 
 
 def _upright(opened: Any) -> Any:
-    """An image in RGB, turned as it says. The rest of its EXIF is dropped: Pillow fails on damaged fields."""
+    """An image in RGB, rotated by its EXIF orientation. The rest of its EXIF is dropped: Pillow fails on damaged fields."""
     from PIL import ExifTags, ImageOps
 
     image = opened.convert("RGB")

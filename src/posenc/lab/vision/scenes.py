@@ -25,7 +25,7 @@ MARGIN = 0.45
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """n pictures before they are drawn.
+    """n pictures that are drawn anew at each size, where `posenc.lab.vision.images.Pixels` are resized.
 
     cells: (n, SHAPES) the cell of each shape, counted row by row. radius, bright: (n, SHAPES), in cells, and 0 to 1.
     shift: (n, SHAPES, 2) x and y from the middle of the cell, in cells. ground: (n,) brightness of the background.
@@ -36,6 +36,11 @@ class Scenes:
     bright: Tensor
     shift: Tensor
     ground: Tensor
+
+    name = "places: where the triangle is from the disc, drawn at every size"
+    classes = LABELS
+    channels = 3
+    scaled = False
 
     @classmethod
     def drawn(cls, n: int, seed: int = 0) -> "Scenes":
@@ -54,9 +59,16 @@ class Scenes:
         shift = (torch.stack((x, y), -1) * 2 - 1) * (MARGIN - radius)[..., None]
         return cls(cells, radius, 0.7 + 0.3 * bright, shift, 0.1 + 0.3 * numbers[:, 0])
 
-    def some(self, which: Tensor) -> "Scenes":
-        """Those with these indices."""
-        return Scenes(*(getattr(self, field.name)[which] for field in fields(self)))
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(
+            b"".join(getattr(self, field.name).numpy().tobytes() for field in fields(self))
+        ).hexdigest()
+
+    def at(self, size: int, which: Tensor) -> Tensor:
+        """Some of the images, (len(which), 3, size, size) uint8."""
+        some = ([getattr(self, field.name)[few] for field in fields(self)] for few in which.split(BATCH))
+        return torch.cat([Scenes(*each).render(size) for each in some])
 
     @property
     def labels(self) -> Tensor:
@@ -87,30 +99,6 @@ class Scenes:
         image[torch.arange(len(image))[:, None], self.cells] = tiles
         rows = image.unflatten(1, (CELLS, CELLS)).permute(0, 3, 1, 4, 2, 5)
         return rows.reshape(-1, 3, size, size)
-
-
-class DrawnScenes:
-    """Scenes as `posenc.lab.vision.images.Pixels` are: images that exist at any size, here drawn anew at each."""
-
-    name = "places: where the triangle is from the disc, drawn at every size"
-    classes = LABELS
-    channels = 3
-    scaled = False
-
-    def __init__(self, n: int, seed: int = 0) -> None:
-        self.scenes: Scenes = Scenes.drawn(n, seed)
-        self.labels: Tensor = self.scenes.labels
-
-    @cached_property
-    def digest(self) -> str:
-        digest = hashlib.sha256()
-        for field in fields(self.scenes):
-            digest.update(getattr(self.scenes, field.name).numpy().tobytes())
-        return digest.hexdigest()
-
-    def at(self, size: int, which: Tensor) -> Tensor:
-        """Some of the images, (len(which), 3, size, size) uint8."""
-        return torch.cat([self.scenes.some(few).render(size) for few in which.split(BATCH)])
 
 
 def _offset(cells: Tensor) -> Tensor:
