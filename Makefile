@@ -4,13 +4,14 @@
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into the tables of README.md, docs/bench.md and benchmarks/tables.md
 # make docs   the documentation's site, into site/
+# make encodings  docs/encodings.md: every check on every encoding, a quarter of an hour
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
 # Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check bench docs guide setup clean
+.PHONY: demo test test-all check bench docs encodings guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -51,6 +52,9 @@ bench: setup
 
 docs: $(VENV)/docs
 	cd docs && $(abspath $(BIN))/python -m website
+
+encodings: setup
+	cd docs && $(abspath $(BIN))/python -m website.conformance
 
 guide: setup
 	$(BIN)/python docs/guide.py

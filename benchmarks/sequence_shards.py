@@ -15,8 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from posenc.conformance.fixtures import DECODER, ENCODER, VOCAB, EncodingUnderTest
-from posenc.conformance.matrix import named
+from posenc.conformance.fixtures import DECODER, ENCODER, VOCAB, EncodingUnderTest, named
 from posenc.distributed import LAYOUTS, shard
 from posenc.encodings import ENCODINGS
 from posenc.positions import Positions

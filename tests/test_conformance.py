@@ -1,12 +1,12 @@
-"""What must hold for every encoding: the checks of posenc.conformance on everything in the registry, and on variants."""
+"""The checks of posenc.conformance on every encoding of the registry, and on variants."""
 
 import pytest
 
 import posenc
+from posenc.backends import fused
 from posenc.conformance.checks import CHECKS, SLOW
-from posenc.conformance.fixtures import EncodingUnderTest
-from posenc.conformance.matrix import named
-from posenc.conformance.suite import run
+from posenc.conformance.fixtures import EncodingUnderTest, named
+from posenc.conformance.suite import run_check
 
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
@@ -33,12 +33,21 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
 SLOW_OF_VARIANTS = ("backends_agree", "calls_are_independent")
 
 
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    """The CPU operator takes several tiles even for the few tokens of a check, and skips those that a window hides."""
+    for name, size in (("ROWS", 4), ("MANY", 6), ("COLUMNS", 4)):
+        monkeypatch.setattr(fused, name, size)
+
+
 def conforms(name, checks):
     """Run checks on an encoding, and report all that fail."""
     tested = EncodingUnderTest(named(name))
-    outcomes = [run(check, tested) for check in checks]
-    assert not [str(outcome) for outcome in outcomes if outcome.holds is False]
-    left_out = {outcome.check for outcome in outcomes if outcome.holds is None} - {"images_are_separate"}
+    outcomes = [run_check(check, tested) for check in checks]
+    assert not [str(outcome) for outcome in outcomes if outcome.passed is False]
+    left_out = {outcome.check for outcome in outcomes if outcome.passed is None} - {"images_are_separate"}
+    if tested.encoding.causal_only:
+        left_out -= {"prefixes_are_bidirectional"}
     assert tested.encoding.needs_length or not left_out, "only what depends on the final length may leave checks out"
 
 
@@ -66,7 +75,9 @@ def test_every_backend_and_sequence_of_variants_conforms(name):
 
 
 def test_what_has_places_in_an_image():
-    served = {name for name in posenc.ENCODINGS if run("images_are_separate", EncodingUnderTest(named(name))).holds}
+    served = {
+        name for name in posenc.ENCODINGS if run_check("images_are_separate", EncodingUnderTest(named(name))).passed
+    }
     without_place = {"none", "cope", "shape", "cape", "softmax_n", "sink", "log_n", "temperature"}
     assert served - without_place == {
         "axial_table", "grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2",

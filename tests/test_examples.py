@@ -159,7 +159,7 @@ def test_ones_own_encoding_passes_and_is_analysed_and_compared(capsys, monkeypat
     assert bias.heads[0, bias.distances == 63].item() == pytest.approx(-0.5 * math.log(64), abs=1e-6)
     assert {arm["name"] for arm in results["arms"]} >= {"log_distance", "rope", "alibi", "none"}
     assert (tmp_path / "comparison" / "report.html").exists()
-    assert "cached is full: holds" in capsys.readouterr().out
+    assert "cached is full: passed" in capsys.readouterr().out
 
 
 class Bytes:

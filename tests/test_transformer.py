@@ -39,11 +39,11 @@ def test_the_host_starts_the_same_under_every_encoding_and_queries_make_up_for_s
         torch.manual_seed(0)
         models[name] = Transformer(TransformerConfig(11, dim=16, num_layers=2, num_heads=2), encoding)
     first = models["none"]
-    own = {n for n, _ in first.named_parameters()}
+    names = {n for n, _ in first.named_parameters()}
     for name, model in models.items():
         factor = 8**-0.5 if name in ("t5", "swin_v2") else 1.0  # their scale is 1
         for key, parameter in model.named_parameters():
-            if key in own:
+            if key in names:
                 expected = first.get_parameter(key) * (factor if "query" in key else 1.0)
                 assert torch.allclose(parameter, expected), (name, key)
 

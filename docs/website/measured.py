@@ -11,7 +11,7 @@ from website.page import DOCS, ROOT, heading, table
 SPEED = ROOT / "benchmarks" / "results" / "cpu.json"
 VISION = ROOT / "benchmarks" / "vision_resolution.md"
 MATRIX = DOCS / "encodings.md"
-MARKS = {"✓": "holds", "–": "does not apply", "✗": "fails"}
+MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
 GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch.zh")
 """Pages that name every encoding, or say nothing of a single one."""
 
@@ -77,7 +77,7 @@ def mentions(name: str, cls: type[Encoding]) -> list[str]:
 
 
 def parity(name: str) -> str:
-    """What holds for it, of the matrix that the conformance suite has written."""
+    """The checks that it passes, of the table in docs/encodings.md."""
     lines = MATRIX.read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|  |"))
     checks = [cell.strip() for cell in lines[start].strip("| ").split("|")]
@@ -88,4 +88,4 @@ def parity(name: str) -> str:
         own = [check for check, got in zip(checks, marks, strict=True) if got == mark]
         if own:
             said.append((f"{mark} {words}", " · ".join(own)))
-    return table(("", "[check](../encodings.md#what-holds-for-each)"), said)
+    return table(("", "[check](../encodings.md#properties-of-each-encoding-checked)"), said)

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attention import attention
-from posenc.distributed.exchange import place_shard
+from posenc.distributed.exchange import augment_shard
 from posenc.encoding import Encoding, augmented_by, embedded_by, keys_rotated_by, require_fit, scale_in
-from posenc.errors import InputError, check_fields, check_flags, check_sizes, shown
+from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
 from posenc.positions import Positions
 
 __all__ = ["Cache", "Transformer", "TransformerConfig"]
-
-MOST_LAYERS = 2**12
 
 
 class BlockConfig:
@@ -35,16 +33,15 @@ class BlockConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_sizes(dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim)
-        if not 1 <= self.num_layers <= MOST_LAYERS:
-            raise InputError(f"num_layers={self.num_layers}: must lie between 1 and {MOST_LAYERS}")
+        check_integers(1, num_layers=self.num_layers)
         if self.head_dim is None and self.dim % self.num_heads:
             raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
         if self.kv_heads < 1 or self.num_heads % self.kv_heads:
             raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
-        if not 0 < self.mlp_ratio <= MOST_LAYERS:
-            raise InputError(f"mlp_ratio={self.mlp_ratio}: must be a positive number, at most {MOST_LAYERS}")
+        if self.mlp_ratio <= 0:
+            raise InputError(f"mlp_ratio={self.mlp_ratio}: must be a positive number")
         if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout={self.dropout}: a probability below 1")
+            raise InputError(f"dropout={self.dropout}: must be a probability below 1")
 
     @property
     def width(self) -> int:
@@ -132,10 +129,11 @@ class Attention(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.config = config
-        self.query: nn.Linear = nn.Linear(config.dim, config.num_heads * config.width, bias=False)
-        self.key: nn.Linear = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
-        self.value: nn.Linear = nn.Linear(config.dim, config.kv_heads * config.width, bias=False)
-        self.out: nn.Linear = nn.Linear(config.num_heads * config.width, config.dim, bias=False)
+        inner, of_keys = config.num_heads * config.width, config.kv_heads * config.width
+        self.query: nn.Linear = nn.Linear(config.dim, inner, bias=False)
+        self.key: nn.Linear = nn.Linear(config.dim, of_keys, bias=False)
+        self.value: nn.Linear = nn.Linear(config.dim, of_keys, bias=False)
+        self.out: nn.Linear = nn.Linear(inner, config.dim, bias=False)
 
     def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
         heads = (-1, self.config.width)
@@ -231,17 +229,13 @@ class Transformer(TransformerBase):
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
         self.head: nn.Linear = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.reset_parameters(encoding)
+        for matrix in (self.embedding.weight, self.head.weight):
+            nn.init.normal_(matrix, std=config.dim**-0.5)
+        self.reset_blocks(encoding)
         if config.tie_weights:
             self.head.weight = self.embedding.weight
         # registered last: the model's initial weights do not depend on what the encoding draws
         self.encoding = encoding
-
-    def reset_parameters(self, encoding: Encoding) -> None:
-        """Normal weights of variance 1 / fan-in, see `reset_blocks`."""
-        nn.init.normal_(self.embedding.weight, std=self.config.dim**-0.5)
-        nn.init.normal_(self.head.weight, std=self.config.dim**-0.5)
-        self.reset_blocks(encoding)
 
     def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1. A shard: the tokens are those
@@ -255,16 +249,15 @@ class Transformer(TransformerBase):
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
         if cache is not None and positions.sharding is not None:
             raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
-        place = augmented_by if positions.sharding is None else place_shard
-        positions = place(self.encoding, positions.with_causal(self.config.causal), len(tokens))
+        augment = augmented_by if positions.sharding is None else augment_shard
+        positions = augment(self.encoding, positions.with_causal(self.config.causal), len(tokens))
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
-        if cache is None:
-            return self.head(self.read(x, positions))
-        before = dict(cache.layers)
+        before = {} if cache is None else dict(cache.layers)
         try:
             return self.head(self.read(x, positions, cache))
         except Exception:
-            cache.layers = before  # a call that fails has read nothing
+            if cache is not None:
+                cache.layers = before  # a call that fails has read nothing
             raise
 
     @torch.no_grad()
@@ -283,10 +276,9 @@ class Transformer(TransformerBase):
             )
         check_sizes(new_tokens=new_tokens)
         if attention_mask is not None:
-            if attention_mask.shape != tokens.shape or attention_mask.is_meta != tokens.is_meta:
+            if attention_mask.shape != tokens.shape:
                 raise InputError(
-                    f"attention_mask={shown(attention_mask)} on {attention_mask.device}: pass one for "
-                    f"tokens {tuple(tokens.shape)} on {tokens.device}"
+                    f"attention_mask={shown(attention_mask)}: must have the shape of tokens, {tuple(tokens.shape)}"
                 )
             if not bool(attention_mask[:, -1].all()):
                 raise InputError(

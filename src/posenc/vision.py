@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_sizes, shown
+from posenc.errors import InputError, check_integers, check_sizes, shown
 from posenc.positions import Positions
 from posenc.positions.ids import as_indices, select
 from posenc.transformer import Block, BlockConfig, TransformerBase
 
 __all__ = ["VisionConfig", "VisionTransformer"]
-
-MOST_REGISTERS = 2**12
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,9 @@ class VisionConfig(BlockConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(
-            num_classes=self.num_classes, patch_size=self.patch_size, channels=self.channels,
-            tubelet_size=self.tubelet_size,
-        )  # fmt: skip
-        if not 0 <= self.registers <= MOST_REGISTERS:
-            raise InputError(f"registers={self.registers}: must lie between 0 and {MOST_REGISTERS}")
+        sizes = ("num_classes", "patch_size", "channels", "tubelet_size")
+        check_sizes(**{name: getattr(self, name) for name in sizes})
+        check_integers(0, registers=self.registers)
 
     @property
     def patch_shape(self) -> tuple[int, ...]:
@@ -81,17 +76,13 @@ class VisionTransformer(TransformerBase):
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
         self.head: nn.Linear = nn.Linear(config.dim, config.num_classes)
-        self.reset_parameters(encoding)
-        # registered last: the model's initial weights do not depend on what the encoding draws
-        self.encoding = encoding
-
-    def reset_parameters(self, encoding: Encoding) -> None:
-        """Normal weights of variance 1 / fan-in, see `reset_blocks`; tokens of unit variance, no bias."""
         for linear in (self.embedding, self.head):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             nn.init.zeros_(linear.bias)
         nn.init.normal_(self.prefix)
         self.reset_blocks(encoding)
+        # registered last: the model's initial weights do not depend on what the encoding draws
+        self.encoding = encoding
 
     def forward(
         self, images: Tensor | Sequence[Tensor], positions: Positions | None = None, keep: Tensor | None = None
@@ -106,7 +97,7 @@ class VisionTransformer(TransformerBase):
             InputError: images of another shape, or that cannot be cut into patches, positions of another number of
                 tokens, or what the encoding and `attention` refuse.
         """
-        parts = [images] if isinstance(images, Tensor) else [self._image(image)[None] for image in images]
+        parts = [images] if isinstance(images, Tensor) else [image[None] for image in images]
         if not parts or (keep is not None and len(parts) > 1):
             raise InputError(
                 f"images={shown(images)}, keep={shown(keep)}: pass at least one image, and keep= with a batch of one size"
@@ -121,8 +112,10 @@ class VisionTransformer(TransformerBase):
                 f"positions of {positions.num_queries} queries and {positions.num_keys} keys for {x.shape[1]} tokens, "
                 f"{self.config.prefix} of them before the patches: pass those of all tokens, and no shard"
             )
-        if keep is not None:
-            index = self._with_prefix(keep, x)
+        if keep is not None:  # after the tokens before the patches
+            keep = as_indices("keep", keep, x.shape[1] - self.config.prefix, len(x))
+            before = torch.arange(self.config.prefix, device=keep.device).expand(len(keep), -1)
+            index = torch.cat((before, keep + self.config.prefix), 1).to(x.device)
             x, positions = select(x, index), positions.take(index)
             lengths = [index.shape[1]]
         x = self.read(x, self.encoding.augment(positions.with_causal(False), len(x)))
@@ -155,20 +148,17 @@ class VisionTransformer(TransformerBase):
         Raises:
             InputError: images of another shape, or that cannot be cut into patches.
         """
-        shape, config = self.config.patch_shape, self.config
+        shape, config, given = self.config.patch_shape, self.config, f"images={shown(images)}"
         axes = "batch, channels, " + ("frames, " if len(shape) == 3 else "") + "height, width"
         if images.dim() != 2 + len(shape) or images.shape[1] != config.channels or not images.is_floating_point():
-            raise InputError(
-                f"images={shown(images)}: pass ({axes}) of floating point, with channels={config.channels}"
-            )
-        counts = [length // size for length, size in zip(images.shape[2:], shape, strict=True)]
+            raise InputError(f"{given}: pass ({axes}) of floating point, with channels={config.channels}")
         if 0 in images.shape:
-            raise InputError(f"images={shown(images)}: has none; pass at least one image of at least one patch")
-        if any(n % size for n, size in zip(images.shape[2:], shape, strict=True)):
-            raise InputError(
-                f"images={shown(images)}: each side must be a multiple of patch_size={config.patch_size}"
-                + ("" if len(shape) == 2 else f", the frames of tubelet_size={config.tubelet_size}")
-            )
+            raise InputError(f"{given}: pass at least one image of at least one patch")
+        sides = list(zip(images.shape[2:], shape, strict=True))
+        if any(length % size for length, size in sides):
+            frames = "" if len(shape) == 2 else f", the frames of tubelet_size={config.tubelet_size}"
+            raise InputError(f"{given}: each side must be a multiple of patch_size={config.patch_size}{frames}")
+        counts = [length // size for length, size in sides]
         return (*counts[-2:], *counts[:-2])
 
     def pooled(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -181,16 +171,3 @@ class VisionTransformer(TransformerBase):
             return x.mean(1)
         seen = valid[:, self.config.prefix :, None].to(x.dtype)
         return (x * seen).sum(1) / seen.sum(1).clamp(min=1)
-
-    def _with_prefix(self, keep: Tensor, x: Tensor) -> Tensor:
-        """Indices of the tokens that are read, (batch or 1, config.prefix + m): those before the patches, then `keep`."""
-        prefix = self.config.prefix
-        keep = as_indices("keep", keep, x.shape[1] - prefix, len(x))
-        before = torch.arange(prefix, device=keep.device).expand(len(keep), -1)
-        return torch.cat((before, keep + prefix), 1).to(x.device)
-
-    @staticmethod
-    def _image(image: object) -> Tensor:
-        if not isinstance(image, Tensor):
-            raise InputError(f"images holds {shown(image)}: pass tensors, one per image")
-        return image

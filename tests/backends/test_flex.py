@@ -12,8 +12,7 @@ from posenc import T5, ALiBi, InputError, Positions, Rotary, attention, create, 
 from posenc.attention import _choose, prepare
 from posenc.backends import BACKENDS, Problem, flex
 from posenc.bias import Values
-from posenc.conformance.fixtures import DECODER, ENCODER, EncodingUnderTest, tokens
-from posenc.conformance.matrix import named
+from posenc.conformance.fixtures import DECODER, ENCODER, EncodingUnderTest, named, tokens
 from test_attention import LAYOUTS, Everything, tensors
 
 H, D = entries.H, entries.D

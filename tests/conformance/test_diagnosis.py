@@ -10,7 +10,7 @@ import torch
 from posenc import InputError, frequencies
 from posenc import functional as F
 from posenc.conformance import conform, formulas
-from posenc.conformance.faults import FAULTS, TEMPERATURES
+from posenc.conformance.faults import ATTENTION_FACTORS, FAULTS
 from references.mutants import CACHE, MUTANTS, RIGHT, codes, slopes, turn, yarn
 
 
@@ -20,7 +20,7 @@ def _empty_cache():
 
 
 @pytest.mark.parametrize(("kind", "function", "words"), MUTANTS, ids=[f"{kind}: {words}" for kind, _, words in MUTANTS])
-def test_a_fault_is_said_in_words(kind, function, words):
+def test_a_fault_is_named(kind, function, words):
     verdict = conform(function, kind)
     assert not verdict.passed
     for part in words.split("; "):
@@ -29,10 +29,10 @@ def test_a_fault_is_said_in_words(kind, function, words):
     assert json.loads(json.dumps(verdict.to_dict()))["findings"] == list(verdict.findings)
 
 
-def test_every_suspicion_is_brought_out_by_a_mutant():
-    said = [part for _, _, words in MUTANTS for part in words.split("; ")]
-    known = {fault for faults in FAULTS.values() for fault in faults} | TEMPERATURES.keys()
-    assert not [says for says in known if not any(part in says or says in part for part in said)]
+def test_every_known_fault_has_a_mutant():
+    reported = [part for _, _, words in MUTANTS for part in words.split("; ")]
+    known = {fault for faults in FAULTS.values() for fault in faults} | ATTENTION_FACTORS.keys()
+    assert not [name for name in known if not any(part in name or name in part for part in reported)]
 
 
 @pytest.mark.parametrize(("kind", "function"), RIGHT)
@@ -44,7 +44,7 @@ def test_a_right_function_conforms(kind, function):
     assert verdict.cases > 0
 
 
-def test_what_was_not_judged_is_said():
+def test_what_was_not_judged_is_reported():
     verdict = conform(lambda d, b, s, L: yarn(d, b, s, L), "yarn")
     assert any("no attention factor was returned" in note for note in verdict.notes)
     assert any("42 cases with beta_fast, beta_slow, truncate were left out" in note for note in verdict.notes)
@@ -97,7 +97,7 @@ def test_cases_that_are_not_offered_are_left_out_and_counted():
     assert conform(nothing, "sinusoidal").findings == ("offers none of the cases",)
 
 
-def test_a_fixed_base_is_held_where_it_is_offered():
+def test_a_fixed_base_is_tested_where_it_is_offered():
     def fixed_base(x, positions, base):
         if base != 10000:
             raise NotImplementedError
@@ -179,7 +179,7 @@ def test_a_function_of_cos_and_sin_is_given_them():
     assert not conform(lambda q, k, cos, sin: (of_tables()(q, k, cos, sin)[0], k), "rotary").passed
 
 
-def test_what_fails_in_a_dtype_is_found_once():
+def test_what_fails_in_a_dtype_is_reported_once():
     def strict(x, positions, base):
         if x.dtype == torch.float16:
             raise RuntimeError("no half precision here")

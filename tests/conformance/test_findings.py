@@ -14,7 +14,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("name", ["transformers", "rotary_embedding_torch"])
-def test_the_table_is_what_is_found_here(name, monkeypatch, capsys):
+def test_the_table_matches_the_installed_packages(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "conform_peers"))
     before = set(sys.modules)
     import run

@@ -12,10 +12,11 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from posenc import InputError, frequencies
+from posenc import frequencies
 from posenc import functional as F
 from posenc.conformance import formulas, golden
 from posenc.conformance.kinds import FREQUENCIES, KINDS
+from references.golden_cases import generate
 from references.schedules import of_transformers
 
 CASES = golden.load()
@@ -45,7 +46,7 @@ def of_kinds(*kinds):
 
 
 def test_the_shipped_file_is_what_the_formulas_give():
-    shipped, fresh = json.loads(golden.PATH.read_text(encoding="utf-8")), golden.generate()
+    shipped, fresh = json.loads(golden.PATH.read_text(encoding="utf-8")), generate()
 
     def same(a, b):
         if isinstance(a, dict):
@@ -56,7 +57,6 @@ def test_the_shipped_file_is_what_the_formulas_give():
         return math.isclose(a, b, rel_tol=1e-13, abs_tol=1e-10) if isinstance(a, float) else a == b
 
     assert same(shipped, json.loads(json.dumps(fresh)))
-    assert shipped["schema"] == golden.SCHEMA
     assert all(kind["source"] for kind in shipped["kinds"].values())
     assert golden.PATH.stat().st_size < 1_500_000
 
@@ -79,18 +79,13 @@ def test_the_cases_reach_where_implementations_differ():
         assert min(case.arguments["relative_position"]) < -case.arguments["max_distance"]
 
 
-def test_main_writes_the_same_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(golden, "PATH", tmp_path / "golden.json")
-    golden.main()
-    assert "golden.json" in capsys.readouterr().out
-    assert json.loads(golden.PATH.read_text(encoding="utf-8"))["kinds"].keys() == CASES.keys()
-
-
-# -------------------------------------------------------------------- posenc's own functions
+# -------------------------------------------------------------------- posenc's functions
 
 LAYOUTS = {"rotary": "half", "rotary_interleaved": "interleaved", "rotary_partial": "half"}
 CODES = {"sinusoidal": ("interleaved", False), "sinusoidal_concat": ("concat", False), "sinusoidal_endpoint": ("concat", True)}  # fmt: skip
-OWN = sorted(name for name, kind in KINDS.items() if kind.returns == FREQUENCIES and name in frequencies.SCHEDULES)
+SCHEDULES = sorted(
+    name for name, kind in KINDS.items() if kind.returns == FREQUENCIES and name in frequencies.SCHEDULES
+)
 
 
 @of_kinds(*LAYOUTS)
@@ -109,7 +104,7 @@ def test_sinusoidal(kind, case):
     close(codes, case.expected, atol=1e-9, rtol=0)
 
 
-@of_kinds(*OWN)
+@of_kinds(*SCHEDULES)
 def test_schedules(kind, case):
     result = frequencies.SCHEDULES[kind](**case.arguments)
     close(result.inv_freq, case.expected["inv_freq"], rtol=1e-13, atol=0)
@@ -211,8 +206,6 @@ def test_known_answers_of_deberta_buckets():
     assert formulas.deberta(distances, 256, 512) == known
     assert formulas.deberta([-d for d in distances], 256, 512) == [-b for b in known]
     assert formulas.deberta(range(8), 8, 32) == [0, 1, 2, 3, 4, 5, 5, 5]
-    with pytest.raises(InputError, match="end at 511"):
-        formulas.deberta([512], 256, 512)
 
 
 def test_known_answers_of_xpos():
@@ -221,10 +214,3 @@ def test_known_answers_of_xpos():
     row = formulas.xpos([512, -512], 64, 512)
     assert (row[0][0], row[0][31]) == pytest.approx((0.285714, 0.977679), abs=1e-6)
     assert [a * b for a, b in zip(*row, strict=True)] == pytest.approx([1.0] * 32)
-
-
-@pytest.mark.parametrize("formula", [formulas.rotary, formulas.sinusoidal])
-def test_an_unknown_layout_is_named(formula):
-    given = ([[[[1.0, 2.0]]]], [0], 1e4) if formula is formulas.rotary else ([0], 2, 1e4)
-    with pytest.raises(InputError, match="unknown layout 'neox'"):
-        formula(*given, "neox")

@@ -13,15 +13,15 @@ from references.mutants import by_tables, codes, from_scratch, slopes, turn, yar
 HALF = torch.bfloat16
 
 
-def first_only(axis, kept):
+def first_only(axis, count):
     """Rows of x beyond the first few come back unturned."""
 
     def fault(x, p, b):
         turned = turn(x, p, b)
-        turned.narrow(axis, kept, max(x.shape[axis] - kept, 0)).copy_(x[:, kept:] if axis else x[kept:])
+        turned.narrow(axis, count, max(x.shape[axis] - count, 0)).copy_(x[:, count:] if axis else x[count:])
         return turned
 
-    return lambda x, p, b: fault(x, p, b) if x.shape[axis] > kept else turn(x, p, b)
+    return lambda x, p, b: fault(x, p, b) if x.shape[axis] > count else turn(x, p, b)
 
 
 def where(condition, faulty, right=turn):
@@ -35,20 +35,20 @@ def wide(*widths):
 
 
 def cached(key, dtype=False):
-    """Tables are kept by a key that says too little."""
-    kept = {}
+    """Tables are cached by a key that leaves out an argument."""
+    cached_tables = {}
 
     def fault(x, p, b):
         k = key(x, p, b)
-        if k not in kept:
+        if k not in cached_tables:
             angles = p.double()[:, None] * F.frequency_curve(x.shape[-1], b)
-            kept[k] = [
+            cached_tables[k] = [
                 table.to(x.dtype).to(torch.promote_types(x.dtype, torch.float32))
                 for table in (angles.cos(), angles.sin())
             ]
             if not dtype:
-                kept[k] = [angles.cos(), angles.sin()]
-        return F.rotary(x.double(), *(table.double() for table in kept[k])).to(x.dtype)
+                cached_tables[k] = [angles.cos(), angles.sin()]
+        return F.rotary(x.double(), *(table.double() for table in cached_tables[k])).to(x.dtype)
 
     return fault
 
@@ -59,28 +59,28 @@ def in_place_if(condition):
 
 def growing():
     """Tables grow with the longest text, in the dtype of the x that made them grow."""
-    kept = {}
+    cached_tables = {}
 
     def fault(x, p, b):
         key = x.shape[-1], b
-        if key not in kept or len(kept[key][0]) <= int(p.max()):
+        if key not in cached_tables or len(cached_tables[key][0]) <= int(p.max()):
             angles = torch.arange(int(p.max()) + 1).double()[:, None] * F.frequency_curve(*key)
-            kept[key] = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        cos, sin = (table[p].double() for table in kept[key])
+            cached_tables[key] = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = (table[p].double() for table in cached_tables[key])
         return F.rotary(x.double(), cos, sin).to(x.dtype)
 
     return fault
 
 
-def kept_run():
-    """Tables of a text from 0 on are kept in the dtype of x, and used whenever they are long enough."""
-    kept = {}
+def cached_run():
+    """Tables of a text from 0 on are cached in the dtype of x, and used whenever they are long enough."""
+    cached_tables = {}
 
     def fault(x, p, b):
         key = x.shape[-1], b
-        if len(p) > 256 and key not in kept:
-            kept[key] = p.to(x.dtype)
-        positions = kept[key][p] if len(kept.get(key, ())) > int(p.max()) else p
+        if len(p) > 256 and key not in cached_tables:
+            cached_tables[key] = p.to(x.dtype)
+        positions = cached_tables[key][p] if len(cached_tables.get(key, ())) > int(p.max()) else p
         return turn(x, positions, b)
 
     return fault
@@ -138,8 +138,8 @@ def below_zero(d, b, s, L):
 def truncate_without_limits(
     head_dim, base, factor, original_max_positions, beta_fast=32.0, beta_slow=1.0, truncate=True
 ):
-    kept = truncate or (beta_fast, beta_slow) != (32.0, 1.0)
-    return formulas.yarn(head_dim, base, factor, original_max_positions, beta_fast, beta_slow, kept)
+    rounded = truncate or (beta_fast, beta_slow) != (32.0, 1.0)
+    return formulas.yarn(head_dim, base, factor, original_max_positions, beta_fast, beta_slow, rounded)
 
 
 SUBTLE = {
@@ -165,16 +165,16 @@ SUBTLE = {
     "in place for short dtypes": ("rotary", in_place_if(lambda x, p, b: x.dtype in (HALF, torch.float16))),
     "tables in the dtype of the first call": ("rotary", cached(lambda x, p, b: (x.shape[-1], b, tuple(p.tolist())), dtype=True)),
     "tables that grow in the dtype of x": ("rotary", growing()),
-    "a table kept from the first long text": ("rotary", kept_run()),
+    "a table cached from the first long text": ("rotary", cached_run()),
     "what is not turned goes through bfloat16": ("rotary_partial", lambda x, p, b, r: part(x, p, b, r, lambda y: y.to(HALF).to(y.dtype))),
-    "a whole head is not turned": ("rotary_partial", lambda x, p, b, r: part(x, p, b, r) if r < x.shape[-1] else x),
+    "a complete head is not turned": ("rotary_partial", lambda x, p, b, r: part(x, p, b, r) if r < x.shape[-1] else x),
     "at most half a head is turned": ("rotary_partial", lambda x, p, b, r: part(x, p, b, min(r, x.shape[-1] // 2))),
     "codes wider than 256": ("sinusoidal", lambda p, d, b: codes(p, min(d, 256), b).repeat(1, 3)[:, :d]),
     "base ignored for 128": ("sinusoidal", lambda p, d, b: codes(p, d, b if d in (4, 64) else 1e4)),
-    "whole factors": ("linear", lambda d, b, s: from_scratch(d, b) / int(s)),
+    "integer factors": ("linear", lambda d, b, s: from_scratch(d, b) / int(s)),
     "factors that are powers of two": ("linear", lambda d, b, s: from_scratch(d, b) / power(s)),
-    "ntk of whole factors": ("ntk", lambda d, b, s: formulas.ntk(d, b, int(s))),
-    "yarn of whole factors": ("yarn", lambda d, b, s, L: formulas.yarn(d, b, int(s), L)),
+    "ntk of integer factors": ("ntk", lambda d, b, s: formulas.ntk(d, b, int(s))),
+    "yarn of integer factors": ("yarn", lambda d, b, s, L: formulas.yarn(d, b, int(s), L)),
     "lengths that are powers of two": ("yarn", lambda d, b, s, L: formulas.yarn(d, b, s, power(L))),
     "llama3 lengths that are powers of two": ("llama3", lambda d, b, s, L: formulas.llama3(d, b, s, power(L))),
     "temperature of doublings": ("yarn", lambda d, b, s, L: (yarn(d, b, s, L), 0.1 * math.log(2) * int(math.log2(s)) + 1)),
@@ -193,7 +193,7 @@ SUBTLE = {
 
 
 @pytest.mark.parametrize(("kind", "function"), SUBTLE.values(), ids=SUBTLE)
-def test_a_fault_of_some_questions_is_found(kind, function):
+def test_a_fault_of_some_cases_is_detected(kind, function):
     verdict = conform(function, kind)
     assert not verdict.passed
     assert not any(finding.startswith("raises") for finding in verdict.findings), str(verdict)
@@ -212,7 +212,7 @@ def test_the_same_functions_without_their_fault_conform():
         assert verdict.passed, str(verdict)
 
 
-def test_other_dtypes_are_asked_near_and_far():
+def test_other_dtypes_are_tested_near_and_far():
     assert max(SPREAD) > 4096
     assert TEXTS[HALF] > 257
     assert TEXTS[torch.float16] > 2049

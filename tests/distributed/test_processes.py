@@ -23,9 +23,9 @@ def test_every_encoding_is_the_same_on_shards(world_size):
     names = subjects()
     if world_size > 2:  # the page has them all
         names = {name: names[name] for name in ("grid_table", "xpos", "deberta_v2", "fire", "cape", *COMPOSITIONS)}
-    found = in_processes(world_size, names)
-    assert list(found) == list(names)
-    wrong = {name: by for name, by in found.items() if not all(by[layout] <= BOUND for layout in LAYOUTS)}
+    results = in_processes(world_size, names)
+    assert list(results) == list(names)
+    wrong = {name: by for name, by in results.items() if not all(by[layout] <= BOUND for layout in LAYOUTS)}
     assert not wrong
 
 

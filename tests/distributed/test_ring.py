@@ -34,9 +34,9 @@ def _in_its_place(function):
 
 def test_what_the_ring_serves(ring):
     q, k, v = torch.randn(3, 1, 4, 8, 8).unbind()
-    own = Positions.arange(16, causal=True).shard(1, 2, layout="zigzag")
+    local_positions = Positions.arange(16, causal=True).shard(1, 2, layout="zigzag")
 
-    def explained(encoding, positions=own, keys=k, **options):
+    def explained(encoding, positions=local_positions, keys=k, **options):
         return posenc.explain(q, keys, keys, encoding, positions, **options)
 
     for encoding in (None, posenc.Rotary(8), posenc.XPos(8), posenc.Rotary(8) + posenc.LogN(4)):
@@ -63,8 +63,8 @@ def test_what_the_ring_serves(ring):
 
 def test_outside_the_ring_is_not_active():
     q = torch.randn(1, 4, 8, 8)
-    own = Positions.arange(16, causal=True).shard(1, 2, layout="zigzag")
-    assert "context_parallel is not active" in posenc.explain(q, q, q, None, own).reason
+    local_positions = Positions.arange(16, causal=True).shard(1, 2, layout="zigzag")
+    assert "context_parallel is not active" in posenc.explain(q, q, q, None, local_positions).reason
 
 
 @pytest.mark.slow
@@ -88,23 +88,23 @@ def _process(rank: int, folder: str) -> None:
         )[0]
 
     torch.manual_seed(0)
-    whole = Positions.arange(16, causal=True)
+    full = Positions.arange(16, causal=True)
     q, k, v = torch.randn(3, 2, 4, 16, 8).unbind()
     for layout in LAYOUTS:
-        own = whole.shard(rank, 2, layout=layout)
-        local = [shard(x, own, 2) for x in (q, k, v)]
+        local_positions = full.shard(rank, 2, layout=layout)
+        local = [shard(x, local_positions, 2) for x in (q, k, v)]
         experimental._cp_options.enable_load_balance = layout == "zigzag"
         for encoding, rings in (
             (posenc.Rotary(8), True), (posenc.Rotary(8) + posenc.LogN(4), True), (posenc.ALiBi(4), False)
         ):  # fmt: skip
-            want = posenc.attention(q, k, v, encoding, whole)
+            want = posenc.attention(q, k, v, encoding, full)
             calls.clear()
             F.scaled_dot_product_attention = _in_its_place(attend)
             try:
-                found = posenc.attention(*local, encoding, own)
+                result = posenc.attention(*local, encoding, local_positions)
             finally:
                 F.scaled_dot_product_attention = plain
             assert bool(calls) == rings
-            assert_close(gather(found, own, 2), want, **FLOAT32)
-            assert_close(posenc.attention(*local, encoding, own), found, **FLOAT32)  # gathered
+            assert_close(gather(result, local_positions, 2), want, **FLOAT32)
+            assert_close(posenc.attention(*local, encoding, local_positions), result, **FLOAT32)  # gathered
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A shard is the part of the whole that it says it is; no processes are needed to see that."""
+"""A shard is the part of the full sequence that its ranks and layout state; no processes are needed to see that."""
 
 import pickle
 
@@ -43,7 +43,7 @@ ENCODINGS = encodings()
 
 @st.composite
 def sequences(draw) -> tuple[Positions, int]:
-    """Positions of a whole text, and how many processes share it."""
+    """Positions of a complete text, and how many processes share it."""
     world_size = draw(st.integers(1, 4))
     n = 2 * world_size * draw(st.integers(1, 3))
     kind = draw(st.sampled_from(["plain", "padded", "packed", "ids", "fractional"]))
@@ -67,11 +67,11 @@ def sharded_attention(monkeypatch, q, k, v, encoding, positions, world_size, lay
     """What every process computes, with all keys at hand, in the order of the text."""
     monkeypatch.setattr(exchange, "gather_keys", lambda *local: (k, v))
     shards = [positions.shard(rank, world_size, layout=layout) for rank in range(world_size)]
-    found = torch.empty_like(q)
-    for own in shards:
-        local = [shard(x, own, 2) for x in (q, k, v)]
-        found[:, :, own.sharding.indices()] = posenc.attention(*local, encoding, own)
-    return found
+    result = torch.empty_like(q)
+    for local_positions in shards:
+        local = [shard(x, local_positions, 2) for x in (q, k, v)]
+        result[:, :, local_positions.sharding.indices()] = posenc.attention(*local, encoding, local_positions)
+    return result
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
@@ -94,28 +94,33 @@ def test_attention_on_shards_is_that_of_the_whole(name, case, layout):
 
 @given(case=sequences(), layout=st.sampled_from(LAYOUTS))
 def test_what_shards_say_is_what_the_whole_says(case, layout):
-    whole, world_size = case
-    n, seen = whole.num_queries, []
+    full, world_size = case
+    n, seen = full.num_queries, []
     for rank in range(world_size):
-        own = whole.shard(rank, world_size, layout=layout)
-        at = own.sharding.indices()
+        local_positions = full.shard(rank, world_size, layout=layout)
+        at = local_positions.sharding.indices()
         seen += at.tolist()
-        assert own.num_queries == n // world_size
-        assert own.unsharded is whole
-        assert torch.equal(own.k, whole.k)
+        assert local_positions.num_queries == n // world_size
+        assert local_positions.unsharded is full
+        assert torch.equal(local_positions.k, full.k)
         for name in ("q", "q_order", "q_valid", "q_document"):
-            ours, theirs = getattr(own, name), getattr(whole, name)
+            ours, theirs = getattr(local_positions, name), getattr(full, name)
             assert (theirs is None and ours is None) or torch.equal(ours, theirs[:, at])
-        assert torch.equal(own.mask().expand(2, -1, -1, -1), whole.mask().expand(2, -1, -1, -1)[:, :, at])
-        for ours, theirs in ((own.lengths(), whole.lengths()), (own.visible_counts(), whole.visible_counts())):
+        assert torch.equal(local_positions.mask().expand(2, -1, -1, -1), full.mask().expand(2, -1, -1, -1)[:, :, at])
+        for ours, theirs in (
+            (local_positions.lengths(), full.lengths()),
+            (local_positions.visible_counts(), full.visible_counts()),
+        ):
             assert torch.equal(ours, theirs[:, at])
         masks = []
-        for call in own.shard_calls(own.causal):
+        for call in local_positions.shard_calls(local_positions.causal):
             first = sum(mask.shape[2] for mask in masks)
-            assert torch.equal(call.visible_counts(), own.visible_counts()[:, first : first + call.num_queries])
+            assert torch.equal(
+                call.visible_counts(), local_positions.visible_counts()[:, first : first + call.num_queries]
+            )
             hidden = n - call.num_keys
             masks.append(torch.nn.functional.pad(call.mask(), (0, hidden)))
-        assert torch.equal(torch.cat(masks, 2), own.mask())
+        assert torch.equal(torch.cat(masks, 2), local_positions.mask())
     assert sorted(seen) == list(range(n))
 
 
@@ -137,12 +142,12 @@ def test_zigzag_gives_everyone_the_same_work(world_size):
 def test_calls_of_a_shard_take_the_fast_path():
     q, k, v = torch.randn(3, 1, H, 16, D).unbind()
     for layout in LAYOUTS:
-        own = Positions.arange(64, causal=True).shard(1, 4, layout=layout)
-        told = posenc.explain(q, k, v, posenc.ALiBi(H), own)
-        assert told.backend == "sdpa"
-        assert told.reason.startswith("keys and values gathered from 4 processes")
-        assert "a bias of the distance alone" in told.reason
-        assert told.extra_bytes >= 2 * 64 * H * D * 4
+        local_positions = Positions.arange(64, causal=True).shard(1, 4, layout=layout)
+        explanation = posenc.explain(q, k, v, posenc.ALiBi(H), local_positions)
+        assert explanation.backend == "sdpa"
+        assert explanation.reason.startswith("keys and values gathered from 4 processes")
+        assert "a bias of the distance alone" in explanation.reason
+        assert explanation.extra_bytes >= 2 * 64 * H * D * 4
 
 
 def test_linear_attention_on_shards(monkeypatch):
@@ -153,9 +158,11 @@ def test_linear_attention_on_shards(monkeypatch):
     monkeypatch.setattr(exchange, "gather_keys", lambda *local: (k, v))
     for layout in LAYOUTS:
         for rank in range(2):
-            own = positions.shard(rank, 2, layout=layout)
-            found = posenc.linear_attention(*(shard(x, own, 2) for x in (q, k, v)), encoding, own)
-            assert_close(found, shard(want, own, 2), **EXACT)
+            local_positions = positions.shard(rank, 2, layout=layout)
+            result = posenc.linear_attention(
+                *(shard(x, local_positions, 2) for x in (q, k, v)), encoding, local_positions
+            )
+            assert_close(result, shard(want, local_positions, 2), **EXACT)
 
 
 def test_prefix_tokens_of_a_grid_count_over_the_whole():
@@ -166,34 +173,38 @@ def test_prefix_tokens_of_a_grid_count_over_the_whole():
     x = torch.zeros(1, 12, H, dtype=torch.float64)
     for layout in LAYOUTS:
         for rank in range(3):
-            own = grid.shard(rank, 3, layout=layout)
-            assert_close(table.embed(shard(x, own), own), shard(table.embed(x, grid), own), **EXACT)
+            local_positions = grid.shard(rank, 3, layout=layout)
+            assert_close(
+                table.embed(shard(x, local_positions), local_positions),
+                shard(table.embed(x, grid), local_positions),
+                **EXACT,
+            )
 
 
 def test_one_process_needs_no_group():
-    own = Positions.arange(8, causal=True).shard(0, 1, layout="zigzag")
-    assert own.sharding.runs == ((0, 8),)
+    local_positions = Positions.arange(8, causal=True).shard(0, 1, layout="zigzag")
+    assert local_positions.sharding.runs == ((0, 8),)
     x = torch.randn(2, 8, 3)
-    assert torch.equal(gather(shard(x, own), own), x)
+    assert torch.equal(gather(shard(x, local_positions), local_positions), x)
     model = Transformer(TransformerConfig(17, dim=16), posenc.create("randomized+rope", head_dim=4)).double()
     tokens = torch.randint(17, (2, 8))
     torch.manual_seed(3)
     want = model(tokens)
     torch.manual_seed(3)
-    assert_close(model(tokens, own), want, **EXACT)
+    assert_close(model(tokens, local_positions), want, **EXACT)
 
 
 def test_shards_are_copied_and_moved():
-    own = Positions.packed([3, 5], causal=True).shard(1, 2)
-    for copy in (pickle.loads(pickle.dumps(own)), own.to("cpu")):
-        assert copy.sharding.runs == own.sharding.runs
-        assert torch.equal(copy.lengths(), own.lengths())
-    shifted = own.moved(lambda ids, order: ids + 5)
+    local_positions = Positions.packed([3, 5], causal=True).shard(1, 2)
+    for copy in (pickle.loads(pickle.dumps(local_positions)), local_positions.to("cpu")):
+        assert copy.sharding.runs == local_positions.sharding.runs
+        assert torch.equal(copy.lengths(), local_positions.lengths())
+    shifted = local_positions.moved(lambda ids, order: ids + 5)
     assert torch.equal(shifted.sharding.take(shifted.unsharded.q), shifted.q)
 
 
 def test_refusals():
-    whole = Positions.arange(12, causal=True)
+    full = Positions.arange(12, causal=True)
     for arguments, message in (
         ((0, 5), r"12 tokens cannot be cut into 5 equal parts .*pad it to 15"),
         ((0, 0), r"world_size=0"),
@@ -202,37 +213,37 @@ def test_refusals():
         ((0.5, 2), r"rank=0.5"),
     ):
         with pytest.raises(InputError, match=message):
-            whole.shard(*arguments)
+            full.shard(*arguments)
     with pytest.raises(InputError, match=r"cannot be cut into 8 equal parts .*pad it to 16"):
-        whole.shard(0, 4, layout="zigzag")
+        full.shard(0, 4, layout="zigzag")
     with pytest.raises(InputError, match=r"unknown layout 'zigzg': did you mean 'zigzag'"):
-        whole.shard(0, 2, layout="zigzg")
+        full.shard(0, 2, layout="zigzg")
     with pytest.raises(InputError, match=r"unknown layout array\(\[0, 1\]\)"):
-        whole.shard(0, 2, layout=torch.arange(2).numpy())
-    own = whole.shard(0, 2)
+        full.shard(0, 2, layout=torch.arange(2).numpy())
+    local_positions = full.shard(0, 2)
     with pytest.raises(InputError, match=r"are a shard already"):
-        own.shard(0, 2)
+        local_positions.shard(0, 2)
     with pytest.raises(InputError, match=r"2 queries that are not the 12 keys"):
         Positions.arange(2, 10).shard(0, 2)
     with pytest.raises(InputError, match=r"queries that are not the 4 keys"):
         Positions.cross(Positions.arange(4), Positions.from_ids([3, 2, 1, 0])).shard(0, 2)
     with pytest.raises(InputError, match=r"without a shard: pass positions.shard"):
-        shard(torch.zeros(1, 12), whole)
+        shard(torch.zeros(1, 12), full)
     with pytest.raises(InputError, match=r"along dim=1: the full sequence has 12 tokens"):
-        shard(torch.zeros(1, 6), own)
+        shard(torch.zeros(1, 6), local_positions)
     with pytest.raises(InputError, match=r"along dim=1: the shard has 6 tokens"):
-        gather(torch.zeros(1, 12), own)
+        gather(torch.zeros(1, 12), local_positions)
     with pytest.raises(InputError, match=r"without a process group: .*torchrun"):
-        gather(torch.zeros(1, 6), own)
+        gather(torch.zeros(1, 6), local_positions)
     q, local = torch.zeros(2, 1, 1, 12, 4)[0], torch.zeros(1, 1, 6, 4)
     with pytest.raises(InputError, match=r"a shard of 6 tokens, q has 12 and k has 12"):
-        posenc.attention(q, q, q, None, own)
+        posenc.attention(q, q, q, None, local_positions)
     with pytest.raises(InputError, match=r"k \(1, 1, 6, 4\) .* and v \(1, 1, 12, 4\) .* do not belong together"):
-        posenc.attention(local, local, q, None, own)
+        posenc.attention(local, local, q, None, local_positions)
     with pytest.raises(InputError, match=r"keys_rotated=True: a cache and the shards"):
-        posenc.attention(local, local, local, posenc.Rotary(4), own, keys_rotated=True)
+        posenc.attention(local, local, local, posenc.Rotary(4), local_positions, keys_rotated=True)
     model = Transformer(TransformerConfig(17, dim=16), posenc.Rotary(4))
     with pytest.raises(InputError, match=r"a cache and a shard of a sequence exclude one another"):
-        model(torch.zeros(1, 6, dtype=torch.long), own, Cache())
+        model(torch.zeros(1, 6, dtype=torch.long), local_positions, Cache())
     with pytest.raises(InputError, match=r"only 2 of 12 tokens are here"):
         Positions.arange(2, 10).unsharded  # noqa: B018

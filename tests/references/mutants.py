@@ -26,13 +26,6 @@ def in_place(x, positions, base):
 CACHE = {}
 
 
-def cached_tables(x, positions, base):
-    key = x.shape[-2:]
-    if key not in CACHE:
-        CACHE[key] = positions.clone(), base
-    return turn(x, *CACHE[key])
-
-
 def cached_dtype(x, positions, base):
     return turn(x, positions, base).to(CACHE.setdefault(("dtype", x.shape), x.dtype))
 
@@ -88,28 +81,28 @@ def only_near(d, b, s, L):
 
 
 def deberta(relative, buckets, far, step=math.ceil, end=1):
-    middle, found = buckets // 2, []
+    middle, result = buckets // 2, []
     for r in relative.tolist():
         grown = math.log(max(abs(r), middle) / middle) / math.log((far - end) / middle) * (middle - 1)
         size = abs(r) if abs(r) <= middle else step(round(grown, 9)) + middle
-        found.append(size if r >= 0 else -size)
-    return found
+        result.append(size if r >= 0 else -size)
+    return result
 
 
 def t5_with(relative, two, buckets, far, half_steps=False):
     side = buckets // 2 if two else buckets
     exact = side // 2
-    found = []
+    result = []
     for r in relative.tolist():
         distance = abs(r) if two else max(-r, 0)
         if distance >= exact:
             grown = math.log(distance / exact) / math.log(far / exact) * (side - exact)
             distance = min(exact + (round(grown) if half_steps else math.floor(grown + 1e-9)), side - 1)
-        found.append(distance + (side if two and r > 0 else 0))
-    return found
+        result.append(distance + (side if two and r > 0 else 0))
+    return result
 
 
-ENDS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+ENDS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
 def declines():
@@ -138,8 +131,6 @@ MUTANTS = [
     ("rotary", lambda x, p, b: by_tables(x, p, b, tables="interleaved"), "layouts are mixed: x is turned by halves with tables of interleaved pairs"),
     ("rotary_interleaved", lambda x, p, b: by_tables(x, p, b, "interleaved", "half"), "layouts are mixed: pairs are interleaved with tables of halves"),
     ("rotary", lambda x, p, b: by_tables(x, p, b, sines_first=True), "cos and sin are exchanged"),
-    ("rotary", lambda x, p, b: by_tables(x, p, b, first=1), "both halves of a pair have the sign +, expected -x2 sin in the first"),
-    ("rotary", lambda x, p, b: -by_tables(-x, -p, b, first=1), "both halves of a pair have the sign -, expected +x1 sin in the second"),
     ("rotary", lambda x, p, b: by_tables(x, p, b, half=torch.bfloat16), "frequencies are stored in bfloat16"),
     ("rotary", lambda x, p, b: by_tables(x, p, b, half=torch.float16), "frequencies are stored in float16"),
     ("rotary", lambda x, p, b: by_tables(x, p, b, angle=torch.bfloat16), "angles are rounded to bfloat16"),
@@ -159,7 +150,7 @@ MUTANTS = [
     ("rotary", lambda x, p, b: (turn(x, p, b).numpy(), turn(x, p, b).numpy()) if x.dtype == torch.float32 else turn(x, p, b), "returns a tuple of a ndarray, a ndarray, expected x turned"),
     ("rotary", lambda x, p, b: turn(x.detach(), p, b), "no gradient reaches x"),
     ("rotary", lambda x, p, b: turn(x.view(-1).view(x.shape), p, b), "raises RuntimeError: view size is not compatible"),
-    ("rotary", lambda x, p, b: turn(x, p, b) if x.is_contiguous() else x, "a view with its axes exchanged (x not contiguous) is answered differently"),
+    ("rotary", lambda x, p, b: turn(x, p, b) if x.is_contiguous() else x, "x that is not contiguous (a view with its axes exchanged) changes the result"),
     ("rotary", lambda x, p, b: (torch.bincount(torch.ones(2, dtype=x.dtype)) if x.dtype == torch.bfloat16 else 0, turn(x, p, b))[1], "with x in bfloat16: raises NotImplementedError: "),
     ("rotary", lambda x, p, b: turn(x, p, b, layout="interleaved"), "layout is interleaved, expected half"),
     ("rotary_interleaved", turn, "layout is half, expected interleaved"),
@@ -175,13 +166,12 @@ MUTANTS = [
     ("rotary", in_place, "changes its input x in place"),
     ("rotary", lambda x, p, b: turn(x, p, b).float(), "result in the wrong dtype: float64 in, float32 out; bfloat16 in, float32 out"),
     ("rotary", lambda x, p, b: turn(x, p.to(x.dtype), b), "with x in bfloat16, values are wrong from position 257 on; positions are rounded to bfloat16, which counts to 256; with x in float16, values are wrong from position 2049 on"),
-    ("rotary", cached_tables, "cached by shape only: answers with the positions and base of the first call of that shape"),
     ("rotary", cached_dtype, "cached by shape only: float32 in, float64 out after a call of that shape in float64"),
     ("rotary", lambda x, p, b: x + p[:, None], "not shift-invariant"),
     ("rotary", lambda x, p, b: 2 * x, "14 of 14 cases differ, in a way that is not known here"),
     ("rotary", lambda x, p, b: None, "returns None, expected x turned"),
     ("rotary", lambda x, p, b: turn(x, p, b)[:, :1], "10 of 14 cases differ"),
-    ("rotary_partial", lambda x, p, b, r: turn(x, p, b), "the whole head is turned: rotary_dim is ignored"),
+    ("rotary_partial", lambda x, p, b, r: turn(x, p, b), "the complete head is turned: rotary_dim is ignored"),
     ("rotary_partial", lambda x, p, b, r: turn(x, p, b ** (r / x.shape[-1]), r), "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)"),
     ("sinusoidal", lambda p, d, b: codes(p, d, b, "concat"), "layout is concat (all sines first), expected interleaved"),
     ("sinusoidal_concat", codes, "layout is interleaved, expected concat"),
@@ -202,17 +192,13 @@ MUTANTS = [
     ("ntk", lambda d, b, s: from_scratch(d, b * s), "exponent d/(d-2) missing"),
     ("ntk", lambda d, b, s: from_scratch(d, b), "nothing is scaled"),
     ("ntk_mixed", lambda head_dim, base, factor, exponent=0.625: mixed(head_dim, base, factor, 0.625), "exponent is ignored: 0.625 is used"),
-    ("ntk_mixed", lambda head_dim, base, factor, exponent=0.75: mixed(head_dim, base, factor, exponent), "the exponent is 0.75 where none is given"),
     ("ntk_mixed", lambda d, b, s: from_scratch(d, b) / s, "is plain linear interpolation"),
-    ("ntk_mixed", lambda d, b, s: mixed(d, b, s, 1.0), "is mixed with nothing: frequency m is divided by factor^(2m/d)"),
     ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, max(n / L, 1)), "factor is ignored: the scale is length / original_max_positions"),
     ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, s), "length is ignored: scaled by factor"),
-    ("dynamic", lambda d, b, s, L, n: formulas.ntk(d, b, s * n / L - (s - 1)), "texts shorter than original_max_positions are scaled, too"),
     ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(long if n >= L else short), "long_factor is taken from original_max_positions on"),
     ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(long), "length is ignored: long_factor is always used"),
     ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(short), "length is ignored: short_factor is always used"),
     ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) / torch.tensor(short if n > L else long), "short_factor and long_factor are exchanged"),
-    ("longrope", lambda d, b, short, long, L, n, s: from_scratch(d, b) * torch.tensor(long if n > L else short), "frequencies are multiplied by the factors, expected divided"),
     ("longrope", lambda d, b, short, long, L, n, s: (from_scratch(d, b) / torch.tensor(long if n > L else short), 1.0), "temperature missing"),
     ("yarn_revised", yarn, "frequencies are blended, expected wavelengths (yarn)"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, blend=lambda f, s, t: f * t + f / s * (1 - t)), "ramp inverted: high frequencies are interpolated"),
@@ -230,7 +216,6 @@ MUTANTS = [
     ("yarn", lambda d, b, s, L: formulas.ntk(d, b, s), "is plain NTK-aware scaling"),
     ("yarn", lambda d, b, s, L: yarn(d, 10000.0, s, L), "base is ignored: 10000 is used"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, 8192), "original_max_positions is ignored: 8192 is used"),
-    ("yarn", lambda d, b, s, L: yarn(d, b, s, 2048), "original_max_positions is ignored: 2048 is used"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, int(L * s)), "original_max_positions is taken for the extended length"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: 1.0), "temperature missing"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: t * t), "temperature squared"),
@@ -250,7 +235,6 @@ MUTANTS = [
     ("proportional", lambda d, b, p: from_scratch(d, b)[: int(p * d // 2)], "the zeros are left out"),
     ("alibi", slopes, "slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads: they are 2^(-8(h+1)/heads), which holds for powers of two only"),
     ("alibi", lambda n: right_slopes(n).sort(descending=True).values, "slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads: another order: sorted from large to small"),
-    ("alibi", lambda n: [2 ** (-8 * h / n) for h in range(n)], "they start at 2^0: h is used, expected h + 1"),
     ("alibi", lambda n: -right_slopes(n), "the sign is wrong: slopes are negative"),
     ("alibi", lambda n: slopes(2 ** math.ceil(math.log2(n)))[:n], "those of the next power of two are used, cut off"),
     ("t5", lambda r, two, n, far: F.t5_bucket(-r, two, n, far), "direction reversed: it takes query minus key"),
@@ -258,7 +242,6 @@ MUTANTS = [
     ("t5", lambda r, two, n, far: F.t5_bucket(r, False, n, far), "the bidirectional flag is ignored: always causal"),
     ("t5", lambda r, two, n, far: F.t5_bucket(r, not two, n, far), "the bidirectional flag is taken the wrong way round"),
     ("t5", lambda r, two, n, far: F.t5_bucket(r, two, n, 128), "saturates at the wrong distance: max_distance is ignored"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r, two, n, far - 1), "saturates at the wrong distance: max_distance - 1"),
     ("t5", lambda r, two, n, far: F.t5_bucket(r, two, 32, far), "num_buckets is ignored: 32 is used"),
     ("t5", lambda r, two, n, far: F.t5_bucket(r + r.sign(), two, n, far), "off by one: distances are one too large"),
     ("t5", lambda r, two, n, far: F.t5_bucket(r - r.sign(), two, n, far), "off by one: distances are one too small"),

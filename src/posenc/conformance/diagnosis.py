@@ -4,20 +4,20 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, combinations, product
+from itertools import chain, combinations
 from typing import Any
 
 import torch
 
 from posenc.conformance import golden
-from posenc.conformance.faults import CLAMPS, FAULTS, TEMPERATURES, faulty_values
-from posenc.conformance.golden import GoldenCase
+from posenc.conformance.faults import ATTENTION_FACTORS, CLAMPS, FAULTS, expected_values
+from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
-from posenc.conformance.kinds import FLOAT32, KINDS, Convention, get_kind, no_tolerance
-from posenc.conformance.runner import NOT_OFFERED, Caller, CaseResult, from_angles, run_case
+from posenc.conformance.kinds import FLOAT32, Convention, get_kind, no_tolerance
 
 __all__ = ["Verdict", "conform"]
 
+UNKNOWN = "in a way that is not known here"
 FaultNames = tuple[str, ...]
 """Of a kind's formula, by the names in `FAULTS`; none: it is the right one."""
 
@@ -67,30 +67,28 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
     cases = golden.load()[kind]
     results = [run_case(caller, case) for case in cases if caller.accepts(case.arguments)]
     notes = _notes(caller, cases, results)
-    results = [result for result in results if result.refusal != NOT_OFFERED]
+    results = [result for result in results if result.refusal != DECLINED]
     if _transposes(caller, results):
-        says = "takes x as (batch, seq, heads, head_dim), expected (batch, heads, seq, head_dim)"
-        return Verdict(kind, False, (says,), (), None, len(results), None)
+        expected = "takes x as (batch, seq, heads, head_dim), expected (batch, heads, seq, head_dim)"
+        return Verdict(kind, False, (expected,), (), None, len(results), None)
     answered = [result for result in results if result.values is not None]
     findings = _refusals(results)
     if 0 < len(results) < len(cases) / 2:
         findings.append(f"too few cases to judge: {len(results)} of {len(cases)} are offered")
     if answered:
         faults: FaultNames | None = () if all(result.right for result in answered) else explain(kind, answered)
-        findings += _wrong_values(kind, caller, answered, len(results), faults)
+        findings += _wrong_values(caller, answered, len(results), faults)
         findings += _attention_factor(answered) + _half_precision_results(answered)
         in_other_dtypes, skipped = _other_dtypes(caller, kind, faults)
-        broken, untried = broken_invariants(caller, kind)
-        findings += in_other_dtypes
-        findings += [
-            f for f in broken if not any(f.partition(" (while checking: ")[0] in known for known in in_other_dtypes)
-        ]
-        findings += _state(caller, answered[0])
-        notes += skipped + untried
+        broken, untested = broken_invariants(caller)
+        new = [f for f in broken if not any(f.partition(" (while checking: ")[0] in known for known in in_other_dtypes)]
+        findings += in_other_dtypes + new + _state(caller, answered[0])
+        notes += skipped + untested
     errors = [error for result in answered if (error := _largest_error(result)) is not None and math.isfinite(error)]
+    unique = tuple(dict.fromkeys(findings))
     return Verdict(
-        kind, not findings, tuple(dict.fromkeys(findings)), tuple(notes), _example(answered), len(results), max(errors, default=None)
-    )  # fmt: skip
+        kind, not findings, unique, tuple(notes), _example(answered), len(results), max(errors, default=None)
+    )
 
 
 # -------------------------------------------------------------------- which faults explain the results
@@ -104,35 +102,16 @@ def explain(
     combined = [name for name in candidates if name not in CLAMPS] if pairs else []
     wrong_first = sorted(results, key=lambda result: result.right)  # they reject a fault soonest
     for group in chain(combinations(candidates, 1), combinations(combined, 2)):
-        if all(_explained(kind, known + group, result, result.case.arguments) for result in wrong_first):
+        if all(_explained(kind, known + group, result) for result in wrong_first):
             return known + group
     return None
 
 
-def _explained(kind: str, faults: FaultNames, result: CaseResult, arguments: Mapping[str, Any]) -> bool:
+def _explained(kind: str, faults: FaultNames, result: CaseResult) -> bool:
     try:
-        return result.matches(faulty_values(kind, faults, arguments))
+        return result.matches(expected_values(kind, result.case.arguments, faults))
     except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # faults that exclude one another
         return False
-
-
-SHAPES: tuple[Callable[[Sequence[int]], Any], ...] = (tuple, lambda shape: tuple(shape[-2:]), lambda shape: shape[-2])
-"""What of a result's shape a cache may be keyed by: all, (seq, head_dim), seq."""
-
-
-def _cached_by_shape(kind: str, answered: Sequence[CaseResult]) -> str | None:
-    """Whether a function repeats the tables of the first call of the same shape."""
-    if "positions" not in KINDS[kind].arguments:
-        return None
-    for names, same in product((("positions",), ("base",), ("positions", "base")), SHAPES):
-        first = {same(result.expected.shape): result.case.arguments for result in reversed(answered)}
-        cached = []
-        for result in answered:
-            before = first[same(result.expected.shape)]
-            cached.append({**result.case.arguments, **{name: before[name] for name in names if name in before}})
-        if all(_explained(kind, (), result, given) for result, given in zip(answered, cached, strict=True)):
-            return f"cached by shape only: answers with the {' and '.join(names)} of the first call of that shape"
-    return None
 
 
 # -------------------------------------------------------------------- findings
@@ -140,31 +119,28 @@ def _cached_by_shape(kind: str, answered: Sequence[CaseResult]) -> str | None:
 
 def _refusals(results: Sequence[CaseResult]) -> list[str]:
     refused = [result for result in results if result.values is None]
-    if not results:
-        return ["offers none of the cases"]
     if not refused:
-        return []
-    first = refused[0]
+        return [] if results else ["offers none of the cases"]
+    why = refused[0].refusal
     if len(refused) == len(results):
-        return [first.refusal]
-    return [f"refuses {len(refused)} of {len(results)} legal cases: {first.refusal} for {_described(first.case)}"]
+        return [why]
+    return [f"refuses {len(refused)} of {len(results)} legal cases: {why} for {_described(refused[0].case)}"]
 
 
 def _transposes(caller: Caller, results: Sequence[CaseResult]) -> bool:
     """Whether a function that refuses cases is right in all for x of (batch, seq, heads, head_dim)."""
     if "x" not in caller.convention.arguments or all(result.values is not None for result in results):
         return False
-    for result in results:
+
+    def right(result: CaseResult) -> bool:
         x = torch.tensor(result.case.arguments["x"]).transpose(1, 2)
         again = run_case(caller, replace(result.case, arguments={**result.case.arguments, "x": x.tolist()}))
-        if again.values is None or not again.matches(result.expected.transpose(1, 2)):
-            return False
-    return True
+        return again.values is not None and again.matches(result.expected.transpose(1, 2))
+
+    return all(right(result) for result in results)
 
 
-def _wrong_values(
-    kind: str, caller: Caller, answered: Sequence[CaseResult], cases: int, faults: FaultNames | None
-) -> list[str]:
+def _wrong_values(caller: Caller, answered: Sequence[CaseResult], cases: int, faults: FaultNames | None) -> list[str]:
     wrong, convention = [result for result in answered if not result.right], caller.convention
     if not wrong:
         return []
@@ -173,32 +149,31 @@ def _wrong_values(
     listed = {name: ", ".join(str(r.case.arguments.get(name)) for r in wrong) for name in convention.arguments}
     where = convention.failing.format(**{**listed, "count": len(wrong), "cases": cases})
     if faults is None:
-        return [_cached_by_shape(kind, answered) or f"{where}, in a way that is not known here"]
-    says = []
+        return [f"{where}, {UNKNOWN}"]
+    causes = []
     for fault in faults:
         name, ignored, rest = fault.partition(" is ignored")
         not_passed = ignored and name in caller.missing
-        says.append(f"{name} was not passed, as the function has no parameter for it{rest}" if not_passed else fault)
-    return says if convention.failing == Convention.failing else [f"{where}: {'; '.join(says)}"]
+        causes.append(f"{name} was not passed, as the function has no parameter for it{rest}" if not_passed else fault)
+    return causes if convention.failing == Convention.failing else [f"{where}: {'; '.join(causes)}"]
 
 
 def _attention_factor(answered: Sequence[CaseResult]) -> list[str]:
     rows = [
-        (result.attention_factor, result.case.expected["attention_factor"], result.case)
-        for result in answered
-        if result.attention_factor is not None
+        (r.attention_factor, r.case.expected["attention_factor"], r.case.arguments.get("factor"))
+        for r in answered
+        if r.attention_factor is not None
     ]
 
-    def near(got: float, expected: float, scale: float) -> bool:
-        return abs(got - expected) <= 1e-5 * abs(scale)
+    def differing(change: Callable[[float], float]) -> list[tuple[float, float, float | None]]:
+        return [row for row in rows if not abs(row[0] - change(row[1])) <= 1e-5 * abs(row[1])]
 
-    wrong = [row for row in rows if not near(row[0], row[1], row[1])]
-    if not wrong:
+    if not (wrong := differing(lambda expected: expected)):
         return []
-    named = (says for says, change in TEMPERATURES.items() if all(near(got, change(due), due) for got, due, _ in rows))
-    got, expected, case = wrong[0]
-    stretch = f" for factor {case.arguments['factor']:g}" if "factor" in case.arguments else ""
-    return [f"{next(named, 'temperature wrong')} (attention factor {got:.6g}, expected {expected:.6g}{stretch})"]
+    causes = (name for name, change in ATTENTION_FACTORS.items() if not differing(change))
+    got, expected, stretch = wrong[0]
+    factor = "" if stretch is None else f" for factor {stretch:g}"
+    return [f"{next(causes, 'temperature wrong')} (attention factor {got:.6g}, expected {expected:.6g}{factor})"]
 
 
 def _half_precision_results(answered: Sequence[CaseResult]) -> list[str]:
@@ -235,12 +210,11 @@ def _other_dtypes(caller: Caller, kind: str, faults: FaultNames | None) -> tuple
             given = {"x": golden.content(1, 1, len(positions), width), "positions": positions, "base": base}
             if "rotary_dim" in caller.convention.arguments:
                 given["rotary_dim"] = width // 2
-            values = [] if faults is None else faulty_values(kind, faults, given).tolist()
-            cases.append(GoldenCase(given, values))
+            cases.append(GoldenCase(given, [] if faults is None else expected_values(kind, given, faults).tolist()))
         results = [replace(run_case(caller, case, x=dtype), dtype=dtype) for case in cases]
         afterwards = [run_case(caller, case) for case in cases]
         name = dtype_name(dtype)
-        if all(result.refusal == NOT_OFFERED for result in results):
+        if all(result.refusal == DECLINED for result in results):
             notes.append(f"not tried with x in {name}: the function answers with NotImplementedError")
             continue
         findings += _compared(f"with x in {name}", results, kind, faults, diagnose=True)
@@ -251,7 +225,7 @@ def _other_dtypes(caller: Caller, kind: str, faults: FaultNames | None) -> tuple
 def _compared(
     where: str, results: Sequence[CaseResult], kind: str, faults: FaultNames | None, *, diagnose: bool
 ) -> list[str]:
-    offered = [result for result in results if result.refusal != NOT_OFFERED]
+    offered = [result for result in results if result.refusal != DECLINED]
     if refused := [result for result in offered if result.values is None]:
         return [f"{where}: {refused[0].refusal}"]
     wrong = [result for result in offered if faults is not None and not result.right]
@@ -260,8 +234,7 @@ def _compared(
     if not diagnose:
         return [f"{where}, {_extent(wrong[0])}"]
     cause = explain(kind, offered[::-1], faults, pairs=False)
-    says = f": {cause[-1]}" if cause else ", in a way that is not known here"
-    return [f"{where}, {_extent(wrong[0])}{says}"]
+    return [f"{where}, {_extent(wrong[0])}" + (f": {cause[-1]}" if cause else f", {UNKNOWN}")]
 
 
 def _extent(result: CaseResult) -> str:
@@ -282,8 +255,9 @@ def _extent(result: CaseResult) -> str:
 
 def _example(answered: Sequence[CaseResult]) -> str | None:
     result = next((result for result in answered if not result.right), None)
-    if result is None or result.values is None:
+    if result is None:
         return None
+    assert result.values is not None
     expected, wrong, where = result.expected, result.wrong(result.expected), f"for {_described(result.case)}"
     if wrong is None:
         return f"{where}: shape {tuple(result.values.shape)}, expected {tuple(expected.shape)}"
@@ -311,7 +285,7 @@ def _notes(caller: Caller, cases: Sequence[GoldenCase], results: Sequence[CaseRe
         notes.append(f"{len(skipped)} cases with {', '.join(unnamed)} were left out: the function does not name them")
     if caller.missing:
         notes.append(f"{', '.join(caller.missing)} could not be passed: the function has no parameter for it")
-    if count := sum(result.refusal == NOT_OFFERED for result in results):
+    if count := sum(result.refusal == DECLINED for result in results):
         notes.append(f"{count} cases were left out: the function answers them with NotImplementedError")
     answered = [result for result in results if result.values is not None]
     tempered = any(isinstance(c.expected, Mapping) and c.expected["attention_factor"] != 1 for c in cases)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of the checks: an encoding under test, small models around it, and the positions of their tokens."""
+"""Inputs of the checks: an encoding under test, small models with it, and the positions of their tokens."""
 
 import random
 import sys
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, PerLayer
+from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.transformer import Cache, Transformer, TransformerConfig
@@ -22,17 +23,24 @@ VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
 ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=False)
 
+MAX_POSITIONS = 40
+CHECKED_AS = {
+    "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
+    "window": "window:before=2",
+}  # fmt: skip
+"""What has no effect on short texts, such as a schedule up to its training length, is checked where it has."""
+
 Make = Callable[[TransformerConfig], Encoding]
 MakePositions = Callable[[int], Positions]
 """A number of tokens -> the positions of a document of so many."""
 
 
 class NotApplicable(Exception):
-    """The check is about something that the encoding refuses, or that it is not for, as the caller of `check` says."""
+    """The check is about a call that the encoding refuses, or that the caller of `check` excludes."""
 
 
 class CheckFailed(AssertionError):
-    """A check does not hold."""
+    """A check fails."""
 
 
 @contextmanager
@@ -62,8 +70,20 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
+def named(name: str) -> Make:
+    """How `create` makes the encoding of a name for a small model, with short tables."""
+
+    def make(config: TransformerConfig) -> Encoding:
+        return create(
+            CHECKED_AS.get(name, name), dim=config.dim, num_heads=config.num_heads, head_dim=config.width,
+            num_kv_heads=config.kv_heads, num_layers=config.num_layers, max_positions=MAX_POSITIONS, causal=config.causal,
+        )  # fmt: skip
+
+    return make
+
+
 class EncodingUnderTest:
-    """An encoding, and the small models around it.
+    """An encoding, and small models with it.
 
     make: a model's config -> the encoding for it. positions: of the tokens of a document; None: 0 .. n-1, as in text.
     """
@@ -98,7 +118,7 @@ class EncodingUnderTest:
 
     @cached_property
     def encoding(self) -> Encoding:
-        """The one of the decoder, to read its traits."""
+        """The decoder's, to read its traits."""
         return self.make_encoding(DECODER)
 
     @property
@@ -140,6 +160,15 @@ class EncodingUnderTest:
             return False
         return True
 
+    @cached_property
+    def takes_prefixes(self) -> bool:
+        """Whether a causal sequence may begin with a prefix that sees itself; an encoding of the past alone refuses it."""
+        try:
+            self.model(DECODER)(tokens(1, LENGTH), self.document(LENGTH).with_prefix(2))
+        except InputError:
+            return not self.encoding.causal_only
+        return True
+
     def ids(self, n: int) -> Tensor:
         """Positions of the tokens of a document, (n,) or (n, axes)."""
         if self._positions is None:
@@ -155,6 +184,18 @@ class EncodingUnderTest:
     def document(self, n: int) -> Positions:
         """Of one document of n tokens."""
         return self.relocate(Positions.arange(n), [n])
+
+    def layout(self, name: str) -> Positions:
+        """Positions of LENGTH tokens in a layout, made anew."""
+        if name == "packed":
+            return self.relocate(Positions.packed([4, LENGTH - 4]), [4, LENGTH - 4])
+        if name == "padded":
+            mask = torch.ones(2, LENGTH, dtype=torch.long)
+            mask[1, :3] = 0
+            return self.relocate(Positions.from_mask(mask), [LENGTH], [LENGTH - 3])
+        if name == "cached":
+            return self.relocate(Positions.arange(3, LENGTH - 3), [LENGTH])
+        return self.document(LENGTH)
 
     def relocate(self, text: Positions, *rows: Sequence[int]) -> Positions:
         """Positions of text, with its tokens at those of documents. rows: of each row, the lengths of its documents."""
@@ -182,7 +223,7 @@ class EncodingUnderTest:
             raise NotApplicable(f"positions= is given: {why}")
 
     def require_cache(self) -> None:
-        """Stop a check that decodes with a cache, where codes depend on the final length and caches are refused."""
+        """Stop a check that decodes with a cache, if codes depend on the final length and a cache is refused."""
         if not self.encoding.needs_length:
             return
         model, cache = self.model(DECODER), Cache()
@@ -192,6 +233,19 @@ class EncodingUnderTest:
         except InputError as refusal:
             raise NotApplicable(str(refusal)) from None
         raise CheckFailed("needs_length is declared, but a cache is not refused")
+
+
+def random_inputs(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, trains: bool = False) -> list[Tensor]:
+    """Normal numbers, the same at each call."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    return [x.to(dtype).requires_grad_(trains) for x in drawn]
+
+
+def attention_inputs(config: TransformerConfig, positions: Positions, **options: Any) -> list[Tensor]:
+    """Queries, keys and values of two rows, see `random_inputs`."""
+    queries, keys = (config.num_heads, positions.num_queries), (config.kv_heads, positions.num_keys)
+    return random_inputs(*((2, *size, config.width) for size in (queries, keys, keys)), **options)
 
 
 def tokens(*shape: int, seed: int = 0) -> Tensor:

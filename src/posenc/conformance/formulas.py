@@ -1,71 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authors' formulas in plain Python numbers (float64), one entry at a time: the source of the golden vectors.
+"""The authors' formulas in float64: the source of the golden vectors.
 
-Nothing here is shared with the rest of posenc, so an error there cannot hide here. Arguments are those of the calling
-conventions (docs/conform.md).
+Nothing here is shared with the rest of posenc, so an error there cannot hide here. Positional arguments are those of the
+calling conventions (docs/conform.md). Keyword-only arguments describe variants of a formula: another published form, or a
+common fault (`posenc.conformance.faults`).
 """
 
 import math
-from collections.abc import Sequence
-from fractions import Fraction
-from functools import cache
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from posenc.errors import InputError, unknown
+import torch
+from torch import Tensor
 
 Vector = list[float]
-Rows = list[Vector]
+OfTensor = Callable[[Tensor], Tensor]
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def rotary(
-    x: Sequence[Sequence[Sequence[Sequence[float]]]], positions: Sequence[float], base: float, layout: str = "half",
-    rotary_dim: int | None = None,
-) -> list[list[Rows]]:  # fmt: skip
+    x: Any, positions: Sequence[float], base: float, rotary_dim: int | None = None, *, layout: str = "half",
+    tables: str | None = None, frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
+) -> Tensor:  # fmt: skip
     """x (batch, heads, seq, head_dim), each row turned by its position: pair c by the angle position * base^(-2c/d).
 
     The pairs are channels (2c, 2c+1) in the interleaved layout (Su et al. 2021, RoFormer, eq. 34) and (c, c + d/2) in
     the half layout (GPT-NeoX; Llama in transformers). Only the first d = rotary_dim channels turn (GPT-J, GPT-NeoX).
+
+    Faults: tables is the layout of cos and sin; frequency and angle change the frequencies and the angles.
     """
-    return [
-        [
-            [_turned(row, at, base, layout, rotary_dim or len(row)) for row, at in zip(head, positions, strict=True)]
-            for head in sequence
-        ]
-        for sequence in x
-    ]
-
-
-def _turned(row: Sequence[float], position: float, base: float, layout: str, dim: int) -> Vector:
-    if layout not in ("half", "interleaved"):
-        raise unknown("layout", layout, ("half", "interleaved"))
-    turned = list(row)
-    for c, frequency in enumerate(default(dim, base)):
-        a, b = (2 * c, 2 * c + 1) if layout == "interleaved" else (c, c + dim // 2)
-        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
-        turned[a], turned[b] = row[a] * cos - row[b] * sin, row[b] * cos + row[a] * sin
+    x = torch.as_tensor(x, dtype=torch.float64)
+    d = rotary_dim or x.shape[-1]
+    frequencies = frequency(torch.tensor(default(d, base), dtype=torch.float64))
+    angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
+    angles = _by_layout(tables or layout, angles, angles)
+    first, second = (slice(0, d // 2), slice(d // 2, d)) if layout == "half" else (slice(0, d, 2), slice(1, d, 2))
+    cos, sin, turned = angles.cos(), angles.sin(), x.clone()
+    turned[..., first] = x[..., first] * cos[:, first] - x[..., second] * sin[:, first]
+    turned[..., second] = x[..., second] * cos[:, second] + x[..., first] * sin[:, second]
     return turned
 
 
 def sinusoidal(
-    positions: Sequence[float], dim: int, base: float, layout: str = "interleaved", endpoint: bool = False
-) -> Rows:
+    positions: Sequence[float], dim: int, base: float, *, layout: str = "interleaved", endpoint: bool = False,
+    angle: OfTensor = unchanged,
+) -> Tensor:  # fmt: skip
     """sin and cos of position * frequency_c, (seq, dim) (Vaswani et al. 2017, section 3.5).
 
     layout "interleaved" alternates them (the paper), "concat" has all sines first (Transformer-XL, Marian). With
     endpoint the frequencies are base^(-c/(dim/2 - 1)), so the last one is 1/base (tensor2tensor's get_timing_signal_1d,
     fairseq, Whisper).
+
+    Faults: angle changes the angles.
     """
     pairs = dim // 2
-    rows = []
-    for position in positions:
-        angles = [position * base ** -(c / (pairs - 1) if endpoint else 2 * c / dim) for c in range(pairs)]
-        sines, cosines = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
-        if layout == "interleaved":
-            rows.append([value for pair in zip(sines, cosines, strict=True) for value in pair])
-        elif layout == "concat":
-            rows.append(sines + cosines)
-        else:
-            raise unknown("layout", layout, ("interleaved", "concat"))
-    return rows
+    exponents = [c / (pairs - 1) if endpoint else 2 * c / dim for c in range(pairs)]
+    frequencies = torch.tensor([base**-exponent for exponent in exponents], dtype=torch.float64)
+    angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
+    return _by_layout(layout, angles.sin(), angles.cos())
+
+
+def _by_layout(layout: str, first: Tensor, second: Tensor) -> Tensor:
+    """Both members of all pairs, (..., d/2) each, in the order of a layout: (..., d)."""
+    return torch.stack((first, second), -1).flatten(-2) if layout == "interleaved" else torch.cat((first, second), -1)
 
 
 # -------------------------------------------------------------------- rotary frequencies
@@ -110,93 +110,74 @@ def longrope(
     return [f / divisor for f, divisor in zip(default(head_dim, base), divisors, strict=True)]
 
 
-def longrope_attention_factor(factor: float, original_max_positions: int) -> float:
-    """sqrt(1 + ln(factor) / ln(original length)), which multiplies cos and sin (Ding et al. 2024)."""
-    return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
-
-
 def yarn(
     head_dim: int, base: float, factor: float, original_max_positions: int, beta_fast: float = 32.0,
-    beta_slow: float = 1.0, truncate: bool = True,
+    beta_slow: float = 1.0, truncate: bool = True, *, wavelengths: bool = False, last: int | None = None,
+    round_numerator: bool = False, inverted: bool = False,
 ) -> Vector:  # fmt: skip
     """YaRN as its authors' code computes it (jquesnelle/yarn, LlamaYaRNScaledRotaryEmbedding.py; transformers).
 
     The ramp is linear in the pair's number, between the pairs that make beta_fast and beta_slow turns over the
     original length, rounded outwards (`truncate`; gpt-oss does not round) and clamped to 0 .. head_dim - 1.
+    wavelengths: these are blended (jquesnelle/yarn issue 24; dwzhu-pku/PoSE, revised_yarn), not frequencies.
+
+    Faults: last is the highest pair that the ramp can end at; round_numerator rounds only the numerator of a pair's
+    number; inverted exchanges what stays and what is divided.
     """
-    ramp = yarn_ramp(head_dim, base, original_max_positions, beta_fast, beta_slow, truncate)
-    return blend(default(head_dim, base), factor, ramp)
+    ends, unit = [], 2 * math.log(base)
+    for turns, rounded in ((beta_fast, math.floor), (beta_slow, math.ceil)):
+        numerator = head_dim * math.log(original_max_positions / (turns * 2 * math.pi))
+        if not truncate:
+            ends.append(numerator / unit)
+        else:
+            ends.append(rounded(numerator) / unit if round_numerator else rounded(numerator / unit))
+    low, high = max(ends[0], 0), min(ends[1], head_dim - 1 if last is None else last)
+    high += 0.001 if low == high else 0
+    ramp = [min(max((c - low) / (high - low), 0.0), 1.0) for c in range(head_dim // 2)]
+    ramp = [1 - t for t in ramp] if inverted else ramp
+    plain = default(head_dim, base)
+    if wavelengths:
+        return [f / ((1 - t) + t * factor) for f, t in zip(plain, ramp, strict=True)]
+    return _blend(plain, factor, ramp)
 
 
-def yarn_ramp(
-    head_dim: int, base: float, original_max_positions: int, beta_fast: float, beta_slow: float, truncate: bool
-) -> Vector:
-    """The ramp of `yarn`: 0 where a frequency stays, 1 where it is divided."""
-    low, high = (
-        head_dim * math.log(original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(base))
-        for turns in (beta_fast, beta_slow)
-    )
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    if low == high:
-        high += 0.001
-    return [min(max((c - low) / (high - low), 0.0), 1.0) for c in range(head_dim // 2)]
+Ramp = Callable[[float, float, float], float]
+"""The turns over the original length, the slow and the fast limit -> 0 where a frequency stays, 1 where it is divided; the
+result is clamped to this range."""
 
 
-def yarn_revised(
-    head_dim: int, base: float, factor: float, original_max_positions: int, beta_fast: float = 32.0,
-    beta_slow: float = 1.0, truncate: bool = True,
-) -> Vector:  # fmt: skip
-    """YaRN whose ramp lies between wavelengths (jquesnelle/yarn issue 24; dwzhu-pku/PoSE, revised_yarn)."""
-    ramp = yarn_ramp(head_dim, base, original_max_positions, beta_fast, beta_slow, truncate)
-    return [f / ((1 - t) + t * factor) for f, t in zip(default(head_dim, base), ramp, strict=True)]
+def linear_in_turns(turns: float, slow: float, fast: float) -> float:
+    return 1 - (turns - slow) / (fast - slow)
 
 
 def yarn_paper(
     head_dim: int, base: float, factor: float, original_max_positions: int, beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
+    beta_slow: float = 1.0, *, ramp: Ramp = linear_in_turns,
 ) -> Vector:  # fmt: skip
     """YaRN as its paper states it: the ramp is linear in the number of turns (Peng et al. 2023, eq. 18 to 20)."""
-    frequencies = default(head_dim, base)
-    turns = [original_max_positions * f / (2 * math.pi) for f in frequencies]
-    return blend(frequencies, factor, [1 - min(max((r - beta_slow) / (beta_fast - beta_slow), 0), 1) for r in turns])
-
-
-def yarn_attention_factor(factor: float) -> float:
-    """0.1 ln(factor) + 1, which multiplies cos and sin (Peng et al. 2023, eq. 22; the code's get_mscale)."""
-    return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1
+    plain = default(head_dim, base)
+    turns = [original_max_positions * f / (2 * math.pi) for f in plain]
+    return _blend(plain, factor, [min(max(ramp(r, beta_slow, beta_fast), 0), 1) for r in turns])
 
 
 def llama3(
     head_dim: int, base: float, factor: float, original_max_positions: int, low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
+    high_freq_factor: float = 4.0, *, ramp: Ramp = linear_in_turns,
 ) -> Vector:  # fmt: skip
-    """Llama 3.1 (meta-llama/llama-models, models/llama3/model.py, apply_scaling)."""
-    scaled = []
-    for frequency in default(head_dim, base):
-        wavelength = 2 * math.pi / frequency
-        if wavelength < original_max_positions / high_freq_factor:
-            scaled.append(frequency)
-        elif wavelength > original_max_positions / low_freq_factor:
-            scaled.append(frequency / factor)
-        else:
-            turns = original_max_positions / wavelength
-            smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
-            scaled.append((1 - smooth) * frequency / factor + smooth * frequency)
-    return scaled
+    """Llama 3.1 (meta-llama/llama-models, models/llama3/model.py, apply_scaling): the blend of `yarn_paper` by other limits."""
+    return yarn_paper(head_dim, base, factor, original_max_positions, high_freq_factor, low_freq_factor, ramp=ramp)
+
+
+def _blend(frequencies: Sequence[float], factor: float, ramp: Sequence[float]) -> Vector:
+    """Each frequency as it is where ramp is 0, over factor where it is 1."""
+    return [(1 - t) * f + t * f / factor for f, t in zip(frequencies, ramp, strict=True)]
 
 
 def proportional(head_dim: int, base: float, fraction: float) -> Vector:
-    """p-RoPE: the first share of the frequencies of the whole head, the rest zero (Barbero et al. 2024, section 6;
+    """p-RoPE: the first share of the frequencies of the complete head, the rest zero (Barbero et al. 2024, section 6;
     transformers' rope_type "proportional", Gemma 4)."""
-    kept = int(fraction * head_dim // 2)
-    return [f if c < kept else 0.0 for c, f in enumerate(default(head_dim, base))]
-
-
-def blend(frequencies: Sequence[float], factor: float, ramp: Sequence[float]) -> Vector:
-    """Each frequency as it is where ramp is 0, over factor where it is 1."""
-    return [(1 - t) * f + t * f / factor for f, t in zip(frequencies, ramp, strict=True)]
+    nonzero = int(fraction * head_dim // 2)
+    return [f if c < nonzero else 0.0 for c, f in enumerate(default(head_dim, base))]
 
 
 # -------------------------------------------------------------------- biases
@@ -211,50 +192,35 @@ def alibi(num_heads: int) -> Vector:
 
 def t5(relative_position: Sequence[int], bidirectional: bool, num_buckets: int, max_distance: int) -> list[int]:
     """T5's buckets of key position minus query position (Raffel et al. 2020, section 2.1; _relative_position_bucket in
-    mesh_tensorflow/transformer/transformer_layers.py). Bucket edges are compared as fractions, without rounding."""
-    return [_t5_bucket(r, bidirectional, num_buckets, max_distance) for r in relative_position]
+    mesh_tensorflow/transformer/transformer_layers.py)."""
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
 
+    def bucket(relative: int) -> int:
+        distance = abs(relative) if bidirectional else max(-relative, 0)
+        if distance >= exact:
+            steps = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
+            distance = min(exact + math.floor(round(steps, 9)), side - 1)
+        return distance + (side if bidirectional and relative > 0 else 0)
 
-@cache
-def _t5_bucket(relative: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
-    first, distance = 0, max(-relative, 0)
-    if bidirectional:
-        buckets //= 2
-        first, distance = (buckets if relative > 0 else 0), abs(relative)
-    exact = buckets // 2
-    if distance < exact:
-        return first + distance
-    steps = buckets - exact
-    # floor(ln(distance / exact) / ln(max_distance / exact) * steps)
-    reached = Fraction(distance, exact) ** steps
-    edge = Fraction(max_distance, exact)
-    step = next((k for k in range(steps) if edge ** (k + 1) > reached), steps - 1)
-    return first + exact + step
+    return [bucket(relative) for relative in relative_position]
 
 
 def deberta(relative_position: Sequence[int], buckets: int, max_position: int) -> list[int]:
     """DeBERTa-v2's signed log buckets of query position minus key position, for distances below max_position (He et al.
-    2021; make_log_bucket_position in microsoft/DeBERTa, deberta/da_utils.py).
-
-    Raises:
-        InputError: a distance of max_position or more, where the published codes differ.
-    """
+    2021; make_log_bucket_position in microsoft/DeBERTa, deberta/da_utils.py)."""
     middle = buckets // 2
-    found = []
-    for relative in relative_position:
-        distance = abs(relative)
-        if distance >= max_position:
-            raise InputError(f"relative_position {relative}: the log buckets end at {max_position - 1}")
-        if distance > middle:
-            # ceil(ln(distance / middle) / ln((max_position - 1) / middle) * (middle - 1))
-            wanted = Fraction(distance, middle) ** (middle - 1)
-            edge = Fraction(max_position - 1, middle)
-            distance = middle + next(k for k in range(middle) if edge**k >= wanted)
-        found.append(distance if relative >= 0 else -distance)
-    return found
+
+    def bucket(distance: int) -> int:
+        if distance <= middle:
+            return distance
+        steps = math.log(distance / middle) / math.log((max_position - 1) / middle) * (middle - 1)
+        return middle + math.ceil(round(steps, 9))
+
+    return [bucket(r) if r >= 0 else -bucket(-r) for r in relative_position]
 
 
-def xpos(positions: Sequence[float], head_dim: int, scale_base: float) -> Rows:
+def xpos(positions: Sequence[float], head_dim: int, scale_base: float) -> list[Vector]:
     """What xPos multiplies a query's rotated pairs by (keys: its inverse), (seq, head_dim/2): zeta_c^(position /
     scale_base), zeta_c = (2c/d + 0.4) / 1.4 (Sun et al. 2022, section 3; torchscale/component/xpos_relative_position.py)."""
     zeta = [(2 * c / head_dim + 0.4) / 1.4 for c in range(head_dim // 2)]

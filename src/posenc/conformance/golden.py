@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden vectors: cases of every kind with the values of the authors' formulas, stored in golden.json.
+"""The golden vectors: cases of every kind with the values of the authors' formulas, stored in golden.json; how a function is
+called with a case, and how its result compares."""
 
-`python -m posenc.conformance.golden` computes the file anew from formulas.py.
-"""
-
+import copy
+import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import product
+from functools import cache
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
-from posenc.conformance import formulas
+import torch
+from torch import Tensor
 
-SCHEMA = 1
+from posenc.conformance.kinds import FLAGS, FLOAT32, FREQUENCIES, KINDS, TENSORS, Convention
+from posenc.errors import InputError
+
 PATH = Path(__file__).with_name("golden.json")
+DECLINED = "raises NotImplementedError"
 
 
 @dataclass(frozen=True)
@@ -39,193 +43,218 @@ def load() -> dict[str, list[GoldenCase]]:
     return {name: [GoldenCase(**case) for case in kind["cases"]] for name, kind in kinds.items()}
 
 
-def generate() -> dict[str, Any]:
-    """The content of golden.json, computed from the formulas."""
-    kinds = {}
-    for name, cases in CASES.items():
-        formula, attention_factor = FORMULAS[name], TEMPERATURES.get(name)
-        results = []
-        for given in cases:
-            expected: Any = formula(**given)
-            if name in SCHEDULES:
-                expected = {
-                    "inv_freq": expected,
-                    "attention_factor": attention_factor(given) if attention_factor else 1.0,
-                }
-            results.append({"arguments": given, "expected": expected})
-        described = getattr(formulas, name, None) or getattr(formulas, name.partition("_")[0])
-        kinds[name] = {"source": " ".join((described.__doc__ or "").split()), "cases": results}
-    return {"schema": SCHEMA, "kinds": kinds}
-
-
-# -------------------------------------------------------------------- the formulas of the kinds
-
-
-def _longrope(factor: float, **options: Any) -> list[float]:
-    return formulas.longrope(**options)
-
-
-def _yarn_temperature(given: Mapping[str, Any]) -> float:
-    return formulas.yarn_attention_factor(given["factor"])
-
-
-SCHEDULES = (
-    "default", "linear", "ntk", "ntk_mixed", "dynamic", "longrope", "yarn", "yarn_revised", "yarn_paper", "llama3", "proportional",
-)  # fmt: skip
-FORMULAS: dict[str, Callable[..., Any]] = {
-    "rotary": partial(formulas.rotary, layout="half"),
-    "rotary_interleaved": partial(formulas.rotary, layout="interleaved"),
-    "rotary_partial": partial(formulas.rotary, layout="half"),
-    "sinusoidal": partial(formulas.sinusoidal, layout="interleaved"),
-    "sinusoidal_concat": partial(formulas.sinusoidal, layout="concat"),
-    "sinusoidal_endpoint": partial(formulas.sinusoidal, layout="concat", endpoint=True),
-    **{name: getattr(formulas, name) for name in (*SCHEDULES, "alibi", "t5", "deberta", "xpos")},
-    "longrope": _longrope,
-}
-TEMPERATURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
-    **dict.fromkeys(("yarn", "yarn_revised", "yarn_paper"), _yarn_temperature),
-    "longrope": lambda given: formulas.longrope_attention_factor(given["factor"], given["original_max_positions"]),
-}
-"""The attention factors that are not 1."""
-
-
-# -------------------------------------------------------------------- the cases
-
-
 def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[float]]]]:
     """Numbers without a pattern in [-2, 2], multiples of 1/8 and so exact in every dtype: (batch, heads, rows, dim)."""
-    numbers = iter((37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim))
-    return [[[[next(numbers) for _ in range(dim)] for _ in range(rows)] for _ in range(heads)] for _ in range(batch)]
+    numbers = torch.tensor([(37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim)])
+    nested: list[list[list[list[float]]]] = numbers.view(batch, heads, rows, dim).tolist()
+    return nested
 
 
-def _inexact(x: Any) -> Any:
-    """Numbers that float32 represents and half precision rounds: channels that are not rotated must come back unchanged."""
-    return [_inexact(value) for value in x] if isinstance(x, list) else x + 2**-12
+# -------------------------------------------------------------------- calling
 
 
-NEAR, FAR = [0, 1, 2, 17, 255, 257], [3, 511, 2048, 4097, 32768, 131071]
-"""Positions of the first texts anyone tries, and those past the usual trained lengths."""
-PACKED = [4, 5, 0, 1, 2, 0, 1]
-"""Positions of texts that share a row: they repeat and go back."""
-JUMPY = [0, 3, 70000, 3, 77, 257]
-"""As many positions as NEAR has, with the same first and last one."""
-NEXT = [1000]
-"""A single token, as in generation."""
+class Caller:
+    """Call a function under a convention: by name where its parameters have the convention's names; the other arguments
+    go, in the order of the convention, to the other parameters, in theirs.
+
+    by_position: the convention's names of arguments that are passed by position. by_name: a parameter of the function ->
+    the convention's name of its argument.
+
+    Raises:
+        InputError: a class, or a method without its object.
+    """
+
+    def __init__(self, function: Callable[..., Any], convention: Convention) -> None:
+        parameters = _parameters(function)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        if inspect.isclass(function):
+            raise InputError(f"{name} is a class: pass a function that makes an object of it and calls that")
+        if inspect.isfunction(function) and parameters and parameters[0].name == "self":
+            raise InputError(f"{name} is a method without its object: pass the method of an object, or a wrapper")
+        self.function, self.convention = function, convention
+        self.by_position, self.by_name = _bind(parameters, convention)
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        """What the function returns for arguments under the convention's names."""
+        named = {parameter: given[name] for parameter, name in self.by_name.items() if name in given}
+        return self.function(*(given[name] for name in self.by_position), **named)
+
+    def accepts(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the function has parameters for all options of a case."""
+        return all(name in self.convention.arguments or name in self.by_name.values() for name in arguments)
+
+    @property
+    def missing(self) -> list[str]:
+        """The convention's arguments for which the function has no parameter."""
+        return [name for name in self.convention.arguments if name not in (*self.by_position, *self.by_name.values())]
 
 
-def _rotary_cases(*shapes: tuple[Any, ...], partial: bool = False) -> list[dict[str, Any]]:
-    cases = []
-    for (batch, heads), dim, base, positions, *rotary_dim in shapes:
-        x = content(batch, heads, len(positions), dim)
-        case = {"x": _inexact(x) if partial else x, "positions": positions, "base": base}
-        cases.append({**case, "rotary_dim": rotary_dim[0]} if partial else case)
-    return cases
+def _parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """Declared parameters; some builtins have none."""
+    try:
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return []
 
 
-def _grid(names: Sequence[str], *values: Iterable[Any]) -> list[dict[str, Any]]:
-    return [dict(zip(names, row, strict=True)) for row in product(*values)]
+def _bind(parameters: list[Parameter], convention: Convention) -> tuple[list[str], dict[str, str]]:
+    """The arguments passed by position, and those passed by name."""
+    arguments, known = convention.arguments, {*convention.arguments, *convention.options}
+    if not parameters:
+        return list(arguments), {}
+    styles = {p.kind for p in parameters}
+    by_name = {p.name: p.name for p in parameters if p.name in known and p.kind is not p.POSITIONAL_ONLY}
+    if Parameter.VAR_POSITIONAL in styles:
+        by_name = {p.name: p.name for p in parameters if p.name in by_name and p.kind is p.KEYWORD_ONLY}
+        return [name for name in arguments if name not in by_name], by_name
+    rest = iter([p for p in parameters if p.name not in by_name and p.kind is not p.VAR_KEYWORD])
+    by_position: list[str] = []
+    for name in [name for name in arguments if name not in by_name]:
+        if Parameter.VAR_KEYWORD in styles:
+            by_name[name] = name
+        elif (parameter := _next_of_type(rest, name)) is None:
+            break
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            by_position.append(name)
+        else:
+            by_name[parameter.name] = name
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if not {*required} <= {*by_name, *(p.name for p in parameters[: len(by_position)])}:
+        return list(arguments[: len(required)]), {}  # the names meant something else
+    return by_position, by_name
 
 
-ROTARY = _rotary_cases(
-    ((2, 3), 8, 1e4, NEAR), ((2, 3), 8, 1e4, FAR), ((1, 2), 8, 5e5, FAR), ((2, 3), 8, 1e4, JUMPY), ((2, 3), 8, 1e4, PACKED),
-    ((2, 3), 8, 1e4, NEXT), ((1, 4), 20, 1e4, NEAR), ((1, 1), 48, 1e4, PACKED), ((2, 2), 64, 1e4, FAR[:3]),
-    ((2, 3), 64, 1e4, NEXT), ((1, 1), 80, 1e4, JUMPY), ((1, 1), 96, 1e6, FAR[:3]), ((1, 1), 128, 1e6, FAR[3:]),
-    ((1, 2), 256, 1e4, FAR[1:3]),
-)  # fmt: skip
-PARTIAL = _rotary_cases(
-    ((2, 3), 16, 1e4, NEAR, 4), ((1, 2), 16, 1e4, FAR, 8), ((1, 2), 16, 5e5, FAR, 8), ((2, 3), 16, 1e4, PACKED, 12),
-    ((2, 2), 16, 1e4, NEXT, 16), ((1, 2), 80, 1e4, FAR[:3], 32), ((1, 1), 96, 1e4, JUMPY, 24), ((1, 1), 128, 1e6, NEXT, 64),
-    partial=True,
-)  # fmt: skip
-SINUSOIDAL: list[dict[str, Any]] = [
-    *_grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)),
-    *_grid(("positions", "dim", "base"), (NEAR,), (30, 128), (10000.0,)),
-    *_grid(("positions", "dim", "base"), (PACKED, NEXT, JUMPY), (4,), (10000.0,)),
-    *_grid(("positions", "dim", "base"), (FAR[:2],), (512, 768), (10000.0,)),
-    {"positions": FAR[:3], "dim": 128, "base": 500.0},
-]
-SHAPES = [(64, 1e4), (128, 1e4), (128, 5e5), (96, 1e6), (24, 1e4), (256, 1e4)]
-"""head_dim and base of the schedules' cases."""
-SCALES = [
-    (2.0, 4096), (4.0, 2048), (8.0, 8192), (16.0, 4096), (4.0, 131072), (32.0, 512), (1.5, 5000), (3.0, 3000), (5.0, 128),
-]  # fmt: skip
-"""factor and original_max_positions of the schedules' cases."""
-SCALED: list[dict[str, Any]] = [
-    {"head_dim": dim, "base": base, "factor": factor, "original_max_positions": length}
-    for (dim, base), (factor, length) in product(SHAPES, SCALES)
-]
-SOME: list[dict[str, Any]] = SCALED[: len(SCALES)] + SCALED[len(SCALES) + 1 :: 5]
-"""All scales of the first shape, and every shape once more."""
-DISTANCES = [
-    *range(-48, 49),
-    *(sign * d for sign in (-1, 1) for d in (59, 63, 64, 90, 91, 112, 113, 127, 128, 129, 150, 181, 182, 215, 255, 256, 257, 300, 500, 5000)),
-]  # fmt: skip
-TURNS = {"beta_fast": 16.0, "beta_slow": 2.0}
-PLAIN = _grid(("head_dim", "base", "factor"), (20, 30, 64, 128, 256), (1e4, 5e5), (1.0, 1.5, 3.0, 4.0, 8.0))
+def _next_of_type(parameters: Iterator[Parameter], name: str) -> Parameter | None:
+    """The next parameter whose default, if it has one, is of the argument's type."""
+    for parameter in parameters:
+        default = parameter.default
+        flag, number = isinstance(default, bool), isinstance(default, (int, float))
+        fits = flag if name in FLAGS else number and not flag and name not in TENSORS
+        if default is parameter.empty or default is None or fits:
+            return parameter
+    return None
 
 
-def _longrope_cases() -> Iterator[dict[str, Any]]:
-    for (dim, base), (factor, original) in zip(SHAPES[1:5], SCALES, strict=False):
-        for length in (100, original, original + 1, int(factor * original)):
-            yield {
-                "head_dim": dim, "base": base, "factor": factor, "original_max_positions": original, "length": length,
-                "short_factor": [1 + c / dim for c in range(dim // 2)],
-                "long_factor": [1 + (factor - 1) * 2 * c / dim for c in range(dim // 2)],
-            }  # fmt: skip
+def from_angles(function: Callable[..., Any], convention: Convention) -> Callable[..., Any] | None:
+    """Wrap a function of cos and sin, f(x, cos, sin) or f(q, k, cos, sin), in one under a rotary convention, which makes
+    them as transformers does: (1, seq, channels) in x's dtype, an angle for each channel. None: it is no such function."""
+    names = [p.name for p in _parameters(function)]
+    before = names.index("cos") if "cos" in names else 0
+    if "x" not in convention.arguments or inspect.isclass(function) or before not in (1, 2):
+        return None
+    if names[before : before + 2] != ["cos", "sin"] or names[0] == "self":
+        return None
+
+    def rotary(x: Tensor, positions: Tensor, base: float, rotary_dim: int | None = None) -> Any:
+        width = x.shape[-1] if rotary_dim is None else rotary_dim
+        angles = positions.double()[:, None] * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        interleaved = convention == KINDS["rotary_interleaved"]
+        angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+        cos, sin = angles.cos().to(x.dtype)[None], angles.sin().to(x.dtype)[None]
+        if before == 1:
+            return function(x, cos, sin)
+        q, k = function(x, x.clone(), cos, sin)
+        if not torch.equal(q, k):
+            raise ValueError("equal queries and keys at the same positions come back unequal")
+        return q
+
+    return rotary
 
 
-CASES: dict[str, list[dict[str, Any]]] = {
-    "rotary": ROTARY,
-    "rotary_interleaved": ROTARY,
-    "rotary_partial": PARTIAL,
-    "sinusoidal": SINUSOIDAL,
-    "sinusoidal_concat": SINUSOIDAL,
-    "sinusoidal_endpoint": SINUSOIDAL,
-    "default": _grid(("head_dim", "base"), (2, 20, 64, 80, 128, 256), (1e4, 5e5)),
-    "linear": PLAIN,
-    "ntk": PLAIN,
-    "ntk_mixed": [
-        *_grid(("head_dim", "base", "factor"), (20, 64, 128), (1e4, 5e5), (1.0, 1.5, 4.0, 8.0)),
-        *_grid(("head_dim", "base", "factor", "exponent"), (20, 64), (1e4,), (4.0, 12.0), (0.0, 0.75, 1.0)),
-    ],
-    "dynamic": _grid(
-        ("head_dim", "base", "factor", "original_max_positions", "length"),
-        *((20, 64), (1e4, 5e5), (1.0, 2.0, 4.0), (2048, 2200), (1900, 2048, 2201, 10000)),
-    ),
-    "longrope": list(_longrope_cases()),
-    "yarn": [
-        *SCALED,
-        *({**case, **TURNS} for case in SOME),
-        *({**case, "truncate": False} for case in SOME),
-        *({**case, **TURNS, "truncate": False} for case in SOME[::3]),
-    ],
-    "yarn_revised": [
-        *SOME,
-        *({**case, **TURNS} for case in SOME[::3]),
-        *({**case, "truncate": False} for case in SOME[::3]),
-    ],
-    "yarn_paper": [*SCALED, *({**case, **TURNS} for case in SOME)],
-    "llama3": [*SCALED, *({**case, "low_freq_factor": 2.0, "high_freq_factor": 8.0} for case in SOME)],
-    "proportional": _grid(("head_dim", "base", "fraction"), (16, 20, 128), (1e4, 1e6), (0.25, 0.5, 0.75, 1.0)),
-    "alibi": _grid(("num_heads",), (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 25, 32, 40, 48, 64, 71, 96, 112, 128)),
-    "t5": [
-        {"relative_position": DISTANCES, "bidirectional": two, "num_buckets": buckets, "max_distance": far}
-        for (buckets, far), two in product([(32, 128), (64, 256), (8, 20), (10, 50)], (True, False))
-    ],
-    "deberta": [
-        {"relative_position": [r for r in DISTANCES if abs(r) < far], "buckets": buckets, "max_position": far}
-        for buckets, far in [(256, 512), (32, 128), (8, 32), (10, 100)]
-    ],
-    "xpos": _grid(("positions", "head_dim", "scale_base"), ([-2000, -3, 0, 1, 511, 4096],), (8, 64, 128), (512, 100)),
-}
+TORCH_LACKS = "not implemented for '", "Could not run '"
+"""torch's NotImplementedError, of an operator that a dtype or a device lacks."""
+NUMPY_LACKS = "unsupported ScalarType", "Can't call numpy() on Tensor that requires grad"
+"""torch's message where a tensor cannot become a numpy array at all."""
 
 
-def main() -> None:
-    """Write golden.json."""
-    lines = json.dumps(generate(), separators=(",", ":")).replace('{"arguments"', '\n{"arguments"')
-    PATH.write_text(lines + "\n", encoding="utf-8")
-    print(f"{PATH}: {PATH.stat().st_size} bytes")
+def declines(error: BaseException) -> bool:
+    """Whether a function declines a case itself, with NotImplementedError, or numpy does for it."""
+    if isinstance(error, NotImplementedError):
+        return not any(words in str(error) for words in TORCH_LACKS)
+    return any(words in str(error) for words in NUMPY_LACKS)
 
 
-if __name__ == "__main__":
-    main()
+def format_exception(error: BaseException) -> str:
+    """An exception's type and first line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}"
+
+
+# -------------------------------------------------------------------- results
+
+
+@dataclass(frozen=True, eq=False)
+class CaseResult:
+    """A case and its result: float64 values, the dtype they had, and the attention factor of a schedule that returned
+    one; or, with values=None, the reason why there is none."""
+
+    convention: Convention
+    case: GoldenCase
+    values: Tensor | None = None
+    dtype: torch.dtype = torch.float64
+    attention_factor: float | None = None
+    refusal: str = ""
+
+    @property
+    def expected(self) -> Tensor:
+        return torch.as_tensor(self.case.values, dtype=torch.float64)
+
+    @property
+    def right(self) -> bool:
+        return self.matches(self.expected)
+
+    def matches(self, values: Tensor) -> bool:
+        """Whether these are the result, within the tolerance of its dtype; axes of length 1 do not count."""
+        wrong = self.wrong(values)
+        return wrong is not None and not bool(wrong.any())
+
+    def wrong(self, values: Tensor) -> Tensor | None:
+        """Where the result is not these values, in their shape; None if the shapes differ."""
+        assert self.values is not None
+        if self.values.squeeze().shape != values.squeeze().shape:
+            return None
+        eps = max(torch.finfo(self.dtype).eps, FLOAT32) if self.dtype.is_floating_point else FLOAT32
+        allowed = self.convention.tolerance(values, self.case.arguments, eps)
+        return ~((self.values.reshape(values.shape) - values).abs() <= allowed)  # NaN is wrong
+
+
+def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseResult:
+    """Call the function with a case's arguments; dtypes replace those of `TENSORS`."""
+    convention, types = caller.convention, {**TENSORS, **dtypes}
+    given = {
+        name: torch.tensor(value, dtype=types[name]) if name in types else copy.copy(value)
+        for name, value in case.arguments.items()
+    }
+    try:
+        returned = caller(given)
+    except (Exception, SystemExit) as error:
+        return CaseResult(
+            convention, case, refusal=DECLINED if declines(error) else f"raises {format_exception(error)}"
+        )
+    try:
+        numbers, factor = _schedule(returned) if convention.returns == FREQUENCIES else (returned, None)
+        if isinstance(numbers, (list, tuple)) and any(getattr(item, "ndim", 0) > 1 for item in numbers):
+            raise TypeError  # a query and a key, say, which would stack to one array
+        tensor = numbers.detach() if isinstance(numbers, Tensor) else torch.as_tensor(numbers)
+        if isinstance(numbers, (list, tuple)) and tensor.is_floating_point():  # Python's floats have 64 bits
+            tensor = torch.tensor(numbers, dtype=torch.float64)
+        factor = None if factor is None else float(factor)
+        return CaseResult(convention, case, tensor.to("cpu", torch.float64), tensor.dtype, factor)
+    except (TypeError, ValueError, RuntimeError):
+        return CaseResult(convention, case, refusal=f"returns {_type_of(returned)}, expected {convention.returns}")
+
+
+def _schedule(result: Any) -> tuple[Any, Any]:
+    """inv_freq and attention_factor."""
+    if isinstance(result, Mapping) and "inv_freq" in result:
+        return result["inv_freq"], result.get("attention_factor")
+    if hasattr(result, "inv_freq"):
+        return result.inv_freq, getattr(result, "attention_factor", None)
+    return result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+
+
+def _type_of(result: Any) -> str:
+    if isinstance(result, (list, tuple)):
+        return f"a {type(result).__name__} of {', '.join(_type_of(item) for item in result[:3])}"
+    return "None" if result is None else f"a {type(result).__name__}"

@@ -8,41 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.conformance.runner import Caller, format_exception, not_offered
+from posenc.conformance.golden import Caller, declines, format_exception
 
 HEAD_DIM = 32
-DTYPES = (
-    (torch.float32, torch.float64), (torch.float64, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)
-)  # fmt: skip
-"""A dtype of x, and the one of an earlier call."""
+DTYPES = {
+    torch.float32: torch.float64, torch.float64: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32
+}  # fmt: skip
+"""A dtype of x -> the one of an earlier call."""
 
 
 def inputs_unchanged(call: Caller) -> str | None:
-    """Tensors that were handed in keep their values, short and long ones, in every dtype."""
+    """Input tensors are not changed, short and long ones, in every dtype."""
     changed = set()
-    for dtype in [dtype for dtype, _ in DTYPES] if "x" in call.convention.arguments else [torch.float32]:
+    for dtype in DTYPES if "x" in call.convention.arguments else [torch.float32]:
         for length in (7, 150):
             given = arguments(call, length, dtype)
             before = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
             try:
                 call(given)
             except Exception as error:
-                if dtype == torch.float32 or not not_offered(error):
+                if dtype == torch.float32 or not declines(error):
                     raise
             changed |= {name for name, value in before.items() if not torch.equal(value, given[name])}
     return f"changes its input {' and '.join(sorted(changed))} in place" if changed else None
 
 
-def keeps_dtype(call: Caller) -> str | None:
+def dtype_preserved(call: Caller) -> str | None:
     """x comes back in its own dtype, also after a call with another dtype."""
     wrong = []
-    for number, (dtype, other) in enumerate(DTYPES):
+    for number, (dtype, other) in enumerate(DTYPES.items()):
         try:
             fresh = _dtype(call(arguments(call, 11 + number, dtype)))  # a length that no other call has
             call(arguments(call, 21 + number, other))
             later = _dtype(call(arguments(call, 21 + number, dtype)))
         except Exception as error:
-            if not not_offered(error):
+            if not declines(error):
                 raise
             continue
         if fresh not in (None, dtype):
@@ -56,13 +56,12 @@ def keeps_dtype(call: Caller) -> str | None:
 def shift_invariant(call: Caller) -> str | None:
     """Scores of rotated queries and keys depend on the difference of their positions alone."""
     given = arguments(call, 1)
-    q, k = (torch.randn(1, 2, 40, HEAD_DIM, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    vectors = [torch.randn(1, 2, 40, HEAD_DIM, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
 
     def scores(offset: int) -> Tensor:
-        q_rotated, k_rotated = (
-            _values(call({**given, "x": x, "positions": torch.arange(40) + offset})) for x in (q, k)
-        )
-        return q_rotated @ k_rotated.transpose(-1, -2)
+        positions = torch.arange(40) + offset
+        q, k = (_values(call({**given, "x": x, "positions": positions})) for x in vectors)
+        return q @ k.transpose(-1, -2)
 
     moved = (scores(1000) - scores(0)).abs().max().item()
     # float32 angles at position 1040 are off by 1040 * 2^-22; a score sums head_dim products
@@ -77,9 +76,7 @@ def strided(call: Caller) -> str | None:
     plain = _values(call(given))
     view = given["x"].transpose(1, 2).contiguous().transpose(1, 2)
     moved = (_values(call({**given, "x": view})) - plain).abs().max().item()
-    if moved < 1e-5:
-        return None
-    return f"a view with its axes exchanged (x not contiguous) is answered differently, by {moved:.2g}"
+    return None if moved < 1e-5 else f"x that is not contiguous (a view with its axes exchanged) changes the result by {moved:.2g}"  # fmt: skip
 
 
 def differentiable(call: Caller) -> str | None:
@@ -97,27 +94,21 @@ def differentiable(call: Caller) -> str | None:
     return None if bool(gradient.isfinite().all()) else "the gradient of x is not finite"
 
 
-INVARIANTS: dict[str, tuple[Callable[[Caller], str | None], ...]] = {
-    **dict.fromkeys(
-        ("rotary", "rotary_interleaved", "rotary_partial"),
-        (inputs_unchanged, keeps_dtype, shift_invariant, strided, differentiable),
-    ),
-    **dict.fromkeys(
-        ("sinusoidal", "sinusoidal_concat", "sinusoidal_endpoint", "xpos", "t5", "deberta"), (inputs_unchanged,)
-    ),
-}
-
-
-def broken_invariants(call: Caller, kind: str) -> tuple[list[str], list[str]]:
-    """The findings, and notes on what could not be tried because the function does not offer it."""
+def broken_invariants(call: Caller) -> tuple[list[str], list[str]]:
+    """The findings, and notes on what could not be tested because the function does not offer it."""
     findings, notes = [], []
-    for invariant in INVARIANTS.get(kind, ()):
+    invariants: list[Callable[[Caller], str | None]] = []
+    if {"x", "positions", "relative_position"} & {*call.convention.arguments}:
+        invariants.append(inputs_unchanged)
+    if "x" in call.convention.arguments:
+        invariants += [dtype_preserved, shift_invariant, strided, differentiable]
+    for invariant in invariants:
         claim = (invariant.__doc__ or "").rstrip(".")
         try:
             if finding := invariant(call):
                 findings.append(finding)
         except (Exception, SystemExit) as error:
-            if not_offered(error):
+            if declines(error):
                 notes.append(f"not tried, the function does not offer it: {claim}")
             else:
                 findings.append(f"raises {format_exception(error)} (while checking: {claim})")

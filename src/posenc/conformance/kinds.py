@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of functions that have golden vectors: their arguments, results and tolerances."""
+"""The kinds of functions that have golden vectors: their arguments, results, formulas and tolerances."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc.conformance import formulas
 from posenc.errors import InputError, unknown
 
+TENSORS = {"x": torch.float32, "positions": torch.int64, "relative_position": torch.int64}
+"""Arguments that are passed as tensors, and their dtype."""
+FLAGS = {"bidirectional", "truncate"}
+"""Arguments that are True or False."""
 FLOAT32 = torch.finfo(torch.float32).eps
 Tolerance = Callable[[Tensor, Mapping[str, Any], float], Tensor]
 """Expected values, arguments and the result dtype's eps -> the largest allowed difference of each value."""
@@ -53,6 +59,7 @@ class Convention:
     arguments: tuple[str, ...]
     returns: str
     tolerance: Tolerance
+    formula: Callable[..., Any]
     options: tuple[str, ...] = ()
     failing: str = "{count} of {cases} cases differ"
 
@@ -67,55 +74,63 @@ class Convention:
         return self.tolerance in (relative_tolerance, power_tolerance)
 
 
-ROTARY = ("x", "positions", "base")
-SCHEDULE = ("head_dim", "base", "factor", "original_max_positions")
 FREQUENCIES = "(head_dim/2,) inv_freq, or (inv_freq, attention_factor)"
-ROTATED = "x turned, (batch, heads, seq, head_dim)"
 
+
+def _rotary(what: str, *arguments: str, layout: str = "half") -> Convention:
+    formula = partial(formulas.rotary, layout=layout)
+    names = ("x", "positions", "base", *arguments)
+    return Convention(what, names, "x turned, (batch, heads, seq, head_dim)", angle_tolerance, formula)
+
+
+def _sinusoidal(what: str, **options: Any) -> Convention:
+    formula = partial(formulas.sinusoidal, **options)
+    return Convention(what, ("positions", "dim", "base"), "(seq, dim)", angle_tolerance, formula)
+
+
+def _schedule(what: str, formula: Callable[..., Any], arguments: str, *options: str) -> Convention:
+    names = ("head_dim", "base", *arguments.split())
+    return Convention(what, names, FREQUENCIES, relative_tolerance, formula, options)
+
+
+SCALED = "factor original_max_positions"
 KINDS: dict[str, Convention] = {
-    "rotary": Convention("RoPE in the half layout: pairs (c, c + head_dim/2)", ROTARY, ROTATED, angle_tolerance),
-    "rotary_interleaved": Convention("RoPE in the interleaved layout: pairs (2c, 2c + 1)", ROTARY, ROTATED, angle_tolerance),
-    "rotary_partial": Convention(
-        "RoPE, half layout, on the first rotary_dim channels", (*ROTARY, "rotary_dim"), ROTATED, angle_tolerance
+    "rotary": _rotary("RoPE in the half layout: pairs (c, c + head_dim/2)"),
+    "rotary_interleaved": _rotary("RoPE in the interleaved layout: pairs (2c, 2c + 1)", layout="interleaved"),
+    "rotary_partial": _rotary("RoPE, half layout, on the first rotary_dim channels", "rotary_dim"),
+    "sinusoidal": _sinusoidal("sin and cos alternating"),
+    "sinusoidal_concat": _sinusoidal("all sines, then all cosines", layout="concat"),
+    "sinusoidal_endpoint": _sinusoidal("all sines, then all cosines, slowest frequency 1/base", layout="concat", endpoint=True),
+    "default": _schedule("RoPE's frequencies", formulas.default, ""),
+    "linear": _schedule("position interpolation", formulas.linear, "factor"),
+    "ntk": _schedule("NTK-aware scaling, static", formulas.ntk, "factor"),
+    "ntk_mixed": _schedule("NTK mixed with interpolation, static", formulas.ntk_mixed, "factor", "exponent"),
+    "dynamic": _schedule("dynamic NTK for texts of a length", formulas.dynamic, f"{SCALED} length"),
+    "longrope": _schedule(
+        "LongRoPE for texts of a length", formulas.longrope, "short_factor long_factor original_max_positions length factor"
     ),
-    "sinusoidal": Convention("sin and cos alternating", ("positions", "dim", "base"), "(seq, dim)", angle_tolerance),
-    "sinusoidal_concat": Convention("all sines, then all cosines", ("positions", "dim", "base"), "(seq, dim)", angle_tolerance),
-    "sinusoidal_endpoint": Convention(
-        "all sines, then all cosines, slowest frequency 1/base", ("positions", "dim", "base"), "(seq, dim)", angle_tolerance
+    "yarn": _schedule("YaRN as its authors' code computes it", formulas.yarn, SCALED, "beta_fast", "beta_slow", "truncate"),
+    "yarn_revised": _schedule(
+        "YaRN with blended wavelengths", partial(formulas.yarn, wavelengths=True), SCALED, "beta_fast", "beta_slow", "truncate"
     ),
-    "default": Convention("RoPE's frequencies", SCHEDULE[:2], FREQUENCIES, relative_tolerance),
-    "linear": Convention("position interpolation", SCHEDULE[:3], FREQUENCIES, relative_tolerance),
-    "ntk": Convention("NTK-aware scaling, static", SCHEDULE[:3], FREQUENCIES, relative_tolerance),
-    "ntk_mixed": Convention("NTK mixed with interpolation, static", SCHEDULE[:3], FREQUENCIES, relative_tolerance, ("exponent",)),
-    "dynamic": Convention("dynamic NTK for texts of a length", (*SCHEDULE, "length"), FREQUENCIES, relative_tolerance),
-    "longrope": Convention(
-        "LongRoPE for texts of a length",
-        ("head_dim", "base", "short_factor", "long_factor", "original_max_positions", "length", "factor"), FREQUENCIES, relative_tolerance,
+    "yarn_paper": _schedule("YaRN as its paper states it", formulas.yarn_paper, SCALED, "beta_fast", "beta_slow"),
+    "llama3": _schedule("Llama 3.1's scaling", formulas.llama3, SCALED, "low_freq_factor", "high_freq_factor"),
+    "proportional": _schedule("the first share of the frequencies, the rest 0", formulas.proportional, "fraction"),
+    "alibi": Convention(
+        "ALiBi's slopes", ("num_heads",), "(num_heads,) positive slopes", relative_tolerance, formulas.alibi,
+        failing="slopes wrong for {num_heads} heads",
     ),
-    "yarn": Convention(
-        "YaRN as its authors' code computes it", SCHEDULE, FREQUENCIES, relative_tolerance, ("beta_fast", "beta_slow", "truncate")
-    ),
-    "yarn_revised": Convention(
-        "YaRN with blended wavelengths", SCHEDULE, FREQUENCIES, relative_tolerance, ("beta_fast", "beta_slow", "truncate")
-    ),
-    "yarn_paper": Convention("YaRN as its paper states it", SCHEDULE, FREQUENCIES, relative_tolerance, ("beta_fast", "beta_slow")),
-    "llama3": Convention(
-        "Llama 3.1's scaling", SCHEDULE, FREQUENCIES, relative_tolerance, ("low_freq_factor", "high_freq_factor")
-    ),
-    "proportional": Convention(
-        "the first share of the frequencies, the rest 0", ("head_dim", "base", "fraction"), FREQUENCIES, relative_tolerance
-    ),
-    "alibi": Convention("ALiBi's slopes", ("num_heads",), "(num_heads,) positive slopes", relative_tolerance, failing="slopes wrong for {num_heads} heads"),
     "t5": Convention(
         "T5's buckets; relative_position is key minus query",
-        ("relative_position", "bidirectional", "num_buckets", "max_distance"), "(n,) integers", no_tolerance,
+        ("relative_position", "bidirectional", "num_buckets", "max_distance"), "(n,) integers", no_tolerance, formulas.t5,
     ),
     "deberta": Convention(
         "DeBERTa-v2's log buckets; relative_position is query minus key, below max_position",
-        ("relative_position", "buckets", "max_position"), "(n,) integers", no_tolerance,
+        ("relative_position", "buckets", "max_position"), "(n,) integers", no_tolerance, formulas.deberta,
     ),
     "xpos": Convention(
-        "xPos's scale of queries, not centred, gamma 0.4", ("positions", "head_dim", "scale_base"), "(seq, head_dim/2)", power_tolerance
+        "xPos's scale of queries, not centred, gamma 0.4", ("positions", "head_dim", "scale_base"), "(seq, head_dim/2)",
+        power_tolerance, formulas.xpos,
     ),
 }  # fmt: skip
 
@@ -143,7 +158,7 @@ def get_kind(name: str) -> Convention:
 
 
 def conventions() -> str:
-    """The kinds as a table: name, call, result, meaning."""
+    """The kinds as a table: name, call, result."""
     rows = [("KIND", "call", "result"), *((name, kind.call, kind.returns) for name, kind in KINDS.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)

@@ -6,7 +6,7 @@ import copy
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attention
-from posenc.conformance.fixtures import DECODER, LENGTH, CheckFailed, EncodingUnderTest, equal
+
+from posenc.conformance.fixtures import (  # isort: skip
+    DECODER, LENGTH, CheckFailed, EncodingUnderTest, attention_inputs, equal, random_inputs,
+)  # fmt: skip
 from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.transformer import Block
 
 
-def _hidden(index: int) -> Callable[[Positions], Positions]:
+def _hide(index: int) -> Callable[[Positions], Positions]:
     def hide(positions: Positions) -> Positions:
-        valid = torch.ones(1, positions.num_keys, dtype=torch.bool)
-        valid[0, index] = False
-        return replace(positions, valid=valid)
+        return replace(positions, valid=(torch.arange(positions.num_keys) != index)[None])
 
     return hide
 
@@ -37,32 +38,33 @@ def _cross(positions: Positions) -> Positions:
     return Positions.cross(positions, Positions.arange(LENGTH + 3) if positions.axes == 1 else positions)
 
 
-BASES = ("arange", "ids", "packed", "padded", "cached", "grid")
+BASES = ("contiguous", "ids", "packed", "padded", "cached", "grid")
 DERIVED: dict[str, Callable[[Positions], Positions]] = {
     "with_causal(True)": lambda positions: positions.with_causal(True),
     "with_causal(False)": lambda positions: positions.with_causal(False),
-    "replace(valid=all but the first)": _hidden(0),
-    "replace(valid=all but the second)": _hidden(1),
+    "with_window(2)": lambda positions: positions.with_window(2),
+    "replace(valid=all but the first)": _hide(0),
+    "replace(valid=all but the second)": _hide(1),
     "moved(to the next one's position)": lambda positions: positions.moved(lambda ids, order: ids.roll(-1, 1)),
     "cross(with more keys)": _cross,
     "take(the first three)": lambda positions: positions.take(torch.arange(3)),
     "deepcopy": copy.deepcopy,
 }
-WHAT = ("attention", "attention", "attention", "embed")
-CAUSAL = (None, True, False)
-LAYERS = (0, 1)
 BACKENDS = ("auto", "auto", "auto", "reference", "sdpa")
 DTYPES = (torch.float64, torch.float64, torch.float32)
 MODES = ("no_grad", "backward", "inference_mode")
 
 
+Derivations = dict[tuple[str, ...], Positions | None]
+"""How positions are derived from a base, in turn -> these positions; None: that is refused."""
+
+
 class EncodingCall(NamedTuple):
-    """A call of "attention" or "embed"; "make" only makes the positions, "overwrite" changes the tensor of ids that
-    positions were made from, which is the caller's."""
+    """A call of `attention`, or of `Encoding.embed`."""
 
     positions: tuple[str, ...]
-    """A base, and what is derived from it in turn. Positions of the same base share what they are derived from."""
-    what: str = "attention"
+    """How they are derived from a base, in turn; calls share what they are derived from."""
+    embeds: bool = False
     causal: bool | None = None
     layer: int = 0
     backend: str = "auto"
@@ -71,56 +73,28 @@ class EncodingCall(NamedTuple):
     other_parameters: bool = False
     """Of a copy of the encoding, with other parameters."""
 
-    def __str__(self) -> str:
-        at = ".".join(self.positions)
-        if self.what in ("make", "overwrite"):
-            return f"{self.what} {at if self.what == 'make' else 'the ids'}"
-        how = f", causal={self.causal}, backend={self.backend!r}" if self.what == "attention" else ""
-        other = ", of a copy with other parameters" if self.other_parameters else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.what}(layer={self.layer}{how}) at {at} in {dtype}, {self.mode}{other}"
 
-
-def in_turn(base: str) -> list[EncodingCall]:
-    """Call at a base, at everything derived from it, and back, under either causality."""
-    everywhere = [(base,), *((base, how) for how in DERIVED)]
+def draw_calls(source: random.Random, base: str) -> list[EncodingCall]:
+    """Calls at a base and everything derived from it, under either causality, in any dtype and mode, in a random order."""
+    recipes: list[tuple[str, ...]] = [(), *((name,) for name in DERIVED), tuple(source.sample(list(DERIVED), 2))]
+    what: list[tuple[tuple[str, ...], bool, bool | None]]
+    what = [(recipe, False, causal) for recipe in recipes for causal in (True, False)]
+    what += [(recipe, True, None) for recipe in recipes[:: source.choice((2, 3))]]
     calls = [
-        EncodingCall((base,), "embed"),
-        EncodingCall((base,), causal=True),
-        *(EncodingCall(at, "make") for at in everywhere),
-    ]
-    calls += [EncodingCall(at, causal=causal) for at in everywhere for causal in (True, False)]
-    return calls + [EncodingCall(at, what) for at in reversed(everywhere) for what in ("embed", "attention")]
-
-
-def at_random(source: random.Random, length: int) -> list[EncodingCall]:
-    """So many calls in any dtype and mode, with gradients and without."""
-    draw = source.choice
-    return [
         EncodingCall(
-            (draw(BASES), *draw(((), (), (draw(list(DERIVED)),), (draw(list(DERIVED)), draw(list(DERIVED)))))),
-            draw(WHAT), draw(CAUSAL), draw(LAYERS), draw(BACKENDS), draw(DTYPES), draw(MODES), source.random() < 0.2,
+            recipe, embeds, causal, source.choice((0, 1)), source.choice(BACKENDS), source.choice(DTYPES),
+            source.choice(MODES), source.random() < 0.2,
         )
-        for _ in range(length)
+        for recipe, embeds, causal in what
     ]  # fmt: skip
-
-
-WITH_FLEX = [
-    EncodingCall(("arange", *derived), causal=causal, backend="flex")
-    for derived, causal in (
-        ((), True), ((), False), (("replace(valid=all but the second)",), True), (("cross(with more keys)",), True),
-    )
-]  # fmt: skip
-FROM_IDS = (("ids",), ("ids", "deepcopy"), ("ids", "with_causal(True)"))
-OVERWRITTEN = [
-    *(EncodingCall(at, "make") for at in FROM_IDS),
-    EncodingCall(("ids",), "overwrite"),
-    *(EncodingCall(at, what, True) for at in FROM_IDS for what in ("embed", "attention")),
-]
+    if base == "contiguous":  # FlexAttention, run eagerly, takes as long as all the rest
+        calls += [EncodingCall(at, causal=True, backend="flex") for at in ((), ("cross(with more keys)",))]
+    source.shuffle(calls)
+    return calls
 
 
 class CallSequences:
-    """Runs sequences of calls on an encoding."""
+    """Runs sequences of calls on an encoding, and each of their calls alone, on fresh objects."""
 
     def __init__(self, tested: EncodingUnderTest) -> None:
         self.tested = tested
@@ -129,33 +103,16 @@ class CallSequences:
         with torch.no_grad():
             for parameter in self.originals[1].parameters():
                 parameter.mul_(0.7)
-        self.alone: dict[EncodingCall, list[Tensor] | str] = {}
 
-    def run(self, calls: Iterable[EncodingCall]) -> None:
-        """Raise CheckFailed where a call's result is not the one it has alone."""
-        encodings = [self.fresh(other) for other in (False, True)]
-        ids, made = self.tested.ids(LENGTH)[None].clone(), dict[tuple[str, ...], Positions | None]()
-        for call in calls:
-            if call.what == "overwrite":
-                if ("ids",) in made:
-                    ids.copy_(ids.flip(1).clone())
-                continue
-            positions = self._positions(call.positions, ids, made)
-            if positions is not None and call.what != "make":
-                self._compare(call, positions, encodings[call.other_parameters])
-
-    def shortest(self, calls: Sequence[EncodingCall]) -> list[EncodingCall]:
-        """Of calls that fail, those without which they do not."""
-        calls, size = list(calls), len(calls)
-        while size:
-            for first in reversed(range(0, len(calls), size)):
-                fewer = calls[:first] + calls[first + size :]
-                try:
-                    self.run(fewer)
-                except CheckFailed:
-                    calls = fewer
-            size //= 2
-        return calls
+    def compare(self, seed: int) -> None:
+        """Raise CheckFailed where a call's result is not the one it has alone; seed: of the calls' order and options."""
+        for base in BASES if self.tested.takes_images else BASES[:-1]:
+            calls = draw_calls(random.Random(seed), base)
+            if different := self._difference(base, calls):
+                index, message = different
+                pairs = ([earlier, calls[index]] for earlier in calls[:index])
+                fewest = next((pair for pair in pairs if self._difference(base, pair)), calls[: index + 1])
+                raise CheckFailed(f"{message}; the calls: {'; '.join(map(str, fewest))}")
 
     def fresh(self, other_parameters: bool = False) -> Encoding:
         """A copy that was not called before."""
@@ -164,77 +121,74 @@ class CallSequences:
         encoding.share([(layer.query, layer.key) for layer in layers])
         return encoding
 
-    def _compare(self, call: EncodingCall, positions: Positions, encoding: Encoding) -> None:
-        if call not in self.alone:
-            fresh = self._positions(call.positions, self.tested.ids(LENGTH)[None].clone(), {})
-            assert fresh is not None
-            self.alone[call] = self._result(self.fresh(call.other_parameters), fresh, call)
-        alone = self.alone[call]
-        try:
-            result = self._result(encoding, positions, call)
-        except Exception as error:
-            raise CheckFailed(f"{call} ends in {type(error).__name__} ({error}); alone it does not") from error
-        if isinstance(result, str) or isinstance(alone, str):
-            if isinstance(result, str) != isinstance(alone, str):
-                now, before = (f"is refused ({x})" if isinstance(x, str) else "is served" for x in (result, alone))
-                raise CheckFailed(f"{call} {now}; alone it {before}")
-            return
-        for a, b in zip(result, alone, strict=True):
-            equal(a, b, f"{call}, after other calls and alone", 1e-9 if call.dtype == torch.float64 else 1e-3)
-
-    def _positions(
-        self, recipe: tuple[str, ...], ids: Tensor, made: dict[tuple[str, ...], Positions | None]
-    ) -> Positions | None:
-        """Positions made as a recipe says, or before; None if what they are derived from refuses it."""
-        if recipe not in made:
+    def _difference(self, base: str, calls: Sequence[EncodingCall]) -> tuple[int, str] | None:
+        """The first call whose result is not the one it has alone: its index and how it differs."""
+        encodings = [self.fresh(other) for other in (False, True)]
+        ids = self.tested.ids(LENGTH)[None].clone()
+        made: Derivations = {(): self._base(base, ids)}
+        for index, call in enumerate(calls):
+            positions = _derive(call.positions, made)
+            if 2 * index >= len(calls):
+                ids.zero_()  # the tensor that positions were made from is the caller's
+            alone_at = _derive(call.positions, {(): self._base(base, self.tested.ids(LENGTH)[None])})
+            if positions is None or alone_at is None:
+                continue
+            alone = self._result(self.fresh(call.other_parameters), alone_at, call)
             try:
-                before = self._positions(recipe[:-1], ids, made) if recipe[1:] else self._base(recipe[0], ids)
-                made[recipe] = before if before is None or not recipe[1:] else DERIVED[recipe[-1]](before)
-            except InputError:
-                made[recipe] = None
-        return made[recipe]
+                result = self._result(encodings[call.other_parameters], positions, call)
+                _require_equal(result, alone, f"{call} at {base}, after other calls and alone", call.dtype)
+            except CheckFailed as failure:
+                return index, str(failure)
+            except Exception as error:
+                raise CheckFailed(f"{call} at {base} ends in {type(error).__name__}; alone it does not") from error
+        return None
 
-    def _base(self, name: str, ids: Tensor) -> Positions | None:
-        tested = self.tested
+    def _base(self, name: str, ids: Tensor) -> Positions:
         if name == "ids":
             return Positions.from_ids(ids)
-        if name == "packed":
-            return tested.relocate(Positions.packed([4, LENGTH - 4]), [4, LENGTH - 4])
-        if name == "padded":
-            mask = torch.ones(2, LENGTH, dtype=torch.long)
-            mask[1, :3] = 0
-            return tested.relocate(Positions.from_mask(mask), [LENGTH], [LENGTH - 3])
-        if name == "cached":
-            return tested.relocate(Positions.arange(3, LENGTH - 3), [LENGTH])
-        if name == "grid":
-            return Positions.grid(3, 3) if tested.takes_images else None
-        return tested.document(LENGTH)
+        return Positions.grid(3, 3) if name == "grid" else self.tested.layout(name)
 
     def _result(self, encoding: Encoding, positions: Positions, call: EncodingCall) -> list[Tensor] | str:
         """The output of a call, with the gradients; or the message of its refusal."""
-        generator, grad = torch.Generator().manual_seed(0), call.mode == "backward"
-
-        def drawn(*shape: int) -> Tensor:
-            x = torch.randn(2, *shape, dtype=torch.float64, generator=generator)
-            return x.to(call.dtype).requires_grad_(grad)
-
+        trains = call.mode == "backward"
+        options: dict[str, Any] = {"dtype": call.dtype, "trains": trains}
         try:
-            with torch.inference_mode(call.mode == "inference_mode"), torch.set_grad_enabled(grad):
-                if call.what == "embed":
-                    given = [drawn(positions.num_queries, DECODER.dim)]
-                    out = encoding.embed(given[0], positions, call.layer)
+            with torch.inference_mode(call.mode == "inference_mode"), torch.set_grad_enabled(trains):
+                if call.embeds:
+                    inputs = random_inputs((2, positions.num_queries, DECODER.dim), **options)
+                    out = encoding.embed(inputs[0], positions, call.layer)
                 else:
-                    sizes = [(DECODER.num_heads, positions.num_queries)] + 2 * [(DECODER.kv_heads, positions.num_keys)]
-                    q, k, v = given = [drawn(heads, length, DECODER.width) for heads, length in sizes]
+                    q, k, v = inputs = attention_inputs(DECODER, positions, **options)
                     out = attention(
                         q, k, v, encoding, positions, causal=call.causal, layer=call.layer, backend=call.backend
                     )
-            if not grad or not out.requires_grad:
+            if not trains or not out.requires_grad:
                 return [out]
-            gradients = torch.autograd.grad(out.square().sum(), [*given, *encoding.parameters()], allow_unused=True)
+            gradients = torch.autograd.grad(out.square().sum(), [*inputs, *encoding.parameters()], allow_unused=True)
         except InputError as refusal:
             return str(refusal)
         return [out, *(torch.zeros(()) if g is None else g for g in gradients)]
+
+
+def _derive(recipe: tuple[str, ...], made: Derivations) -> Positions | None:
+    """Positions made by a recipe, or before; None if what they are derived from refuses it."""
+    if recipe not in made:
+        before = _derive(recipe[:-1], made)
+        try:
+            made[recipe] = None if before is None else DERIVED[recipe[-1]](before)
+        except InputError:
+            made[recipe] = None
+    return made[recipe]
+
+
+def _require_equal(result: list[Tensor] | str, alone: list[Tensor] | str, what: str, dtype: torch.dtype) -> None:
+    if isinstance(result, str) and isinstance(alone, str):
+        return
+    if isinstance(result, str) or isinstance(alone, str):
+        now, before = (f"refused ({x})" if isinstance(x, str) else "served" for x in (result, alone))
+        raise CheckFailed(f"{what}: {now} and {before}")
+    for a, b in zip(result, alone, strict=True):
+        equal(a, b, what, 1e-9 if dtype == torch.float64 else 1e-3)
 
 
 # -------------------------------------------------------------------- the checks
@@ -242,39 +196,22 @@ class CallSequences:
 
 def calls_are_independent(tested: EncodingUnderTest) -> None:
     """A call gives what it gives alone, on fresh objects, whatever was called before: attention and codes at the same
-    positions, at positions derived from these (under another causality, with other keys hidden, moved, across, copied), under
-    an encoder and a decoder, in other dtypes, with gradients and without; and positions stay where they are when the tensor
-    that they were made from changes."""
-    sequences = CallSequences(tested)
-    for calls in (
-        *map(in_turn, BASES),
-        *(at_random(random.Random(seed), 40) for seed in (0, 1)),
-        OVERWRITTEN,
-        WITH_FLEX,
-    ):
-        try:
-            sequences.run(calls)
-        except CheckFailed as failure:
-            raise CheckFailed(f"{failure}; the calls: {'; '.join(map(str, sequences.shortest(calls)))}") from None
+    positions, at positions derived from these (under another causality, in a window, with other keys hidden, moved, across,
+    copied), under an encoder and a decoder, in other dtypes, in inference mode, then with gradients; and positions do not
+    change with the tensor that they were made from."""
+    CallSequences(tested).compare(seed=0)
 
 
 class _Mark:
-    """Alive as long as the graph whose leaves it hangs on."""
+    """Alive as long as the graph of which a leaf's hook refers to it."""
 
 
 def graphs_are_freed(tested: EncodingUnderTest) -> None:
     """When the outputs of a call are gone, so is the graph of its gradients, though encoding and positions stay."""
     encoding, positions = CallSequences(tested).fresh(), tested.document(LENGTH)
-    generator = torch.Generator().manual_seed(0)
-    shapes = {
-        "q": (DECODER.num_heads, LENGTH, DECODER.width), "k": (DECODER.kv_heads, LENGTH, DECODER.width),
-        "v": (DECODER.kv_heads, LENGTH, DECODER.width), "x": (LENGTH, DECODER.dim),
-    }  # fmt: skip
-    q, k, v, x = (
-        torch.randn(2, *shape, dtype=torch.float64, generator=generator, requires_grad=True)
-        for shape in shapes.values()
-    )
-    leaves = {**dict(zip(shapes, (q, k, v, x), strict=True)), **dict(encoding.named_parameters())}
+    (x,) = random_inputs((2, LENGTH, DECODER.dim), trains=True)
+    q, k, v = attention_inputs(DECODER, positions, trains=True)
+    leaves = {"q": q, "k": k, "v": v, "x": x, **dict(encoding.named_parameters())}
     marks: dict[str, weakref.ref[_Mark]] = {}
     ends = []
     for name, leaf in leaves.items():
@@ -282,7 +219,7 @@ def graphs_are_freed(tested: EncodingUnderTest) -> None:
         graph = leaf.expand_as(leaf).grad_fn
         assert graph is not None
         end: Any = graph.next_functions[0][0]
-        end.register_hook(lambda *gradients, mark=mark: None)  # the leaf knows it weakly, graphs own it
+        end.register_hook(lambda *gradients, mark=mark: None)  # the leaf refers to it weakly, graphs strongly
         ends.append(end)
         marks[name] = weakref.ref(mark)
     del mark, end, graph

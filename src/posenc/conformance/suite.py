@@ -6,6 +6,7 @@ print(check(lambda config: MyEncoding(num_heads=config.num_heads)))
 """
 
 import traceback
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,22 +14,28 @@ from posenc.conformance.checks import CHECKS, SLOW
 from posenc.conformance.fixtures import DECODER, CheckFailed, EncodingUnderTest, Make, MakePositions, NotApplicable
 from posenc.errors import on_one_line
 
+WORDS = {True: "passed", False: "FAILED", None: "does not apply"}
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a check. holds: None if it does not apply; reason: the refusal, or what failed; where: of an error, the
+    """Result of a check. passed: None if it does not apply; reason: the refusal, or what failed; where: of an error, the
     last lines that it came through, the innermost first."""
 
     check: str
-    holds: bool | None
+    passed: bool | None
     reason: str = ""
     where: str = ""
 
+    @property
+    def holds(self) -> bool | None:
+        """The former name of `passed`."""
+        warnings.warn("Outcome.holds is now called Outcome.passed", DeprecationWarning, stacklevel=2)
+        return self.passed
+
     def __str__(self) -> str:
-        mark = {True: "holds", False: "FAILS", None: "does not apply"}[self.holds]
-        return f"{self.check.replace('_', ' ')}: {mark}" + (
-            f" ({'; '.join(filter(None, (self.reason, self.where)))})" if self.reason else ""
-        )
+        details = "; ".join(filter(None, (self.reason, self.where)))
+        return f"{self.check.replace('_', ' ')}: {WORDS[self.passed]}{f' ({details})' if self.reason else ''}"
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return all(outcome.holds is not False for outcome in self.outcomes)
+        return all(outcome.passed is not False for outcome in self.outcomes)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.outcomes))
@@ -61,10 +68,10 @@ def check(make: Make, *, positions: MakePositions | None = None, slow: bool = Tr
     tested = EncodingUnderTest(make, positions)
     tested.make_encoding(DECODER)  # what cannot be made, or has no positions, is reported once
     tested.document(2)
-    return Report(tuple(run(name, tested) for name in CHECKS if slow or name not in SLOW))
+    return Report(tuple(run_check(name, tested) for name in CHECKS if slow or name not in SLOW))
 
 
-def run(name: str, tested: EncodingUnderTest) -> Outcome:
+def run_check(name: str, tested: EncodingUnderTest) -> Outcome:
     """Run one check by name; an exception counts as its failure."""
     try:
         CHECKS[name](tested)

@@ -74,7 +74,7 @@ class _AllGather(torch.autograd.Function):
         return local, None
 
 
-def place_shard(encoding: Encoding, positions: Positions, batch: int) -> Positions:
+def augment_shard(encoding: Encoding, positions: Positions, batch: int) -> Positions:
     """`Encoding.augment` for a shard: its part of the full sequence once that has been augmented. Random numbers are those
     of the group's first process, in all of them."""
     part = _sharding(positions)
