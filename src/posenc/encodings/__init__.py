@@ -11,12 +11,14 @@ from posenc import position_maps
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
+from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.cope import CoPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
+from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.pope import PoPE
@@ -37,11 +39,11 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 
 # fmt: off
 __all__ = [
-    "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
-    "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
-    "DecoupledRotary", "EnhancedMaskDecoder", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
-    "LearnedSink", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "PrefixKV", "Randomized", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
+    "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
+    "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
+    "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
+    "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
+    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -54,7 +56,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # at the input, and carried into every layer
         FLOATER,
         # on queries and keys
-        Rotary, PRotary, DecoupledRotary, XPos, AxialRotary, MRotary, MixedRotary, PoPE,
+        Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
+        LieRE, ComRoPE, STRING, PoPE,
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
         # on the scores, by distance

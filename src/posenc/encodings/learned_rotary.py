@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotations of text that learn their frequencies, or mix them, and one that scores the imaginary part as well."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc import frequencies
+from posenc.encoding import require_fit
+from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotary_axes import AxesRotary
+from posenc.errors import InputError, check_positive
+from posenc.functional import Layout, frequency_curve
+from posenc.positions import Positions
+
+
+@dataclass(eq=False, repr=False)
+class LearnedRotary(AxesRotary):
+    """RoPE with learned frequencies: theta_c = f_c exp(s_c), where f is a schedule's frequency and s_c starts at 0.
+
+    head_dim, rope_theta, layout, schedule: as in `Rotary`; the schedule is where the frequencies start. groups: ladders
+    of frequencies. 1: all heads share one. num_kv_heads: each group of query heads that shares a key head has its own,
+    since a key can only be compared with queries that turn as it does. All layers share them; for ladders per layer,
+    pass one object per layer to `PerLayer`. Train `log_scale`, (groups, head_dim / 2), without weight decay.
+
+    `plain()` is the same rotation as a `Rotary`, whose factors other programs load. Angles are computed in float64;
+    casting the model to bfloat16 rounds the log-scales.
+    Raises InputError for odd widths, or key heads that are not a multiple of groups.
+    Source: arXiv 2607.10134 (LeRoPE: one ladder), arXiv 2607.19363 (AdaRoPE: one per key head).
+    """
+
+    name = "learned_rope"
+    papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
+        r"\theta_c = b^{-2c/d} e^{s_c}, \quad s_c \text{ learned}",
+    )
+    extrapolates = "partly: as RoPE, with frequencies that fit the trained length"
+    learned = True
+    axes = 1
+
+    head_dim: int
+    rope_theta: float = 10000.0
+    layout: Layout = "half"
+    groups: int = 1
+    schedule: Mapping[str, Any] | None = None
+
+    def setup(self) -> None:
+        super().setup()
+        check_positive(rope_theta=self.rope_theta, groups=self.groups)
+        self.schedule = dict(self.schedule or {"name": "default"})
+        start = frequencies.create(self.schedule, self.head_dim, self.rope_theta)
+        self.attention_factor = start.attention_factor
+        self.log_scale = nn.Parameter(torch.zeros(self.groups, self.head_dim // 2))
+
+    def tables(self) -> dict[str, Tensor]:
+        assert self.schedule is not None
+        return {"frequency": frequencies.create(self.schedule, self.head_dim, self.rope_theta).inv_freq[:, None]}
+
+    def vectors(self, layer: int) -> Tensor:
+        return self.frequency * self.log_scale.double().exp()[..., None]
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        self._check_groups(k)
+        return super().rotate_keys(k, positions, layer)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        self._check_groups(k)
+        return super().rotate(q, k, positions, layer)
+
+    def _check_groups(self, k: Tensor) -> None:
+        if k.shape[1] % self.groups:
+            raise InputError(f"groups={self.groups}: must divide the key heads, and k has {k.shape[1]}")
+
+    def plain(self, group: int = 0) -> Rotary:
+        """One group's ladder as it is now, in a `Rotary` with an "explicit" schedule.
+
+        Raises:
+            InputError: a group that there is not.
+        """
+        if not 0 <= group < self.groups:
+            raise InputError(f"group={group}: must lie between 0 and {self.groups - 1}")
+        ladder = frequencies.Frequencies(self.vectors(0)[group, :, 0].detach().cpu())
+        stretch = frequencies.stretch(ladder, self.head_dim, self.rope_theta).tolist()
+        schedule = {"name": "explicit", "stretch": stretch, "attention_factor": self.attention_factor}
+        return Rotary(self.head_dim, self.rope_theta, self.layout, schedule=schedule)
+
+
+@dataclass(eq=False, repr=False)
+class FoPE(AxesRotary):
+    """Fourier position embedding: cos and sin of each pair are sums over several frequencies, with random or learned weights.
+
+    Frequencies below 2 pi / train_length, which never complete a turn in training, are dropped; `pairs` of the head's
+    head_dim / 2 are rotated by sums over the others, and the rest pass unchanged (cos 1, sin 0).
+
+    head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads, num_layers: of the model; each key head and
+    layer has weights of its own, for cosines and for sines. train_length: the trained length. pairs: None takes
+    head_dim / 4, or as many as there are frequencies. gain: of the Xavier-normal noise around the identity, from which
+    the weights start (the authors take 0.3 to 0.6 for 60 million to 1.2 billion parameters). learned: train them.
+
+    A sum is no rotation: norms change, and scores depend on both positions. Raises InputError for a train_length at
+    which no frequency completes a turn. Source: Hua et al. 2024, section 3.
+    """
+
+    name = "fope"
+    papers: ClassVar[tuple[str, ...]] = ("hua2024fourier",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_{i,c}' = q_{i,c} C_c(i) - q_{i,c+d/2} S_c(i), \quad q_{i,c+d/2}' = q_{i,c} S_c(i) + q_{i,c+d/2} C_c(i)",
+        r"C_c(i) = \sum_m a_{mc} \cos i\theta_m, \quad S_c(i) = \sum_m b_{mc} \sin i\theta_m, \quad \theta_m \ge 2\pi / L",
+    )
+    extrapolates = "yes, by the paper: frequencies that are not fully trained are gone"
+    shift_invariant = False
+    axes = 1
+
+    head_dim: int
+    num_heads: int
+    train_length: int
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    rope_theta: float = 10000.0
+    layout: Layout = "half"
+    pairs: int | None = None
+    gain: float = 0.3
+    learned: bool = False  # type: ignore[misc]
+
+    def setup(self) -> None:
+        super().setup()
+        check_positive(rope_theta=self.rope_theta)
+        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        if kv_heads < 1 or self.num_heads % kv_heads:
+            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        inputs = len(self.tables()["frequency"])
+        if inputs == 0:
+            raise InputError(f"train_length={self.train_length}: no frequency completes a turn; pass at least 7")
+        outputs = min(inputs, max(self.head_dim // 4, 1)) if self.pairs is None else self.pairs
+        if not 1 <= outputs <= min(inputs, self.head_dim // 2):
+            raise InputError(f"pairs={self.pairs}: must lie between 1 and {min(inputs, self.head_dim // 2)}")
+        start = torch.zeros(inputs, outputs)
+        step = math.ceil(inputs / outputs)
+        for column in range(outputs):
+            start[min(column * step, inputs - 1), column] = 1.0
+
+        for name in ("cosines", "sines"):
+            noise = torch.empty(self.num_layers, kv_heads, inputs, outputs)
+            weights = nn.init.normal_(noise, std=self.gain * (2 / (inputs + outputs)) ** 0.5) + start.to(noise.device)
+            if self.learned:
+                self.register_parameter(name, nn.Parameter(weights))
+            else:
+                self.register_buffer(name, weights)
+
+    def tables(self) -> dict[str, Tensor]:
+        curve = frequency_curve(self.head_dim, self.rope_theta)
+        return {"frequency": curve[curve >= 2 * math.pi / self.train_length, None]}
+
+    @property
+    def isometric(self) -> bool:
+        return False
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        raise InputError("FoPE does not turn keys by an angle: there is nothing to move")
+
+    def cos_sin(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles = self.angles(coordinates, ids, layer)
+        number, missing = self.own_layer(layer), self.head_dim // 2 - self.cosines.shape[-1]
+        cos = angles.cos() @ self.cosines[number].to(angles.dtype)
+        sin = angles.sin() @ self.sines[number].to(angles.dtype)
+        cos, sin = nn.functional.pad(cos, (0, missing), value=1.0), nn.functional.pad(sin, (0, missing))
+        return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
+
+    def table(self, side: str, positions: Positions, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ids = positions.q if side == "q" else positions.k
+        return self.cos_sin(self.coordinates(positions)[side == "k"], ids, layer, dtype)
+
+
+class RoPEPlusPlus(Rotary):
+    """RoPE++: every second query head scores the imaginary part of the complex product, which RoPE discards.
+
+    Heads 0, 2, .. are RoPE's. Heads 1, 3, .. have their queries turned by -90 degrees first, against the same keys:
+    Re(q conj(k) e^(i (m - n) theta)) becomes Im. The authors project half as many queries and use each twice: pass
+    `q.repeat_interleave(2, dim=1)`. Arguments as in `Rotary`. Raises InputError for an odd number of query heads.
+    Source: Liu et al. 2025, "Beyond Real", section 3.
+    """
+
+    name = "rope_pp"
+    papers: ClassVar[tuple[str, ...]] = ("liu2025beyond",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \mathrm{Re} \sum_c \tilde q_{ic} \overline{\tilde k_{jc}} e^{\mathrm{i}(i-j)\theta_c} \quad (h \text{ even})",
+        r"s_{ij} = \mathrm{Im} \sum_c \tilde q_{ic} \overline{\tilde k_{jc}} e^{\mathrm{i}(i-j)\theta_c} \quad (h \text{ odd})",
+    )
+    extrapolates = "partly: the imaginary heads attend further away, by the paper"
+    equal_to = "the authors' code"
+
+    def quarter_turn(self, q: Tensor) -> Tensor:
+        """Queries (batch, heads, n, head_dim) with those of every second head turned by -90 degrees."""
+        if q.shape[1] % 2:
+            raise InputError(
+                f"q with {q.shape[1]} heads: RoPEPlusPlus pairs real and imaginary heads, so pass an even number"
+            )
+        real, imaginary = q.unflatten(1, (-1, 2)).unbind(2)
+        zero, minus_one = q.new_zeros(1, 1, 1, 1), -q.new_ones(1, 1, 1, 1)
+        pairs = (self.rotary_dim or self.head_dim) // 2
+        turned = self.turn(imaginary, zero.expand(1, 1, 1, pairs), minus_one.expand(1, 1, 1, pairs))
+        return torch.stack((real, turned), 2).flatten(1, 2)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
+        return super().rotate(self.quarter_turn(q), k, positions, layer)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return super().rotate_queries(self.quarter_turn(q), positions, layer)

@@ -1,0 +1,215 @@
+"""RoPE with learned frequencies, FoPE and RoPE++: formulas, one token at a time, and the authors' expressions."""
+
+import cmath
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import posenc
+from posenc import FoPE, InputError, LearnedRotary, PerLayer, Positions, RoPEPlusPlus, Rotary
+from references.calls import EVERYWHERE, EXACT, LAYOUTS, qkv, random, scores
+
+
+def complex_pairs(x, layout):
+    """A vector as d/2 complex numbers."""
+    half = len(x) // 2
+    first, second = (x[:half], x[half:]) if layout == "half" else (x[::2], x[1::2])
+    return [complex(a, b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+
+
+def table(positions, q, k, score):
+    """Scores one pair of tokens at a time: score(head, q vector, k vector, position of q, position of k)."""
+    groups = q.shape[1] // k.shape[1]
+    out = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
+    for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in out.shape)).tolist():
+        where = (float(x[b % len(x), n]) for x, n in ((positions.q, i), (positions.k, j)))
+        out[b, h, i, j] = score(h, q[b, h, i], k[b, h // groups, j], *where)
+    return out
+
+
+# ---------------------------------------------------------------- learned frequencies
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_learned_frequencies_turn_each_pair_by_the_formula(positions, layout, groups):
+    encoding = random(LearnedRotary(6, 50.0, layout, groups, schedule={"name": "linear", "factor": 3.0}))
+    q, k, _ = qkv(positions, 4, 2, 6)
+
+    def score(head, x, y, i, j):
+        ladder = encoding.log_scale[head // 2 % groups if groups > 1 else 0].tolist()
+        theta = [50.0 ** (-2 * c / 6) / 3 * math.exp(s) for c, s in enumerate(ladder)]
+        pairs = zip(complex_pairs(x, layout), complex_pairs(y, layout), theta, strict=True)
+        return sum((a * b.conjugate() * cmath.exp(1j * (i - j) * t)).real for a, b, t in pairs)
+
+    assert_close(scores(encoding, q, k, positions), table(positions, q, k, score), **EXACT)
+
+
+def test_untrained_frequencies_are_ropes_and_plain_is_the_trained_rotation():
+    positions, schedule = LAYOUTS["packed"], {"name": "yarn", "factor": 4.0, "original_max_positions": 64}
+    q, k, _ = qkv(positions, 4, 4, 16)
+    assert_close(
+        scores(LearnedRotary(16, schedule=schedule), q, k, positions),
+        scores(Rotary(16, schedule=schedule), q, k, positions), **EXACT,
+    )  # fmt: skip
+    trained = random(LearnedRotary(16, groups=2, schedule=schedule))
+    for group in (0, 1):
+        heads = slice(2 * group, 2 * group + 2)
+        plain = trained.plain(group)
+        expected = scores(trained, q, k, positions)[:, heads]
+        assert_close(scores(plain, q[:, heads], k[:, heads], positions), expected, **EXACT)
+        assert_close(scores(posenc.from_spec(plain.spec()), q[:, heads], k[:, heads], positions), expected, **EXACT)
+
+
+def test_a_model_learns_its_frequencies():
+    torch.manual_seed(0)
+    config = posenc.TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
+    model = posenc.Transformer(config, LearnedRotary(8, groups=2))
+    tokens = torch.randint(11, (4, 12))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+    assert (model.encoding.log_scale != 0).all(), "every log-scale has moved"
+
+
+def test_layers_have_ladders_of_their_own_under_per_layer():
+    first, second = random(LearnedRotary(4)), random(LearnedRotary(4))
+    positions = Positions.arange(5)
+    q, k, _ = qkv(positions)
+    both = PerLayer(first, second)
+    for layer, part in enumerate((first, second)):
+        rotated = both.rotate(q, k, positions, layer)
+        assert all(torch.equal(x, y) for x, y in zip(rotated, part.rotate(q, k, positions), strict=True))
+
+
+def test_groups_that_do_not_divide_the_key_heads_are_refused():
+    q, k, v = qkv(Positions.arange(3), 6, 3)
+    with pytest.raises(InputError, match=r"groups=2.*k has 3"):
+        posenc.attention(q, k, v, LearnedRotary(4, groups=2), Positions.arange(3))
+    with pytest.raises(InputError, match="group=1"):
+        LearnedRotary(4).plain(1)
+    with pytest.raises(InputError, match="groups=0"):
+        LearnedRotary(4, groups=0)
+
+
+# ---------------------------------------------------------------- FoPE
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_fope_is_its_formula(positions, layout):
+    encoding = FoPE(16, 4, 40, num_kv_heads=2, num_layers=2, rope_theta=50.0, layout=layout).double()
+    q, k, _ = qkv(positions, 4, 2, 16)
+    kept = [50.0 ** (-2 * c / 16) for c in range(8)]
+    kept = [theta for theta in kept if theta * 40 >= 2 * math.pi]
+    assert 0 < len(kept) < 8, "some frequencies are dropped, and some are not"
+    cosines, sines = (x[1].tolist() for x in (encoding.cosines, encoding.sines))
+    outputs = len(cosines[0][0])
+    assert outputs == 4, "the rest of the pairs passes unchanged"
+
+    def turned(head, x, position):
+        pairs = complex_pairs(x, layout)
+        for c in range(outputs):
+            cos = sum(a[c] * math.cos(position * t) for a, t in zip(cosines[head // 2], kept, strict=True))
+            sin = sum(b[c] * math.sin(position * t) for b, t in zip(sines[head // 2], kept, strict=True))
+            pairs[c] = pairs[c] * complex(cos, sin)
+        return pairs
+
+    def score(head, x, y, i, j):
+        return sum((a * b.conjugate()).real for a, b in zip(turned(head, x, i), turned(head, y, j), strict=True))
+
+    assert_close(scores(encoding, q, k, positions, layer=1), table(positions, q, k, score), **EXACT)
+
+
+def test_fope_is_the_authors_expression_where_every_pair_is_mixed():
+    # olmo/model.py of the authors' repository: t * cos + rotate_half(t) * sin, cos and sin of einsum("bhtD,hDd->bhtd")
+    encoding = FoPE(8, 2, 10**6, pairs=4).double()
+    positions = Positions.arange(9)
+    q, k, _ = qkv(positions, 2, 2, 8)
+    theta = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    angles = (torch.arange(9.0, dtype=torch.float64)[:, None] * theta)[None, None].expand(1, 2, -1, -1)
+    cos = torch.einsum("bhtD,hDd->bhtd", angles.cos(), encoding.cosines[0])
+    sin = torch.einsum("bhtD,hDd->bhtd", angles.sin(), encoding.sines[0])
+
+    def apply(t):
+        half = torch.cat((-t[..., 4:], t[..., :4]), -1)
+        return t * torch.cat((cos, cos), -1) + half * torch.cat((sin, sin), -1)
+
+    assert_close(scores(encoding, q, k, positions), apply(q) @ apply(k).mT, **EXACT)
+
+
+def test_what_fope_leaves_out_passes_unchanged():
+    # the published code pads sines with 1 instead of 0 there, which adds the rotated half of the vector (vllm#55204)
+    encoding = FoPE(16, 2, 64)
+    x = torch.randn(1, 2, 5, 16)
+    rotated, _ = encoding.rotate(x, x, Positions.arange(5))
+    outputs = encoding.cosines.shape[-1]
+    unchanged = [c for c in range(16) if c % 8 >= outputs]
+    assert torch.equal(rotated[..., unchanged], x[..., unchanged])
+
+
+def test_fopes_weights_start_near_the_identity_and_are_stored():
+    encoding = FoPE(32, 4, 128, gain=0.0)
+    inputs, outputs = encoding.cosines.shape[2:]
+    assert encoding.cosines.sum().item() == 4 * outputs
+    assert inputs >= outputs
+    assert not list(encoding.parameters())
+    assert set(encoding.state_dict()) == {"cosines", "sines"}
+    assert len(list(FoPE(32, 4, 128, learned=True).parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"train_length": 6}, "train_length=6"), ({"pairs": 9}, "pairs=9"), ({"num_kv_heads": 3}, "num_kv_heads=3")],
+)
+def test_fope_names_what_does_not_fit(options, named):
+    with pytest.raises(InputError, match=named):
+        FoPE(**{"head_dim": 16, "num_heads": 4, "train_length": 64} | options)
+
+
+# ---------------------------------------------------------------- RoPE++
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_imaginary_heads_score_the_imaginary_part(positions, layout):
+    encoding = RoPEPlusPlus(6, 50.0, layout)
+    q, k, _ = qkv(positions, 4, 2, 6)
+
+    def score(head, x, y, i, j):
+        pairs = zip(complex_pairs(x, layout), complex_pairs(y, layout), strict=True)
+        total = sum(
+            a * b.conjugate() * cmath.exp(1j * (i - j) * 50.0 ** (-2 * c / 6)) for c, (a, b) in enumerate(pairs)
+        )
+        return total.imag if head % 2 else total.real
+
+    assert_close(scores(encoding, q, k, positions), table(positions, q, k, score), **EXACT)
+
+
+def test_rope_pp_is_the_authors_expression():
+    # modeling_llama_rope_pp.py of the authors' repository: q sin - rotate_half(q) cos, against the rotated keys
+    q, k, _ = qkv(Positions.arange(7), 2, 2, 8)
+    angles = torch.arange(7.0, dtype=torch.float64)[:, None] * 10000.0 ** (
+        -torch.arange(0, 8, 2, dtype=torch.float64) / 8
+    )
+    cos, sin = (torch.cat((x, x), -1) for x in (angles.cos(), angles.sin()))
+
+    def half(x):
+        return torch.cat((-x[..., 4:], x[..., :4]), -1)
+
+    theirs = torch.stack((q * cos + half(q) * sin, q * sin - half(q) * cos), 2).flatten(1, 2)
+    ours, keys = RoPEPlusPlus(8).rotate(q.repeat_interleave(2, 1), k, Positions.arange(7))
+    assert_close(ours, theirs, **EXACT)
+    assert_close(keys, k * cos + half(k) * sin, **EXACT)
+
+
+def test_an_odd_number_of_heads_has_no_pairs():
+    q, k, v = qkv(Positions.arange(3))
+    with pytest.raises(InputError, match="3 heads"):
+        posenc.attention(q, k, v, RoPEPlusPlus(4), Positions.arange(3))
