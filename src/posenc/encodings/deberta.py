@@ -81,10 +81,10 @@ class _Disentangled(ContentBias):
         queries, keys = (self.projected(side, layer, q.dtype) for side in (0, 1))
         terms: list[Score] = []
         if keys is not None and "c2p" in self.acting:
-            terms.append(QueryRelative(q.to(dtype) * scale, keys.to(dtype), self.row, positions))
+            terms.append(QueryRelative(q.to(dtype), keys.to(dtype) * scale, self.row, positions))
         if queries is not None and "p2c" in self.acting:
             per_head = k.to(dtype).repeat_interleave(self.num_heads // k.shape[1], 1)
-            terms.append(KeyRelative(per_head * scale, queries.to(dtype), self.row_of_query, positions))
+            terms.append(KeyRelative(per_head, queries.to(dtype) * scale, self.row_of_query, positions))
         if keys is not None and queries is not None and "p2p" in self.acting:
             terms.append(self.position_to_position(queries.to(dtype) * scale, keys.to(dtype), positions))
         return terms

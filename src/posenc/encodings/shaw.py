@@ -88,8 +88,8 @@ class Shaw(ContentBias):
         if "keys" not in self.acting:
             return None
         dtype = torch.promote_types(q.dtype, torch.float32)
-        table = self.vectors(self.key_table, layer).to(q.device, dtype)
-        return QueryRelative(q.to(dtype) * self.scale(self.head_dim), table, self.row, positions)
+        table = self.vectors(self.key_table, layer).to(q.device, dtype) * self.scale(self.head_dim)
+        return QueryRelative(q.to(dtype), table, self.row, positions)
 
     def values(self, positions: Positions, layer: int = 0) -> Values | None:
         if "values" not in self.acting:
