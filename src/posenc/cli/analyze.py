@@ -51,7 +51,7 @@ class Analyze(WithOutput):
 
     def run(self) -> int:
         from posenc.analysis.analyze import analyze, target_of
-        from posenc.pretrained.load import needs, path_of
+        from posenc.pretrained.load import needs
         from posenc.report.analyze import page, results
         from posenc.report.terminal import Display
         from posenc.spec import printing_to_stderr
@@ -65,7 +65,7 @@ class Analyze(WithOutput):
         folder = None
         with printing_to_stderr(), Display() as shown:  # what the analysed code prints goes to stderr
             target, tokenizer = self._target()
-            path = path_of(self.subject)
+            path = Path(self.subject)
             subject = target_of(
                 target,
                 length=self.length,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
-from posenc.encodings.shared import check_head_dim, normal_parameter
+from posenc.encodings.shared import check_head_dim, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_word
 from posenc.functional import Layout
 from posenc.positions import Positions
@@ -52,9 +52,7 @@ class LieRE(Encoding):
             self.block = next((size for size in (8, 4, 2) if self.head_dim % size == 0), 0)
         if self.block < 2 or self.head_dim % self.block:
             raise InputError(f"block={self.block}: must be at least 2 and divide head_dim={self.head_dim}")
-        self.kv_heads: int = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        if self.kv_heads < 1 or self.num_heads % self.kv_heads:
-            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
         self.width: int = self.block
         self.blocks: int = self.head_dim // self.width
         self.shift_invariant = self.axes == 1 or self.width == 2
@@ -187,9 +185,7 @@ class STRING(AxialRotary):
 
     def setup(self) -> None:
         super().setup()
-        self.kv_heads: int = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        if self.kv_heads < 1 or self.num_heads % self.kv_heads:
-            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
         size = self.head_dim, self.head_dim
         self.skew = normal_parameter(self.num_layers, self.kv_heads, *size, init_std=self.init_std)
 

@@ -13,6 +13,7 @@ from posenc import frequencies
 from posenc.encoding import require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary
+from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_positive
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
@@ -130,9 +131,7 @@ class FoPE(AxesRotary):
     def setup(self) -> None:
         super().setup()
         check_positive(rope_theta=self.rope_theta)
-        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        if kv_heads < 1 or self.num_heads % kv_heads:
-            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         inputs = len(self.tables()["frequency"])
         if inputs == 0:
             raise InputError(f"train_length={self.train_length}: no frequency completes a turn; pass at least 7")
@@ -163,11 +162,15 @@ class FoPE(AxesRotary):
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         raise InputError("FoPE does not turn keys by an angle: there is nothing to move")
 
+    def weights(self, name: str, layer: int) -> Tensor:
+        """Those of a layer's "cosines" or "sines", (num_kv_heads, frequencies, pairs) in float64."""
+        weights = self.get_parameter(name) if self.learned else self.get_buffer(name)
+        return weights[self.own_layer(layer)].double()
+
     def cos_sin(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles = self.angles(coordinates, ids, layer)
-        number, missing = self.own_layer(layer), self.head_dim // 2 - self.cosines.shape[-1]
-        cos = angles.cos() @ self.cosines[number].to(angles.dtype)
-        sin = angles.sin() @ self.sines[number].to(angles.dtype)
+        cos, sin = angles.cos() @ self.weights("cosines", layer), angles.sin() @ self.weights("sines", layer)
+        missing = self.head_dim // 2 - cos.shape[-1]
         cos, sin = nn.functional.pad(cos, (0, missing), value=1.0), nn.functional.pad(sin, (0, missing))
         return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
 

@@ -15,7 +15,7 @@ class MISSING:
     """Sentinel: an attribute that does not exist."""
 
 
-class Report:
+class ChangeReport:
     """What was done to a model: a frozen dataclass, printed as text."""
 
     def to_dict(self) -> dict[str, Any]:

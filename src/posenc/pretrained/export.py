@@ -21,7 +21,7 @@ from posenc.errors import InputError
 from posenc.frequencies import Frequencies, abf, stretch, yarn
 from posenc.functional import Layout
 from posenc.pretrained.attach import Attachment, attached
-from posenc.pretrained.changes import Report, config_changes
+from posenc.pretrained.changes import ChangeReport, config_changes
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
@@ -52,7 +52,7 @@ DIVISORS = {
 
 
 @dataclass(frozen=True)
-class Export(Report):
+class Export(ChangeReport):
     """A checkpoint that was written.
 
     method: None where the model was not extended. length: tokens it is made for. plain: plain transformers computes what the

@@ -12,7 +12,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, CappedScores, Design, combined
-from posenc.pretrained.changes import MISSING, RECORD, ModelChange, Report
+from posenc.pretrained.changes import MISSING, RECORD, ChangeReport, ModelChange
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
 from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, unwrap
@@ -31,7 +31,7 @@ TUNING = {
 
 
 @dataclass(frozen=True)
-class Extension(Report):
+class Extension(ChangeReport):
     """What `extend` did to a model.
 
     method: with every option that was set. trained_length: tokens the model was good for. new_length: tokens it is made for

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from posenc.pretrained.changes import Report
+from posenc.pretrained.changes import ChangeReport
 
 Severity = Literal["wrong", "hazard", "note"]
 """Other numbers than the model was made for; other numbers in a stated use; harmless."""
@@ -28,7 +28,7 @@ class ModelFinding:
 
 
 @dataclass(frozen=True)
-class Diagnosis(Report):
+class Diagnosis(ChangeReport):
     """A description of the model, and all findings, the worst first."""
 
     model: Any

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers
 from posenc.pretrained.attach import attached
-from posenc.pretrained.changes import Report
+from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
@@ -39,7 +39,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Finetuning(Report):
+class Finetuning(ChangeReport):
     """The result of a training. losses: nats a token, one a step. settings: as given. trained: number of trained weights."""
 
     losses: tuple[float, ...]

@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from posenc.encodings import Hierarchical
 from posenc.errors import InputError, unknown
 from posenc.positions import Positions
-from posenc.pretrained.changes import RECORD, Change, ModelChange, Report
+from posenc.pretrained.changes import RECORD, Change, ChangeReport, ModelChange
 from posenc.pretrained.models import unwrap
 
 TABLES: dict[str, str] = {
@@ -33,7 +33,7 @@ METHODS = ("hierarchical", "interpolate")
 
 
 @dataclass(frozen=True)
-class TableExtension(Report):
+class TableExtension(ChangeReport):
     """What `posenc.extend` did to a learned table. original_length, target_length: tokens. added_bytes: of the table."""
 
     method: str

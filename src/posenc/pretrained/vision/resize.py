@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import InputError, check_integers, is_integer, on_one_line, shown
-from posenc.pretrained.changes import Change, ModelChange, Report
+from posenc.pretrained.changes import Change, ChangeReport, ModelChange
 from posenc.pretrained.vision.models import TransformersModel, VisionModel, find_vision_model, vision_model
 from posenc.pretrained.vision.tables import (
     FUNCTION,
@@ -38,7 +38,7 @@ PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 @dataclass(frozen=True)
-class Resizing(Report):
+class Resizing(ChangeReport):
     """What `resize` did to a model.
 
     model_type: config.model_type, or the class of a timm model. old, new: (height, width) of images, in pixels. parts: all
