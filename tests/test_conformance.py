@@ -80,7 +80,18 @@ def test_what_has_places_in_an_image():
     served = {
         name for name in posenc.ENCODINGS if run_check("images_are_separate", EncodingUnderTest(named(name))).passed
     }
-    without_place = {"none", "cope", "shape", "cape", "softmax_n", "sink", "log_n", "temperature"}
+    without_place = {
+        "none",
+        "cope",
+        "shape",
+        "cape",
+        "softmax_n",
+        "sink",
+        "log_n",
+        "temperature",
+        "window",
+        "prefix_kv",
+    }
     assert served - without_place == {
         "axial_table", "grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2",
         "grid_alibi",

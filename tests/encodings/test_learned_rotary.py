@@ -207,9 +207,3 @@ def test_rope_pp_is_the_authors_expression():
     ours, keys = RoPEPlusPlus(8).rotate(q.repeat_interleave(2, 1), k, Positions.arange(7))
     assert_close(ours, theirs, **EXACT)
     assert_close(keys, k * cos + half(k) * sin, **EXACT)
-
-
-def test_an_odd_number_of_heads_has_no_pairs():
-    q, k, v = qkv(Positions.arange(3))
-    with pytest.raises(InputError, match="3 heads"):
-        posenc.attention(q, k, v, RoPEPlusPlus(4), Positions.arange(3))

@@ -21,8 +21,8 @@ LISTS = {"explicit", "longrope"}
 """Schedules that need a number for every pair, which the page has no control for."""
 
 LEARNED = {"learned", "hierarchical", "multiplicative", "complex_order", "axial_table", "grid_table", "floater"}
-LEARNED |= {"pope", "fire"}
-"""Encodings that are noise before training."""
+LEARNED |= {"pope", "fire", "learned_rope", "fope", "liere", "comrope", "cayley_string"}
+"""Encodings that are noise before training, or start as another one."""
 
 OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope"}
 """Encodings whose effect depends on queries or keys, which are not on the page."""
@@ -41,8 +41,9 @@ WITHOUT_CODES = {
     "step_temperature",
     "window",
     "prefix_kv",
+    "rope_pp",
 }
-"""Encodings that move positions in training or act on the softmax."""
+"""Encodings that move positions in training, act on the softmax or the keys, or have the codes of another one."""
 
 NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"train_length", "bidirectional"}
 """Arguments that say how codes meet the model, or how weights start."""

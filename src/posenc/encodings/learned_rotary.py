@@ -184,7 +184,7 @@ class RoPEPlusPlus(Rotary):
 
     Heads 0, 2, .. are RoPE's. Heads 1, 3, .. have their queries turned by -90 degrees first, against the same keys:
     Re(q conj(k) e^(i (m - n) theta)) becomes Im. The authors project half as many queries and use each twice: pass
-    `q.repeat_interleave(2, dim=1)`. Arguments as in `Rotary`. Raises InputError for an odd number of query heads.
+    `q.repeat_interleave(2, dim=1)`. Arguments as in `Rotary`.
     Source: Liu et al. 2025, "Beyond Real", section 3.
     """
 
@@ -199,15 +199,10 @@ class RoPEPlusPlus(Rotary):
 
     def quarter_turn(self, q: Tensor) -> Tensor:
         """Queries (batch, heads, n, head_dim) with those of every second head turned by -90 degrees."""
-        if q.shape[1] % 2:
-            raise InputError(
-                f"q with {q.shape[1]} heads: RoPEPlusPlus pairs real and imaginary heads, so pass an even number"
-            )
-        real, imaginary = q.unflatten(1, (-1, 2)).unbind(2)
-        zero, minus_one = q.new_zeros(1, 1, 1, 1), -q.new_ones(1, 1, 1, 1)
-        pairs = (self.rotary_dim or self.head_dim) // 2
-        turned = self.turn(imaginary, zero.expand(1, 1, 1, pairs), minus_one.expand(1, 1, 1, pairs))
-        return torch.stack((real, turned), 2).flatten(1, 2)
+        zero = q.new_zeros(1, 1, 1, (self.rotary_dim or self.head_dim) // 2)
+        q = q.clone()
+        q[:, 1::2] = self.turn(q[:, 1::2], zero, zero - 1)
+        return q
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
