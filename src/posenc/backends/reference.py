@@ -44,14 +44,14 @@ class Reference:
 
         scores: Tensor | None = None
         for q, k, region, before in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
-            found = problem.scale * _product(q[:, :, first:end].to(precise), k.to(precise).mT)
+            part = problem.scale * _product(q[:, :, first:end].to(precise), k.to(precise).mT)
             if k.shape[2] != keys:
-                found = pad(found, (before, keys - before - k.shape[2]))
+                part = pad(part, (before, keys - before - k.shape[2]))
             if region == EVERYTHING and problem.positions.all_visible:
-                scores = found
+                scores = part
                 continue
             visible = replace(problem, region=region).mask(first, end)
-            scores = found.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, found, scores)
+            scores = part.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, part, scores)
         assert scores is not None
         if bias is not None:
             scores = scores + bias.to(precise)

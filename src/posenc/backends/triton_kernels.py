@@ -2,7 +2,7 @@
 """Our Triton kernels, imported only where one is called (`posenc.backends.triton`): attention with a relative table, forward
 and backward, in memory linear in the sequence, and rotating queries and keys in one launch.
 
-The algorithm is FlashAttention-2's (Dao 2023): online softmax, the log-sum-exp kept, the backward computing scores anew.
+The algorithm is FlashAttention-2's (Dao 2023): online softmax, the log-sum-exp stored, scores computed again in the backward pass.
 A pair (query i, key j) has the cell num_queries - 1 - i + j: the longest distance is cell 0. A bias of the distance is a
 `vector` over cells; a product of the query with a table is `products`, one per query and row, and `row` names each cell's.
 
@@ -49,8 +49,8 @@ def _range(table, first_i, first_j, num_queries, num_keys, BLOCK_M: tl.constexpr
     """The smallest and the largest entry of a table of cells that a tile meets."""
     within = tl.minimum(tl.arange(0, 2 * max(BLOCK_M, BLOCK_N)), BLOCK_M + BLOCK_N - 2)
     cell = num_queries - BLOCK_M - first_i + first_j + within
-    found = tl.load(table + tl.minimum(tl.maximum(cell, 0), num_queries + num_keys - 2))
-    return tl.min(found, 0), tl.max(found, 0)
+    rows = tl.load(table + tl.minimum(tl.maximum(cell, 0), num_queries + num_keys - 2))
+    return tl.min(rows, 0), tl.max(rows, 0)
 
 
 @triton.jit
@@ -283,7 +283,7 @@ def _common(
     q: Tensor, k: Tensor, v: Tensor, vector: Tensor | None, products: Tensor | None, row: Tensor | None,
     diagonal: int, precision: str,
 ) -> tuple[dict[str, Any], list[Tensor], tuple[int, int, int, int]]:  # fmt: skip
-    """What all three kernels are told at compile time, and pointers that stand in for what is absent."""
+    """What all three kernels take as compile-time constants, with pointers in place of absent tensors."""
     heads, nothing = q.shape[1], q.new_empty(0, dtype=torch.float32)
     block_d, block_dv = _blocks(q.shape[-1], v.shape[-1])
     options = {
@@ -387,13 +387,13 @@ def _gradients(ctx, dout, dlse):
     q, k, v, vector, products, row, out, lse = ctx.saved_tensors
     delta = (out.float() * dout.float()).sum(-1) - dlse
     asked = ctx.needs_input_grad[3:5]
-    found = _backward(
+    grads = _backward(
         q, k, v, vector, products, row, lse, delta, dout, ctx.scale, ctx.diagonal, ctx.precision, *asked,
         torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return (
-        *found[:3],
-        *(x if wanted else None for x, wanted in zip(found[3:], asked, strict=True)),
+        *grads[:3],
+        *(x if wanted else None for x, wanted in zip(grads[3:], asked, strict=True)),
         None,
         None,
         None,
@@ -432,8 +432,8 @@ def _rotate_heads(
             channel = tl.arange(0, REST)
             still = (channel < width) & ((channel < start) | (channel >= start + 2 * PAIRS))
             still = (head < heads) & still[None, :]
-            kept = tl.load(source + channel[None, :] * x_channel, mask=still, other=0.0)
-            tl.store(target + channel[None, :] * out_channel, kept, mask=still)
+            unchanged = tl.load(source + channel[None, :] * x_channel, mask=still, other=0.0)
+            tl.store(target + channel[None, :] * out_channel, unchanged, mask=still)
 
 
 @triton.jit
@@ -529,7 +529,7 @@ def _launch_rotary(
     )  # fmt: skip
 
 
-# an operator of its own: torch.compile keeps it whole, autograd knows its way back
+# an operator of its own: opaque to torch.compile, with a backward pass for autograd
 
 
 @torch.library.custom_op("posenc::rotary", mutates_args=())

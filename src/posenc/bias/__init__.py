@@ -101,7 +101,7 @@ class Score:
         return block
 
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
-        """The term as one of the kinds that backends compute. distances: of its entries if by_distance, whole numbers, from
+        """The term as one of the kinds that backends compute. distances: of its entries if by_distance, integers, from
         the longest to the shortest; None where there is no such list, and the term is dense."""
         return EntriesTerm(self.dense(device))
 

@@ -98,17 +98,17 @@ def runs(index: Tensor) -> list[ColumnRun]:
     regular = (counts >= SHORTEST_RUN) & ((steps == 0) | (steps == 1))
     if not bool(regular.any()):
         return [ColumnRun(0, len(index), None, 0)]
-    found, at = [], 0
+    pieces, at = [], 0
     for step, start, end in torch.stack((steps, ends - counts, ends))[:, regular].T.tolist():
         start = max(start, at)  # neighbouring runs share an entry
         if start > at:
-            found.append((at, start, None))
-        found.append((start, end + 1, step))
+            pieces.append((at, start, None))
+        pieces.append((start, end + 1, step))
         at = end + 1
     if at < len(index):
-        found.append((at, len(index), None))
-    rows = index[torch.tensor([start for start, *_ in found])].tolist()
-    return [ColumnRun(*piece, row) for piece, row in zip(found, rows, strict=True)]
+        pieces.append((at, len(index), None))
+    rows = index[torch.tensor([start for start, *_ in pieces])].tolist()
+    return [ColumnRun(*piece, row) for piece, row in zip(pieces, rows, strict=True)]
 
 
 class _Index:
@@ -592,9 +592,9 @@ class ValuesTerm(Term):
         """Weights by row of the table, (heads, rows, table's rows)."""
         if self.index.direct:
             return weights
-        found = weights.new_zeros(*weights.shape[:2], self.table.shape[1])
-        self.index.bring_back(weights, tile.distances, found)
-        return found
+        by_row = weights.new_zeros(*weights.shape[:2], self.table.shape[1])
+        self.index.bring_back(weights, tile.distances, by_row)
+        return by_row
 
 
 class CapTerm(Term):

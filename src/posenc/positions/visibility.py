@@ -78,7 +78,7 @@ def grid_indices(
     batch: int, heads: int, queries: int, keys: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Index tensors (batch,1,1,1), (1,heads,1,1), (1,1,queries,1), (1,1,1,keys): a FlexAttention closure
-    called with them is evaluated on the whole grid at once."""
+    called with them is evaluated on the complete grid at once."""
 
     def axis(size: int, dim: int) -> Tensor:
         return torch.arange(size, device=device).view([-1 if d == dim else 1 for d in range(4)])

@@ -25,7 +25,7 @@ HIDDEN = {"default", "explicit", "longrope"}
 
 
 def page(state: Mapping[str, Any] | None = None) -> str:
-    """The whole file. state: what it starts with, as in its address: {"encoding": "rope", "method": "yarn:beta_fast=16"};
+    """The complete file. state: what it starts with, as in its address: {"encoding": "rope", "method": "yarn:beta_fast=16"};
     see `fields`.
 
     Raises:
