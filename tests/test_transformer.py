@@ -113,3 +113,15 @@ def test_dropout_only_in_training():
 def test_bad_input_is_named(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_a_model_takes_an_encodings_text():
+    config = TransformerConfig(11, dim=16, num_layers=3, num_heads=4, num_kv_heads=2)
+    model = Transformer(config, "rope+t5/none")
+    made = posenc.create("rope+t5/none", dim=16, num_heads=4, num_kv_heads=2, num_layers=3, causal=True)
+    assert model.encoding.spec() == made.spec()
+    assert model(torch.zeros(1, 5, dtype=torch.long)).shape == (1, 5, 11)
+    with pytest.raises(posenc.InputError, match="encoding=3"):
+        Transformer(config, 3)
+    with pytest.raises(posenc.InputError, match="did you mean 'rope'"):
+        Transformer(config, "rop")

@@ -5,6 +5,7 @@ Pre-norm blocks of attention and a gated MLP, one encoding for all of them. `pos
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from posenc.attention import attention
 from posenc.distributed.exchange import augment_shard
 from posenc.encoding import Encoding, augmented_by, embedded_by, keys_rotated_by, require_fit, scale_in
+from posenc.encodings import create
 from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
 from posenc.positions import Positions
 
@@ -47,6 +49,17 @@ class BlockConfig:
     def width(self) -> int:
         """Channels of one head."""
         return self.dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    def make_encoding(self, encoding: Encoding | str, **more: Any) -> Encoding:
+        """An encoding as it is, or one made of its text for a model of this shape. more: further arguments of `create`."""
+        if isinstance(encoding, Encoding):
+            return encoding
+        if not isinstance(encoding, str):
+            raise InputError(f"encoding={shown(encoding)}: pass an encoding, or a text such as 'rope'")
+        return create(
+            encoding, dim=self.dim, num_heads=self.num_heads, head_dim=self.width, num_kv_heads=self.num_kv_heads,
+            num_layers=self.num_layers, **more,
+        )  # fmt: skip
 
     @property
     def kv_heads(self) -> int:
@@ -218,12 +231,16 @@ class TransformerBase(nn.Module):
 
 
 class Transformer(TransformerBase):
-    """Tokens (batch, seq) -> logits (batch, seq, vocab_size), under one encoding shared by all layers."""
+    """Tokens (batch, seq) -> logits (batch, seq, vocab_size), under one encoding shared by all layers.
+
+    encoding: an object, or a text as `posenc.create` takes it.
+    """
 
     config: TransformerConfig
 
-    def __init__(self, config: TransformerConfig, encoding: Encoding) -> None:
+    def __init__(self, config: TransformerConfig, encoding: Encoding | str) -> None:
         super().__init__()
+        encoding = config.make_encoding(encoding, causal=config.causal)
         self.config = config
         self.embedding: nn.Embedding = nn.Embedding(config.vocab_size, config.dim)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.num_layers))

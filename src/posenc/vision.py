@@ -68,8 +68,9 @@ class VisionTransformer(TransformerBase):
 
     config: VisionConfig
 
-    def __init__(self, config: VisionConfig, encoding: Encoding) -> None:
+    def __init__(self, config: VisionConfig, encoding: Encoding | str) -> None:
         super().__init__()
+        encoding = config.make_encoding(encoding, causal=False)
         self.config = config
         self.embedding: nn.Linear = nn.Linear(math.prod(config.patch_shape) * config.channels, config.dim)
         self.prefix: nn.Parameter = nn.Parameter(torch.empty(config.prefix, config.dim))
