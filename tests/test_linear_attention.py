@@ -90,6 +90,14 @@ def test_padding_changes_nothing_whatever_stands_in_it(causal):
     assert_close(again[:1, :, 6:], alone, **EXACT)
 
 
+def test_values_of_padding_that_are_not_numbers_stay_out():
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    positions = Positions.from_mask([[0, 0, 1, 1, 1]])
+    expected = linear_attention(q, k, v, Rotary(4), positions)
+    v[:, :, :2] = torch.nan
+    assert_close(linear_attention(q, k, v, Rotary(4), positions), expected)
+
+
 @pytest.mark.parametrize("encoding", [Rotary(6), Rotary(6, layout="interleaved") + posenc.NoPE(), None])
 def test_decoding_with_a_cache_is_the_full_pass(encoding):
     q, k, v = tensors()

@@ -547,7 +547,7 @@ def linear_attention(
             )
         rq, rk = encoding.rotate(fq, fk, positions, layer)
     if positions.valid is not None:
-        fk, rk = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk))
+        fk, rk, v = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk, v))
     summed = _RunningSums(positions, k.shape[1], chunk_size)
     total = summed(rq, rk, v.to(precise))
     weight = summed(fq, fk, torch.ones_like(fk[..., :1]))

@@ -777,12 +777,12 @@ class Sum(Composite):
 def _in_layer(act: Callable[..., Any]) -> Any:
     """The hook of a composite that calls `act` with the encoding of a layer, the hook's arguments, and the layer's number
     among that encoding's own."""
-    count = act.__code__.co_argcount - 1
+    names = act.__code__.co_varnames[1 : act.__code__.co_argcount]
 
-    def hook(self: Encoding, *given: Any, layer: int = 0) -> Any:
-        *arguments, layer = given if len(given) == count else (*given, layer)
-        part, number = self.at(layer)
-        return act(part, *arguments, number)
+    def hook(self: Encoding, *given: Any, **named: Any) -> Any:
+        arguments = {"layer": 0, **dict(zip(names, given, strict=False)), **named}
+        part, number = self.at(arguments.pop("layer"))
+        return act(part, **arguments, layer=number)
 
     return hook
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError, check_integers, check_sizes, shown
 from posenc.positions import Positions
 from posenc.positions.ids import as_indices, select
@@ -19,7 +19,7 @@ __all__ = ["VisionConfig", "VisionTransformer"]
 
 @dataclass(frozen=True)
 class VisionConfig(BlockConfig):
-    """BlockConfig of a `VisionTransformer`.
+    """Shape of a `VisionTransformer`.
 
     num_classes: logits. patch_size: pixels of a square patch's side. channels: of the images. dim, num_layers,
     num_heads, num_kv_heads, head_dim, mlp_ratio, dropout: as in `TransformerConfig`. tubelet_size: frames that a
@@ -119,7 +119,7 @@ class VisionTransformer(TransformerBase):
             index = torch.cat((before, keep + self.config.prefix), 1).to(x.device)
             x, positions = select(x, index), positions.take(index)
             lengths = [index.shape[1]]
-        x = self.read(x, self.encoding.augment(positions.with_causal(False), len(x)))
+        x = self.read(x, augmented_by(self.encoding, positions.with_causal(False), len(x)))
         valid = positions.q_valid
         valids = [None] * len(lengths) if valid is None else valid.split(lengths, 1)
         pooled = [self.pooled(*image) for image in zip(x.split(lengths, 1), valids, strict=True)]

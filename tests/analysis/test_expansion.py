@@ -235,6 +235,7 @@ def test_bert_of_transformers():
     assert len(found.decay.full) == 20
 
 
+@pytest.mark.slow
 def test_minilm():
     model, tokenizer = minilm.load()
     tokens = tokenizer("The tea is too hot.", return_tensors="pt").input_ids

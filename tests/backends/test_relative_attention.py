@@ -171,6 +171,7 @@ def test_encodings_are_the_reference(name, layout):
         assert (found - wanted).abs().max() < 5e-6 * max(1.0, float(wanted.detach().abs().max()))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_and_an_exported_one():
     encoding = T5(2, init_std=1.0).to(DEVICE)
 

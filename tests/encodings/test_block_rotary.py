@@ -72,7 +72,7 @@ def test_comrope_on_a_grid_is_its_formula_and_relative(variant):
 
     def generator(head, axis, block):
         one = skew(encoding.generator[0, head, block])
-        return one * (float(encoding.multiples[0, axis, block]) if variant == "ld" else block % 2 == axis)
+        return one * (float(encoding.factors[0, axis, block]) if variant == "ld" else block % 2 == axis)
 
     rotation = of_generators(generator)
     expected = table(GRID, q, k, lambda head, p: rotation(head, p, 4, 2))
@@ -100,10 +100,17 @@ def test_string_is_rope_in_another_basis(positions):
 
 
 def test_string_without_a_basis_is_axial_rope():
-    encoding = random(STRING(8, axes=2, rope_theta=100.0), std=0.0)
+    encoding = random(STRING(8, axes=2, rope_theta=100.0, num_heads=2), std=0.0)
     q, k, _ = qkv(GRID, 2, 2, 8)
     axial = AxialRotary(8, axes=2, rope_theta=100.0, layout="half").double()
     assert_close(scores(encoding, q, k, GRID), scores(axial, q, k, GRID), **EXACT)
+
+
+@pytest.mark.parametrize("encoding", [LieRE(8, 2, block=4), ComRoPE(8, 2, block=4), STRING(8, num_heads=2)], ids=repr)
+def test_distances_far_from_the_start_are_exact_in_float32(encoding):
+    q, k = torch.randn(2, 1, 2, 4, 8)
+    near, far = Positions.arange(4), Positions.from_ids(torch.arange(4) + 10**6)
+    assert_close(scores(encoding, q, k, far), scores(encoding, q, k, near), rtol=0, atol=2e-5)
 
 
 def test_a_cache_of_rotated_keys_is_the_full_pass():
@@ -128,7 +135,7 @@ def test_a_cache_of_rotated_keys_is_the_full_pass():
         (lambda: LieRE(8, 4, num_kv_heads=3), "num_kv_heads=3"),
         (lambda: ComRoPE(8, 2, axes=2, block=8, variant="ap"), "block=8"),
         (lambda: ComRoPE(8, 2, variant="lp"), "variant"),
-        (lambda: STRING(6, axes=2), "head_dim=6"),
+        (lambda: STRING(6, axes=2, num_heads=2), "head_dim=6"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(make, named):

@@ -161,7 +161,7 @@ def test_fopes_weights_start_near_the_identity_and_are_stored():
     assert inputs >= outputs
     assert not list(encoding.parameters())
     assert set(encoding.state_dict()) == {"cosines", "sines"}
-    assert len(list(FoPE(32, 4, 128, learned=True).parameters())) == 2
+    assert len(list(FoPE(32, 4, 128, trainable=True).parameters())) == 2
 
 
 @pytest.mark.parametrize(

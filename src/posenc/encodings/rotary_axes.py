@@ -103,6 +103,10 @@ class AxesRotary(Encoding):
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
         if cos.shape[1] == 1:
             return rotary(x, cos, sin, layout=self.layout, inplace=inplace)
+        if x.shape[1] % cos.shape[1]:
+            raise InputError(
+                f"q or k with {x.shape[1]} heads: this {type(self).__name__} turns {cos.shape[1]} groups of heads"
+            )
         grouped = x.unflatten(1, (cos.shape[1], -1))  # heads of a group turn alike
         turned = rotary(grouped, cos.unsqueeze(2), sin.unsqueeze(2), layout=self.layout, inplace=inplace)
         return x if inplace else turned.flatten(1, 2)

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,10 +23,11 @@ Widths = int | Sequence[int | None] | None
 class Window(Encoding):
     """Each query sees at most `before` tokens before it and `after` tokens after it, and itself.
 
-    before, after: tokens, counted by their order as in `Positions.with_window`; None: no limit on that side; a list has a
-    number or None for each query head. Hidden keys are skipped, beyond the widest head's window in every head, and
-    on the CPU beyond each head's own. transformers' sliding_window=w is before=w - 1. It is for all layers, or for some, as in
-    "rope+window:before=63/rope".
+    before, after: tokens, counted by their order as in `Positions.with_window`; a list has a number for each query head.
+    None: no limit on that side. after="before": as many as before, which matters only where the future is visible.
+    Every backend skips the keys beyond the widest head's window, the CPU's also those beyond each head's. What counts visible
+    keys, such as `LogN`, counts those of the widest head. transformers' sliding_window=w is before=w - 1. The window is for
+    all layers, or for some, as in "rope+window:before=63/rope".
     Source: Beltagy, Peters and Cohan 2020, section 3.1; per layer: Child et al. 2019.
     """
 
@@ -40,21 +41,21 @@ class Window(Encoding):
     bias_reads_keys = False
 
     before: Widths = 127
-    after: Widths = 0
+    after: Widths | Literal["before"] = "before"
 
     def setup(self) -> None:
-        for name in ("before", "after"):
-            given = getattr(self, name)
+        self.sides: tuple[Widths, Widths] = self.before, self.before if self.after == "before" else self.after
+        for name, given in zip(("before", "after"), self.sides, strict=True):
             for width in given if isinstance(given, Sequence) else [given]:
                 check_integers(0, **{name: width})
-        lengths = {len(side) for side in (self.before, self.after) if isinstance(side, Sequence)}
+        lengths = {len(side) for side in self.sides if isinstance(side, Sequence)}
         if len(lengths) > 1 or 0 in lengths:
             raise InputError(f"before={self.before}, after={self.after}: give one number per head in both, or one")
         self.num_heads: int | None = lengths.pop() if lengths else None
 
     def restrict(self, positions: Positions, layer: int = 0) -> Positions:
-        before, after = positions.window or (None, None)
-        return positions.with_window(_narrower(before, _widest(self.before)), _narrower(after, _widest(self.after)))
+        limits = zip(positions.window or (None, None), self.sides, strict=True)
+        return positions.with_window(*(_narrower(limit, _widest(side)) for limit, side in limits))
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | None:
         if self.num_heads is None:
@@ -63,7 +64,7 @@ class Window(Encoding):
         return Relative(self._of_distance, self.num_heads, _at_order(positions))
 
     def _of_distance(self, head: Tensor, distance: Tensor) -> Tensor:
-        before, after = (self._per_head(side, distance)[head] for side in (self.before, self.after))
+        before, after = (self._per_head(side, distance)[head] for side in self.sides)
         return torch.zeros((), device=distance.device).masked_fill(
             (distance > before) | (-distance > after), -torch.inf
         )

@@ -460,7 +460,7 @@ def first_negative(inv_freq: Tensor, limit: int = 1 << 20, block: int = 1 << 13)
     """
     theta = inv_freq.double().cpu()
     for start in range(0, limit, block):
-        distances = torch.arange(start, min(start + block, limit), dtype=torch.float64)
+        distances = torch.arange(start, min(start + block, limit), dtype=torch.float64, device="cpu")
         below = (distances[:, None] * theta).cos().sum(-1) < 0
         if below.any():
             return start + int(below.int().argmax())
