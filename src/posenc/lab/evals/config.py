@@ -3,7 +3,9 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +13,8 @@ from typing import Annotated, Any
 
 from posenc.errors import InputError, check_flags, is_integer, unknown
 from posenc.spec import parse_single
-from posenc.tasks import Task, create
+from posenc.tasks import Task, create, running_text
+from posenc.tasks.ruler import RulerTask
 
 NONE, CUT_OFF = "none", "cut_off"
 """The baselines: the unmodified model, and the same reading no more than the end of a text, of its trained length."""
@@ -136,6 +139,21 @@ def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
     values = (getattr(task, field.name) for task in tasks.values() for field in fields(task))
     paths = [value for value in values if isinstance(value, str) and Path(value).is_file()]
     return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
+
+
+def material(task: Task) -> dict[str, str]:
+    """What a task makes its texts of, besides its code: SHA-256 of the running text, and the version of the word list.
+
+    Raises:
+        InputError: no such text.
+    """
+    made_of = {}
+    if source := getattr(task, "source", ""):
+        made_of["text"] = hashlib.sha256(running_text.read(source).encode()).hexdigest()
+    if isinstance(task, RulerTask):
+        with suppress(PackageNotFoundError):  # not every one needs it
+            made_of["wonderwords"] = version("wonderwords")
+    return made_of
 
 
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
