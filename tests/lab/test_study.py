@@ -158,6 +158,16 @@ def test_refusals_come_before_any_file(tmp_path):
     assert begun
 
 
+def test_two_cells_with_equal_facts_are_refused(tmp_path):
+    class Alike(Squares):
+        def facts(self, cell):
+            return {"number": cell % 4}
+
+    with pytest.raises(InputError, match=r"^facts: .* 1 and 5"):
+        run(Alike([1, 2, 5]), tmp_path)
+    assert run(Alike([1, 2, 1]), tmp_path)["numbers"]["planned"] == 2
+
+
 def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(Squares([1]))["squares"] == {"1": 1.0}

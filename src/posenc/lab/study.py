@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Generic, TypeVar
 
 import posenc
+from posenc.errors import InputError
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store
 
@@ -206,7 +207,7 @@ def _run(
     pages: Mapping[str, Callable[[Results], str]],
 ) -> dict[str, Any]:
     started, estimate = time.perf_counter(), None
-    ids = {cell: identity(study.facts(cell)) for cell in study.cells()}
+    ids = _identities(study)
     done: dict[C, M] = {}
 
     def read() -> None:
@@ -272,6 +273,19 @@ def _run(
         if not done:
             raise Interrupted from None
     return write({cell: done[cell] for cell in ids if cell in done}, running=False)
+
+
+def _identities(study: Study[C, Any]) -> dict[C, str]:
+    """Raises:
+    InputError: two cells have equal facts."""
+    cells: dict[str, C] = {}
+    for cell in study.cells():
+        other = cells.setdefault(identity(study.facts(cell)), cell)
+        if other != cell:
+            raise InputError(
+                f"facts: the same for the cells {other} and {cell}, which would share a file; return what distinguishes them"
+            )
+    return {cell: id for id, cell in cells.items()}
 
 
 def _measure(study: Any, job: Sequence[Any], tick: Tick) -> Any:
