@@ -4,7 +4,7 @@
     python examples/new_study.py DIR
 
 writes DIR/results.json and DIR/report.html. A second run measures nothing again; engines and progress are options of
-`posenc.lab.study.run`. A study needs only the five methods below.
+`posenc.lab.study.run`. A study needs only the two names and the five methods below.
 """
 
 import sys
