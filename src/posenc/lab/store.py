@@ -75,7 +75,9 @@ class Store(Folder):
         os.replace(path, aside)
         file, renamed = (str(each.relative_to(self.directory)) for each in (path, aside))
         self.damaged.append({"file": file, "kept_as": renamed, "why": str(error)})
-        warnings.warn(f"posenc: {path} {what} ({error}): it is renamed to {aside.name} and measured again", stacklevel=3)
+        warnings.warn(
+            f"posenc: {path} {what} ({error}): it is renamed to {aside.name} and measured again", stacklevel=3
+        )
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:

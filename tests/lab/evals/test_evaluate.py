@@ -233,7 +233,12 @@ def test_every_number_of_a_model_is_in_its_fingerprint():
 
 
 def test_the_texts_and_code_of_a_task_change_its_cells(tokenizer, tmp_path, monkeypatch):
-    small = {"tasks": ("perplexity", "copying:segment=8", "niah_single_1"), "lengths": (450,), "samples": 2, "depths": 0.5}
+    small = {
+        "tasks": ("perplexity", "copying:segment=8", "niah_single_1"),
+        "lengths": (450,),
+        "samples": 2,
+        "depths": 0.5,
+    }
     small |= {"attention": False, "generate": False}
 
     def reused():

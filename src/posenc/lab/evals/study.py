@@ -26,7 +26,17 @@ from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
 from posenc.lab.evals import reader
 from posenc.lab.evals.attention import attention_profile
-from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings, digests, material, planned, preset_of, settings_of
+from posenc.lab.evals.config import (
+    CUT_OFF,
+    NONE,
+    Cell,
+    EvaluationSettings,
+    digests,
+    material,
+    planned,
+    preset_of,
+    settings_of,
+)
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
 from posenc.lab.files import digest_of
