@@ -234,7 +234,7 @@ def _run(
             progress.estimated(estimate, len(ids) - before)
 
     def write(part: Mapping[C, M], running: bool) -> dict[str, Any]:
-        results = {
+        results: dict[str, Any] = {
             "schema": 1,
             "kind": study.name,
             "complete": len(part) == len(ids),
