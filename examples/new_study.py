@@ -4,14 +4,19 @@
     python examples/new_study.py DIR
 
 writes DIR/results.json and DIR/report.html. A second run measures nothing again; engines and progress are options of
-`posenc.lab.study.run`. A study needs only the five methods below.
+`posenc.lab.study.run`. A study needs only the two names and the five methods below.
 """
 
 import sys
 from dataclasses import asdict, dataclass
 
+import posenc
 from posenc import frequencies
 from posenc.lab.study import Study, run
+
+HEAD_DIM, BASE = 64, 10000.0
+VERSION = 1
+"""Of `Wavelengths.measure`: raise it when that gives other numbers, so that older results are not reused."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +44,19 @@ class Wavelengths(Study[Cell, Record]):
         return [Cell(schedule, factor) for schedule in ("linear", "ntk") for factor in (2.0, 4.0)]
 
     def facts(self, cell):
-        return asdict(cell)
+        return asdict(cell) | {"head_dim": HEAD_DIM, "base": BASE, "version": VERSION, "posenc": posenc.__version__}
 
     def record(self, cell):
         return Record
 
     def measure(self, job, tick):
         (cell,) = job
-        made = frequencies.create({"name": cell.schedule, "factor": cell.factor}, 64, 10000.0)
+        made = frequencies.create({"name": cell.schedule, "factor": cell.factor}, HEAD_DIM, BASE)
         tick(1, str(cell))
         return {cell: Record(float(frequencies.wavelengths(made).max()))}
 
     def results(self, done):
-        return {"settings": {"head_dim": 64}, "rows": [asdict(cell) | asdict(done[cell]) for cell in done]}
+        return {"settings": {"head_dim": HEAD_DIM}, "rows": [asdict(cell) | asdict(done[cell]) for cell in done]}
 
 
 def page(results):

@@ -48,6 +48,9 @@ def test_a_new_study_is_resumed(tmp_path, capsys):
     assert again["schedules"] == {"planned": 4, "finished": 4, "kept_from_before": 4}
     assert "<li>ntk 4: " in (tmp_path / "report.html").read_text()
     assert capsys.readouterr().out.splitlines()[1] == "4 schedules, 4 of them from before"
+    for constant in ("HEAD_DIM", "BASE", "VERSION"):
+        setattr(module, constant, getattr(module, constant) * 2)
+        assert module.main(tmp_path)["schedules"]["kept_from_before"] == 0
 
 
 def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):

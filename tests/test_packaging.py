@@ -84,7 +84,8 @@ def test_pages_and_examples_use_named_names():
     for module, names in re.findall(r"^ *from (posenc[\w.]*) import (\w+(?:, \w+)*)", told, re.MULTILINE):
         listed = getattr(import_module(module), "__all__", ())
         for name in names.split(", "):
-            assert name in listed or f"{module}.{name}" in MODULES, f"{module}.{name}"
+            public = name in listed or f"{module}.{name}" in MODULES
+            assert public, f"a page or an example imports {module}.{name}: add {name!r} to __all__ of {module}"
 
 
 def test_importing_posenc_brings_torch_alone():

@@ -29,7 +29,9 @@ def test_every_page_is_in_the_navigation_once():
     assert len(named) == len(set(named))
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     generated = {"encodings/index.md", "reference/index.md", "results.md", "project/license.md"}
-    assert written | generated == set(named)
+    missing, gone = (written | generated) - set(named), set(named) - written - generated
+    assert not missing, f"add {sorted(missing)} to the nav of mkdocs.yml"
+    assert not gone, f"remove {sorted(gone)} from the nav of mkdocs.yml, or write the page in docs/"
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

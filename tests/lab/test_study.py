@@ -1,6 +1,7 @@
 """The study engine, on a study that squares numbers: what is stored, resumed, interrupted, refused and reported."""
 
 import json
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from posenc.report.terminal import Display, times
 @dataclass(frozen=True)
 class Square:
     value: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    losses: dict[str, tuple[float, ...]]
 
 
 class Squares(Study[int, Square]):
@@ -156,6 +162,56 @@ def test_refusals_come_before_any_file(tmp_path):
         run(Squares([1]), tmp_path)
     assert run(Squares([1]), tmp_path, begin=lambda: begun.append(1))["complete"]
     assert begun
+
+
+def test_two_cells_with_equal_facts_are_refused(tmp_path):
+    class Alike(Squares):
+        def facts(self, cell):
+            return {"number": cell % 4}
+
+    with pytest.raises(InputError, match=r"^facts: .* 1 and 5"):
+        run(Alike([1, 2, 5]), tmp_path)
+    assert run(Alike([1, 2, 1]), tmp_path)["numbers"]["planned"] == 2
+
+
+def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
+    class Curves(Squares):
+        value = math.nan
+
+        def measure(self, job, tick):
+            return {cell: Curve({"loss": (0.5, self.value)}) for cell in job}
+
+        def record(self, cell):
+            return Curve
+
+        def results(self, done):
+            return {"settings": {}, "squares": {}}
+
+    study = Curves([1])
+    for study.value in (math.nan, -math.inf):
+        with pytest.raises(InputError, match=r"^Curve\.losses\.loss\[1\]=(nan|-inf): .*finite"):
+            run(study, tmp_path)
+    study.value = 0.25
+    assert run(study, tmp_path)["complete"]
+    with pytest.warns(UserWarning, match="another record class than Square"):
+        assert run(Squares([1]), tmp_path)["numbers"]["kept_from_before"] == 0
+    assert run(Squares([1]), tmp_path)["numbers"]["kept_from_before"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name": None}, "Wrong.name"),
+        ({"unit": None}, "Wrong.unit"),
+        ({"measure": lambda self, job, tick: {}}, "Wrong.measure: .* cell 1"),
+        ({"results": lambda self, done: {}}, "Wrong.results: .*settings"),
+        ({"results": lambda self, done: {"settings": {}, "created": 1}}, "Wrong.results: 'created'"),
+        ({"sentences": lambda self, results: {"complete": True}}, "Wrong.sentences: 'complete'"),
+    ],
+)
+def test_a_wrong_study_is_refused(changed, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run(type("Wrong", (Squares,), changed)([1]), tmp_path)
 
 
 def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):

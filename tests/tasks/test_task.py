@@ -10,22 +10,23 @@ from hypothesis import strategies as st
 from posenc.errors import InputError
 from posenc.tasks import TASKS, Task, create
 from posenc.tasks.needle import Needle
+from posenc.tasks.ruler import RulerTask
 from posenc.tasks.task import fit, index_at, make_sample
 from references.tokenizers import TOKENIZERS, ByteTokenizer, PairTokenizer, SpacedTokenizer
 
-RETRIEVAL = [
-    "passkey",
-    "needle",
+OPTIONS = [
     "needle:drawn=true:begun=false",
-    "key_value",
     "key_value:keys=digits:values=words:query_aware=true",
     "key_value:pairs=7:keys=words:values=digits",
-    "facts",
     "facts:items=10:query_aware=true",
-    "multi_document",
     "multi_document:documents=3:ordering=random",
     "multi_document:query_aware=true",
 ]
+ASKING = [
+    name for name, task in TASKS.items() if task.takes_depth and task.new_tokens and not issubclass(task, RulerTask)
+]
+RETRIEVAL = ASKING + OPTIONS
+"""Tasks that ask for an answer at a depth; RULER's are tested in test_ruler.py."""
 KIN = {name: cls() for name, cls in TOKENIZERS.items()}
 
 

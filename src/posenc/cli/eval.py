@@ -39,13 +39,13 @@ class Eval(WithModel, StudyCommand):
     @classmethod
     def epilog(cls) -> str:
         from posenc.errors import summary
-        from posenc.lab.evals.config import PRESETS
+        from posenc.lab.evals.config import PRESETS, texts_a_cell
         from posenc.tasks import TASKS
 
         width = max(map(len, TASKS))
         presets = (
             f"  {name:{width}}  {' '.join(s.tasks)}\n  {'':{width}}  under {' '.join(s.methods)}, at "
-            f"{' '.join(map(str, s.lengths))} tokens, {s.samples * s.seeds} texts a cell, "
+            f"{' '.join(map(str, s.lengths))} tokens, {texts_a_cell(s.samples, s.seeds)}, "
             f"{'generated too' if s.generate else 'nothing generated'}"
             for name, s in PRESETS.items()
         )

@@ -8,13 +8,15 @@ DIR/report.html         the report
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 import platform
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from posenc.errors import InputError
 from posenc.lab.files import Folder
@@ -32,15 +34,25 @@ class Store(Folder):
         """Files that could not be read: what each was, where it is now, and why."""
 
     def save(self, cell: str, record: object) -> None:
-        """Store what a cell measured: a dataclass; with a checksum."""
+        """Store what a cell measured: a dataclass; with a checksum.
+
+        Raises:
+            InputError: a number in it is not finite, which JSON cannot hold.
+        """
         import msgspec
 
+        plain = msgspec.to_builtins(record, str_keys=True)
+        try:
+            json.dumps(plain, allow_nan=False)
+        except ValueError:
+            name, value = next(_not_finite(plain, type(record).__name__))
+            raise InputError(f"{name}={value}: is not a finite number; store None there, or refuse the cell") from None
         content = msgspec.json.encode(record)
         self.write(f"cells/{cell}.json", b'{"sha256":"%s","record":%s}' % (_digest(content), content))
 
     def load(self, cell: str, kind: type[T]) -> T | None:
-        """What a cell measured; None where it has not been measured, or where the file is damaged: that is renamed, with a
-        warning, and the cell is measured again."""
+        """What a cell measured; None where it has not been measured, or where the file is damaged or does not fit the class:
+        that is renamed, with a warning, and the cell is measured again."""
         import msgspec
 
         path = self.directory / "cells" / f"{cell}.json"
@@ -48,18 +60,24 @@ class Store(Folder):
             sealed = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
             if sealed.keys() != {"sha256", "record"} or bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["record"]):
                 raise msgspec.DecodeError("its checksum is wrong")
-            return msgspec.json.decode(sealed["record"], type=kind)
+            try:
+                return msgspec.json.decode(sealed["record"], type=kind)
+            except msgspec.ValidationError as error:
+                self._set_aside(path, "outdated", f"was written with another record class than {kind.__name__}", error)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
-            aside = path.with_name(f"{path.name}.damaged")
-            os.replace(path, aside)
-            file, renamed = (str(each.relative_to(self.directory)) for each in (path, aside))
-            self.damaged.append({"file": file, "kept_as": renamed, "why": str(error)})
-            warnings.warn(
-                f"posenc: {path} is damaged ({error}): it is renamed to {aside.name} and measured again", stacklevel=2
-            )
-            return None
+            self._set_aside(path, "damaged", "is damaged", error)
+        return None
+
+    def _set_aside(self, path: Path, suffix: str, what: str, error: Exception) -> None:
+        aside = path.with_name(f"{path.name}.{suffix}")
+        os.replace(path, aside)
+        file, renamed = (str(each.relative_to(self.directory)) for each in (path, aside))
+        self.damaged.append({"file": file, "kept_as": renamed, "why": str(error)})
+        warnings.warn(
+            f"posenc: {path} {what} ({error}): it is renamed to {aside.name} and measured again", stacklevel=3
+        )
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
@@ -86,6 +104,18 @@ class Store(Folder):
             raise InputError(
                 f"directory={str(self.directory)!r}: {run} is writing there; wait for it, stop it, or give another folder"
             ) from None
+
+
+def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Each number that is not finite, with the name of its field."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _not_finite(each, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _not_finite(each, f"{name}[{index}]")
 
 
 def _digest(content: bytes | memoryview) -> bytes:

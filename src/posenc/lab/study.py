@@ -2,7 +2,7 @@
 """One study engine. A study is settings, cells, how a cell is measured, and the results of all cells; `run` does the rest: it
 locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
 
-A new study is a subclass of `Study` with five methods, and a page: see docs/studies.md and examples/new_study.py.
+A new study is a subclass of `Study` with a name, a unit, five methods, and a page: see docs/studies.md and examples/new_study.py.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Generic, TypeVar
 
 import posenc
+from posenc.errors import InputError
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store
 
@@ -27,6 +28,12 @@ M = TypeVar("M")
 
 Results = Mapping[str, Any]
 """The content of results.json."""
+
+
+RESERVED = frozenset(
+    ("schema", "kind", "complete", "running", "created", "seconds", "estimated_seconds", "command", "set_aside")
+)
+"""Keys of results.json that `run` sets."""
 
 
 class Interrupted(Exception):
@@ -189,6 +196,9 @@ def run(
         InputError: invalid settings, a folder that cannot be written, or another run in the folder.
         Interrupted: Ctrl-C before a single cell had finished.
     """
+    for name in ("name", "unit"):
+        if not isinstance(getattr(study, name, None), str):
+            raise InputError(f"{type(study).__name__}.{name}: is missing; set it to a text, as in docs/studies.md")
     study.check()
     with TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
@@ -206,7 +216,7 @@ def _run(
     pages: Mapping[str, Callable[[Results], str]],
 ) -> dict[str, Any]:
     started, estimate = time.perf_counter(), None
-    ids = {cell: identity(study.facts(cell)) for cell in study.cells()}
+    ids = _identities(study)
     done: dict[C, M] = {}
 
     def read() -> None:
@@ -224,7 +234,7 @@ def _run(
             progress.estimated(estimate, len(ids) - before)
 
     def write(part: Mapping[C, M], running: bool) -> dict[str, Any]:
-        results = {
+        results: dict[str, Any] = {
             "schema": 1,
             "kind": study.name,
             "complete": len(part) == len(ids),
@@ -235,11 +245,14 @@ def _run(
             "estimated_seconds": None if estimate is None else round(estimate, 1),
             "command": command,
             "set_aside": store.damaged,
-            **study.results(part),
         }
+        numbers = study.results(part)
+        if "settings" not in numbers:
+            raise InputError(f"{type(study).__name__}.results: has no 'settings'; add them, {{}} if there are none")
+        results |= _checked(study, "results", numbers)
         ran_on = {"posenc": posenc.__version__, "engine": engine.name, "workers": engine.workers}
         results["machine"] = results.get("machine", {}) | ran_on
-        results |= study.sentences(results)
+        results |= _checked(study, "sentences", study.sentences(results))
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
         for name, make in pages.items():
             store.write(name, make(results))
@@ -254,6 +267,8 @@ def _run(
     try:
         with closing(engine.run(work, ticked)) as outcomes:
             for job, measured in outcomes:
+                for cell in (cell for cell in job if cell not in measured):
+                    raise InputError(f"{type(study).__name__}.measure: returned no record of the cell {cell}")
                 for cell in job:
                     store.save(ids[cell], measured[cell])
                     done[cell] = measured[cell]
@@ -272,6 +287,27 @@ def _run(
         if not done:
             raise Interrupted from None
     return write({cell: done[cell] for cell in ids if cell in done}, running=False)
+
+
+def _checked(study: Study[Any, Any], method: str, made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises:
+    InputError: what a method has made has a key of `run`."""
+    if taken := sorted(RESERVED & made.keys()):
+        raise InputError(f"{type(study).__name__}.{method}: {taken[0]!r} is set by `run`; give it another name")
+    return made
+
+
+def _identities(study: Study[C, Any]) -> dict[C, str]:
+    """Raises:
+    InputError: two cells have equal facts."""
+    cells: dict[str, C] = {}
+    for cell in study.cells():
+        other = cells.setdefault(identity(study.facts(cell)), cell)
+        if other != cell:
+            raise InputError(
+                f"facts: the same for the cells {other} and {cell}, which would share a file; return what distinguishes them"
+            )
+    return {cell: id for id, cell in cells.items()}
 
 
 def _measure(study: Any, job: Sequence[Any], tick: Tick) -> Any:

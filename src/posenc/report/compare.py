@@ -22,7 +22,7 @@ __all__ = ["page", "show"]
 Results = Mapping[str, Any]
 
 TEMPLATES = {"text": "compare_text.html", "vision": "compare_vision.html"}
-"""Of tasks with sentences that are theirs alone."""
+"""The template of a task's page, where it is not compare.html."""
 
 
 def page(results: Results) -> str:
@@ -71,8 +71,8 @@ def show(results: Results, directory: str) -> None:
 
 
 def busy(results: Results) -> str:
-    """What to report where a comparison took more than twice, or less than half, of the time that its first steps let
-    expect; "" where it did not, or was over within a minute."""
+    """A remark on a comparison that took more than twice, or less than half, of its estimated time. "" if it did not, or if
+    it took less than a minute."""
     took, estimated = results["seconds"], results.get("estimated_seconds")
     if not estimated or not results["complete"] or max(took, estimated) < 60 or estimated / 2 <= took <= 2 * estimated:
         return ""

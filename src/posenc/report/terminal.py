@@ -25,7 +25,7 @@ except ImportError:
 
 
 ANNOUNCED, LONG = 20, 8 * 60
-"""Seconds from which on the time of a run is announced, and from which on with a hint."""
+"""Seconds: a run that will take longer than the first announces its time, and one longer than the second also a hint."""
 
 
 def times(elapsed: float, left: float | None) -> str:

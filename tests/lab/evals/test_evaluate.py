@@ -11,7 +11,7 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc import InputError
-from posenc.lab.evals import study
+from posenc.lab.evals import config, study
 from posenc.lab.evals.config import CUT_OFF, NONE, PRESETS, Cell, EvaluationSettings, planned, settings_of
 from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
 from posenc.lab.study import Interrupted, Progress
@@ -211,6 +211,51 @@ def test_what_changes_the_numbers_changes_the_cell(tokenizer, tmp_path):
     assert more["cells"]["kept_from_before"] == 1
 
 
+def test_every_number_of_a_model_is_in_its_fingerprint():
+    ours, prints = model(), set()
+
+    def changed():
+        prints.add(fingerprint(ours))
+        return len(prints)
+
+    weights = ours.model.layers[1].mlp.up_proj.weight.data
+    assert changed() == changed() == 1
+    weights[17, 5] += 1e-3
+    assert changed() == 2
+    weights[[3, 9]] = weights[[9, 3]]
+    assert changed() == 3
+    ours.model.rotary_emb.inv_freq *= 0.25
+    assert changed() == 4
+    ours.register_buffer("odd", torch.arange(21, dtype=torch.uint8)[::2], persistent=False)
+    assert changed() == 5
+    ours.odd = ours.odd.clone()
+    assert changed() == 5
+
+
+def test_the_texts_and_code_of_a_task_change_its_cells(tokenizer, tmp_path, monkeypatch):
+    small = {
+        "tasks": ("perplexity", "copying:segment=8", "niah_single_1"),
+        "lengths": (450,),
+        "samples": 2,
+        "depths": 0.5,
+    }
+    small |= {"attention": False, "generate": False}
+
+    def reused():
+        return evaluate(model(), tokenizer, directory=tmp_path, **small)["cells"]["kept_from_before"]
+
+    assert (reused(), reused()) == (0, 6)  # also with the end alone
+    monkeypatch.setattr(config.running_text, "pydoc", lambda: "All work and no play makes Jack a dull boy. " * 500)
+    assert reused() == 2
+    monkeypatch.setattr(config, "version", lambda name: "0")
+    assert reused() == 4
+    mine = tmp_path / "mine.py"
+    monkeypatch.setattr(study.inspect, "getfile", lambda _: mine)
+    for code in ("a", "b"):
+        mine.write_text(code)
+        assert reused() == 0
+
+
 def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
     monkeypatch.setattr(Evaluation, "check_texts", lambda _: pytest.fail("texts were made"))
     with pytest.raises(InputError, match=r"reaches \d+ tokens"):
@@ -223,6 +268,7 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"tasks": ("paskey",)}, r"unknown task 'paskey': did you mean 'passkey'"),
         ({"tasks": ()}, r"tasks: name at least one"),
         ({"methods": ("yarm",)}, r"methods=yarm: unknown method 'yarm': did you mean 'yarn'"),
+        ({"methods": ("yarn", "cut_off")}, r"methods=cut_off: .*by itself"),
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
         ({"lengths": (20, 400)}, r"tasks=passkey at length 20: length=20: passkey needs at least"),
@@ -337,7 +383,7 @@ def test_the_order_has_something_of_everything_early():
     assert EvaluationSettings("passkey", "yarn", 512, 0.5) == EvaluationSettings(
         ("passkey",), ("yarn",), (512,), (0.5,)
     )
-    settings = EvaluationSettings(("passkey", "perplexity"), ("yarn", "cut_off"), (512, 256), (1, 0), seeds=2)
+    settings = EvaluationSettings(("passkey", "perplexity"), ("yarn",), (512, 256), (1, 0), seeds=2)
     cells = planned(settings, settings.made(), 256)
     assert [(cell.seed, cell.length) for cell in cells] == sorted((cell.seed, cell.length) for cell in cells)
     assert [cell.method for cell in cells[:6]] == ["none"] * 3 + ["yarn"] * 3
@@ -374,4 +420,4 @@ def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
     for arm in (rerope, cut):
         assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
     assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
-    assert any("breaks" in line for line in story["answer"])
+    assert any("worse past" in line for line in story["answer"])

@@ -285,7 +285,7 @@ def test_the_answer_follows_from_the_numbers(found):
     assert lines[2].startswith("good against the unmodified model: better on asks (+")
     assert any(line.startswith("bad against the unmodified model: better on reads") for line in lines)
     assert any(
-        re.search(r"reads at 128 tokens: .* breaks .* last 64 tokens alone are better \(−", line) for line in lines
+        re.search(r"reads at 128 tokens: .* worse past .* last 64 tokens alone are better \(−", line) for line in lines
     )
     assert not any("no method is better" in line for line in lines)  # good does
 
@@ -295,3 +295,4 @@ def test_limits_follow_from_the_settings(found):
     assert not any("No answer was generated" in note for note in limits(results(found)))
     assert any("end of a prompt alone" in note for note in limits(results(found)))
     assert any("trained length of 64 tokens" in note for note in limits(results(found, lengths=[64])))
+    assert any("3 texts a cell, 2 seeds" in note for note in limits(results(found, samples=3, seeds=2)))

@@ -30,9 +30,9 @@ from posenc.lab.machine import cores, die_with_parent, free_bytes, keep_freed_me
 TIME, MEMORY = "time", "memory"
 MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
 SHARE = 0.8
-"""Of the free memory that a candidate may be expected to take."""
+"""A candidate that needs more than this share of the free memory is left out."""
 QUICK_CALL = 0.1
-"""Seconds of a call from which on the first one, in which caches are filled, predicts the next."""
+"""Seconds. If the first call takes longer, its time predicts that of the next; a quicker one mostly fills caches."""
 WARM_LENGTH = 64
 """A candidate runs once at this length before its memory is taken, so that what libraries allocate once is there."""
 EXIT_SECONDS = 5

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`posenc bench` as a study: a cell is a trial, one comparison of a case's candidates; a record holds a row for each."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from posenc.lab.bench.case import DTYPES, MODES
 from posenc.lab.bench.cases import CASES
 from posenc.lab.bench.measure import MEASURED, MEMORY, TIME, BenchSettings, Effort, Row, Trial, measure, ratios, spread
 from posenc.lab.engines import Tick
+from posenc.lab.files import digest_of
 from posenc.lab.machine import check_present, cpu, describe
 from posenc.lab.study import Study
 
@@ -108,12 +108,12 @@ def versions() -> dict[str, str]:
 @cache
 def _code() -> str:
     """The hash of the files that a measurement runs through."""
-    root, digest = Path(posenc.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        folder, *inner = path.relative_to(root).parts
-        if folder not in ("report", "conformance", "cli", "analysis") and (folder != "lab" or inner[0] == "bench"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    root = Path(posenc.__file__).parent
+
+    def measured(folder: str, *inner: str) -> bool:
+        return folder not in ("report", "conformance", "cli", "analysis") and (folder != "lab" or inner[0] == "bench")
+
+    return digest_of(path for path in root.rglob("*.py") if measured(*path.relative_to(root).parts))
 
 
 @dataclass(frozen=True)

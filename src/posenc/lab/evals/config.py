@@ -3,7 +3,9 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +13,8 @@ from typing import Annotated, Any
 
 from posenc.errors import InputError, check_flags, is_integer, unknown
 from posenc.spec import parse_single
-from posenc.tasks import Task, create
+from posenc.tasks import Task, create, running_text
+from posenc.tasks.ruler import RulerTask
 
 NONE, CUT_OFF = "none", "cut_off"
 """The baselines: the unmodified model, and the same reading no more than the end of a text, of its trained length."""
@@ -22,13 +25,19 @@ LONGEST = 2**24
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What an evaluation measures.
+    """What an evaluation measures. `tasks`, `methods`, `lengths` and `depths` take several values, or one without a tuple.
 
-    tasks: as `posenc.tasks.create` takes them. methods: as `posenc.extend` takes them; "none" is always the first. A single
-    value needs no tuple. lengths: of the texts, in tokens. depths: position of the answer, 0 the start of the text and 1
-    the end. samples: texts of a cell. seeds: cells that differ in their texts alone. generate: whether answers are
-    generated too, if a task can score them. batch_size: texts side by side; None: 1 on a CPU, where common beginnings
-    are read once, and 8 on a GPU. text: a file of running text for the tasks that take one.
+    Args:
+        tasks: as `posenc.tasks.create` takes them.
+        methods: as `posenc.extend` takes them. The unmodified model, "none", is always added as the first.
+        lengths: of the texts, in tokens.
+        depths: where in the text the answer is, from 0 (start) to 1 (end).
+        samples: the number of texts in a cell.
+        seeds: how often every cell is measured, each time with other texts.
+        generate: also generate answers, for tasks that can score them.
+        batch_size: texts that the model reads at once. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
+            texts have in common is read only once.
+        text: a file of running text, for the tasks that take one.
     """
 
     tasks: Annotated[tuple[str, ...], "what to look for (below)"]
@@ -54,7 +63,9 @@ class EvaluationSettings:
             if not values and name != "methods":
                 raise InputError(f"{name}: name at least one")
             object.__setattr__(self, name, values)
-        object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m not in (NONE, CUT_OFF))))
+        if CUT_OFF in self.methods:
+            raise InputError(f"methods={CUT_OFF}: is measured by itself past the trained length; leave it out")
+        object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m != NONE)))
         check_flags(generate=self.generate)
         for length in self.lengths:
             _check_count("lengths", length, 2, LONGEST)
@@ -89,6 +100,11 @@ class EvaluationSettings:
         if self.text is not None and not uses_text:
             raise InputError(f"text={self.text}: none of {', '.join(tasks)} takes a text; leave it out")
         return tasks
+
+
+def texts_a_cell(samples: int, seeds: int) -> str:
+    """As in "16 texts a cell, 2 seeds"."""
+    return f"{samples} texts a cell, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:
@@ -136,6 +152,21 @@ def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
     values = (getattr(task, field.name) for task in tasks.values() for field in fields(task))
     paths = [value for value in values if isinstance(value, str) and Path(value).is_file()]
     return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
+
+
+def material(task: Task) -> dict[str, str]:
+    """What a task makes its texts of, besides its code: SHA-256 of the running text, and the version of the word list.
+
+    Raises:
+        InputError: no such text.
+    """
+    made_of = {}
+    if source := getattr(task, "source", ""):
+        made_of["text"] = hashlib.sha256(running_text.read(source).encode()).hexdigest()
+    if isinstance(task, RulerTask):
+        with suppress(PackageNotFoundError):  # not every one needs it
+            made_of["wonderwords"] = version("wonderwords")
+    return made_of
 
 
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")

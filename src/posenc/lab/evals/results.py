@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from posenc.errors import listed, summary
-from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings
+from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings, texts_a_cell
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.statistics import Z_975, Estimate, estimate, wilson
 from posenc.tasks import Task
@@ -300,7 +300,7 @@ def limits(results: Results) -> list[str]:
     """What this evaluation does not show."""
     s, trained, exact = results["settings"], results["model"]["trained_length"], results.get("exact_tokens", {})
     notes = [
-        f"One model and one wording of each task, {s['samples'] * s['seeds']} texts a cell: the 95 % intervals cover the "
+        f"One model and one wording of each task, {texts_a_cell(s['samples'], s['seeds'])}: the 95 % intervals cover the "
         "choice of texts, not other models or prompts. About 1 in 20 intervals misses."
     ]
     if not results["complete"]:
@@ -396,7 +396,7 @@ def _past(task: Results, trained: int) -> list[str]:
     ]
     if better:
         lines.append(
-            f"{task['task']} at {better[0]['length']} tokens: the unmodified model breaks past its trained length; the last "
+            f"{task['task']} at {better[0]['length']} tokens: the unmodified model is worse past its trained length; the last "
             f"{trained} tokens alone are better ({_in_words(better[0]['against_none'][by], by)})."
         )
     length = rows[-1]["length"]

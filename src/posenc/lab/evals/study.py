@@ -4,14 +4,16 @@ profile under a method. Every method and text is tried before anything is measur
 
 import functools
 import hashlib
+import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,12 +21,25 @@ import torch
 from torch import nn
 
 import posenc
+import posenc.tasks
 from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
+from posenc.lab.evals import reader
 from posenc.lab.evals.attention import attention_profile
-from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings, digests, planned, preset_of, settings_of
+from posenc.lab.evals.config import (
+    CUT_OFF,
+    NONE,
+    Cell,
+    EvaluationSettings,
+    digests,
+    material,
+    planned,
+    preset_of,
+    settings_of,
+)
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
+from posenc.lab.files import digest_of
 from posenc.lab.machine import describe, free_bytes, measurable, peak
 from posenc.lab.study import Progress, Results, Study, run
 from posenc.pretrained.attach import attached
@@ -40,6 +55,8 @@ ATTENTION_LENGTH = 1024
 """Attention is measured in the longest texts up to this length: the work grows with the square."""
 STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
+BLOCK = 2**18
+"""Of a fingerprint: numbers of eight bytes in a checksum."""
 ATTENTION_COST = 4
 """Measuring attention in a text takes about as long as reading it this many times."""
 
@@ -183,7 +200,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return AttentionRecord if isinstance(cell, AttentionCell) else Measured
 
     def facts(self, cell: AnyCell) -> Mapping[str, Any]:
-        return {**asdict(cell), **self.shared}
+        return {**asdict(cell), **self.shared, "material": self.shared["material"][cell.task]}
 
     def remote(self) -> "Remote":
         """Raises:
@@ -244,7 +261,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         self.samples = {k: v for k, v in self.samples.items() if (k[1], k[3]) == (first.length, first.seed)}
         cells = [cell for cell in group for _ in range(count)]
         samples = [self.sample(cell, index) for cell in group for index in range(count)]
-        reader = Reader(self.model, self.tokenizer, self.settings.generate, self.batch_size)
+        reads = Reader(self.model, self.tokenizer, self.settings.generate, self.batch_size)
         outcomes: list[TextOutcome] = []
         window = self.trained_length if first.method == CUT_OFF else None
         step = self.work(group) // len(samples)
@@ -254,7 +271,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
         def read() -> None:
             task = self.tasks[first.task]
-            outcomes.extend(reader.read(task, samples, first.length, window=window, on_sample=on_sample))
+            outcomes.extend(reads.read(task, samples, first.length, window=window, on_sample=on_sample))
 
         with self.under(first.method):
             started = time.perf_counter()
@@ -266,7 +283,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             seconds = time.perf_counter() - started
         share = 1 / len(group)
         return {
-            cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), seconds * share, reader.fed * share, taken)
+            cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), seconds * share, reads.fed * share, taken)
             for at, cell in enumerate(group)
         }
 
@@ -331,6 +348,8 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "weights": fingerprint(self.model),
             "tokenizer": [len(self.tokenizer), self.tokenizer("The code of apple is 4821.").input_ids],
             "files": digests(self.tasks),
+            "material": {text: material(task) for text, task in self.tasks.items()},
+            "code": digest_of(_sources(self.tasks.values())),
             "device": self.device.type,
             **_versions(),
         }
@@ -369,6 +388,15 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
 def _versions() -> dict[str, str]:
     return {"posenc": posenc.__version__, "torch": str(torch.__version__), "transformers": version("transformers")}
+
+
+def _sources(tasks: Iterable[Task]) -> set[Path]:
+    """The files that make texts and score what a model makes of them: of posenc, and of tasks from elsewhere."""
+    files = {Path(reader.__file__), *Path(posenc.tasks.__file__).parent.glob("*.py")}
+    for task in tasks:
+        with suppress(TypeError):  # a class that was typed in has no file
+            files.add(Path(inspect.getfile(type(task))))
+    return {file for file in files if file.is_file()}
 
 
 def _all_depths(cell: AnyCell) -> AnyCell:
@@ -461,11 +489,27 @@ def evaluate(
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Hash of a model's configuration and of some numbers of each of its weights."""
+    """Hash of a model's configuration, and of all its parameters and buffers."""
     config = unwrap(model).config.to_dict()
     config.pop("_name_or_path", None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, weights in model.named_parameters():
-        some = weights.detach().flatten()[:: max(weights.numel() // 64, 1)].float().cpu()
-        digest.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode() + some.numpy().tobytes())
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {_checksums(tensor.detach())}".encode())
     return digest.hexdigest()
+
+
+@functools.cache
+def _factors(device: torch.device) -> torch.Tensor:
+    """Odd numbers without a pattern: with them a sum modulo 2**64 depends on the order of what it adds."""
+    factors = torch.arange(1, BLOCK + 1, device=device) * -0x61C8864680B583EB
+    return (factors ^ factors >> 29) | 1
+
+
+def _checksums(tensor: torch.Tensor) -> list[int]:
+    """A number for each block of a tensor's bytes, the same on every device."""
+    content = tensor.contiguous().flatten().view(torch.uint8)
+    factors, sums = _factors(tensor.device), []
+    for block in content.split(8 * BLOCK):
+        padded = torch.cat((block, block.new_zeros(-len(block) % 8))).view(torch.int64)
+        sums.append((padded * factors[: len(padded)]).sum())
+    return [int(each) for each in sums]
