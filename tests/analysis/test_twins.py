@@ -25,6 +25,7 @@ SEES_NO_ORDER = {
     "temperature",
     "step_temperature",
     "prefix_kv",
+    "window",  # the text is shorter
 }
 
 
