@@ -28,6 +28,17 @@ def no_gradients():
         yield
 
 
+@pytest.fixture
+def tiles(monkeypatch):
+    """The CPU's backends cut short texts into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere."""
+    from posenc.backends import fused, sdpa
+
+    for name, value in {"ROWS": 3, "MANY": 5, "COLUMNS": 4}.items():
+        monkeypatch.setattr(fused, name, value)
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2 * 4 * 3 * 5)  # of 2 rows and 4 heads
+    monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
+
+
 @pytest.fixture(scope="session")
 def browser():
     """A real browser for the pages. There is one in a process: Playwright's loop bears no second."""

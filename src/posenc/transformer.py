@@ -15,6 +15,7 @@ from posenc.attention import attention
 from posenc.distributed.exchange import augment_shard
 from posenc.encoding import Encoding, augmented_by, embedded_by, keys_rotated_by, require_fit, scale_in
 from posenc.encodings import create
+from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
 from posenc.positions import Positions
 
@@ -38,8 +39,7 @@ class BlockConfig:
         check_integers(1, num_layers=self.num_layers)
         if self.head_dim is None and self.dim % self.num_heads:
             raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
-        if self.kv_heads < 1 or self.num_heads % self.kv_heads:
-            raise InputError(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        kv_heads_of(self.num_heads, self.num_kv_heads)  # refuses what does not divide
         if self.mlp_ratio <= 0:
             raise InputError(f"mlp_ratio={self.mlp_ratio}: must be a positive number")
         if not 0 <= self.dropout < 1:
@@ -63,7 +63,7 @@ class BlockConfig:
 
     @property
     def kv_heads(self) -> int:
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return kv_heads_of(self.num_heads, self.num_kv_heads)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import Encoding, InputError, PerLayer, Positions, attention, create, explain
-from posenc.backends import fused, sdpa
 from posenc.bias import Modifier, SoftCap
 from posenc.conformance import check
 from posenc.positions.visibility import rowwise
-from test_attention import LAYOUTS, B, D, H, tensors
+from test_attention import LAYOUTS, D, H, tensors
 
 
 @dataclass(eq=False, repr=False)
@@ -89,14 +88,6 @@ def summed(case):
     plain, functions = CASES[case]
     parts = [*([] if plain is None else [plain]), *functions]
     return parts[0] if len(parts) == 1 else posenc.Sum(*parts)
-
-
-@pytest.fixture
-def tiles(monkeypatch):
-    for name, value in {"ROWS": 3, "MANY": 5, "COLUMNS": 4}.items():
-        monkeypatch.setattr(fused, name, value)
-    monkeypatch.setattr(sdpa, "BLOCK_CELLS", B * H * 3 * 5)
-    monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto", "flex"])

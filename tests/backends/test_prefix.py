@@ -9,7 +9,6 @@ from torch import nn
 
 import posenc
 from posenc import Encoding, InputError, PerLayer, Positions, Rotary, attention, create
-from posenc.backends import fused, sdpa
 from posenc.bias import Positional
 from posenc.conformance import check
 from test_attention import LAYOUTS, B, D, H, tensors
@@ -93,14 +92,6 @@ def expected(case, q, k, v, positions):
     every = torch.cat(weights, -1)
     total = every.sum(-1, keepdim=True)
     return every / total @ torch.cat(values, 2)
-
-
-@pytest.fixture
-def tiles(monkeypatch):
-    for name, value in {"ROWS": 3, "MANY": 5, "COLUMNS": 4}.items():
-        monkeypatch.setattr(fused, name, value)
-    monkeypatch.setattr(sdpa, "BLOCK_CELLS", B * H * 3 * 5)
-    monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto", "flex"])

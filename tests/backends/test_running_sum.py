@@ -11,7 +11,6 @@ from torch.nn.functional import logsigmoid
 
 import posenc
 from posenc import Encoding, InputError, Positions, Rotary, attention, explain
-from posenc.backends import fused
 from posenc.bias import RunningSum
 from posenc.conformance import check
 from test_attention import LAYOUTS, B, D, H, tensors
@@ -52,12 +51,6 @@ def expected(gates, q, k, v, positions):
         rows.append(torch.einsum("ijt,ht->hij", between.double() - after.double(), gates[b]))
     weights = (scores + torch.stack(rows)).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
     return weights @ v.repeat_interleave(groups, 1)
-
-
-@pytest.fixture
-def tiles(monkeypatch):
-    for name, value in {"ROWS": 3, "MANY": 5, "COLUMNS": 4}.items():
-        monkeypatch.setattr(fused, name, value)
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto", "flex"])

@@ -6,7 +6,7 @@ import torch
 import posenc
 from posenc import InputError, Positions, Window, attention, create
 from posenc.attention import prepare
-from posenc.backends import fused, sdpa
+from posenc.backends import fused
 from posenc.bias import Dense
 
 H, KV, D, N = 4, 2, 8, 23
@@ -48,14 +48,6 @@ def tensors(queries, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     sizes = (H, queries), (KV, N), (KV, N)
     return [torch.randn(2, h, n, D, dtype=dtype, generator=generator).requires_grad_() for h, n in sizes]
-
-
-@pytest.fixture
-def tiles(monkeypatch):
-    for name, value in {"ROWS": 3, "MANY": 5, "COLUMNS": 4}.items():
-        monkeypatch.setattr(fused, name, value)
-    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2 * H * 3 * 5)
-    monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
 
 
 @pytest.mark.parametrize("added", [None, "alibi", "shaw"])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
-from posenc.encodings.shared import check_head_dim, kv_heads_of, normal_parameter
+from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_word
 from posenc.functional import Layout
 from posenc.positions import Positions
@@ -114,11 +114,7 @@ class LieRE(Encoding):
     def turn(self, x: Tensor, turning: Callable[[Tensor], Tensor]) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim), rotated."""
         check_head_dim(self, x, self.head_dim)
-        if x.shape[1] % self.kv_heads:
-            raise InputError(
-                f"q or k with {x.shape[1]} heads: this {type(self).__name__} has {self.kv_heads} key heads"
-            )
-        grouped = x.unflatten(1, (self.kv_heads, -1)).unflatten(-1, (self.blocks, self.width)).double()
+        grouped = by_key_head(self, x, self.kv_heads).unflatten(-1, (self.blocks, self.width)).double()
         return turning(grouped).flatten(-2).flatten(1, 2).to(x.dtype)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
@@ -223,23 +219,21 @@ class STRING(AxialRotary):
         skew, identity = upper - upper.mT, torch.eye(self.head_dim, device=upper.device, dtype=upper.dtype)
         return torch.linalg.solve(identity + skew, identity - skew)  # the factors commute
 
-    def in_basis(self, x: Tensor, layer: int) -> Tensor:
+    def in_basis(self, x: Tensor, basis: Tensor) -> Tensor:
         """Queries or keys (batch, heads, n, head_dim) in the basis of their key head."""
         check_head_dim(self, x, self.head_dim)
-        if x.shape[1] % self.kv_heads:
-            raise InputError(f"q or k with {x.shape[1]} heads: this STRING has {self.kv_heads} key heads")
-        basis = self.basis(layer, x.dtype)
-        turned = x.unflatten(1, (self.kv_heads, -1)).to(basis.dtype) @ basis.mT[:, None]
+        turned = by_key_head(self, x, self.kv_heads).to(basis.dtype) @ basis.mT[:, None]
         return turned.flatten(1, 2).to(x.dtype)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
-        return super().rotate(self.in_basis(q, layer), self.in_basis(k, layer), positions, layer)
+        basis = self.basis(layer, q.dtype)
+        return super().rotate(self.in_basis(q, basis), self.in_basis(k, basis), positions, layer)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        return super().rotate_queries(self.in_basis(q, layer), positions, layer)
+        return super().rotate_queries(self.in_basis(q, self.basis(layer, q.dtype)), positions, layer)
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
-        return super().rotate_keys(self.in_basis(k, layer), positions, layer)
+        return super().rotate_keys(self.in_basis(k, self.basis(layer, k.dtype)), positions, layer)

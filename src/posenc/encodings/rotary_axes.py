@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import rescheduled
-from posenc.encodings.shared import check_head_dim, kv_heads_of
+from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
 from posenc.errors import InputError, check_positive
 from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions
@@ -103,11 +103,7 @@ class AxesRotary(Encoding):
         """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
         if cos.shape[1] == 1:
             return rotary(x, cos, sin, layout=self.layout, inplace=inplace)
-        if x.shape[1] % cos.shape[1]:
-            raise InputError(
-                f"q or k with {x.shape[1]} heads: this {type(self).__name__} turns {cos.shape[1]} groups of heads"
-            )
-        grouped = x.unflatten(1, (cos.shape[1], -1))  # heads of a group turn alike
+        grouped = by_key_head(self, x, cos.shape[1])  # heads of a group turn alike
         turned = rotary(grouped, cos.unsqueeze(2), sin.unsqueeze(2), layout=self.layout, inplace=inplace)
         return x if inplace else turned.flatten(1, 2)
 

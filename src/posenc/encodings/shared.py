@@ -32,12 +32,24 @@ def check_heads(encoding: Encoding, q: Tensor, num_heads: int) -> None:
 
 
 def kv_heads_of(num_heads: int, num_kv_heads: int | None) -> int:
-    """The number of key and value heads: as many as query heads where that is None, which it divides."""
+    """The number of key and value heads: as many as query heads where that is None.
+
+    Raises:
+        InputError: it does not divide the number of query heads.
+    """
     if num_kv_heads is None:
         return num_heads
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise InputError(f"num_kv_heads={num_kv_heads}: must divide num_heads={num_heads}")
     return num_kv_heads
+
+
+def by_key_head(encoding: Encoding, x: Tensor, key_heads: int) -> Tensor:
+    """Queries or keys (batch, heads, n, width) -> (batch, key_heads, heads / key_heads, n, width), the heads that share a
+    key head together."""
+    if x.shape[1] % key_heads:
+        raise InputError(f"q or k with {x.shape[1]} heads: this {type(encoding).__name__} has {key_heads} key heads")
+    return x.unflatten(1, (key_heads, -1))
 
 
 def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
