@@ -19,6 +19,7 @@ from posenc.encoding import (
     Encoding,
     bias_of,
     branches_of,
+    checked_gates,
     modifiers_of,
     prefix_of,
     queries_rotated_by,
@@ -49,6 +50,7 @@ def attention(
     dropout_p: float = 0.0,
     layer: int = 0,
     keys_rotated: bool = False,
+    gates: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Attention under a positional encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
@@ -73,6 +75,8 @@ def attention(
         layer: index of the layer, for encodings that differ per layer.
         keys_rotated: the keys come from a cache that keeps them as `encoding.rotate_keys` left them; only the queries
             are rotated.
+        gates: for an encoding that makes numbers of the layer's input (`Encoding.gates`): those of all keys, cached ones
+            first, as `posenc.encoding.gates_of(encoding, x, layer)` returns them. Of a shard: this process's.
         backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
             kernels, for GPUs), or "reference".
 
@@ -85,12 +89,12 @@ def attention(
         if positions is None or positions.sharding is None:
             _check_no_ring()
             if positions is not None and q.dim() == 4 and q.shape[2] == 1:
-                usual = scale is None and sink is None and causal is None and backend == "auto"
+                usual = scale is None and sink is None and causal is None and gates is None and backend == "auto"
                 if usual and type(dropout_p) is float and dropout_p == 0.0 and type(layer) is int and layer >= 0:
                     step = _step(q, k, v, encoding, positions, keys_rotated)
                     if step is not None:
                         return _taken(step, q, k, v, encoding, positions, layer, keys_rotated)
-            problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
+            problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
             return _choose(problem, backend).attend(problem)
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
         attend = ring.active()
@@ -100,9 +104,12 @@ def attention(
             return attend(
                 problem.q, problem.k, problem.v, is_causal=positions.causal, scale=problem.scale, dropout_p=dropout_p
             )
+        gates = [exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer)]
         k, v = exchange.gather_keys(k, v, positions)
-        calls = _calls(q, k, v, positions)
-        problems = [prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer) for call in calls]
+        problems = [
+            prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer, gates=_first(gates, call[3]))
+            for call in _calls(q, k, v, positions)
+        ]
         return torch.cat([_choose(problem, backend).attend(problem) for problem in problems], 2)
 
 
@@ -137,7 +144,7 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
-    hooks = ("restrict", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
+    hooks = ("restrict", "gates", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
@@ -208,21 +215,26 @@ def explain(
     dropout_p: float = 0.0,
     layer: int = 0,
     keys_rotated: bool = False,
+    gates: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
-        problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated)
+        problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
         return _explained(problem, (q, k, v), backend)
     part, positions = positions.sharding, _checked_shard(q, k, positions, causal, keys_rotated)
     refused = ring.refusal(q, k, encoding, positions, sink, layer)
     if refused is None:
         why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
         return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
-    k, v = (x.repeat(1, 1, part.world_size, 1) for x in (k, v))  # as large as what is gathered
+    gates = checked_gates(encoding, gates, k, layer)
+    k, v, *gates = (x.repeat(1, 1, part.world_size, 1) for x in (k, v, *gates))  # as large as what is gathered
     calls = _calls(q, k, v, positions)
-    problems = [prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer) for call in calls]
+    problems = [
+        prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer, gates=_first(gates, call[3]))
+        for call in calls
+    ]
     explanations = [_explained(each, call[:3], backend) for each, call in zip(problems, calls, strict=True)]
     most = max(explanations, key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
@@ -247,6 +259,11 @@ def _calls(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> list[tuple[
     return [
         (part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], call) for part, call in zip(rows, calls, strict=True)
     ]
+
+
+def _first(gates: Sequence[Tensor], positions: Positions) -> list[Tensor]:
+    """The gates of the first keys, as many as there are in these positions."""
+    return [gate[:, :, : positions.num_keys] for gate in gates]
 
 
 def _check_no_ring() -> None:
@@ -284,6 +301,7 @@ def _choose(problem: Problem, name: str) -> Backend:
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool = False,
+    gates: Tensor | Sequence[Tensor] | None = None,
 ) -> Problem:  # fmt: skip
     """Apply the encoding's hooks to a call of `attention`: the `Problem` that a backend solves."""
     if not torch.compiler.is_compiling():
@@ -298,8 +316,9 @@ def prepare(
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
     projected = q
+    given = checked_gates(encoding, gates, k, layer)
     if encoding is not None:
-        positions = restricted_by(encoding, positions, layer)
+        positions = restricted_by(encoding, positions, layer).with_gates(given)
         if keys_rotated:
             _check_keys_unread(encoding, layer)
         terms = bias_of(encoding, q, k, positions, layer)
@@ -324,6 +343,7 @@ def prepare(
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _logits(sink, q)
+    positions = positions.with_gates(())
     problem = Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches, modifiers=modifiers)
     return problem if prefix is None else _with_prefix(problem, projected, *prefix)
 
@@ -502,6 +522,7 @@ def linear_attention(
     causal: bool | None = None,
     layer: int = 0,
     chunk_size: int = 64,
+    gates: Tensor | Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Linear attention under a rotary encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
 
@@ -510,7 +531,7 @@ def linear_attention(
     negative and need not add up to 1 (Su et al. 2021, "RoFormer", eq. 19; Katharopoulos et al. 2020 without R).
 
     Args:
-        q, k, v, encoding, positions, causal, layer: as in `posenc.attention`. With a cache, k and v are all of the
+        q, k, v, encoding, positions, causal, layer, gates: as in `posenc.attention`. With a cache, k and v are all of the
             keys and values. encoding may act by `rotate` alone.
         feature: a map to non-negative values, applied to q and k.
         chunk_size: tokens whose mutual weights are formed at a time; it changes the cost and not the result.
@@ -521,7 +542,9 @@ def linear_attention(
     Raises:
         InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
+    given = checked_gates(encoding, gates, k, layer)
     if positions is not None and positions.sharding is not None:
+        given = tuple(exchange.gather(gate, positions, 2) for gate in given)
         k, v = exchange.gather_keys(k, v, positions)
     check_given(encoding, positions, q=q, k=k, v=v)
     positions = resolve_positions(q, k, v, encoding, positions, causal)
@@ -545,7 +568,7 @@ def linear_attention(
                 f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "
                 "that only rotates, such as rope, or posenc.attention"
             )
-        rq, rk = encoding.rotate(fq, fk, positions, layer)
+        rq, rk = encoding.rotate(fq, fk, positions.with_gates(given), layer)
     if positions.valid is not None:
         fk, rk, v = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk, v))
     summed = _RunningSums(positions, k.shape[1], chunk_size)

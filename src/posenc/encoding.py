@@ -9,6 +9,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from numbers import Integral, Real
 from operator import is_
 from typing import Any, ClassVar, Self, TypeVar
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import table_device
+from posenc.functional import table_device, transformed
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
 
 T = TypeVar("T")
 
-SITES = ("augment", "embed", "restrict", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
+SITES = ("augment", "embed", "restrict", "gates", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
 
 SIZES = frozenset((
     "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
@@ -92,6 +93,7 @@ class Encoding(nn.Module):
         embed     the input of a layer
         restrict  which keys a layer's queries see
         share     the model's query and key projections
+        gates     of a layer's input, numbers for each token, which the hooks below read from positions
         rotate    queries and keys; or apart, rotate_queries and rotate_keys, for a cache of rotated keys
         branches  the regions of a position map, each with a separate rotation
         scale     the factor of q . k
@@ -225,6 +227,12 @@ class Encoding(nn.Module):
         """Take the model's query and key projections, one pair per layer, for schemes that put their own vectors
         through them. The model calls this in every forward pass, so an encoding may serve several models. Modules are
         references and stay the model's."""
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor | Sequence[Tensor] | None:
+        """Numbers for each token, (batch, heads, seq, width), from the input of the layer's projections, x (batch, seq, dim):
+        each token's from its part of x alone. The model caches them as it does keys, and `attention` gives those of all keys
+        to the hooks that act there, as `positions.gate(name)`; `positions.of_queries` are those of the queries."""
+        return None
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         """Queries and keys before their product; may change their width, equally for both."""
@@ -477,6 +485,64 @@ def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Posit
     return result
 
 
+def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
+    """`Encoding.gates`, validated: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
+
+    x: (batch, seq, dim), the input of the layer's projections.
+    """
+    result = encoding.gates(x, layer)
+    gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
+    for gate in gates:
+        if not isinstance(gate, Tensor) or gate.dim() != 4 or (gate.shape[0], gate.shape[2]) != x.shape[:2]:
+            raise _returned(
+                encoding, "gates", gate, f"return (batch, heads, seq, width), {x.shape[0]} x any x {x.shape[1]} x any"
+            )
+    return gates
+
+
+def number_of_gates(encoding: Encoding, layer: int) -> int:
+    """How many tensors `gates_of` returns in a layer."""
+    part, number = encoding.at(layer)
+    if isinstance(part, Sum):
+        return sum(number_of_gates(each, number) for each in part)
+    return int("gates" in part.sites())
+
+
+def checked_gates(
+    encoding: Encoding | None, gates: Tensor | Sequence[Tensor] | None, k: Tensor, layer: int
+) -> tuple[Tensor, ...]:
+    """The gates that a call is given.
+
+    Raises:
+        InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
+    """
+    given = () if gates is None else (gates,) if isinstance(gates, Tensor) else tuple(gates)
+    wanted = 0 if encoding is None else number_of_gates(encoding, layer)
+    if len(given) != wanted:
+        name = "no encoding" if encoding is None else encoding.known_as
+        raise InputError(
+            f"gates={len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the "
+            "input of the layer's projections, with those of cached keys in front"
+        )
+    for gate in given:
+        if not isinstance(gate, Tensor) or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
+            raise InputError(f"gates={shown(gate)}: pass (batch, heads, num_keys, width), batch {k.shape[0]}")
+        if gate.shape[2] != k.shape[2]:
+            raise InputError(
+                f"gates are of {gate.shape[2]} tokens, there are {k.shape[2]} keys: cache the gates as the keys are, and pass all"
+            )
+        if gate.device != k.device:
+            raise InputError(f"gates are on {gate.device}, k on {k.device}: move them")
+        if (
+            gate.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and not transformed()
+            and not bool(gate.isfinite().all())
+        ):
+            raise InputError(f"gates={shown(gate)}: not finite; check the layer's input and the weights of {encoding}")
+    return given
+
+
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
     """`Encoding.rotate`, validated."""
     result = encoding.rotate(q, k, positions, layer)
@@ -675,8 +741,9 @@ def _in_turn(act: Callable[[Encoding, Tensor, Positions, int], Tensor]) -> Any:
     """The hook of a sum that applies `act` with each part to the result of those before."""
 
     def hook(self: "Sum", x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        here = self._with_gates(positions, layer)
         for part in _in_order(self):
-            x = act(part, x, positions, layer)
+            x = act(part, x, here(part), layer)
         return x
 
     return hook
@@ -716,6 +783,17 @@ class Sum(Composite):
             return None
         return rotating.pop() if rotating else ()
 
+    def _with_gates(self, positions: Positions, layer: int) -> Callable[[Encoding], Positions]:
+        """For each part, the positions with the gates that are that part's."""
+        if not positions.gates:
+            return lambda part: positions
+        counts, gates = [number_of_gates(part, layer) for part in self], iter(positions.gates)
+        of_parts = {id(part): tuple(islice(gates, count)) for part, count in zip(self, counts, strict=True)}
+        return lambda part: positions.with_gates(of_parts[id(part)])
+
+    def gates(self, x: Tensor, layer: int = 0) -> Sequence[Tensor]:
+        return [gate for part in self for gate in gates_of(part, x, layer)]
+
     embed = _in_turn(embedded_by)
     rotate_queries = _in_turn(queries_rotated_by)
     rotate_keys = _in_turn(keys_rotated_by)
@@ -730,27 +808,32 @@ class Sum(Composite):
             part.share(projections)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        here = self._with_gates(positions, layer)
         for part in _in_order(self):
-            q, k = rotated_by(part, q, k, positions, layer)
+            q, k = rotated_by(part, q, k, here(part), layer)
         return q, k
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
-        return [term for part in self for term in bias_of(part, q, k, positions, layer)]
+        here = self._with_gates(positions, layer)
+        return [term for part in self for term in bias_of(part, q, k, here(part), layer)]
 
     def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
-        return [modifier for part in self for modifier in modifiers_of(part, positions, layer)]
+        here = self._with_gates(positions, layer)
+        return [modifier for part in self for modifier in modifiers_of(part, here(part), layer)]
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
-        return _only("encodings that act on the values", [values_of(part, positions, layer) for part in self])
+        here = self._with_gates(positions, layer)
+        return _only("encodings that act on the values", [values_of(part, here(part), layer) for part in self])
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
         return _only("sinks", [part.sink(layer) for part in self])
 
     def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
-        return _only("sinks", [part.query_sink(q, positions, layer) for part in self])
+        here = self._with_gates(positions, layer)
+        return _only("sinks", [part.query_sink(q, here(part), layer) for part in self])
 
     def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
         pairs = [pair for pair in (part.prefix_kv(layer) for part in self) if pair is not None]
@@ -808,6 +891,7 @@ class PerLayer(Composite):
 
     embed = _in_layer(embedded_by)
     restrict = _in_layer(restricted_by)
+    gates = _in_layer(gates_of)
     rotate = _in_layer(rotated_by)
     rotate_queries = _in_layer(queries_rotated_by)
     rotate_keys = _in_layer(keys_rotated_by)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from posenc.attention import attention
 from posenc.distributed.exchange import augment_shard
-from posenc.encoding import Encoding, augmented_by, embedded_by, keys_rotated_by, require_fit, scale_in
+from posenc.encoding import Encoding, augmented_by, embedded_by, gates_of, keys_rotated_by, require_fit, scale_in
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
@@ -93,7 +93,7 @@ class TransformerConfig(BlockConfig):
 
 
 class Cache:
-    """Keys and values of the tokens read so far, per layer.
+    """Keys and values of the tokens read so far, per layer, and what a gated encoding made of the layer's input.
 
     rotated: False stores unrotated keys, so that one cache serves every encoding and every frequency schedule, and
     each call rotates all of them: what `Transformer.generate` does. True stores them rotated, each rotated once, for a
@@ -103,18 +103,18 @@ class Cache:
     def __init__(self, rotated: bool = False) -> None:
         check_flags(rotated=rotated)
         self.rotated = rotated
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[int, tuple[Tensor, ...]] = {}
 
     def __len__(self) -> int:
         """Tokens read so far."""
         return self.layers[0][0].shape[2] if self.layers else 0
 
-    def append(self, layer: int, k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """Append new tokens (batch, kv_heads, n, head_dim) to their rows; return all of them."""
+    def append(self, layer: int, new: tuple[Tensor, ...], positions: Positions) -> tuple[Tensor, ...]:
+        """Append to their rows what new tokens have, keys, values and gates (batch, heads, n, width); return it of all tokens."""
         if layer in self.layers:
-            k, v = (_appended(old, new, positions) for old, new in zip(self.layers[layer], (k, v), strict=True))
-        self.layers[layer] = k, v
-        return k, v
+            new = tuple(_appended(old, more, positions) for old, more in zip(self.layers[layer], new, strict=True))
+        self.layers[layer] = new
+        return new
 
 
 def _appended(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
@@ -154,11 +154,13 @@ class Attention(nn.Module):
         rotated = cache is not None and cache.rotated
         if rotated:
             k = keys_rotated_by(encoding, k, positions.shared(_new_keys, lambda: _new_keys(positions)), layer)
+        tokens = k, v, *gates_of(encoding, x, layer)
         if cache is not None:
-            k, v = cache.append(layer, k, v, positions)
+            tokens = cache.append(layer, tokens, positions)
+        k, v, *gates = tokens
         y = attention(
             q, k, v, encoding, positions, layer=layer, dropout_p=self.config.dropout if self.training else 0.0,
-            keys_rotated=rotated, backend=self.backend,
+            keys_rotated=rotated, gates=gates, backend=self.backend,
         )  # fmt: skip
         return self.out(y.transpose(1, 2).flatten(-2))
 

@@ -39,7 +39,9 @@ def refusal(
         return "context_parallel does not support grouped-query attention"
     if encoding is not None:
         scores = [
-            site for site in ("restrict", "bias", "modify", "values", "sink", "prefix_kv") if site in encoding.sites()
+            site
+            for site in ("restrict", "gates", "bias", "modify", "values", "sink", "prefix_kv")
+            if site in encoding.sites()
         ]
         if scores:
             return f"context_parallel supports no {scores[0]}"

@@ -67,6 +67,7 @@ class Positions:
         branch: the branch of a position map to rotate for, see `at`. None: there is no map.
         full_keys: the positions with all keys of the call, where these have only some of them, see `keys`.
         sharding: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
+        gates: what an encoding made of the input of a layer, see `with_gates`; `ungated` are the positions without.
         images: (height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the
             images of all documents or rows, by number. None: not known, as of tokens that were moved.
         start: (first query position, first key position) when both run contiguously by ones, identically in every
@@ -91,10 +92,12 @@ class Positions:
     full_keys: "Positions | None" = None
     sharding: Shard | None = None
     images: tuple[tuple[int, ...], ...] | None = None
+    gates: tuple[Tensor, ...] = ()
     # what is known without reading a tensor is set by `with_known` alone: dataclasses.replace must not carry it over
     start: tuple[int, int] | None = field(default=None, init=False)
     diagonal: int | None = field(default=None, init=False)
     span: tuple[int, int] | None = field(default=None, init=False)
+    ungated: "Positions | None" = field(default=None, init=False)
     if TYPE_CHECKING:
         _memo: dict[Hashable, Any] = field(init=False)
         _pass_cache: dict[Hashable, Any] | None = field(init=False)
@@ -398,6 +401,40 @@ class Positions:
         window = None if before is None and after is None else (before, after)
         return self.shared(("window", window), lambda: self._with(window=window))
 
+    def with_gates(self, gates: tuple[Tensor, ...]) -> "Positions":
+        """The same tokens, for the hooks of one layer, with what `Encoding.gates` made of that layer's input: for each gated
+        encoding (batch, heads, num_keys, width), of all keys."""
+        if not self.gates and not gates:
+            return self
+        ungated = self.ungated or (self._with(gates=()) if self.gates else self)
+        if not gates:
+            return ungated
+        gated = ungated._with(gates=gates)
+        object.__setattr__(gated, "ungated", ungated)
+        return gated
+
+    def gate(self, user: str) -> Tensor:
+        """The gates of every key, (batch, heads, num_keys, width), for the one encoding that asks.
+
+        Raises:
+            InputError: none were given.
+        """
+        if len(self.gates) != 1:
+            raise InputError(
+                f"{user} takes gates that it makes of a layer's input: pass gates=gates_of({user}, x, layer) to attention, with "
+                "those of cached keys in front"
+            )
+        return self.gates[0]
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens."""
+        if self.q_order is self.k_order:
+            return x
+        if self.diagonal is not None:
+            return x[:, :, self.diagonal : self.diagonal + self.num_queries]
+        slots = (self.q_order - self.k_order[:, :1])[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3])
+        return x.gather(2, slots)
+
     def at(self, branch: Branch | None) -> "Positions":
         """The same tokens, as one branch of a position map is asked to rotate them, or None. Positions and visibility stay as
         they are."""
@@ -414,7 +451,7 @@ class Positions:
             raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
         parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "valid", "prefix")}
         parts = {name: None if x is None else x[:, first:end] for name, x in parts.items()}
-        return replace(self, **parts, full_keys=self).with_known(
+        return replace(self, **parts, full_keys=self, gates=()).with_known(
             start=None if self.start is None else (self.start[0], self.start[1] + first),
             diagonal=None if self.diagonal is None else self.diagonal - first,
         )
@@ -453,7 +490,7 @@ class Positions:
                 )
         return replace(
             self, q=q, k=q, q_order=order, k_order=order, valid=valid, q_valid=q_valid, q_document=document,
-            k_document=document, prefix=prefix,
+            k_document=document, prefix=prefix, gates=(),
         ).with_known(span=self.span)  # fmt: skip
 
     def to(self, device: torch.device | str) -> "Positions":
@@ -517,7 +554,7 @@ class Positions:
         return replace(
             self, q=shard.take(self.q), k=self.k[:, :count], q_order=shard.take(self.q_order),
             k_order=self.k_order[:, :count], valid=cut(self.valid), q_valid=local(self.q_valid),
-            q_document=local(self.q_document), k_document=cut(self.k_document), prefix=cut(self.prefix), sharding=shard,
+            q_document=local(self.q_document), k_document=cut(self.k_document), prefix=cut(self.prefix), sharding=shard, gates=(),
             full_keys=None if keys is None else self._among(shard),
         ).with_known(start, diagonal, span)  # fmt: skip
 
