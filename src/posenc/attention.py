@@ -542,11 +542,11 @@ def linear_attention(
     Raises:
         InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
+    check_given(encoding, positions, q=q, k=k, v=v)
     given = checked_gates(encoding, gates, k, layer)
     if positions is not None and positions.sharding is not None:
         given = tuple(exchange.gather(gate, positions, 2) for gate in given)
         k, v = exchange.gather_keys(k, v, positions)
-    check_given(encoding, positions, q=q, k=k, v=v)
     positions = resolve_positions(q, k, v, encoding, positions, causal)
     if positions.window is not None:
         raise InputError("linear attention adds up all keys before a query and has no window: use posenc.attention")
