@@ -55,7 +55,7 @@ def rows() -> list[str]:
         causal = Positions.arange(length, causal=True)
         plain = both(lambda *x: scaled_dot_product_attention(*x, is_causal=True), q, k, v)
         for name, table in patterns(length // SIZE).items():
-            positions = causal.with_blocks(table, SIZE)
+            positions = causal.with_blocks(SIZE, table)
             mask = positions.mask()
             share = float(positions.visible_counts().sum()) / float(causal.visible_counts().sum())
             dense = both(lambda *x, mask=mask: scaled_dot_product_attention(*x, attn_mask=mask), q, k, v)

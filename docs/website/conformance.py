@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/encodings.md: what the code declares about each encoding, and which checks it passes (`make encodings`).
 
-python -m website.conformance, in docs/. Takes minutes.
+python -m website.conformance [NAME ...], in docs/. Takes minutes; with names, only these encodings are checked again, and the
+marks of others stay.
 """
 
 import inspect
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,13 +61,20 @@ def header() -> str:
     return "\n".join([_line(("", *(check.replace("_", " ") for check in CHECKS))), "|---" * (len(CHECKS) + 1) + "|"])
 
 
-def marks() -> str:
-    """Every check on every encoding, as a table."""
+def marks(names: Sequence[str] = ()) -> str:
+    """Every check on every encoding, as a table; of encodings that are not among the names, the lines that the page has."""
+    before = PAGE.read_text(encoding="utf-8").splitlines() if names else []
     lines = [header()]
     for name in ENCODINGS:
-        tested = EncodingUnderTest(named(name))
-        lines.append(_line((f"`{name}`", *(MARKS[run_check(check, tested).passed] for check in CHECKS))))
+        old = [line for line in before if line.startswith(f"| `{name}` | ") and line[-3:-2] in MARKS.values()]
+        lines.append(old[0] if old and name not in names else marks_of(name))
     return "\n".join(lines)
+
+
+def marks_of(name: str) -> str:
+    """Every check on one encoding, as a line."""
+    tested = EncodingUnderTest(named(name))
+    return _line((f"`{name}`", *(MARKS[run_check(check, tested).passed] for check in CHECKS)))
 
 
 def checks() -> str:
@@ -87,5 +96,5 @@ def _line(cells: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    page = TEXT.format(declared=declared(), marks=marks(), checks=checks(), serves=serves())
+    page = TEXT.format(declared=declared(), marks=marks(sys.argv[1:]), checks=checks(), serves=serves())
     PAGE.write_text(page, encoding="utf-8")

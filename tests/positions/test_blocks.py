@@ -30,16 +30,17 @@ def rows(count):
 MASK = torch.tensor([[0] * 5 + [1] * 14, [1] * 19])
 
 LAYOUTS = {
-    "text": lambda: Positions.arange(19, causal=True).with_blocks(big_bird(5), SIZE),
-    "both ways": lambda: Positions.arange(19).with_blocks(big_bird(5), SIZE),
-    "a table for each row": lambda: Positions.arange(19, causal=True).with_blocks(rows(5), SIZE),
-    "cached": lambda: Positions.arange(6, 13, causal=True).with_blocks(big_bird(5), SIZE),
-    "padded": lambda: Positions.from_mask(MASK, causal=True).with_blocks(big_bird(5), SIZE),
-    "packed": lambda: Positions.packed([8, 11], causal=True).with_blocks(big_bird(3), SIZE),
-    "windowed": lambda: Positions.arange(19, causal=True).with_window(6).with_blocks(big_bird(5), SIZE),
-    "twice": lambda: Positions.arange(19).with_blocks(big_bird(5), SIZE).with_blocks(big_bird(7, 1), 3),
-    "prefix": lambda: Positions.prefix_lm(7, 19).with_blocks(big_bird(5), SIZE),
-    "nothing for some": lambda: Positions.arange(19).with_blocks(torch.eye(5).bool().roll(1, 0).triu(), SIZE),
+    "text": lambda: Positions.arange(19, causal=True).with_blocks(SIZE, big_bird(5)),
+    "both ways": lambda: Positions.arange(19).with_blocks(SIZE, big_bird(5)),
+    "a table for each row": lambda: Positions.arange(19, causal=True).with_blocks(SIZE, rows(5)),
+    "cached": lambda: Positions.arange(6, 13, causal=True).with_blocks(SIZE, big_bird(5)),
+    "padded": lambda: Positions.from_mask(MASK, causal=True).with_blocks(SIZE, big_bird(5)),
+    "packed": lambda: Positions.packed([8, 11], causal=True).with_blocks(SIZE, big_bird(3)),
+    "windowed": lambda: Positions.arange(19, causal=True).with_window(6).with_blocks(SIZE, big_bird(5)),
+    "twice": lambda: Positions.arange(19).with_blocks(SIZE, big_bird(5)).with_blocks(3, big_bird(7, 1)),
+    "prefix": lambda: Positions.prefix_lm(7, 19).with_blocks(SIZE, big_bird(5)),
+    "themselves": lambda: Positions.packed([8, 11]).with_blocks(3),
+    "nothing for some": lambda: Positions.arange(19).with_blocks(SIZE, torch.eye(5).bool().roll(1, 0).triu()),
 }
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "rope+alibi+softmax_n", "kerple", "rope@rerope:window=5"]
 
@@ -105,12 +106,12 @@ def test_the_mask_is_the_tables_entry():
 
 
 def test_padding_and_documents_count_from_their_first_token():
-    alone = Positions.arange(14, causal=True).with_blocks(big_bird(5), SIZE).mask()[0, 0]
+    alone = Positions.arange(14, causal=True).with_blocks(SIZE, big_bird(5)).mask()[0, 0]
     padded = LAYOUTS["padded"]().mask()[0, 0]
     torch.testing.assert_close(padded[5:, 5:], alone)
     packed = LAYOUTS["packed"]().mask()[0, 0]
     torch.testing.assert_close(
-        packed[8:, 8:], Positions.arange(11, causal=True).with_blocks(big_bird(3), SIZE).mask()[0, 0]
+        packed[8:, 8:], Positions.arange(11, causal=True).with_blocks(SIZE, big_bird(3)).mask()[0, 0]
     )
 
 
@@ -124,7 +125,7 @@ def test_hidden_blocks_are_not_visited(text, monkeypatch):
 
     monkeypatch.setattr(fused, "_flash", counting)
     n, size = 1024, 64
-    positions = Positions.arange(n, causal=True).with_blocks(torch.eye(n // size).bool(), size)
+    positions = Positions.arange(n, causal=True).with_blocks(size, torch.eye(n // size).bool())
     q = torch.randn(1, 2, n, D)
     attention(q, q, q, posenc.create(text, num_heads=2), positions)
     assert 0 < sum(visited) <= n * size * (1 if text == "none" else 2)  # those of a term are by head
@@ -132,15 +133,26 @@ def test_hidden_blocks_are_not_visited(text, monkeypatch):
 
 def test_shards_have_the_blocks_of_the_full_sequence():
     full = Positions.arange(24, causal=True)
-    blocked = full.with_blocks(big_bird(6), SIZE)
+    blocked = full.with_blocks(SIZE, big_bird(6))
     for layout in ("contiguous", "zigzag"):
         for rank in range(2):
             for part in (
                 blocked.shard(rank, 2, layout=layout),
-                full.shard(rank, 2, layout=layout).with_blocks(big_bird(6), SIZE),
+                full.shard(rank, 2, layout=layout).with_blocks(SIZE, big_bird(6)),
             ):
                 index = part.sharding.indices()
                 torch.testing.assert_close(part.mask()[0, 0], blocked.mask()[0, 0][index])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_a_shard_counts_what_it_sees_in_the_full_sequence(layout):
+    full = Positions.arange(24, causal=True)
+    for narrow in (lambda p: p.with_window(3), lambda p: p.with_blocks(SIZE, big_bird(6))):
+        counts = narrow(full).visible_counts()
+        for rank in range(2):
+            shard = full.shard(rank, 2, layout=layout)
+            parts = [narrow(call).visible_counts() for call in shard.shard_calls(True)]
+            torch.testing.assert_close(torch.cat(parts, 1), shard.sharding.take(counts))
 
 
 def test_tokens_taken_stay_in_their_blocks():
@@ -178,14 +190,14 @@ def test_compiles():
 )  # fmt: skip
 def test_bad_input(table, size, message):
     with pytest.raises(InputError, match=message):
-        Positions.arange(19).with_blocks(table, size)
+        Positions.arange(19).with_blocks(size, table)
 
 
 def test_refused():
     with pytest.raises(InputError, match="before keys"):
-        Positions.arange(8).keys(0, 4).with_blocks(torch.ones(4, 4).bool(), 2)
-    blocked, q = Positions.arange(8).with_blocks(torch.ones(4, 4).bool(), 2), torch.randn(1, 1, 8, 4)
+        Positions.arange(8).keys(0, 4).with_blocks(2, torch.ones(4, 4).bool())
+    blocked, q = Positions.arange(8).with_blocks(2, torch.ones(4, 4).bool()), torch.randn(1, 1, 8, 4)
     with pytest.raises(InputError, match="blocks"):
         posenc.linear_attention(q, q, q, None, blocked)
     with pytest.raises(InputError, match="table of 3 rows"):
-        Positions.from_mask(MASK).with_blocks(torch.ones(3, 5, 5).bool(), 4)
+        Positions.from_mask(MASK).with_blocks(4, torch.ones(3, 5, 5).bool())

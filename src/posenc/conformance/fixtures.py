@@ -26,7 +26,7 @@ ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=Fal
 MAX_POSITIONS = 40
 CHECKED_AS = {
     "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
-    "window": "window:before=2",
+    "window": "window:before=2", "chunks": "chunks:size=3",
 }  # fmt: skip
 """What has no effect on short texts, such as a schedule up to its training length, is checked where it has."""
 

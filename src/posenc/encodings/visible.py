@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -92,6 +91,7 @@ class Chunks(Encoding):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \text{ if } \lfloor i / c \rfloor = \lfloor j / c \rfloor, \text{ else } -\infty",
     )
     extrapolates = "partly: no distance is as far as a chunk is long"
+    shift_invariant = True
     bias_reads_keys = False
 
     size: int = 128
@@ -100,10 +100,7 @@ class Chunks(Encoding):
         check_integers(1, size=self.size)
 
     def restrict(self, positions: Positions, layer: int = 0) -> Positions:
-        full = positions if positions.sharding is None else positions.sharding.full
-        count = -(-max(full.num_queries, full.num_keys) // self.size)
-        same = partial(torch.eye, count, dtype=torch.bool, device=positions.q.device)
-        return positions.shared(("chunks", self.size), lambda: positions.with_blocks(same(), self.size))
+        return positions.shared(("chunks", self.size), lambda: positions.with_blocks(self.size))
 
 
 def _widest(side: Widths) -> int | None:

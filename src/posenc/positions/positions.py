@@ -402,45 +402,54 @@ class Positions:
         """
         check_integers(0, before=before, after=after)
         window = None if before is None and after is None else (before, after)
-        return self.shared(("window", window), lambda: self._with(window=window))
+        full = None if self.full_keys is None else self.full_keys.with_window(before, after)
+        return self.shared(("window", window), lambda: self._with(window=window, full_keys=full))
 
-    def with_blocks(self, table: Tensor, size: int) -> "Positions":
+    def with_blocks(self, size: int, table: Tensor | None = None) -> "Positions":
         """The same tokens, in blocks of `size`: those of query block a see those of key block b where table[a, b], as in
         block-sparse attention (Child et al. 2019; Zaheer et al. 2020). The CPU's attention skips the others.
 
-        table: bool, (query blocks, key blocks) or, for each row, (batch, query blocks, key blocks). Tokens are counted by their
-        order from the first of each row, padding in front left out, or of each packed document. Causality, windows and other
-        blocks hold as well.
+        table: bool, (query blocks, key blocks) or, for each row, (batch, query blocks, key blocks); None: each block sees
+        itself. Tokens are counted by their order from the first of each row, padding in front left out, or of each packed
+        document. Causality, windows and other blocks hold as well.
 
         Raises:
             InputError: a size below 1, a table of another shape or dtype or with fewer blocks than the tokens take, or
                 positions that have only some of the keys (`keys`).
         """
         check_integers(1, size=size)
-        check_value("table", table, Tensor)
-        if table.dtype != torch.bool or table.dim() not in (2, 3):
-            raise InputError(
-                f"table={shown(table)}: pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)"
-            )
+        if table is not None:
+            check_value("table", table, Tensor)
+            if table.dtype != torch.bool or table.dim() not in (2, 3):
+                raise InputError(
+                    f"table={shown(table)}: pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)"
+                )
+        if self.sharding is not None:
+            *_, blocks = self.sharding.full.with_blocks(size, table).blocks
+            blocks = blocks.select(self.local, lambda x: x[:, : self.num_keys])
+            full = None if self.full_keys is None else self.full_keys.with_blocks(size, table)
+            return self._with(blocks=(*self.blocks, blocks), full_keys=full)
         if self.full_keys is not None:
             raise InputError("blocks are for all keys of a sequence: call with_blocks before keys")
-        if self.sharding is not None:
-            *_, blocks = self.sharding.full.with_blocks(table, size).blocks
-            return self._with(blocks=(*self.blocks, blocks.select(self.local, lambda x: x[:, : self.num_keys])))
-        table = (table if table.dim() == 3 else table[None]).to(self.q.device)
-        q, k = (index.clamp(min=0) // size for index in self._from_first())
-        if not torch.compiler.is_compiling():
-            for name, index, count in (("queries", q, table.shape[1]), ("keys", k, table.shape[2])):
-                if int(index.max()) >= count:
-                    raise InputError(
-                        f"table {tuple(table.shape)} has {count} blocks of {size} tokens for the {name}, which take "
-                        f"{int(index.max()) + 1}: give a row or a column for each block"
-                    )
-            if len(table) > 1 and self.batch not in (1, len(table)):
+        blocks = Blocks(table, *(index.clamp(min=0) // size for index in self._from_first()))
+        if table is not None:
+            blocks = blocks._replace(table=(table if table.dim() == 3 else table[None]).to(self.q.device))
+            self._check_blocks(blocks, size)
+        return self._with(blocks=(*self.blocks, blocks))
+
+    def _check_blocks(self, blocks: Blocks, size: int) -> None:
+        assert blocks.table is not None
+        rows, *counts = blocks.table.shape
+        if torch.compiler.is_compiling():
+            return
+        for name, index, count in zip(("queries", "keys"), (blocks.q, blocks.k), counts, strict=True):
+            if int(index.max()) >= count:
                 raise InputError(
-                    f"table of {len(table)} rows, positions of {self.batch}: give one table, or one for each row"
+                    f"table {tuple(blocks.table.shape)} has {count} blocks of {size} tokens for the {name}, which take "
+                    f"{int(index.max()) + 1}: give a row or a column for each block"
                 )
-        return self._with(blocks=(*self.blocks, Blocks(table, q, k)))
+        if rows > 1 and self.batch not in (1, rows):
+            raise InputError(f"table of {rows} rows, positions of {self.batch}: give one table, or one for each row")
 
     def _from_first(self) -> tuple[Tensor, Tensor]:
         """How far each query and each key is, by order, from the first token of its row or document, (batch or 1, n)."""
@@ -556,7 +565,10 @@ class Positions:
             raise InputError("device=None: pass a device, such as 'cpu'")
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
-        blocks = tuple(Blocks(*(x.to(device) for x in each)) for each in self.blocks)
+        blocks = tuple(
+            Blocks(None if table is None else table.to(device), q.to(device), k.to(device))
+            for table, q, k in self.blocks
+        )
         return self._with(**tensors, blocks=blocks, sharding=sharding)
 
     # ---------------------------------------------------------------- derive: one sequence over several processes

@@ -170,12 +170,13 @@ def _in_blocks(table: list[int], blocks: Blocks, batch: int) -> list[int]:
     """The part of rectangles that lies in visible blocks, as rectangles: of each run of visible blocks of keys, for as many
     blocks of queries as have it."""
     found: list[int] = []
-    by_row = batch > 1 and max(len(x) for x in blocks) > 1
+    by_row = batch > 1 and max(len(x) for x in blocks if x is not None) > 1
     for row, q0, q1, k0, k1, *rest in Segments(table, True):
         for at in range(batch) if row < 0 and by_row else [row]:
             of_q, q_edges = _edges_of(_row(blocks.q, at)[q0:q1], q0)
             of_k, k_edges = _edges_of(_row(blocks.k, at)[k0:k1], k0)
-            steps = pad(_row(blocks.table, at)[of_q][:, of_k].int(), (1, 1)).diff(dim=1)
+            seen = of_q[:, None] == of_k if blocks.table is None else _row(blocks.table, at)[of_q][:, of_k]
+            steps = pad(seen.int(), (1, 1)).diff(dim=1)
             runs: list[list[tuple[int, int]]] = [[] for _ in q_edges]
             for (number, first), (_, end) in zip(
                 (steps == 1).nonzero().tolist(), (steps == -1).nonzero().tolist(), strict=True

@@ -59,16 +59,19 @@ EVERYTHING = Region()
 class Blocks(NamedTuple):
     """Which blocks of keys each block of queries sees, see `Positions.with_blocks`.
 
-    table: (batch or 1, query blocks, key blocks) bool. q, k: the block of each query and of each key, (batch or 1, n).
+    table: (batch or 1, query blocks, key blocks) bool; None: each block sees itself. q, k: the block of each query and of each
+    key, (batch or 1, n).
     """
 
-    table: Tensor
+    table: Tensor | None
     q: Tensor
     k: Tensor
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature."""
         q, k, table = rowwise(self.q), rowwise(self.k), self.table
+        if table is None:
+            return lambda b, h, i, j: q(b, i) == k(b, j)
         if table.shape[0] == 1:
             return lambda b, h, i, j: table[0, q(b, i), k(b, j)]
         return lambda b, h, i, j: table[b, q(b, i), k(b, j)]
