@@ -130,6 +130,8 @@ class Encoding(nn.Module):
     """Attention is unchanged when every position moves by the same amount."""
     needs_length: bool = False
     """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
+    looks_back: int = 0
+    """Tokens before a token that its gates are convolved with, in a window or not."""
     causal_only: bool = False
     """Undefined when a query sees keys after itself."""
     max_positions: int | None = None
@@ -682,6 +684,7 @@ class Composite(Encoding):
         self.shift_invariant = all(part.shift_invariant for part in parts)
         self.needs_length = any(part.needs_length for part in parts)
         self.causal_only = any(part.causal_only for part in parts)
+        self.looks_back = max(part.looks_back for part in parts)
         vars(self)["papers"] = tuple(dict.fromkeys(paper for part in parts for paper in part.papers))
 
     def __iter__(self) -> Iterator[Encoding]:

@@ -195,7 +195,7 @@ def windows_are_local(tested: EncodingUnderTest) -> None:
     full = model(x, tested.document(LENGTH).with_window(before))
     other = x.clone()
     other[:, 0] = (x[:, 0] + 1) % VOCAB
-    reach = before * DECODER.num_layers + 1
+    reach = (before + tested.encoding.looks_back) * DECODER.num_layers + 1
     changed = model(other, tested.document(LENGTH).with_window(before))
     equal(changed[:, reach:], full[:, reach:], "a token out of the window is changed")
     if not tested.encoding.needs_length:

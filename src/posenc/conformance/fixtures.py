@@ -27,9 +27,10 @@ ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=Fal
 MAX_POSITIONS = 40
 CHECKED_AS = {
     "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
-    "window": "window:before=2",
+    "window": "window:before=2", "selective_rope": "selective_rope:kernel_size=2",
 }  # fmt: skip
-"""What has no effect on short texts, such as a schedule up to its training length, is checked where it has."""
+"""What has no effect on short texts, such as a schedule up to its training length, is checked where it has; what looks back
+over all of one, less far."""
 
 Make = Callable[[TransformerConfig], Encoding]
 MakePositions = Callable[[int], Positions]
