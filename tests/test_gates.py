@@ -50,7 +50,7 @@ class Temperate(Encoding):
     def rotate(self, q, k, positions, layer=0):
         of_q, of_k, _ = self.numbers(positions)
         of_q = positions.of_queries(of_q[..., None]).repeat_interleave(q.shape[1] // self.num_kv_heads, 1)
-        return q * (1 + of_q), k * (1 + of_k[..., None])
+        return (q * (1 + of_q)).to(q.dtype), (k * (1 + of_k[..., None])).to(k.dtype)
 
     def values(self, positions, layer=0):
         return KeyValues(self.numbers(positions)[2][..., None].expand(-1, -1, -1, WIDTH))

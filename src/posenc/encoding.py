@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import table_device, transformed
+from posenc.functional import exactly, table_device, transformed
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
 
@@ -488,11 +488,12 @@ def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Posit
 
 
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
-    """`Encoding.gates`, validated: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
+    """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
     x: (batch, seq, dim), the input of the layer's projections.
     """
-    result = encoding.gates(x, layer)
+    with exactly(x):
+        result = encoding.gates(x, layer)
     gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
     for gate in gates:
         if not isinstance(gate, Tensor) or gate.dim() != 4 or (gate.shape[0], gate.shape[2]) != x.shape[:2]:
