@@ -38,7 +38,10 @@ def test_it_is_the_authors_expression(name, positions):
 def test_documents_in_pieces(name):
     """A convolution and a sum go over a document's tokens, whatever lies between them."""
     make, step = MADE[name]
-    encoding, positions = random(make()), Positions.packed(document_ids=torch.tensor([7, 2, 7, -1, 2, 7, 2]), causal=True)
+    encoding, positions = (
+        random(make()),
+        Positions.packed(document_ids=torch.tensor([7, 2, 7, -1, 2, 7, 2]), causal=True),
+    )
     formula = gated.accumulated(step(encoding), positions, encoding.layout, 2)
     check_against_loops(encoding, positions, formula, "reference", 2, 4)
 

@@ -105,9 +105,7 @@ def test_pruning_changes_nothing(positions, monkeypatch):
     want = gradients(positions, [x.double() for x in given], encoding, "reference")
     pruned, few = tiles_visited(monkeypatch, lambda: gradients(positions, given, encoding))
     with torch.no_grad():
-        alone, _ = tiles_visited(
-            monkeypatch, lambda: posenc.attention(*given[:3], encoding, positions, gates=given[3])
-        )
+        alone, _ = tiles_visited(monkeypatch, lambda: posenc.attention(*given[:3], encoding, positions, gates=given[3]))
     monkeypatch.setattr(fused.Call, "_remembered", lambda self, *terms: self.bands)
     complete, many = tiles_visited(monkeypatch, lambda: gradients(positions, given, encoding))
     assert few < 0.9 * many or positions.num_queries == 1  # one query is not cut into tiles
@@ -134,7 +132,9 @@ def test_a_large_query_sees_far():
     assert_close(out[:, :, -1], v[:, :, 0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("what", ["nan in q", "nan in k", "infinite k", "positive gates", "capped", "added to alibi", "double"])
+@pytest.mark.parametrize(
+    "what", ["nan in q", "nan in k", "infinite k", "positive gates", "capped", "added to alibi", "double"]
+)
 def test_what_cannot_be_bounded_is_visited(what, monkeypatch):
     positions, encoding = Positions.arange(64, causal=True), FoX(4, DIM)
     q, k, v, gates = call(positions)

@@ -98,7 +98,9 @@ def selective(encoding, layer: int = 0):
             if encoding.gate:
                 weight, bias = encoding.gate_weight[layer, h].detach(), encoding.gate_bias[layer, h].detach()
                 total *= sigmoid(float(weight @ unit(x[tokens[-1]]) + bias))
-            temperature = float(encoding.temperature[c].detach()) if encoding.trainable else encoding.rope_theta ** (-2 * c / d)
+            temperature = (
+                float(encoding.temperature[c].detach()) if encoding.trainable else encoding.rope_theta ** (-2 * c / d)
+            )
             angles.append(total * temperature)
         return angles
 

@@ -346,7 +346,9 @@ def repeated(x: Tensor, dim: int | None) -> Tensor:
 def refuse_gates(parts: Iterable[Encoding], name: str) -> None:
     """Refuse to read one code per position or distance from an encoding that makes it of the text."""
     if any("gates" in part.sites() for part in parts):
-        raise InputError(f"{name}: what it does depends on the content of the text (gates), so no distance has a code")
+        raise InputError(
+            f"{name}: what it does depends on the content of the text (gates): it has no code per position or distance"
+        )
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -370,7 +370,7 @@ class Call:
         |scale q . k| is at most peak, so a key's score is at most its bias + peak, and the query's own is at least its
         bias - peak: a bias lower than that of distance 0 by 2 peak + NEGLIGIBLE cannot matter. NaN matters.
         """
-        heads, width = vector.shape
+        width = vector.shape[1]
         if not 0 <= self.longest < width:
             return self.bands
         own = vector[:, self.longest, None]

@@ -41,8 +41,8 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 
 # fmt: off
 __all__ = [
-    "CAPE", "CARoPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
-    "AxialRotary", "AxialTable", "Binary", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
+    "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
+    "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
     "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",

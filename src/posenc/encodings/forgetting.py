@@ -48,9 +48,7 @@ class FoX(Encoding):
 
     def setup(self) -> None:
         check_numbers(-100, 100, init_bias=self.init_bias)
-        self.weight: nn.Parameter = normal_parameter(
-            self.num_layers, self.num_heads, self.dim, init_std=self.init_std
-        )
+        self.weight: nn.Parameter = normal_parameter(self.num_layers, self.num_heads, self.dim, init_std=self.init_std)
         self.logit: nn.Parameter = nn.Parameter(torch.full((self.num_layers, self.num_heads), float(self.init_bias)))
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:

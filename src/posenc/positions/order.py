@@ -10,11 +10,11 @@ from posenc.positions.positions import Positions
 
 
 class Order(NamedTuple):
-    """index: (rows, num_keys), the keys by document and in a document in their order, padding last. rank: (rows, num_keys),
+    """keys: (rows, num_keys), the keys by document and in a document in their order, padding last. rank: (rows, num_keys),
     the place of each key among them. at: (rows, num_queries), that of the last key not after each query in its document.
     first: (rows, num_keys), at each place that of the document's first key."""
 
-    index: Tensor
+    keys: Tensor
     rank: Tensor
     at: Tensor
     first: Tensor
@@ -66,7 +66,7 @@ def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         sums = x.cumsum(2)
         return sums[:, :, diagonal : diagonal + positions.num_queries], sums
     order = order_of(positions)
-    sums = at(x, order.index).cumsum(2)
+    sums = at(x, order.keys).cumsum(2)
     return at(sums, order.at), at(sums, order.rank)
 
 
@@ -74,7 +74,7 @@ def convolved(x: Tensor, weight: Tensor, positions: Positions) -> Tensor:
     """sum_s weight[.., s] x[t - s] over the tokens before t in its document, s = 0 .. steps - 1, for each channel. x: (batch or 1,
     heads, num_keys, width), of the keys; weight: (heads, width, steps)."""
     order, steps = order_of(positions), weight.shape[2]
-    x = at(x, order.index)
+    x = at(x, order.keys)
     n = x.shape[2]
     padded, place = torch.nn.functional.pad(x, (0, 0, steps - 1, 0)), torch.arange(n, device=x.device)
     total = x * weight[:, None, :, 0]
