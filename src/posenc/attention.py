@@ -2,7 +2,6 @@
 """The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes it."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ from posenc.encoding import (
     values_of,
 )
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
-from posenc.functional import transformed
+from posenc.functional import exactly, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import Branch
@@ -85,7 +84,7 @@ def attention(
     message says why).
     """
     check_given(encoding, positions, q=q, k=k, v=v)
-    with _exactly(q):
+    with exactly(q):
         if positions is None or positions.sharding is None:
             _check_no_ring()
             if positions is not None and q.dim() == 4 and q.shape[2] == 1:
@@ -176,14 +175,6 @@ def _taken(
         else:
             q, k = rotated_by(encoding, q, k, positions, layer)
     return scaled_dot_product_attention(q, k, v, attn_mask=step.mask, scale=step.factor, **step.options)
-
-
-def _exactly(q: Tensor) -> AbstractContextManager[Any]:
-    """Without autocast, which would round biases and angles."""
-    kind = "cpu" if q.is_meta else q.device.type
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -329,7 +320,7 @@ def prepare(
         prefix = prefix_of(encoding, q, v, layer)
         factor = scale_in(encoding, layer, head_dim) if scale is None else scale
         if map_branches:
-            reads_all = bool(terms) or values is not None
+            reads_all = bool(terms) or values is not None or bool(given)
             branches = _rotated(q, k, encoding, map_branches, positions, layer, keys_rotated, reads_all)
             q, k = branches[0][:2]
             if len(branches) == 1 and k.shape[2] == v.shape[2] and contains_all_visible(positions, branches[0].region):

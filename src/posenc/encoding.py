@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import table_device, transformed
+from posenc.functional import exactly, table_device, transformed
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
 
@@ -130,6 +130,8 @@ class Encoding(nn.Module):
     """Attention is unchanged when every position moves by the same amount."""
     needs_length: bool = False
     """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
+    looks_back: int = 0
+    """Tokens before a token that its gates are convolved with, in a window or not."""
     causal_only: bool = False
     """Undefined when a query sees keys after itself."""
     max_positions: int | None = None
@@ -486,11 +488,12 @@ def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Posit
 
 
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
-    """`Encoding.gates`, validated: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
+    """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
     x: (batch, seq, dim), the input of the layer's projections.
     """
-    result = encoding.gates(x, layer)
+    with exactly(x):
+        result = encoding.gates(x, layer)
     gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
     for gate in gates:
         if not isinstance(gate, Tensor) or gate.dim() != 4 or (gate.shape[0], gate.shape[2]) != x.shape[:2]:
@@ -682,6 +685,7 @@ class Composite(Encoding):
         self.shift_invariant = all(part.shift_invariant for part in parts)
         self.needs_length = any(part.needs_length for part in parts)
         self.causal_only = any(part.causal_only for part in parts)
+        self.looks_back = max(part.looks_back for part in parts)
         vars(self)["papers"] = tuple(dict.fromkeys(paper for part in parts for paper in part.papers))
 
     def __iter__(self) -> Iterator[Encoding]:

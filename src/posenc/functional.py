@@ -4,6 +4,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -456,6 +457,14 @@ def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
         raise InputError(f"inplace=True: x is expanded or overlaps, several of its entries are one in memory; {remedy}")
     if torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) != x.shape[:-1]:
         raise InputError(f"inplace=True: the result for tables {tuple(cos.shape)} is larger than x; {remedy}")
+
+
+def exactly(x: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast on x's device, which would round biases, gates and angles."""
+    kind = "cpu" if x.is_meta else x.device.type
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def transformed() -> bool:

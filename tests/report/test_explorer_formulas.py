@@ -24,8 +24,9 @@ LEARNED = {"learned", "hierarchical", "multiplicative", "complex_order", "axial_
 LEARNED |= {"pope", "fire", "learned_rope", "fope", "liere", "comrope", "cayley_string"}
 """Encodings that are noise before training, or start as another one."""
 
-OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope"}
-"""Encodings whose effect depends on queries or keys, which are not on the page."""
+OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope", "fox"}
+OF_CONTENT |= {"selective_rope", "mamba3_rope", "carope"}
+"""Encodings whose effect depends on queries, keys or a layer's input, which are not on the page."""
 
 GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"}
 """Encodings of places with several coordinates."""

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias import Refused
-from posenc.bias.terms import SCORE_TERMS, CapTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
+from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, segments
@@ -247,10 +247,12 @@ attend.register_autograd(_gradients, setup_context=_save)
 
 
 class Band(NamedTuple):
-    """Heads, and the entries of their vector of distances that matter; None: all."""
+    """Heads, and what matters to them: the entries of their vector of distances, and for each query the first key, (batch,
+    num_queries). None: all."""
 
     heads: Slice
-    entries: Slice | None
+    entries: Slice | None = None
+    first: Tensor | None = None
 
 
 class Scratch:
@@ -319,9 +321,12 @@ class Call:
         self.square: bool = nearest is not None and self.farthest is None and not self.terms
         self.square = self.square and all(q0 + d - (nearest or 0) <= k0 for _, q0, _, k0, _, d in self.rectangles)
         self.vector: Tensor | None = self._vector()
-        self.bands: list[Band] = [Band((0, self.q.shape[1]), None)]
-        if self.vector is not None and self.terms:
-            self.bands = self._bands(self.vector)
+        self.bands: list[Band] = [Band((0, self.q.shape[1]))]
+        if self.terms and self._sees_itself():
+            if self.vector is not None:
+                self.bands = self._bands(self.vector)
+            elif not self.needs_weights and [term.kind for term in self.terms] == [DifferenceTerm.kind]:
+                self.bands = self._remembered(*self.terms[0].tensors)
 
     @property
     def every_term(self) -> list[Term]:
@@ -365,17 +370,12 @@ class Call:
         |scale q . k| is at most peak, so a key's score is at most its bias + peak, and the query's own is at least its
         bias - peak: a bias lower than that of distance 0 by 2 peak + NEGLIGIBLE cannot matter. NaN matters.
         """
-        heads, width = vector.shape
-        everything = [Band((0, heads), None)]
-        sees_itself = 0 <= self.longest < width and all(
-            d + q0 >= k0 and d + q1 <= k1 for _, q0, q1, k0, k1, d in self.rectangles
-        )
-        sees_itself = sees_itself and (self.nearest is None or self.nearest <= 0)
-        if not sees_itself or self.q.dtype == torch.float64 or self.q.numel() == 0:
-            return everything
+        width = vector.shape[1]
+        if not 0 <= self.longest < width:
+            return self.bands
         own = vector[:, self.longest, None]
         if not bool((vector < own - NEGLIGIBLE).any()):
-            return everything
+            return self.bands
         norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax((0, 2)) for x in (self.q, self.k)]
         peak = abs(self.scale) * norms[0] * norms[1].repeat_interleave(self.groups)
         matters = ~(vector < own - (2 * peak + NEGLIGIBLE)[:, None])
@@ -389,6 +389,35 @@ class Call:
             head = group * self.groups if before is None else before.heads[0]
             bands.append(Band((head, (group + 1) * self.groups), entries))
         return bands
+
+    def _remembered(self, of_query: Tensor, of_key: Tensor) -> list[Band]:
+        """For the bias of_query[i] - of_key[j], heads and the first key that matters to each query (Lin et al. 2025, "Adaptive
+        Computation Pruning for the Forgetting Transformer"). That of the query's own token is 0.
+
+        A key's score is at most |scale| |q| max |k| + bias, so below the own key's by NEGLIGIBLE it cannot matter. NaN matters.
+        """
+        batch, heads, queries, _ = self.q.shape
+        if not bool((of_key.amax() - of_query.amin()) > NEGLIGIBLE):
+            return self.bands
+        index = torch.zeros(batch, queries, dtype=torch.long)
+        for row, q0, q1, _, _, diagonal in self.rectangles:
+            index[slice(None) if row < 0 else row, q0:q1] = torch.arange(q0 + diagonal, q1 + diagonal)
+        k, groups = self.k.float(), (self.k.shape[1], self.groups)
+        own = k.gather(2, index[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))[:, :, None]
+        q = self.q.float().unflatten(1, groups)
+        peak = abs(self.scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(2)[:, :, None, None]
+        margin = (peak - self.scale * (q * own).sum(-1) + NEGLIGIBLE).nan_to_num(torch.inf).flatten(1, 2)
+        # the first key that is low enough is where the least of all keys so far is
+        lowest = -of_key.cummin(2).values.expand(batch, heads, -1)
+        first = torch.searchsorted(lowest.contiguous(), -(of_query + margin)).unflatten(1, groups).amin(2)
+        return [Band((h * self.groups, (h + 1) * self.groups), None, first[:, h]) for h in range(self.k.shape[1])]
+
+    def _sees_itself(self) -> bool:
+        """Whether every query sees the key of its token, in float32 or less, so that weights far below that key's are
+        nothing."""
+        if self.q.dtype == torch.float64 or self.q.numel() == 0 or (self.nearest is not None and self.nearest > 0):
+            return False
+        return all(d + q0 >= k0 and d + q1 <= k1 for _, q0, q1, k0, k1, d in self.rectangles)
 
     def convert(self, dtype: torch.dtype) -> None:
         """Queries, keys and values in a dtype, contiguous."""
@@ -416,6 +445,8 @@ class Call:
                     # entry e is at distance longest - e, and query i at distance i - j + diagonal from key j
                     away = self.longest - diagonal
                     j0, j1 = max(j0, i0 - away + band.entries[0]), min(j1, i1 - 1 - away + band.entries[1])
+                if band.first is not None:
+                    j0 = max(j0, int(band.first[row, i0:i1].min()))
                 if j0 < j1:
                     yield (i0, i1), (j0, j1), diagonal
 
@@ -455,32 +486,24 @@ class Call:
 
     def bias(self, tile: Tile) -> Tensor:
         """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the distance hides a key."""
-        view = self._by_distance(tile)
-        fresh = view is None
-        if view is None:
-            view = self.scratch.take("bias", *tile.shape)
-        for term in self.terms:
-            if not term.by_distance:
-                term.add(view, tile, fresh)
-                fresh = False
-        return view.zero_() if fresh else view
-
-    def _by_distance(self, tile: Tile) -> Tensor | None:
-        """What depends on the distance, by key; None if nothing does."""
         heads, rows, columns = tile.shape
         longest = tile.queries[1] - 1 - tile.keys[0] + tile.diagonal
         hides = self.nearest is not None and longest - (rows + columns - 2) < self.nearest
         hides = hides or (self.farthest is not None and longest >= self.farthest)
-        terms = [term for term in self.terms if term.by_distance]
-        if not hides and not terms:
-            return None
-        buffer = self.scratch.take("bias", heads, rows, columns + rows - 1)
-        for number, term in enumerate(terms):
-            term.add(buffer, tile, fresh=number == 0)
-        if not terms:
+        if hides or any(term.by_distance for term in self.terms):
+            buffer = self.scratch.take("bias", heads, rows, columns + rows - 1)
+            view = skew(buffer, columns)
+        else:
+            buffer = view = self.scratch.take("bias", heads, rows, columns)
+        fresh = True
+        for term in sorted(self.terms, key=lambda term: not term.by_distance):
+            term.add(buffer if term.by_distance else view, tile, fresh)
+            fresh = False
+        if fresh:
             buffer.zero_()
-        self._hide(buffer, longest)
-        return skew(buffer, columns)
+        if hides:
+            self._hide(buffer, longest)
+        return view
 
     def kv_heads(self, heads: Slice) -> Slice:
         return heads[0] // self.groups, (heads[1] - 1) // self.groups + 1

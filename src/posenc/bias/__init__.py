@@ -31,6 +31,7 @@ from posenc.bias.terms import (
 )
 from posenc.errors import InputError, shown
 from posenc.positions import Positions
+from posenc.positions.order import running_sums
 from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
@@ -403,8 +404,8 @@ class RunningSum(_OfPositions):
     """F_i - F_j, where F is the running sum of a number per token: forget gates (Lin et al. 2025, "Forgetting Transformer").
 
     gates: (batch or 1, num_heads or 1, num_keys), of each key's token, such as logarithms of forget gates, finite; F_i - F_j is
-    the sum over the tokens after j up to i. Sums and differences are taken in float64, so that they are exact far from the
-    start, and those of other packed documents cancel. Gates of padding do not count.
+    the sum over the tokens after j up to i, in their order. Sums and differences are taken in float64, so that they are exact
+    far from the start. Gates of padding and of other documents do not count.
     """
 
     gates: Tensor
@@ -419,14 +420,8 @@ class RunningSum(_OfPositions):
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """F of each query, (batch or 1, num_heads, num_queries), and of each key, float64."""
-        p = self.positions
-        index, rank, at = p.shared("running sum", lambda: _in_order(p))
-        gates = self.gates.double()
-        if p.valid is not None:
-            gates = gates.masked_fill(~p.valid[:, None], 0.0)
-        gates, index, rank, at = _rows_alike(gates, index, rank, at)
-        running = gates.gather(2, index).cumsum(2)
-        return running.gather(2, at), running.gather(2, rank)
+        of_query, of_key = running_sums(self.gates[..., None], self.positions)
+        return of_query[..., 0], of_key[..., 0]
 
     def score_mod(self) -> ScoreMod:
         of_query, of_key = self.sums()
@@ -444,21 +439,6 @@ class RunningSum(_OfPositions):
         if self.gates.shape[2] != k.shape[2]:
             return f"has gates of {self.gates.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key, cached ones too"
         return super().misfit(q, k) or _on_one_device({"gates": self.gates}, q)
-
-
-def _in_order(positions: Positions) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys in their order, the place of each key among them, and that of the last key not after each query."""
-    ordered, index = positions.k_order.sort(dim=1, stable=True)
-    q_order = positions.q_order.expand(ordered.shape[0], -1) if ordered.shape[0] > 1 else positions.q_order
-    ordered = ordered.expand(q_order.shape[0], -1)
-    at = torch.searchsorted(ordered.contiguous(), q_order.contiguous(), right=True) - 1
-    return index, index.argsort(1), at.clamp(min=0)
-
-
-def _rows_alike(gates: Tensor, *indices: Tensor) -> list[Tensor]:
-    """Gates (rows, heads, n) and indices (rows or 1, m), each as (rows, heads, m or n)."""
-    rows, heads = max(len(gates), *(len(index) for index in indices)), gates.shape[1]
-    return [gates.expand(rows, -1, -1), *(index[:, None].expand(rows, heads, -1) for index in indices)]
 
 
 @dataclass(eq=False)

@@ -510,7 +510,14 @@ class DifferenceTerm(Term):
         (self.left, self.of_left), (self.right, self.of_right) = (self.part(number, row, heads) for number in (0, 1))
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
-        _put(out, self.left[:, slice(*tile.queries), None] - self.right[:, None, slice(*tile.keys)], fresh)
+        left, right = self.left[:, slice(*tile.queries), None], self.right[:, None, slice(*tile.keys)]
+        if not fresh or out.dtype == torch.float64:
+            _put(out, left - right, fresh)
+            return
+        # float32 numbers and what they lack: the difference of near ones is as exact as in float64, without its tile
+        high = left.float(), right.float()
+        torch.sub(*high, out=out)
+        out.add_((left - high[0]).float()).sub_((right - high[1]).float())
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
         if self.of_left is not None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, PerLayer
+from posenc.attention import attention
+from posenc.encoding import Encoding, PerLayer, gates_of
 from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -26,9 +27,10 @@ ENCODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, causal=Fal
 MAX_POSITIONS = 40
 CHECKED_AS = {
     "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
-    "window": "window:before=2", "chunks": "chunks:size=3",
+    "window": "window:before=2", "chunks": "chunks:size=3", "selective_rope": "selective_rope:kernel_size=2",
 }  # fmt: skip
-"""What has no effect on short texts, such as a schedule up to its training length, is checked where it has."""
+"""What has no effect on short texts, such as a schedule up to its training length, is checked where it has; what looks back
+over all of one, less far."""
 
 Make = Callable[[TransformerConfig], Encoding]
 MakePositions = Callable[[int], Positions]
@@ -243,9 +245,18 @@ def random_inputs(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, 
 
 
 def attention_inputs(config: TransformerConfig, positions: Positions, **options: Any) -> list[Tensor]:
-    """Queries, keys and values of two rows, see `random_inputs`."""
+    """Queries, keys and values of two rows, and the input of the layer that they are of, see `random_inputs`."""
     queries, keys = (config.num_heads, positions.num_queries), (config.kv_heads, positions.num_keys)
-    return random_inputs(*((2, *size, config.width) for size in (queries, keys, keys)), **options)
+    shapes = [(2, *size, config.width) for size in (queries, keys, keys)]
+    return random_inputs(*shapes, (2, positions.num_keys, config.dim), **options)
+
+
+def attend(
+    encoding: Encoding, inputs: Sequence[Tensor], positions: Positions, *, layer: int = 0, **options: Any
+) -> Tensor:
+    """`attention` with `attention_inputs`, gates among them."""
+    q, k, v, x = inputs
+    return attention(q, k, v, encoding, positions, layer=layer, gates=gates_of(encoding, x, layer), **options)
 
 
 def tokens(*shape: int, seed: int = 0) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from posenc import position_maps
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
+from posenc.encodings.accumulated_rotary import CARoPE, Mamba3Rotary, SelectiveRotary
 from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
 from posenc.encodings.complex_order import ComplexOrder
@@ -18,6 +19,7 @@ from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
+from posenc.encodings.forgetting import FoX
 from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
@@ -40,10 +42,10 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 # fmt: off
 __all__ = [
     "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
-    "AxialRotary", "AxialTable", "Binary", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
-    "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
-    "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
+    "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
+    "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
+    "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
+    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -57,11 +59,11 @@ ENCODINGS: dict[str, type[Encoding]] = {
         FLOATER,
         # on queries and keys
         Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
-        LieRE, ComRoPE, STRING, PoPE,
+        LieRE, ComRoPE, STRING, PoPE, SelectiveRotary, Mamba3Rotary, CARoPE,
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
         # on the scores, by distance
-        T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
+        T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, FoX, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
         # on positions themselves, in training
         SHAPE, CAPE, Randomized,
         # on the softmax

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_numbers, check_word
+from posenc.errors import InputError, check_numbers, check_word, shown
 from posenc.positions import Positions
 
 
@@ -58,6 +58,13 @@ def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
         raise InputError(
             f"q of head_dim {q.shape[-1]}: this {type(encoding).__name__} was made with head_dim={head_dim}"
         )
+
+
+def check_input(encoding: Encoding, x: Tensor, dim: int) -> Tensor:
+    """A layer's input (batch, seq, dim) in float32 or better; refuses another width."""
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise InputError(f"x={shown(x)}: this {type(encoding).__name__} makes gates of (batch, seq, dim={dim})")
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def normal_parameter(*shape: int, init_std: float) -> nn.Parameter:
@@ -118,10 +125,10 @@ class HeadPerceptron(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, num_heads: int, num_layers: int, last_bias: bool) -> None:
         super().__init__()
-        self.weight_in: nn.Parameter = _uniform(num_layers, hidden, inputs, fan_in=inputs)
-        self.bias_in: nn.Parameter = _uniform(num_layers, hidden, fan_in=inputs)
-        self.weight_out: nn.Parameter = _uniform(num_layers, num_heads, hidden, fan_in=hidden)
-        self.bias_out: nn.Parameter | None = _uniform(num_layers, num_heads, fan_in=hidden) if last_bias else None
+        self.weight_in: nn.Parameter = uniform(num_layers, hidden, inputs, fan_in=inputs)
+        self.bias_in: nn.Parameter = uniform(num_layers, hidden, fan_in=inputs)
+        self.weight_out: nn.Parameter = uniform(num_layers, num_heads, hidden, fan_in=hidden)
+        self.bias_out: nn.Parameter | None = uniform(num_layers, num_heads, fan_in=hidden) if last_bias else None
 
     def forward(self, x: Tensor, head: Tensor, layer: int) -> Tensor:
         """The numbers of broadcastable (..., inputs) x and (...) heads, in x's dtype."""
@@ -131,7 +138,8 @@ class HeadPerceptron(nn.Module):
         return out if self.bias_out is None else out + self.bias_out[layer].to(x)[head]
 
 
-def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
+def uniform(*shape: int, fan_in: int) -> nn.Parameter:
+    """A parameter as torch.nn.Linear's start, uniform within 1 / sqrt(fan_in)."""
     bound = fan_in**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 

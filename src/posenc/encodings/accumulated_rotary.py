@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotations by angles that each token makes of a layer's input, added up from the start of a document."""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+
+from posenc import frequencies
+from posenc.encoding import Encoding, require_fit
+from posenc.encodings.shared import by_key_head, check_head_dim, check_input, kv_heads_of, normal_parameter, uniform
+from posenc.errors import InputError, check_numbers, check_positive, check_word
+from posenc.functional import Layout, check_even, rotary
+from posenc.positions import Positions
+from posenc.positions.order import convolved, running_sums
+
+
+class AccumulatedRotary(Encoding):
+    """Base: pair c of a query or key is turned by the sum of the angles of its token and of those before it in its document,
+    so that scores depend on the angles of the tokens in between. Query heads turn as the key head that they share.
+
+    Subclasses make the angles, at `gates` or in `steps`. Sums are float64; padding does not count. Rotated keys cannot be
+    cached, since a sum begins at the first token.
+    """
+
+    shift_invariant = True
+    head_dim: int
+    dim: int
+    num_heads: int
+    num_kv_heads: int | None
+    num_layers: int
+    layout: Layout = "half"
+
+    def setup(self) -> None:
+        check_even("head_dim", self.head_dim)
+        check_word("layout", self.layout, ("half", "interleaved"))
+        self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
+        self.pairs: int = self.head_dim // 2
+
+    @property
+    def isometric(self) -> bool:
+        return True
+
+    @property
+    def planes(self) -> Hashable:
+        return self.layout, 0, 2 * self.pairs, self.head_dim
+
+    def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
+        raise InputError(
+            f"{type(self).__name__} turns keys by what their texts say, not their positions: none can be moved"
+        )
+
+    def steps(self, positions: Positions, layer: int) -> Tensor:
+        """The angle by which each token turns each pair: (batch, kv_heads, num_keys, pairs), in radians."""
+        return positions.gate(self.known_as)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        require_fit(positions, q=q, k=k)
+        of_q, of_k = running_sums(self.steps(positions, layer), positions)
+        turns = _cos_sin(of_k, k.dtype)
+        return self.turn(q, turns if of_q is of_k else _cos_sin(of_q, q.dtype)), self.turn(k, turns)
+
+    def turn(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        """Queries or keys (batch, heads, n, head_dim), by the cos and sin (batch, kv_heads, 1, n, pairs) of their angles."""
+        check_head_dim(self, x, self.head_dim)
+        return rotary(by_key_head(self, x, self.kv_heads), *turns, layout=self.layout).flatten(1, 2)
+
+
+def _cos_sin(angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of angles (batch, kv_heads, n, pairs), with an axis for the queries that share a key head."""
+    cos, sin = (x.to(torch.promote_types(dtype, torch.float32))[:, :, None] for x in (angles.cos(), angles.sin()))
+    return cos, sin
+
+
+@dataclass(eq=False, repr=False)
+class SelectiveRotary(AccumulatedRotary):
+    """Selective RoPE: angles are a short causal convolution of a low-rank projection of x, times a temperature per pair.
+
+    head_dim: width of a head; dim: of a layer's input x. num_heads, num_kv_heads, num_layers: of the model; each key head and
+    layer has its angles. rank: of the projection. kernel_size: tokens of the convolution, the token itself among them. gate:
+    multiply each head's angles by a sigmoid of x. rope_theta: the temperature of pair c is rope_theta^(-2c / head_dim);
+    trainable: it learns.
+
+    x is normalised first, its channels in as many groups as there are key heads. Raises InputError where these do not divide it.
+    Source: Movahedi et al. 2026; timurcarstensen/selective-rope, modules/rotary.py.
+    """
+
+    name = "selective_rope"
+    papers: ClassVar[tuple[str, ...]] = ("movahedi2026selective",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \theta^{-2c/d} \sum_{t \le i} \omega_{t,c}",
+        r"\omega_t = \sigma(g \cdot \hat x_t + b) \sum_{s=0}^{3} a_s \odot W_2 W_1 \hat x_{t-s}",
+    )
+    extrapolates = "partly: angles depend on the text"
+    equal_to = "the authors' expression"
+
+    head_dim: int
+    dim: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    rank: int = 16
+    kernel_size: int = 4
+    gate: bool = False
+    rope_theta: float = 500000.0
+    trainable: bool = False
+
+    def setup(self) -> None:
+        super().setup()
+        check_positive(rope_theta=self.rope_theta)
+        check_numbers(1, 10**6, rank=self.rank, kernel_size=self.kernel_size)
+        if self.dim % self.kv_heads:
+            raise InputError(f"dim={self.dim}: must be a multiple of the {self.kv_heads} key heads")
+        shape = self.num_layers, self.kv_heads
+        self.down: nn.Parameter = uniform(self.num_layers, self.rank, self.dim, fan_in=self.dim)
+        self.up: nn.Parameter = uniform(*shape, self.pairs, self.rank, fan_in=self.rank)
+        self.looks_back = self.kernel_size - 1
+        self.kernel: nn.Parameter = uniform(*shape, self.pairs, self.kernel_size, fan_in=self.kernel_size)
+        if self.gate:
+            self.gate_weight = uniform(*shape, self.dim, fan_in=self.dim)
+            self.gate_bias = uniform(*shape, fan_in=self.dim)
+        if self.trainable:
+            self.temperature = nn.Parameter(self.temperatures().float())
+
+    def temperatures(self) -> Tensor:
+        """Of each pair at the start."""
+        return frequencies.default(self.head_dim, self.rope_theta).inv_freq
+
+    def tables(self) -> dict[str, Tensor]:
+        return {} if self.trainable else {"temperature": self.temperatures()}
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor:
+        x, number = check_input(self, x, self.dim), self.own_layer(layer)
+        groups = x.unflatten(-1, (self.kv_heads, -1))
+        x = (groups * (groups.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
+        low = linear(x, self.down[number].to(x))
+        waves = torch.einsum("bnr,hpr->bhnp", low, self.up[number].to(x))
+        if not self.gate:
+            return waves
+        gate = linear(x, self.gate_weight[number].to(x), self.gate_bias[number].to(x)).sigmoid()
+        return torch.cat((waves, gate.mT[..., None]), -1)
+
+    def steps(self, positions: Positions, layer: int) -> Tensor:
+        gates = positions.gate(self.known_as)
+        waves = convolved(gates[..., : self.pairs], self.kernel[self.own_layer(layer)].to(gates), positions).double()
+        if self.gate:
+            waves = waves * gates[..., self.pairs :]
+        return waves * self.temperature
+
+
+@dataclass(eq=False, repr=False)
+class Mamba3Rotary(AccumulatedRotary):
+    """The rotation of Mamba-3: each token turns pair c by dt pi tanh(a_c . x), with a step dt = softplus(w_h x + b_h) of each head.
+
+    head_dim, dim, num_heads, num_kv_heads, num_layers: as in `SelectiveRotary`; heads of a layer share a. fraction: of the
+    channels that turn, the first ones, rounded down to pairs. layout: which channels form a pair. dt starts log-uniform in
+    0.001 .. 0.1, as the authors' does. Source: Lahoti et al. 2026, "Mamba-3", section 3; state-spaces/mamba, modules/mamba3.py.
+    """
+
+    name = "mamba3_rope"
+    papers: ClassVar[tuple[str, ...]] = ("lahoti2026mamba",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \sum_{t \le i} \Delta_t\, \pi \tanh(a_c \cdot x_t)",
+        r"\Delta_t = \mathrm{softplus}(w_h \cdot x_t + b_h)",
+    )
+    extrapolates = "partly: angles depend on the text"
+    equal_to = "the authors' expression"
+
+    head_dim: int
+    dim: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    fraction: float = 0.5
+    layout: Layout = "interleaved"
+
+    def setup(self) -> None:
+        super().setup()
+        check_numbers(0, 1, fraction=self.fraction)
+        self.pairs = int(self.head_dim * self.fraction) // 2
+        if self.pairs < 1:
+            raise InputError(f"fraction={self.fraction}: leaves no pair of head_dim={self.head_dim} channels to turn")
+        shape = self.num_layers, self.kv_heads
+        self.angle: nn.Parameter = uniform(self.num_layers, self.pairs, self.dim, fan_in=self.dim)
+        self.weight: nn.Parameter = uniform(*shape, self.dim, fan_in=self.dim)
+        dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.bias_of_dt: nn.Parameter = nn.Parameter(dt + (-(-dt).expm1()).log())
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor:
+        x, number = check_input(self, x, self.dim), self.own_layer(layer)
+        dt = softplus(linear(x, self.weight[number].to(x), self.bias_of_dt[number].to(x))).mT[..., None]
+        return dt * (math.pi * linear(x, self.angle[number].to(x)).tanh())[:, None]
+
+
+@dataclass(eq=False, repr=False)
+class CARoPE(AccumulatedRotary):
+    """Context-aware RoPE: each token turns pair c, counted from 1, by f^c, f = 1 / (1 + softplus(w_h x + b_h)) of each head.
+
+    head_dim, dim, num_heads, num_kv_heads, num_layers: as in `SelectiveRotary`. layout: which channels form a pair. rope_theta: b
+    starts where f is rope_theta^(-2 / head_dim), which makes it RoPE for w = 0; init_std: of w at the start. The paper has no
+    b; without it f would start near 0.6 in every head. Source: Veisi et al. 2025, section 2.
+    """
+
+    name = "carope"
+    papers: ClassVar[tuple[str, ...]] = ("veisi2025context",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \sum_{t \le i} f_t^{\,c}",
+        r"f_t = \frac{1}{1 + \mathrm{softplus}(w_h \cdot x_t + b_h)}, \quad c = 1 \ldots d/2",
+    )
+    extrapolates = "partly: lower perplexity than RoPE at twice the length, by the paper"
+    equal_to = "the formula"
+
+    head_dim: int
+    dim: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    layout: Layout = "half"
+    rope_theta: float = 10000.0
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        super().setup()
+        check_numbers(1.0001, 1e12, rope_theta=self.rope_theta)
+        shape = self.num_layers, self.kv_heads
+        self.weight: nn.Parameter = normal_parameter(*shape, self.dim, init_std=self.init_std)
+        start = math.expm1(2 / self.head_dim * math.log(self.rope_theta))  # of softplus
+        self.logit: nn.Parameter = nn.Parameter(torch.full(shape, math.log(math.expm1(min(start, 30.0)))))
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor:
+        x, number = check_input(self, x, self.dim), self.own_layer(layer)
+        logits = linear(x, self.weight[number].to(x), self.logit[number].to(x))
+        return (1 / (1 + softplus(logits))).mT[..., None]
+
+    def steps(self, positions: Positions, layer: int) -> Tensor:
+        base = positions.gate(self.known_as).double()
+        return base ** torch.arange(1, self.pairs + 1, device=base.device)
