@@ -13,7 +13,7 @@ from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Modifier, Values, dense_sum, validated_values
+from posenc.bias import KeyValues, Modifier, Values, Weights, dense_sum, validated_values
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
@@ -27,6 +27,7 @@ from posenc.encoding import (
     restricted_by,
     rotated_by,
     scale_in,
+    scores_of,
     sink_of,
     values_of,
 )
@@ -144,7 +145,9 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
-    hooks = ("restrict", "gates", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
+    hooks = (
+        "restrict", "gates", "scores", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at",
+    )  # fmt: skip
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
@@ -340,11 +343,18 @@ def prepare(
                 raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
         else:
             q, k = rotated_by(encoding, q, k, positions, layer)
+        products = scores_of(encoding, q, k, factor, positions, layer)
+        if products:
+            if map_branches:
+                raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")
+            terms, factor, q, k = products + terms, 0.0, q[..., :1], k[..., :1]
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
     problem = Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches, modifiers=modifiers)
+    if problem.weighs:
+        return _with_rest(problem, encoding, prefix is not None or logit is not None)
     return problem if prefix is None else _with_prefix(problem, projected, *prefix)
 
 
@@ -368,6 +378,20 @@ def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
             f"({batch}, {heads}, {queries})"
         )
     return logit.expand(heads)[None, :, None]
+
+
+def _with_rest(problem: Problem, encoding: Encoding | None, has_sink: bool) -> Problem:
+    """The problem with the value of what weights that take the place of the softmax leave."""
+    if has_sink:
+        raise InputError(f"{encoding} has no softmax for a sink or a prefix of keys to be part of: leave it out")
+    last = problem.modifiers[-1]
+    assert isinstance(last, Weights)
+    if last.rest is None:
+        return problem
+    (heads, width), wanted = last.rest.shape, (problem.q.shape[1], problem.v.shape[3])
+    if heads not in (1, wanted[0]) or width != wanted[1]:
+        raise InputError(f"what weights leave goes to a value of shape {(heads, width)}: make it {wanted}, as q and v are")
+    return replace(problem, sink_value=last.rest[None, :, None].expand(*problem.q.shape[:3], -1))
 
 
 def _with_prefix(problem: Problem, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
@@ -561,7 +585,7 @@ def linear_attention(
                 f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
                 "turns them, such as rope"
             )
-        acting = ("restrict", "bias", "modify", "values", "scale", "sink", "prefix_kv")
+        acting = ("restrict", "scores", "bias", "modify", "values", "scale", "sink", "prefix_kv")
         refused = [site for site in acting if site in encoding.sites()]
         if refused:
             raise InputError(
