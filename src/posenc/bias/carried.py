@@ -141,7 +141,9 @@ class Carried(Score):
                 q = moved
             before = low // size * size
             together = torch.cat([near[..., :0], *reversed(columns)], -1)
-            together = pad(together, (0, max(most - before - together.shape[-1], 0)))[..., low - before : most - before]
+            if together.shape[-1] < most - before:  # later keys than any of the queries
+                together = pad(together, (0, most - before - together.shape[-1]))
+            together = together[..., low - before : most - before]
             if back is None:
                 return together
             return together.gather(3, back.expand(*together.shape[:3], -1))[..., keys]

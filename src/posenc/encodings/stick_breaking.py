@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stick-breaking: each key, from the nearest on, takes its share of what nearer keys have left."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,6 +71,6 @@ class StickBreaking(Encoding):
                 before = torch.empty_like(left).scatter(-1, nearest, pad(sums, (1, -1)))
             else:
                 before = pad(left.flip(-1).cumsum(-1), (1, -1)).flip(-1)
-            return (logsigmoid(score) + before).exp()
+            return score.sigmoid() * (before / math.log(2)).exp2()  # exp is slow on CPUs where it underflows
 
         return Weights(weights, None if self.rest is None else self.rest[self.own_layer(layer)])

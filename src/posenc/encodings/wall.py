@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wall attention: every channel of a query forgets at a rate of its own, which the tokens set."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,7 +76,7 @@ class Decayed(Carried):
     """Wall's scores. Tokens are logarithms of gates, at most 0."""
 
     def tables(self, k: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        sums = tokens.double().cumsum(-2)  # double, so that a strong gate does not round its neighbours'
+        sums = tokens.double().cumsum(-2) / math.log(2)  # double, so that a strong gate does not round its neighbours'
         total = sums[..., -1:, :]
         return sums, k * _decay(total - sums, k), _decay(total, k)
 
@@ -92,7 +93,7 @@ class Decayed(Carried):
 
 
 def _decay(sums: Tensor, like: Tensor) -> Tensor:
-    return sums.to(like.dtype).exp()
+    return sums.to(like.dtype).exp2()  # exp is slow on CPUs where it underflows
 
 
 def _within(q: Tensor, k: Tensor, sums: Tensor) -> Tensor:
