@@ -4,6 +4,7 @@ import pytest
 
 import posenc
 from posenc.backends import fused
+from posenc.bias import carried
 from posenc.conformance.checks import CHECKS, SLOW
 from posenc.conformance.fixtures import EncodingUnderTest, named
 from posenc.conformance.suite import run_check
@@ -29,7 +30,8 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "pope@lampe:window=3:used=5:length=16", "rope@streaming:sinks=2:recent=3+log_n:train_length=3",
             "rope@lm_infinite:sinks=1:window=4/none", "rope+window:before=2:after=1/rope", "rope+prefix_kv:length=2",
             "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
-            "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi"]  # fmt: skip
+            "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi",
+            "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope"]  # fmt: skip
 
 
 SLOW_OF_VARIANTS = ("backends_agree", "calls_are_independent")
@@ -40,6 +42,7 @@ def _small_tiles(monkeypatch):
     """The CPU operator takes several tiles even for the few tokens of a check, and skips those that a window hides."""
     for name, size in (("ROWS", 4), ("MANY", 6), ("COLUMNS", 4)):
         monkeypatch.setattr(fused, name, size)
+    monkeypatch.setattr(carried, "SIZE", 4)
 
 
 def conforms(name, checks):

@@ -13,7 +13,7 @@ from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Modifier, Values, Weights, dense_sum, validated_values
+from posenc.bias import KeyValues, Modifier, Score, Values, Weights, dense_sum, validated_values
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
@@ -318,6 +318,7 @@ def prepare(
     branches: list[Rotated] = []
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
+    products: list[Score] = []
     projected = q
     given = checked_gates(encoding, gates, k, layer)
     if encoding is not None:
@@ -347,15 +348,16 @@ def prepare(
         if products:
             if map_branches:
                 raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")
-            terms, factor, q, k = products + terms, 0.0, q[..., :1], k[..., :1]
+            terms, q, k = products + terms, q[..., :1], k[..., :1]
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
-    problem = Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches, modifiers=modifiers)
+    of_product = 0.0 if products else factor
+    problem = Problem(q, k, v, terms, values, positions, of_product, logit, dropout_p, branches, modifiers=modifiers)
     if problem.weighs:
         return _with_rest(problem, encoding, prefix is not None or logit is not None)
-    return problem if prefix is None else _with_prefix(problem, projected, *prefix)
+    return problem if prefix is None else _with_prefix(problem, factor, projected, *prefix)
 
 
 def _with_values(
@@ -390,16 +392,18 @@ def _with_rest(problem: Problem, encoding: Encoding | None, has_sink: bool) -> P
         return problem
     (heads, width), wanted = last.rest.shape, (problem.q.shape[1], problem.v.shape[3])
     if heads not in (1, wanted[0]) or width != wanted[1]:
-        raise InputError(f"what weights leave goes to a value of shape {(heads, width)}: make it {wanted}, as q and v are")
+        raise InputError(
+            f"what weights leave goes to a value of shape {(heads, width)}: make it {wanted}, as q and v are"
+        )
     return replace(problem, sink_value=last.rest[None, :, None].expand(*problem.q.shape[:3], -1))
 
 
-def _with_prefix(problem: Problem, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
+def _with_prefix(problem: Problem, scale: float, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
     """The problem with further keys and values, which with the sink make one key and value for each query: the logit is the
     log-sum-exp of theirs. q: the queries before their rotation."""
     precise, of_keys = torch.promote_types(q.dtype, torch.float32), keys.shape[0]
     q = q.to(precise).unflatten(1, (of_keys, -1))  # (batch, kv heads, queries' heads per key, n, head_dim)
-    logits = problem.scale * (q @ keys.to(precise)[:, None].mT).flatten(1, 2)
+    logits = scale * (q @ keys.to(precise)[:, None].mT).flatten(1, 2)
     if problem.sink is not None:
         logits = torch.cat((logits, problem.sink[..., None].expand(*logits.shape[:3], 1)), -1)
     weights = dropout(logits.softmax(-1)[..., : keys.shape[1]], problem.dropout_p).unflatten(1, (of_keys, -1))

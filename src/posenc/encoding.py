@@ -135,6 +135,8 @@ class Encoding(nn.Module):
     """A code depends on the sequence's length, so cached decoding cannot reproduce the full pass."""
     causal_only: bool = False
     """Undefined when a query sees keys after itself."""
+    looks_back: int = 0
+    """Tokens before those of its window that a query depends on, as by a convolution."""
     max_positions: int | None = None
     """Positions the encoding is defined for; None: any."""
     num_layers: int = 1
@@ -596,9 +598,7 @@ def bias_of(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, laye
     return validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
 
 
-def scores_of(
-    encoding: Encoding, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int
-) -> list[Score]:
+def scores_of(encoding: Encoding, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int) -> list[Score]:
     """`Encoding.scores`, validated: the one term, or none."""
     return validated(encoding.scores(q, k, scale, positions, layer), q, k, origin=f"{type(encoding).__name__}.scores")
 
@@ -698,6 +698,7 @@ class Composite(Encoding):
         self.shift_invariant = all(part.shift_invariant for part in parts)
         self.needs_length = any(part.needs_length for part in parts)
         self.causal_only = any(part.causal_only for part in parts)
+        self.looks_back = max(part.looks_back for part in parts)
         vars(self)["papers"] = tuple(dict.fromkeys(paper for part in parts for paper in part.papers))
 
     def __iter__(self) -> Iterator[Encoding]:
@@ -778,6 +779,8 @@ class Sum(Composite):
         for number, leaf in leaves:
             if leaf.centres_keys:
                 self._check_beside_centred(number, leaf, leaves)
+            if "scores" in leaf.sites() and rotating:  # what it does to queries does not commute with a rotation
+                commute = False
             if leaf.shifts_queries and any(other.planes != () for before, other in leaves if before < number):
                 commute = False
         self.shift_invariant = commute and self.shift_invariant

@@ -29,7 +29,7 @@ class Stream(NamedTuple):
     has one of its document just before it. valid: in that order, as `Positions.valid`.
     """
 
-    index: Tensor | None
+    index: Tensor | None  # type: ignore[assignment]
     rank: Tensor | None
     first: int
     follows: Tensor
@@ -61,13 +61,15 @@ def stream(positions: Positions, user: str) -> Stream:
 def _stream(p: Positions, user: str) -> Stream:
     first, document, valid = p.diagonal, p.k_document, p.valid
     if first is not None and not 0 <= first <= p.num_keys - p.num_queries:
-        raise InputError(f"{user}: the {p.num_queries} queries are not among the {p.num_keys} keys, as in self-attention")
+        raise InputError(
+            f"{user}: the {p.num_queries} queries are not among the {p.num_keys} keys, as in self-attention"
+        )
     index = rank = None
     if first is None or (p.hides_tokens and segments(p) is None):
-        index = p.k_order.expand(p.batch, -1).argsort(1, stable=True)
+        index = p.k_order.expand(p.batch, -1).argsort(dim=1, stable=True)
         for group in (document, valid):  # padding first
             if group is not None:
-                index = index.gather(1, group.expand(p.batch, -1).gather(1, index).long().argsort(1, stable=True))
+                index = index.gather(1, group.expand(p.batch, -1).gather(1, index).long().argsort(dim=1, stable=True))
         slots = torch.arange(p.num_keys, device=p.k.device)[None, None, :, None].expand(p.batch, -1, -1, -1)
         rank = index.argsort(1).gather(1, p.of_queries(slots)[:, 0, :, 0].expand(p.batch, -1))
         document, valid = (None if x is None else x.expand(p.batch, -1).gather(1, index) for x in (document, valid))
@@ -135,7 +137,9 @@ class Carried(Score):
             columns = [near] if graph else []
             for number in () if graph else reversed(range(low // size, last)):
                 scores, moved = self.step(q, tuple(table[:, :, number] for table in tables))
-                if rank is not None or (number + 1) * size > first + begin:  # some queries are in the chunk, or before it
+                if (
+                    rank is not None or (number + 1) * size > first + begin
+                ):  # some queries are in the chunk, or before it
                     scores, moved = torch.where(here > number, scores, near), torch.where(here > number, moved, q)
                 columns.append(scores)
                 q = moved

@@ -22,7 +22,7 @@ class PaTH(Encoding):
     dim: width of the layer's input x, of which w and beta are made. num_heads, num_kv_heads, head_dim: of the model; each key head
     has its w and beta. num_layers: layers with separate parameters; 1: shared by all. rank: of the map from x to w; None: a full
     matrix. conv_size: tokens of the convolution, one filter per channel and SiLU, that w goes through before its norm becomes 1;
-    0: no convolution. It and the product stay within a document and leave padding out.
+    0: no convolution. It and the product stay within a document and leave padding out; a window does not hide what it reads.
 
     Scores are computed by chunks of 64 tokens (section 3.2: the UT transform). Time is quadratic, memory is that of a block of queries;
     a cached step goes through all chunks again. PaTH-FoX is the sum with a forget gate.
@@ -52,6 +52,7 @@ class PaTH(Encoding):
     def setup(self) -> None:
         check_integers(1, rank=self.rank)
         check_integers(0, conv_size=self.conv_size)
+        self.looks_back = max(self.conv_size - 1, 0)
         layers, heads = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads)
         middle = self.dim if self.rank is None else self.rank
         self.down: nn.Parameter | None = None if self.rank is None else _normal(layers, self.rank, self.dim)
@@ -59,7 +60,9 @@ class PaTH(Encoding):
         self.filter: nn.Parameter | None = None
         if self.conv_size:
             bound = self.conv_size**-0.5
-            self.filter = nn.Parameter(torch.empty(layers, heads, self.conv_size, self.head_dim).uniform_(-bound, bound))
+            self.filter = nn.Parameter(
+                torch.empty(layers, heads, self.conv_size, self.head_dim).uniform_(-bound, bound)
+            )
         self.beta_weight: nn.Parameter = _normal(layers, heads, self.dim)
         self.beta_bias: nn.Parameter = nn.Parameter(torch.zeros(layers, heads))
 
@@ -79,7 +82,9 @@ class PaTH(Encoding):
         order = stream(positions, "PaTH")
         gate, heads = positions.gate(self.known_as), kv_heads_of(self.num_heads, self.num_kv_heads)
         if gate.shape[1] != heads or gate.shape[3] != self.head_dim + 1:
-            raise InputError(f"gates of shape {tuple(gate.shape)}: pass (batch, {heads}, num_keys, {self.head_dim + 1})")
+            raise InputError(
+                f"gates of shape {tuple(gate.shape)}: pass (batch, {heads}, num_keys, {self.head_dim + 1})"
+            )
         gate = order.of(gate.to(torch.promote_types(q.dtype, torch.float32)))
         w, beta = gate[..., :-1], 2 * torch.sigmoid(gate[..., -1:])
         if self.filter is not None:

@@ -58,7 +58,9 @@ class StickBreaking(Encoding):
 
     def modify(self, positions: Positions, layer: int = 0) -> Weights:
         if positions.sees_future:
-            raise InputError("StickBreaking goes back from a query to its first key: pass causal positions (causal=True)")
+            raise InputError(
+                "StickBreaking goes back from a query to its first key: pass causal positions (causal=True)"
+            )
         of_query, of_key = rowwise(positions.q_order), rowwise(positions.k_order)
 
         def weights(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -68,7 +68,9 @@ class Wall(Encoding):
         order = stream(positions, "Wall")
         gate = positions.gate(self.known_as)
         if gate.shape[1] != self.num_heads or gate.shape[3] != self.head_dim:
-            raise InputError(f"gates of shape {tuple(gate.shape)}: pass (batch, {self.num_heads}, num_keys, {self.head_dim})")
+            raise InputError(
+                f"gates of shape {tuple(gate.shape)}: pass (batch, {self.num_heads}, num_keys, {self.head_dim})"
+            )
         return Decayed(scale * q, order.of(k), order.of(gate), positions, order)
 
 
