@@ -40,6 +40,7 @@ WITHOUT_CODES = {
     "temperature",
     "step_temperature",
     "window",
+    "chunks",
     "prefix_kv",
     "rope_pp",
 }
