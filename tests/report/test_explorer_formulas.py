@@ -24,7 +24,19 @@ LEARNED = {"learned", "hierarchical", "multiplicative", "complex_order", "axial_
 LEARNED |= {"pope", "fire", "learned_rope", "fope", "liere", "comrope", "cayley_string"}
 """Encodings that are noise before training, or start as another one."""
 
-OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope", "wall", "path", "stick_breaking"}
+OF_CONTENT = {
+    "shaw",
+    "transformer_xl",
+    "xlnet",
+    "tupe",
+    "tupe_r",
+    "deberta",
+    "deberta_v2",
+    "cope",
+    "wall",
+    "path",
+    "stick_breaking",
+}
 """Encodings whose effect depends on queries or keys, which are not on the page."""
 
 GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"}
