@@ -8,6 +8,7 @@ import torch
 import posenc
 from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
+from posenc.encoding import gates_of
 from posenc.transformer import Transformer, TransformerConfig
 from references import loops
 
@@ -474,9 +475,10 @@ def test_a_step_is_planned_in_every_mode(name, mode):
     with mode():
         p = Positions.arange(1, offset=6, causal=True)
         q, (k, v) = torch.randn(1, 2, 1, 8), torch.randn(2, 1, 2, 7, 8)
-        want = attention(q, k, v, encoding, p, backend="reference")
-        for layer in (0, 0):
-            torch.testing.assert_close(attention(q, k, v, encoding, p, layer=layer), want)
+        gates = gates_of(encoding, torch.randn(1, 7, 16))
+        want = attention(q, k, v, encoding, p, gates=gates, backend="reference")
+        for _ in range(2):
+            torch.testing.assert_close(attention(q, k, v, encoding, p, gates=gates or None), want)
 
 
 def test_the_gradient_of_a_planned_step_is_that_of_a_call_alone():

@@ -92,18 +92,18 @@ def authors(q, k, w, beta, size):
     chunks = [slice(first, first + size) for first in range(0, n, size)]
     scores = torch.zeros(*q.shape[:2], n, n, dtype=q.dtype)
     for here in chunks:
-        own = {}
+        ready = {}
         for part in chunks[: chunks.index(here) + 1]:
             W, B, K = w[:, :, part], (beta * w)[:, :, part], k[:, :, part]
             T = torch.linalg.inv(torch.eye(size, dtype=q.dtype) + (B @ W.mT).tril(-1))
-            own[part.start] = W, T @ B, T @ (B @ K.mT).tril(-1), K
-        W, TB, TBK, K = own[here.start]
+            ready[part.start] = W, T @ B, T @ (B @ K.mT).tril(-1), K
+        W, TB, TBK, K = ready[here.start]
         Q = q[:, :, here]
         along = (Q @ W.mT).tril()
         scores[:, :, here, here] = (Q @ K.mT).tril() - along @ TBK
         Q = Q - along @ TB
         for part in reversed(chunks[: chunks.index(here)]):
-            W, TB, TBK, K = own[part.start]
+            W, TB, TBK, K = ready[part.start]
             scores[:, :, here, part] = Q @ (K - TBK.mT @ W).mT
             Q = Q - Q @ W.mT @ TB
     return scores

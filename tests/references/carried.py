@@ -35,8 +35,8 @@ def between(positions: Positions, row: int, i: int, j: int) -> list[int]:
     """The tokens of their document after key j up to query i, in order."""
     last = int(positions.q_order[row % len(positions.q_order), i])
     order = positions.k_order[row % len(positions.k_order)]
-    (own,) = (tokens for tokens in documents(positions, row) if j in tokens)
-    return [t for t in own if order[j] < order[t] <= last]
+    (together,) = (tokens for tokens in documents(positions, row) if j in tokens)
+    return [t for t in together if order[j] < order[t] <= last]
 
 
 def wall(q: Tensor, k: Tensor, gates: Tensor, tokens: list[int]) -> float:

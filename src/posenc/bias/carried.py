@@ -119,27 +119,29 @@ class Carried(Score):
             start = first - skip * size
             q = _chunks(pad(self.q, (0, 0, start, 0)), size)
             at = slice(skip, skip + q.shape[2])
-            own, carried = self.inside(q, k[:, :, at], tuple(table[:, :, at] for table in tables))
-            own, carried = (x.flatten(2, 3)[:, :, start : start + count] for x in (own, carried))
+            inner, carried = self.inside(q, k[:, :, at], tuple(table[:, :, at] for table in tables))
+            inner, carried = (x.flatten(2, 3)[:, :, start : start + count] for x in (inner, carried))
             chunk = torch.arange(first, first + count, device=device)[None] // size
         else:
             places = rank[:, None, :, None].expand(*self.q.shape)
             q = _chunks(torch.zeros_like(self.k).scatter(2, places, self.q), size)
-            own, carried = (_take(x.flatten(2, 3), rank) for x in self.inside(q, k, tables))
+            inner, carried = (_take(x.flatten(2, 3), rank) for x in self.inside(q, k, tables))
             chunk = rank // size
+        of_chunk = list(
+            zip(*(table.unbind(2) for table in tables), strict=True)
+        )  # a slice's gradient would be as large as all
         back = None if index is None else index.argsort(1)[:, None, None]
 
         def block(begin: int, end: int, keys: slice) -> Tensor:
-            q, near, here = carried[:, :, begin:end], own[:, :, begin:end], chunk[:, None, begin:end, None]
+            q, near, here = carried[:, :, begin:end], inner[:, :, begin:end], chunk[:, None, begin:end, None]
             low, high = (keys.start or 0, self.num_keys if keys.stop is None else keys.stop)
             low, most = (low, high) if back is None else (0, self.num_keys)
             last = -(-most // size) if rank is not None else min(-(-most // size), (first + end - 1) // size + 1)
             columns = [near] if graph else []
             for number in () if graph else reversed(range(low // size, last)):
-                scores, moved = self.step(q, tuple(table[:, :, number] for table in tables))
-                if (
-                    rank is not None or (number + 1) * size > first + begin
-                ):  # some queries are in the chunk, or before it
+                scores, moved = self.step(q, of_chunk[number])
+                # unless all queries come after the chunk
+                if rank is not None or (number + 1) * size > first + begin:
                     scores, moved = torch.where(here > number, scores, near), torch.where(here > number, moved, q)
                 columns.append(scores)
                 q = moved

@@ -24,7 +24,7 @@ class PaTH(Encoding):
     matrix. conv_size: tokens of the convolution, one filter per channel and SiLU, that w goes through before its norm becomes 1;
     0: no convolution. It and the product stay within a document and leave padding out; a window does not hide what it reads.
 
-    Scores are computed by chunks of 64 tokens (section 3.2: the UT transform). Time is quadratic, memory is that of a block of queries;
+    Scores are computed by chunks of 64 tokens (the UT transform). Time is quadratic, memory is that of a block of queries;
     a cached step goes through all chunks again. PaTH-FoX is the sum with a forget gate.
     Raises InputError for positions that are not causal, or another width or number of heads.
     Source: Yang et al. 2025, "PaTH Attention"; fla-org/flash-linear-attention, fla/layers/path_attn.py.

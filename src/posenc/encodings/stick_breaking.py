@@ -20,7 +20,7 @@ from posenc.positions.visibility import rowwise
 class StickBreaking(Encoding):
     """Weights without a softmax: from the nearest key to the farthest, each takes sigmoid(s_ij) of what is left.
 
-    attend_current: whether a query sees its own key (the authors' default is that it does not). remainder: what no key takes goes
+    attend_current: whether a query sees the key of its token (the authors' default is that it does not). remainder: what no key takes goes
     to a learned value per head, which starts at zero, as in IBM/dolomite-engine; False: it goes to nothing. num_heads,
     head_dim: of the values, for remainder alone. num_layers: layers with separate values; 1: shared by all.
 

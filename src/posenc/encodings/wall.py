@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wall attention: every channel of a query forgets at a rate of its own, which the tokens set."""
+"""Wall attention: every channel of a query forgets at a separate rate, which the tokens set."""
 
 import math
 from dataclasses import dataclass
