@@ -86,6 +86,9 @@ def test_what_has_places_in_an_image():
     without_place = {
         "none",
         "cope",
+        "wall",
+        "path",
+        "stick_breaking",
         "shape",
         "cape",
         "softmax_n",
