@@ -30,13 +30,16 @@ def no_gradients():
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """The CPU's backends cut short texts into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere."""
+    """The CPU's backends cut short texts into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere,
+    and chunks of 2 tokens."""
     from posenc.backends import fused, sdpa
+    from posenc.bias import carried
 
     for name, value in {"ROWS": 3, "MANY": 5, "COLUMNS": 4}.items():
         monkeypatch.setattr(fused, name, value)
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2 * 4 * 3 * 5)  # of 2 rows and 4 heads
     monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
+    monkeypatch.setattr(carried, "SIZE", 2)
 
 
 @pytest.fixture(scope="session")

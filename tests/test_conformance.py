@@ -4,6 +4,7 @@ import pytest
 
 import posenc
 from posenc.backends import fused
+from posenc.bias import carried
 from posenc.conformance.checks import CHECKS, SLOW
 from posenc.conformance.fixtures import EncodingUnderTest, named
 from posenc.conformance.suite import run_check
@@ -31,7 +32,7 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
             "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi",
             "fox+rope", "fox/alibi", "selective_rope:gate=true:trainable=true:kernel_size=2", "mamba3_rope:fraction=1:layout=half+fox",
-            "carope+rope@rerope:window=3", "carope/none"]  # fmt: skip
+            "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope"]  # fmt: skip
 
 
 SLOW_OF_VARIANTS = ("backends_agree", "calls_are_independent")
@@ -42,6 +43,7 @@ def _small_tiles(monkeypatch):
     """The CPU operator takes several tiles even for the few tokens of a check, and skips those that a window hides."""
     for name, size in (("ROWS", 4), ("MANY", 6), ("COLUMNS", 4)):
         monkeypatch.setattr(fused, name, size)
+    monkeypatch.setattr(carried, "SIZE", 4)
 
 
 def conforms(name, checks):
@@ -85,6 +87,9 @@ def test_what_has_places_in_an_image():
     without_place = {
         "none",
         "cope",
+        "wall",
+        "path",
+        "stick_breaking",
         "shape",
         "cape",
         "softmax_n",

@@ -20,10 +20,10 @@ from website.snippets import snippet
 FAMILIES = {
     "On the input": "The encoding is combined with each token's vector before the first layer.",
     "On queries and keys": "Queries and keys are transformed by their positions before their product.",
-    "On the scores": "A bias is added to the score of each query and key.",
+    "On the scores": "A bias is added to the score of each query and key, or the score is another product of them.",
     "On the keys": "Fewer tokens are visible to a query, or more keys than those of the tokens.",
     "On positions": "Positions are changed in training, for use with any other encoding.",
-    "On the softmax": "The softmax's denominator or temperature depends on position or length.",
+    "On the softmax": "The softmax's denominator or temperature depends on position or length, or something else takes its place.",
 }
 """Where an encoding acts, and what that means."""
 SYMBOLS = {
@@ -57,11 +57,11 @@ def family(cls: type[Encoding]) -> str:
         return "On positions"
     if "restrict" in sites or "prefix_kv" in sites:
         return "On the keys"
-    if "sink" in sites or cls.rotates_last:
+    if "sink" in sites or "modify" in sites or cls.rotates_last:
         return "On the softmax"
     if "embed" in sites or not sites:
         return "On the input"
-    return "On the scores" if "bias" in sites else "On queries and keys"
+    return "On the scores" if {"bias", "scores"} & set(sites) else "On queries and keys"
 
 
 def linked(text: str) -> str:

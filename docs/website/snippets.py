@@ -48,5 +48,12 @@ def snippet(name: str) -> str:
         ]
     else:
         lines.append(f"q, k, v = torch.randn(3, 2, 8, {count}, 64)  # (batch, heads, seq, head_dim)")
-    lines.append("out = posenc.attention(q, k, v, encoding, positions)")
+    given = ""
+    if "gates" in sites:
+        lines += [
+            f"x = torch.randn(2, {count}, 512)  # the input of the layer's projections",
+            "gates = posenc.encoding.gates_of(encoding, x)  # a cache keeps them with the keys",
+        ]
+        given = ", gates=gates"
+    lines.append(f"out = posenc.attention(q, k, v, encoding, positions{given})")
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Modifier, Values, dense_sum, validated_values
+from posenc.bias import KeyValues, Modifier, Score, Values, Weights, dense_sum, validated_values
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
@@ -26,6 +26,7 @@ from posenc.encoding import (
     restricted_by,
     rotated_by,
     scale_in,
+    scores_of,
     sink_of,
     values_of,
 )
@@ -143,7 +144,9 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
-    hooks = ("restrict", "gates", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at")
+    hooks = (
+        "restrict", "gates", "scores", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at",
+    )  # fmt: skip
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
@@ -306,6 +309,7 @@ def prepare(
     branches: list[Rotated] = []
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
+    products: list[Score] = []
     projected = q
     given = checked_gates(encoding, gates, k, layer)
     if encoding is not None:
@@ -331,12 +335,20 @@ def prepare(
                 raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
         else:
             q, k = rotated_by(encoding, q, k, positions, layer)
+        products = scores_of(encoding, q, k, factor, positions, layer)
+        if products:
+            if map_branches:
+                raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")
+            terms, q, k = products + terms, q[..., :1], k[..., :1]
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
-    problem = Problem(q, k, v, terms, values, positions, factor, logit, dropout_p, branches, modifiers=modifiers)
-    return problem if prefix is None else _with_prefix(problem, projected, *prefix)
+    of_product = 0.0 if products else factor
+    problem = Problem(q, k, v, terms, values, positions, of_product, logit, dropout_p, branches, modifiers=modifiers)
+    if problem.weighs:
+        return _with_rest(problem, encoding, prefix is not None or logit is not None)
+    return problem if prefix is None else _with_prefix(problem, factor, projected, *prefix)
 
 
 def _with_values(
@@ -361,12 +373,28 @@ def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
     return logit.expand(heads)[None, :, None]
 
 
-def _with_prefix(problem: Problem, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
+def _with_rest(problem: Problem, encoding: Encoding | None, has_sink: bool) -> Problem:
+    """The problem with the value of what weights that take the place of the softmax leave."""
+    if has_sink:
+        raise InputError(f"{encoding} has no softmax for a sink or a prefix of keys to be part of: leave it out")
+    last = problem.modifiers[-1]
+    assert isinstance(last, Weights)
+    if last.rest is None:
+        return problem
+    (heads, width), wanted = last.rest.shape, (problem.q.shape[1], problem.v.shape[3])
+    if heads not in (1, wanted[0]) or width != wanted[1]:
+        raise InputError(
+            f"what weights leave goes to a value of shape {(heads, width)}: make it {wanted}, as q and v are"
+        )
+    return replace(problem, sink_value=last.rest[None, :, None].expand(*problem.q.shape[:3], -1))
+
+
+def _with_prefix(problem: Problem, scale: float, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
     """The problem with further keys and values, which with the sink make one key and value for each query: the logit is the
     log-sum-exp of theirs. q: the queries before their rotation."""
     precise, of_keys = torch.promote_types(q.dtype, torch.float32), keys.shape[0]
     q = q.to(precise).unflatten(1, (of_keys, -1))  # (batch, kv heads, queries' heads per key, n, head_dim)
-    logits = problem.scale * (q @ keys.to(precise)[:, None].mT).flatten(1, 2)
+    logits = scale * (q @ keys.to(precise)[:, None].mT).flatten(1, 2)
     if problem.sink is not None:
         logits = torch.cat((logits, problem.sink[..., None].expand(*logits.shape[:3], 1)), -1)
     weights = dropout(logits.softmax(-1)[..., : keys.shape[1]], problem.dropout_p).unflatten(1, (of_keys, -1))
@@ -554,7 +582,7 @@ def linear_attention(
                 f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
                 "turns them, such as rope"
             )
-        acting = ("restrict", "bias", "modify", "values", "scale", "sink", "prefix_kv")
+        acting = ("restrict", "scores", "bias", "modify", "values", "scale", "sink", "prefix_kv")
         refused = [site for site in acting if site in encoding.sites()]
         if refused:
             raise InputError(

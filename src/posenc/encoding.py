@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import KeyValues, Modifier, Score, Values, validated
+from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
 from posenc.functional import exactly, table_device, transformed
 from posenc.positions import Positions
@@ -25,7 +25,9 @@ from posenc.positions.visibility import Branch
 
 T = TypeVar("T")
 
-SITES = ("augment", "embed", "restrict", "gates", "rotate", "bias", "values", "scale", "modify", "sink", "prefix_kv")
+SITES = (
+    "augment", "embed", "restrict", "gates", "rotate", "scores", "bias", "values", "scale", "modify", "sink", "prefix_kv",
+)  # fmt: skip
 
 SIZES = frozenset((
     "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
@@ -97,8 +99,9 @@ class Encoding(nn.Module):
         rotate    queries and keys; or apart, rotate_queries and rotate_keys, for a cache of rotated keys
         branches  the regions of a position map, each with a separate rotation
         scale     the factor of q . k
+        scores    in place of q . k
         bias      added to the scaled scores
-        modify    a function of each score, after that
+        modify    a function of each score, after that, or of rows of them in place of the softmax
         sink      an extra logit in the softmax; query_sink: one that depends on the query
         prefix_kv learned keys and values that every query sees
         values    added to the values
@@ -280,13 +283,17 @@ class Encoding(nn.Module):
         """The factor of q . k; head_dim is the width before `rotate`."""
         return float(head_dim**-0.5)
 
+    def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score | None:
+        """In place of scale * q . k: a structure that computes it, of queries and keys as they are after `rotate`."""
+        return None
+
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
         """b_ij, added to the scaled scores: a structure, or several to be summed."""
         return None
 
     def modify(self, positions: Positions, layer: int = 0) -> Modifier | Sequence[Modifier] | None:
         """What becomes of each score once biases are added, such as posenc.bias.SoftCap(50.0): a function, or several in
-        order."""
+        order. The last may be a posenc.bias.Weights, which takes the place of the softmax."""
         return None
 
     def sink(self, layer: int = 0) -> float | Tensor | None:
@@ -592,6 +599,11 @@ def bias_of(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, laye
     return validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
 
 
+def scores_of(encoding: Encoding, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int) -> list[Score]:
+    """`Encoding.scores`, validated: the one term, or none."""
+    return validated(encoding.scores(q, k, scale, positions, layer), q, k, origin=f"{type(encoding).__name__}.scores")
+
+
 def modifiers_of(encoding: Encoding, positions: Positions, layer: int) -> list[Modifier]:
     """`Encoding.modify`, validated."""
     result = encoding.modify(positions, layer)
@@ -599,6 +611,8 @@ def modifiers_of(encoding: Encoding, positions: Positions, layer: int) -> list[M
     if not isinstance(modifiers, Sequence) or not all(isinstance(each, Modifier) for each in modifiers):
         remedy = "return posenc.bias.SoftCap(cap), Modifier(function), a sequence of them, or None"
         raise _returned(encoding, "modify", result, remedy)
+    if any(isinstance(each, Weights) for each in modifiers[:-1]):
+        raise _returned(encoding, "modify", result, "a Weights takes the place of the softmax: return one, as the last")
     return list(modifiers)
 
 
@@ -766,6 +780,8 @@ class Sum(Composite):
         for number, leaf in leaves:
             if leaf.centres_keys:
                 self._check_beside_centred(number, leaf, leaves)
+            if "scores" in leaf.sites() and rotating:  # what it does to queries does not commute with a rotation
+                commute = False
             if leaf.shifts_queries and any(other.planes != () for before, other in leaves if before < number):
                 commute = False
         self.shift_invariant = commute and self.shift_invariant
@@ -817,6 +833,10 @@ class Sum(Composite):
             q, k = rotated_by(part, q, k, here(part), layer)
         return q, k
 
+    def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score | None:
+        here = self._with_gates(positions, layer)
+        return _only("products of queries and keys", [part.scores(q, k, scale, here(part), layer) for part in self])
+
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()
 
@@ -826,7 +846,8 @@ class Sum(Composite):
 
     def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
         here = self._with_gates(positions, layer)
-        return [modifier for part in self for modifier in modifiers_of(part, here(part), layer)]
+        modifiers = [modifier for part in self for modifier in modifiers_of(part, here(part), layer)]
+        return sorted(modifiers, key=lambda modifier: isinstance(modifier, Weights))
 
     def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
         here = self._with_gates(positions, layer)
@@ -899,6 +920,7 @@ class PerLayer(Composite):
     rotate = _in_layer(rotated_by)
     rotate_queries = _in_layer(queries_rotated_by)
     rotate_keys = _in_layer(keys_rotated_by)
+    scores = _in_layer(lambda part, q, k, scale, positions, layer: part.scores(q, k, scale, positions, layer))
     branches = _in_layer(branches_of)
     bias = _in_layer(bias_of)
     modify = _in_layer(modifiers_of)

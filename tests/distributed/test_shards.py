@@ -30,6 +30,7 @@ def encodings() -> dict[str, Encoding]:
         "rope@rerope:window=3",
         "cope",
         "floater",
+        "stick_breaking",
     ):
         made[text] = posenc.create(text, dim=H * D, num_heads=H, head_dim=D, num_kv_heads=2, max_positions=64)
     for encoding in made.values():

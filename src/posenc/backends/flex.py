@@ -32,6 +32,8 @@ class Flex:
         q, v = problem.q, problem.v
         if problem.values is not None:
             return "a term on the values (w_ij) needs the attention probabilities"
+        if problem.weighs:
+            return "FlexAttention has no weights but the softmax's"
         if problem.dropout_p > 0:
             return "FlexAttention has no dropout"
         if q.device.type == "cpu":

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from posenc.bias import Modifier, Score, Values
+from posenc.bias import Modifier, Score, Values, Weights
 from posenc.positions import Positions
 from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
@@ -47,7 +47,8 @@ class Problem:
     modifiers: Sequence[Modifier] = ()
     """What becomes of each score, in order."""
     sink_value: Tensor | None = None
-    """(batch, num_heads, num_queries, value width): the value of each query's sink; None: zero."""
+    """(batch, num_heads, num_queries, value width): the value of each query's sink, or of what weights that take the place of
+    the softmax leave; None: zero."""
     first_key: int = 0
     """How many of the call's keys come before those in v."""
 
@@ -87,6 +88,11 @@ class Problem:
         for modifier in self.modifiers:
             scores = modifier(scores, b, h, i + first, j + self.first_key)
         return scores
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the last modifier takes the place of the softmax."""
+        return len(self.modifiers) > 0 and isinstance(self.modifiers[-1], Weights)
 
     def mask_mod(self) -> MaskMod:
         """Visibility in FlexAttention's signature, see `Positions.mask_mod`, within the region."""

@@ -38,7 +38,7 @@ class Reference:
 
     def scores(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
-        query does not see a key."""
+        query does not see a key. Of a problem that weighs: the weights."""
         dtype, keys = problem.q.dtype, problem.v.shape[2]
         precise = torch.promote_types(dtype, torch.float32)
 
@@ -61,6 +61,8 @@ class Reference:
         """What queries first .. end - 1 give each key, (batch, num_heads, end - first, num_keys), float32 or better; a
         sink takes what is missing to 1."""
         scores = self.scores(problem, first, end, bias)
+        if problem.weighs:
+            return scores
         # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
         empty = (scores == -torch.inf).all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)

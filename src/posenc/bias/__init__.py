@@ -37,7 +37,7 @@ from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
     "Dense", "Factored", "KeyRelative", "KeyValues", "Modifier", "Positional", "QueryRelative", "Relative", "RunningSum",
-    "Score", "SoftCap", "Values", "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
+    "Score", "SoftCap", "Values", "Weights", "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
 ]  # fmt: skip
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -508,6 +508,26 @@ class SoftCap(Modifier):
 
     def reduced(self) -> CapTerm:
         return CapTerm(torch.tensor(self.cap, dtype=torch.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Weights(Modifier):
+    """Attention weights as a function of rows of scores, in place of the softmax: what `modify` may return last.
+
+    function(score, batch, head, query index, key index) -> weights, of the scores (batch, num_heads, queries, keys) of some queries
+    with all the keys that any of them sees; keys that are hidden score minus infinity, and get 0. Weights need not add up to 1.
+    rest: (num_heads or 1, width of v): the value that what is missing to 1 goes to; None: zero.
+    """
+
+    rest: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rest is not None:
+            _require_numbers("Weights", {"rest": "(num_heads or 1, width of v)"}, rest=self.rest)
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.function(score, b, h, i, j)
 
 
 @dataclass(frozen=True, eq=False)

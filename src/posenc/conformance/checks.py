@@ -28,7 +28,7 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
-from posenc.encoding import Encoding, PerLayer, Sum, gates_of
+from posenc.encoding import Encoding, PerLayer, Sum, gates_of, number_of_gates
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -131,7 +131,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
 
     - `sdpa`: every call; with a term on the values (`Values`) only contiguous text without a window or a prefix, whose
       other terms have a form in the CPU operator.
-    - `flex`: every call without gradients and without `Values`.
+    - `flex`: every call without gradients, without `Values` and with a softmax.
     - `triton`, in its interpreter: contiguous text in float32 or less without gradients, whose terms have a form in the
       kernel, at most one of them a table that queries are multiplied with; a sink, but no `Values`, score modifier or
       position map.
@@ -143,7 +143,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
         simple = positions.span is not None and not restricted
         return no_values or (simple and all(term.obstacle(positions) is None for term in problem.bias))
     if backend == "flex":
-        return no_values and not trains
+        return no_values and not trains and not problem.weighs
     if backend == "triton":
         inputs = [term.in_kernel for term in problem.bias]
         return (
@@ -166,7 +166,7 @@ def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: st
     leaves = [x.detach().clone().requires_grad_(trains) for x in inputs]
     with torch.set_grad_enabled(trains):
         out = attend(encoding, leaves, p, backend=backend)
-    if "gates" not in encoding.sites():
+    if number_of_gates(encoding, 0) == 0:
         leaves.pop()
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if trains else [out]
 
@@ -191,7 +191,7 @@ def cached_is_full(tested: EncodingUnderTest) -> None:
 def windows_are_local(tested: EncodingUnderTest) -> None:
     """In a window (`Positions.with_window`), a token beyond the reach of all layers changes no logit, and decoding with a
     cache gives the logits of the full pass."""
-    model, x, before = tested.model(DECODER), tokens(2, LENGTH), 2
+    model, x, before = tested.model(DECODER), tokens(2, LENGTH), 1
     full = model(x, tested.document(LENGTH).with_window(before))
     other = x.clone()
     other[:, 0] = (x[:, 0] + 1) % VOCAB

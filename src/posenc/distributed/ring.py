@@ -40,7 +40,7 @@ def refusal(
     if encoding is not None:
         scores = [
             site
-            for site in ("restrict", "gates", "bias", "modify", "values", "sink", "prefix_kv")
+            for site in ("restrict", "gates", "scores", "bias", "modify", "values", "sink", "prefix_kv")
             if site in encoding.sites()
         ]
         if scores:

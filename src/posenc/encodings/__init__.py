@@ -23,16 +23,19 @@ from posenc.encodings.forgetting import FoX
 from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
+from posenc.encodings.path import PaTH
 from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
+from posenc.encodings.stick_breaking import StickBreaking
 from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.visible import Chunks, Window
+from posenc.encodings.wall import Wall
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
@@ -41,12 +44,75 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 
 # fmt: off
 __all__ = [
-    "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
-    "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
-    "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
-    "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
-    "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
+    "CAPE",
+    "ENCODINGS",
+    "FIRE",
+    "FLOATER",
+    "KERPLE",
+    "SHAPE",
+    "STRING",
+    "T5",
+    "TUPE",
+    "TUPER",
+    "ALiBi",
+    "Absolute",
+    "AxialRotary",
+    "AxialTable",
+    "Binary",
+    "CARoPE",
+    "Chunks",
+    "ClassWindowTable",
+    "CoPE",
+    "ComRoPE",
+    "ComplexOrder",
+    "DeBERTa",
+    "DeBERTaV2",
+    "DecoupledRotary",
+    "EnhancedMaskDecoder",
+    "FoPE",
+    "FoX",
+    "GridALiBi",
+    "GridSinusoidal",
+    "GridTable",
+    "Hierarchical",
+    "Integer",
+    "Learned",
+    "LearnedRotary",
+    "LearnedSink",
+    "LieRE",
+    "LogN",
+    "LogWindow",
+    "MRotary",
+    "Mamba3Rotary",
+    "Mapped",
+    "MixedRotary",
+    "Multiplicative",
+    "NoPE",
+    "Normalized",
+    "PRotary",
+    "PaTH",
+    "PoPE",
+    "PrefixKV",
+    "Randomized",
+    "RoPEPlusPlus",
+    "Rotary",
+    "Sandwich",
+    "SelectiveRotary",
+    "Shaw",
+    "Sines",
+    "Sinusoidal",
+    "SoftmaxN",
+    "StepTemperature",
+    "StickBreaking",
+    "Temperature",
+    "TransformerXL",
+    "Wall",
+    "Window",
+    "WindowTable",
+    "XLNet",
+    "XPos",
+    "create",
+    "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -62,12 +128,14 @@ ENCODINGS: dict[str, type[Encoding]] = {
         LieRE, ComRoPE, STRING, PoPE, SelectiveRotary, Mamba3Rotary, CARoPE,
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
+        # on the scores, by the tokens between query and key
+        Wall, PaTH,
         # on the scores, by distance
         T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, FoX, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
         # on positions themselves, in training
         SHAPE, CAPE, Randomized,
         # on the softmax
-        SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature,
+        SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature, StickBreaking,
         # on what each query sees
         Window, Chunks, PrefixKV,
     )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PaTH: every token between a key and its query reflects the query, in a direction that the token sets."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from posenc.bias.carried import Carried, stream
+from posenc.encoding import Encoding
+from posenc.encodings.shared import check_head_dim, check_heads, kv_heads_of
+from posenc.errors import InputError, check_integers
+from posenc.positions import Positions
+
+
+@dataclass(eq=False, repr=False)
+class PaTH(Encoding):
+    """Between query and key stands the product of I - beta_t w_t w_t^T over the tokens t after the key up to the query.
+
+    dim: width of the layer's input x, of which w and beta are made. num_heads, num_kv_heads, head_dim: of the model; each key head
+    has its w and beta. num_layers: layers with separate parameters; 1: shared by all. rank: of the map from x to w; None: a full
+    matrix. conv_size: tokens of the convolution, one filter per channel and SiLU, that w goes through before its norm becomes 1;
+    0: no convolution. It and the product stay within a document and leave padding out; a window does not hide what it reads.
+
+    Scores are computed by chunks of 64 tokens (the UT transform). Time is quadratic, memory is that of a block of queries;
+    a cached step goes through all chunks again. PaTH-FoX is the sum with a forget gate.
+    Raises InputError for positions that are not causal, or another width or number of heads.
+    Source: Yang et al. 2025, "PaTH Attention"; fla-org/flash-linear-attention, fla/layers/path_attn.py.
+    """
+
+    name = "path"
+    papers: ClassVar[tuple[str, ...]] = ("yang2025path",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{1}{\sqrt{d}} q_i^\top \left( \prod_{t=j+1}^{i} (I - \beta_t w_t w_t^\top) \right) k_j",
+        r"\beta_t = 2 \sigma(u \cdot x_t + c), \quad w_t = \frac{y_t}{\lVert y_t \rVert}, \quad y = \text{SiLU}(\text{conv}(W_2 W_1 x))",
+    )
+    shift_invariant = True
+    extrapolates = "partly: reflections add up along the way"
+    equal_to = "the authors' expression"
+    causal_only = True
+
+    dim: int
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int | None = None
+    num_layers: int = 1
+    rank: int | None = 32
+    conv_size: int = 3
+
+    def setup(self) -> None:
+        check_integers(1, rank=self.rank)
+        check_integers(0, conv_size=self.conv_size)
+        self.looks_back = max(self.conv_size - 1, 0)
+        layers, heads = self.num_layers, kv_heads_of(self.num_heads, self.num_kv_heads)
+        middle = self.dim if self.rank is None else self.rank
+        self.down: nn.Parameter | None = None if self.rank is None else _normal(layers, self.rank, self.dim)
+        self.up: nn.Parameter = _normal(layers, heads * self.head_dim, middle)
+        self.filter: nn.Parameter | None = None
+        if self.conv_size:
+            bound = self.conv_size**-0.5
+            self.filter = nn.Parameter(
+                torch.empty(layers, heads, self.conv_size, self.head_dim).uniform_(-bound, bound)
+            )
+        self.beta_weight: nn.Parameter = _normal(layers, heads, self.dim)
+        self.beta_bias: nn.Parameter = nn.Parameter(torch.zeros(layers, heads))
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor:
+        """w before its convolution and norm, and the logit of beta, (batch, num_kv_heads, seq, head_dim + 1)."""
+        if x.shape[-1] != self.dim:
+            raise InputError(f"x is {x.shape[-1]} wide: this PaTH was made with dim={self.dim}")
+        at = self.own_layer(layer)
+        middle = x if self.down is None else linear(x, self.down[at].to(x.dtype))
+        w = linear(middle, self.up[at].to(x.dtype)).unflatten(-1, (-1, self.head_dim))
+        logit = linear(x, self.beta_weight[at].to(x.dtype), self.beta_bias[at].to(x.dtype))
+        return torch.cat((w, logit[..., None]), -1).transpose(1, 2)
+
+    def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> "Reflected":
+        check_heads(self, q, self.num_heads)
+        check_head_dim(self, q, self.head_dim)
+        order = stream(positions, "PaTH")
+        gate, heads = positions.gate(self.known_as), kv_heads_of(self.num_heads, self.num_kv_heads)
+        if gate.shape[1] != heads or gate.shape[3] != self.head_dim + 1:
+            raise InputError(
+                f"gates of shape {tuple(gate.shape)}: pass (batch, {heads}, num_keys, {self.head_dim + 1})"
+            )
+        gate = order.of(gate.to(torch.promote_types(q.dtype, torch.float32)))
+        w, beta = gate[..., :-1], 2 * torch.sigmoid(gate[..., -1:])
+        if self.filter is not None:
+            filters, tap, w = self.filter[self.own_layer(layer)].to(w), w, torch.zeros_like(w)
+            for back in range(self.conv_size):
+                tap = order.before(tap) if back else tap
+                w = w + filters[:, self.conv_size - 1 - back, None] * tap
+            w = silu(w)
+        w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+        # padding has w = 0: it reflects nothing
+        return Reflected(scale * q, order.of(k), torch.cat((w, beta), -1), positions, order)
+
+
+class Reflected(Carried):
+    """PaTH's scores. Tokens are w and beta."""
+
+    def tables(self, k: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        w, beta = tokens[..., :-1], tokens[..., -1:]
+        scaled = beta * w
+        # the product from a chunk's first token to token t is I - sum_{s <= t} w_s u_s^T; from after key j on, with (u . k)_j
+        right = torch.cat((scaled, (scaled @ k.mT).tril(-1)), -1)
+        solved = torch.linalg.solve_triangular(scaled @ w.mT, right, upper=False, unitriangular=True)
+        u, of_keys = solved.split([w.shape[-1], k.shape[-2]], -1)
+        keys = k - of_keys.mT @ w
+        return w, u, of_keys, torch.cat((keys.mT, w.mT @ u), -1)
+
+    def inside(self, q: Tensor, k: Tensor, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        w, u, of_keys, _ = tables
+        along = (q @ w.mT).tril()
+        return q @ k.mT - along @ of_keys, q - along @ u
+
+    def step(self, q: Tensor, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        width = q.shape[-1]
+        scores, turned = (q @ tables[-1]).split([tables[-1].shape[-1] - width, width], -1)
+        return scores, q - turned
+
+
+def _normal(layers: int, rows: int, columns: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(layers, rows, columns).normal_(std=columns**-0.5))

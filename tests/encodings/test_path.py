@@ -1,0 +1,166 @@
+"""PaTH: the formula one pair of tokens at a time, the authors' expression, convolutions that stay in a document."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import posenc
+from posenc import PaTH, Positions
+from posenc.backends import sdpa
+from posenc.encoding import gates_of
+from references import carried
+from references.calls import BACKENDS, DIM, EXACT, check_against_loops, qkv, random
+from references.carried import EVERYWHERE
+
+
+def path_formula(encoding, positions):
+    def formula(q, k, seen, x):
+        gates, groups = gates_of(encoding, x)[0].detach(), q.shape[1] // k.shape[1]
+        beta, w = 2 * gates[..., -1].sigmoid(), torch.zeros_like(gates[..., :-1])
+        for b in range(len(w)):
+            for h in range(w.shape[1]):
+                filters = None if encoding.filter is None else encoding.filter[0, h].detach()
+                for tokens in carried.documents(positions, b):
+                    w[b, h] += carried.directions(gates[b, h, :, :-1], filters, tokens)
+
+        def at(b, h, i, j):
+            one, other, head = q[b, h, i], k[b, h // groups, j], h // groups
+            tokens = carried.between(positions, b, i, j)
+            return 0.5 * (carried.path(one, other, w[b, head], beta[b, head], tokens) - float(one @ other))
+
+        return at
+
+    return formula
+
+
+@pytest.mark.usefixtures("tiles")
+@BACKENDS
+@EVERYWHERE
+def test_path_is_its_formula(positions, backend):
+    encoding = random(PaTH(DIM, 4, 4, num_kv_heads=2, rank=3))
+    check_against_loops(encoding, positions, path_formula(encoding, positions), backend, kv_heads=2, heads=4)
+
+
+@pytest.mark.parametrize("conv_size", [0, 1, 9])
+def test_convolutions_of_any_size(conv_size):
+    positions = carried.LAYOUTS["packed"]
+    encoding = random(PaTH(DIM, 3, 4, rank=None, conv_size=conv_size))
+    check_against_loops(encoding, positions, path_formula(encoding, positions))
+    assert encoding.looks_back == max(conv_size - 1, 0)
+
+
+def test_gates_are_a_direction_and_a_logit_per_key_head():
+    encoding, x = random(PaTH(DIM, 4, 4, num_kv_heads=2, num_layers=2, rank=3)), torch.randn(2, 5, DIM).double()
+    gates = encoding.gates(x, 1)
+    w = (x @ encoding.down[1].T @ encoding.up[1].T).view(2, 5, 2, 4).transpose(1, 2)
+    assert_close(gates[..., :-1], w, **EXACT)
+    assert_close(gates[..., -1], (x @ encoding.beta_weight[1].T + encoding.beta_bias[1]).mT, **EXACT)
+
+
+def naive(q, k, v, w, beta):
+    """The product of all maps from every key to every query, (.., i, j, d, d), as the paper's equation has it."""
+    n, d = q.shape[2:]
+    maps = torch.eye(d, dtype=q.dtype) - beta[..., None] * w[..., :, None] * w[..., None, :]
+    scores = q.new_full((*q.shape[:2], n, n), -torch.inf)
+    for j in range(n):
+        key = k[:, :, j]
+        for i in range(j, n):
+            key = key if i == j else (maps[:, :, i] @ key[..., None])[..., 0]
+            scores[:, :, i, j] = (q[:, :, i] * key).sum(-1)
+    return (scores * d**-0.5).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_values_and_gradients_are_those_of_the_equation(cut, request):
+    if cut:
+        request.getfixturevalue("tiles")  # blocks of queries, computed again for the gradient
+    positions, encoding = Positions.arange(14, causal=True), PaTH(DIM, 2, 5, conv_size=0).double()
+    leaves = [x.requires_grad_() for x in (*qkv(positions, 2, 2, 5), torch.randn(2, 2, 14, 6).double())]
+    out = posenc.attention(*leaves[:3], encoding, positions, gates=leaves[3])
+    w, beta = leaves[3][..., :-1], 2 * leaves[3][..., -1:].sigmoid()
+    expected = naive(*leaves[:3], w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt(), beta)
+    assert_close(out, expected, **EXACT)
+    weight = torch.randn_like(out)
+    for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):
+        assert_close(ours, theirs, **EXACT)
+
+
+def authors(q, k, w, beta, size):
+    """The scores of fla's naive.py: within a chunk from a triangular inverse, between chunks by carrying queries back through each
+    chunk's product, with the names of the paper."""
+    n = q.shape[2]
+    chunks = [slice(first, first + size) for first in range(0, n, size)]
+    scores = torch.zeros(*q.shape[:2], n, n, dtype=q.dtype)
+    for here in chunks:
+        ready = {}
+        for part in chunks[: chunks.index(here) + 1]:
+            W, B, K = w[:, :, part], (beta * w)[:, :, part], k[:, :, part]
+            T = torch.linalg.inv(torch.eye(size, dtype=q.dtype) + (B @ W.mT).tril(-1))
+            ready[part.start] = W, T @ B, T @ (B @ K.mT).tril(-1), K
+        W, TB, TBK, K = ready[here.start]
+        Q = q[:, :, here]
+        along = (Q @ W.mT).tril()
+        scores[:, :, here, here] = (Q @ K.mT).tril() - along @ TBK
+        Q = Q - along @ TB
+        for part in reversed(chunks[: chunks.index(here)]):
+            W, TB, TBK, K = ready[part.start]
+            scores[:, :, here, part] = Q @ (K - TBK.mT @ W).mT
+            Q = Q - Q @ W.mT @ TB
+    return scores
+
+
+def test_long_texts_equal_the_authors_expression():
+    positions, encoding = Positions.arange(192, causal=True), random(PaTH(DIM, 2, 8, conv_size=0))
+    q, k, v = qkv(positions, 2, 2, 8)
+    gates = encoding.gates(torch.randn(2, 192, DIM, dtype=torch.float64))
+    w, beta = gates[..., :-1], 2 * gates[..., -1:].sigmoid()
+    scores = authors(q, k, w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt(), beta, 32) * 8**-0.5
+    later = torch.ones(192, 192, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+    assert_close(posenc.attention(q, k, v, encoding, positions, gates=gates), expected, **EXACT)
+    single = posenc.attention(*(x.float() for x in (q, k, v)), encoding, positions, gates=gates.float())
+    assert_close(single, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2**10)
+    n, sizes = 512, []
+    positions, encoding = Positions.arange(n, causal=True), PaTH(DIM, 1, 8)
+    q, k, v = (x[:1].float().requires_grad_() for x in qkv(positions, 1, 1, 8))
+    gates = encoding.gates(torch.randn(1, n, DIM))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        posenc.attention(q, k, v, encoding, positions, gates=gates)
+    assert max(sizes) <= n * (64 + 8)
+
+
+P = Positions.arange(4, causal=True)
+PATH = PaTH(DIM, 4, 4, num_kv_heads=2)
+
+
+def call(encoding=PATH, positions=P, heads=4, width=4, gates=None):
+    q, k, v = qkv(positions, heads, 2, width)
+    x = torch.randn(2, positions.num_keys, DIM, dtype=torch.float64)
+    return posenc.attention(
+        q, k, v, encoding, positions, gates=gates_of(encoding.double(), x) if gates is None else gates
+    )
+
+
+REFUSED = {
+    "not causal": (lambda: call(positions=P.with_causal(False)), "PaTH follows.*causal positions"),
+    "prefix": (lambda: call(positions=P.with_prefix(2)), "causal positions"),
+    "heads": (lambda: call(heads=6), "6 heads.*num_heads=4"),
+    "width": (lambda: call(width=6), "head_dim 6.*head_dim=4"),
+    "input": (lambda: PATH.gates(torch.zeros(1, 3, 5)), "x is 5 wide.*dim=6"),
+    "gates": (lambda: call(gates=torch.zeros(2, 4, 4, 5)), r"gates of shape \(2, 4, 4, 5\).*2, num_keys, 5"),
+    "no gates": (lambda: call(gates=()), "gates=0 tensors"),
+    "layer": (lambda: PaTH(DIM, 4, 4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2), "num_layers=2"),
+    "rank": (lambda: PaTH(DIM, 4, 4, rank=0), "rank=0"),
+    "conv": (lambda: PaTH(DIM, 4, 4, conv_size=-1), "conv_size=-1"),
+    "key heads": (lambda: PaTH(DIM, 4, 4, num_kv_heads=3), "num_kv_heads=3"),
+}
+
+
+@pytest.mark.parametrize(("attempt", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(attempt, message):
+    with pytest.raises(posenc.InputError, match=message):
+        attempt()

@@ -1,0 +1,114 @@
+"""Stick-breaking: the formula one key at a time, the authors' expression, what is left."""
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+from torch.testing import assert_close
+
+import posenc
+from posenc import ALiBi, Positions, Rotary, StickBreaking, Sum, bias
+from references import carried
+from references.calls import BACKENDS, EXACT, qkv, random
+from references.carried import EVERYWHERE
+
+
+@BACKENDS
+@pytest.mark.parametrize("attend_current", [False, True])
+@EVERYWHERE
+def test_sticks_are_broken_from_the_nearest_key_on(positions, attend_current, backend):
+    q, k, v = qkv(positions, 4, 2)
+    seen, expected = positions.mask(), torch.zeros_like(q)
+    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
+        order = positions.k_order[b % len(positions.k_order)]
+        nearest = [j for j in order.argsort(descending=True).tolist() if seen[b % len(seen), 0, i, j]]
+        if not attend_current:
+            nearest = nearest[1:]
+        weights = carried.sticks([float(q[b, h, i] @ k[b, h // 2, j]) / 2 for j in nearest])
+        for j, weight in zip(nearest, weights, strict=True):
+            expected[b, h, i] += weight * v[b, h // 2, j]
+    encoding = StickBreaking(attend_current)
+    assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), expected, **EXACT)
+
+
+def authors(q, k, v, attend_current):
+    """sb_ref.py: logarithms of shares, and a product with a triangle of ones for what nearer keys leave."""
+    n = q.shape[2]
+    hidden = torch.ones(n, n, dtype=torch.bool).triu(1 if attend_current else 0)
+    logits = q @ k.mT * q.shape[3] ** -0.5
+    left = logsigmoid(-logits).masked_fill(hidden, 0.0)
+    weights = (logsigmoid(logits).masked_fill(hidden, -1e5) + left @ torch.ones(n, n).tril(-1).to(q)).exp()
+    return weights @ v, 1 - weights.sum(-1)
+
+
+@pytest.mark.parametrize("attend_current", [False, True])
+def test_values_and_gradients_are_those_of_the_authors_expression(attend_current):
+    positions = Positions.arange(40, causal=True)
+    encoding = random(StickBreaking(attend_current, remainder=True, num_heads=3, head_dim=4))
+    leaves = [*(x.requires_grad_() for x in qkv(positions)), encoding.rest]
+    out = posenc.attention(*leaves[:3], encoding, positions)
+    attended, remainder = authors(*leaves[:3], attend_current)
+    expected = attended + remainder[..., None] * encoding.rest[0, :, None]
+    assert_close(out, expected, **EXACT)
+    weight = torch.randn_like(out)
+    for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):
+        assert_close(ours, theirs, **EXACT)
+
+
+def test_extreme_scores_stay_finite_and_add_up_to_one_at_most():
+    positions = Positions.arange(6, causal=True)
+    q, k, _ = (x.float() for x in qkv(positions, 1, 1))
+    ones = torch.ones(2, 1, 6, 1).requires_grad_()
+    for size in (0.0, 1e4, -1e4):
+        given = torch.full_like(q, abs(size) ** 0.5).requires_grad_(), torch.full_like(k, size / 100).requires_grad_()
+        total = posenc.attention(*given, ones, StickBreaking(), positions)[..., 0]
+        assert (total >= 0).all()
+        assert (total <= 1).all()
+        assert all(x.isfinite().all() for x in torch.autograd.grad(total.sum(), given))
+        if size > 0:
+            assert_close(total[:, :, 1:], torch.ones(2, 1, 5))  # the nearest key takes all of it
+        assert (total[:, :, 0] == 0).all(), "the first token sees nothing"
+
+
+def test_biases_rotations_and_caps_come_before_the_stick_is_broken():
+    positions = Positions.arange(7, causal=True)
+    q, k, v = qkv(positions)
+    rotary, alibi = Rotary(4), ALiBi(3)
+    capped = type("Capped", (posenc.Encoding,), {"modify": lambda self, positions, layer=0: bias.SoftCap(2.0)})()
+    a, b = rotary.rotate(q, k, positions)
+    scores = a @ b.mT / 2 + alibi.double().bias(q, k, positions).dense(q.device)
+    scores = (2 * (scores / 2).tanh()).masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(0), -torch.inf)
+    left = logsigmoid(-scores)
+    after = torch.stack([left[..., j + 1 :].sum(-1) for j in range(7)], -1)
+    expected = (logsigmoid(scores) + after).exp() @ v
+    for encoding in (Sum(rotary, alibi, capped, StickBreaking()), Sum(StickBreaking(), capped, alibi, rotary)):
+        assert_close(posenc.attention(q, k, v, encoding, positions), expected, **EXACT)
+
+
+P = Positions.arange(4, causal=True)
+
+
+def call(encoding, positions=P, **options):
+    return posenc.attention(*qkv(positions), encoding, positions, **options)
+
+
+REST = StickBreaking(remainder=True, num_heads=2, head_dim=4).double()
+REFUSED = {
+    "not causal": (lambda: call(StickBreaking(), P.with_causal(False)), "causal positions"),
+    "prefix": (lambda: call(StickBreaking(), P.with_prefix(2)), "causal positions"),
+    "sink": (lambda: call(StickBreaking(), sink=0.0), "no softmax for a sink"),
+    "softmax_n": (lambda: call(StickBreaking() + posenc.SoftmaxN()), "no softmax for a sink"),
+    "prefix_kv": (lambda: call(StickBreaking() + posenc.PrefixKV(3, 4).double()), "no softmax for a sink or a prefix"),
+    "twice": (lambda: call(StickBreaking() + StickBreaking()), "takes the place of the softmax: return one"),
+    "flex": (lambda: call(StickBreaking(), backend="flex"), "no weights but the softmax's"),
+    "sizes": (lambda: StickBreaking(remainder=True, num_heads=2), "remainder=True with num_heads=2, head_dim=None"),
+    "heads": (lambda: call(REST), r"shape \(2, 4\): make it \(3, 4\)"),
+    "flag": (lambda: StickBreaking(attend_current=1), "attend_current=1"),
+    "linear": (lambda: posenc.linear_attention(*qkv(P), StickBreaking(), P), "no scores for .*modify"),
+    "rest": (lambda: bias.Weights(lambda *x: x[0], rest=torch.zeros(3)), r"rest.*num_heads or 1, width of v"),
+}
+
+
+@pytest.mark.parametrize(("attempt", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(attempt, message):
+    with pytest.raises(posenc.InputError, match=message):
+        attempt()

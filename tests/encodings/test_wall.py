@@ -1,0 +1,170 @@
+"""Wall attention: the formula one pair of tokens at a time, the authors' expression, gates that would overflow."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import posenc
+from posenc import ALiBi, Positions, PrefixKV, Rotary, Sum, Wall
+from posenc.backends import sdpa
+from posenc.encoding import gates_of
+from references import carried
+from references.calls import BACKENDS, DIM, EXACT, check_against_loops, qkv, random
+from references.carried import EVERYWHERE
+
+
+def wall_formula(encoding, positions):
+    def formula(q, k, seen, x):
+        gates, groups = gates_of(encoding, x)[0].detach(), q.shape[1] // k.shape[1]
+
+        def at(b, h, i, j):
+            one, other = q[b, h, i], k[b, h // groups, j]
+            score = carried.wall(one, other, gates[b, h], carried.between(positions, b, i, j))
+            return 0.5 * (score - float(one @ other))  # the loops add the product
+
+        return at
+
+    return formula
+
+
+@pytest.mark.usefixtures("tiles")
+@BACKENDS
+@EVERYWHERE
+def test_wall_is_its_formula(positions, backend):
+    encoding = random(Wall(DIM, 4, 4))
+    check_against_loops(encoding, positions, wall_formula(encoding, positions), backend, kv_heads=2, heads=4)
+
+
+def test_gates_are_the_layers_own():
+    encoding, x = random(Wall(DIM, 3, 4, num_layers=2)), torch.randn(2, 5, DIM, dtype=torch.float64)
+    for layer in (0, 1):
+        logits = x @ encoding.weight[layer].T + encoding.bias_in[layer]
+        expected = logits.sigmoid().log().view(2, 5, 3, 4).transpose(1, 2)
+        assert_close(encoding.gates(x, layer), expected, **EXACT)
+    assert Wall(DIM, 2, 4).gates(torch.zeros(1, 1, DIM)).exp().min() > 0.999, "attention starts without position"
+
+
+def naive(q, k, v, gates):
+    """The authors' expression (naive.py): every pair and channel at once, from a running sum."""
+    sums = gates.cumsum(2)
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+    decay = (sums[:, :, :, None] - sums[:, :, None]).masked_fill(later[..., None], 0.0).exp()
+    scores = torch.einsum("bhin,bhjn,bhijn->bhij", q, k, decay) * q.shape[3] ** -0.5
+    return scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("rows", [16, 2**10])
+def test_values_and_gradients_are_those_of_the_authors_expression(rows, monkeypatch):
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", rows)  # blocks of queries, computed again for the gradient
+    monkeypatch.setattr(sdpa, "LEAST_ROWS", 24)
+    positions, encoding = Positions.arange(90, causal=True), Wall(DIM, 2, 8).double()
+    inputs = [*qkv(positions, 2, 2, 8), torch.nn.functional.logsigmoid(torch.randn(2, 2, 90, 8).double())]
+    leaves = [x.requires_grad_() for x in inputs]
+    out = posenc.attention(*leaves[:3], encoding, positions, gates=leaves[3])
+    expected = naive(*leaves)
+    assert_close(out, expected, **EXACT)
+    weight = torch.randn_like(out)
+    for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):
+        assert_close(ours, theirs, **EXACT)
+
+
+def test_no_decay_overflows_and_none_rounds_another():
+    positions, encoding = Positions.arange(200, causal=True), Wall(DIM, 1, 4)
+    q, k, v = (x.float() for x in qkv(positions, 1, 1, 4))
+    gates = -torch.rand(2, 1, 200, 4) / 50
+    gates[:, :, 70], gates[:, :, 130:134] = (
+        -300.0,
+        -1e4,
+    )  # exp of the sum up to a token, or of its negative, is 0 or infinite
+    out = posenc.attention(q, k, v, encoding, positions, gates=gates)
+    assert_close(out, naive(*(x.double() for x in (q, k, v, gates))).float(), rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2**10)
+    n, sizes = 512, []
+    positions, encoding = Positions.arange(n, causal=True), Wall(DIM, 1, 8)
+    q, k, v = (x[:1].float().requires_grad_() for x in qkv(positions, 1, 1, 8))
+    gates = encoding.gates(torch.randn(1, n, DIM))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        posenc.attention(q, k, v, encoding, positions, gates=gates)
+    assert max(sizes) <= n * 64
+
+
+def test_scale_temperatures_and_rotations_act_on_what_is_scored():
+    positions = Positions.arange(6, causal=True)
+    q, k, v = qkv(positions, 2, 2, 4)
+    encoding, x = random(Wall(DIM, 2, 4)), torch.randn(2, 6, DIM, dtype=torch.float64)
+    gates = gates_of(encoding, x)
+    scaled = posenc.attention(q, k, v, encoding, positions, gates=gates, scale=0.25)
+    assert_close(scaled, posenc.attention(q / 2, k, v, encoding, positions, gates=gates), **EXACT)
+    rotary = Rotary(4)
+    both = Sum(rotary, encoding)
+    turned = posenc.attention(*rotary.rotate(q, k, positions), v, encoding, positions, gates=gates)
+    assert_close(posenc.attention(q, k, v, both, positions, gates=gates), turned, **EXACT)
+    keys = rotary.rotate_keys(k, positions)
+    cached = posenc.attention(q, keys, v, both, positions, gates=gates, keys_rotated=True)
+    assert_close(cached, turned, **EXACT)
+    assert encoding.shift_invariant
+    assert (encoding + ALiBi(2)).shift_invariant
+    assert not both.shift_invariant
+
+
+def test_a_prefix_of_keys_has_no_position():
+    positions = Positions.arange(5, causal=True)
+    q, k, v = qkv(positions, 2, 2, 4)
+    encoding, more = random(Wall(DIM, 2, 4)), random(PrefixKV(2, 4, length=3))
+    gates = encoding.gates(torch.randn(2, 5, DIM, dtype=torch.float64))
+    out = posenc.attention(q, k, v, encoding + more, positions, gates=gates)
+    keys, values = more.prefix_kv()
+    sums = gates.cumsum(2)
+    decay = (sums[:, :, :, None] - sums[:, :, None]).clamp(max=0).exp()
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    scores = torch.einsum("bhin,bhjn,bhijn->bhij", q, k, decay).masked_fill(later, -torch.inf)
+    weights = (torch.cat((q @ keys.mT, scores), -1) / 2).softmax(-1)
+    assert_close(out, weights @ torch.cat((values.expand(2, -1, -1, -1), v), 2), **EXACT)
+
+
+P = Positions.arange(4, causal=True)
+
+
+def call(encoding, positions=P, heads=2, width=4, gates=None):
+    q, k, v = qkv(positions, heads, heads, width)
+    x = torch.randn(2, positions.num_keys, DIM, dtype=torch.float64)
+    return posenc.attention(
+        q, k, v, encoding, positions, gates=gates_of(encoding.double(), x) if gates is None else gates
+    )
+
+
+WALL = Wall(DIM, 2, 4)
+REFUSED = {
+    "not causal": (lambda: call(WALL, P.with_causal(False)), "causal positions"),
+    "prefix": (lambda: call(WALL, P.with_prefix(2)), "causal positions"),
+    "cross": (
+        lambda: call(WALL, Positions.cross(Positions.arange(2, 9), Positions.arange(4)).with_causal(True)),
+        "2 queries are not among the 4 keys",
+    ),
+    "heads": (lambda: call(WALL, heads=3), "3 heads.*num_heads=2"),
+    "width": (lambda: call(WALL, width=6), "head_dim 6.*head_dim=4"),
+    "input": (lambda: WALL.gates(torch.zeros(1, 3, 5)), "x is 5 wide.*dim=6"),
+    "gates": (lambda: call(WALL, gates=torch.zeros(2, 2, 4, 3)), r"gates of shape \(2, 2, 4, 3\).*num_keys, 4"),
+    "no gates": (lambda: call(WALL, gates=()), "gates=0 tensors"),
+    "layer": (lambda: Wall(DIM, 2, 4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2), "num_layers=2"),
+    "size": (lambda: Wall(0, 2, 4), "dim=0"),
+    "bias": (lambda: Wall(DIM, 2, 4, init_bias="high"), "init_bias='high'"),
+    "two": (lambda: call(WALL + Wall(DIM, 2, 4)), "several"),
+    "map": (
+        lambda: call(posenc.create("rope@rerope:window=2", head_dim=4) + WALL),
+        "position map",
+    ),
+    "linear": (
+        lambda: posenc.linear_attention(*qkv(P, 2, 2), WALL, P, gates=torch.zeros(2, 2, 4, 4).double()),
+        "no scores for .*scores",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("attempt", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(attempt, message):
+    with pytest.raises(posenc.InputError, match=message):
+        attempt()
