@@ -64,15 +64,15 @@ def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions
 
 
 def check_against_loops(
-    encoding, positions, formula, backend: str = "auto", kv_heads: int | None = None, heads: int = 3
+    encoding, positions, formula, backend: str = "auto", kv_heads: int | None = None, heads: int = 3, gates=None
 ) -> None:
-    """Attention equals the loops, with formula(b, h, i, j) for the bias of a query and key index."""
+    """Attention equals the loops, with formula(b, h, i, j) for the bias of a query and key index. gates: of all keys."""
     q, k, v = qkv(positions, heads, heads if kv_heads is None else kv_heads)
     seen = positions.mask()
     want = loops.attend(
         q, k, v, scale=0.5, visible=lambda b, i, j: bool(seen[b % len(seen), 0, i, j]), bias=formula(q, k, seen)
     )
-    assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), want, **EXACT)
+    assert_close(posenc.attention(q, k, v, encoding, positions, gates=gates, backend=backend), want, **EXACT)
 
 
 def of_distance(positions, formula):

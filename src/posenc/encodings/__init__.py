@@ -14,16 +14,20 @@ from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.cope import CoPE
+from posenc.encodings.dape import DAPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
+from posenc.encodings.grape import GRAPEA
 from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.pope import PoPE
+from posenc.encodings.projected_relative import ProjectedRelative
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
+from posenc.encodings.selective import SelectiveAttention
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
 from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
@@ -39,11 +43,11 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 
 # fmt: off
 __all__ = [
-    "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
+    "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
+    "PoPE", "PrefixKV", "ProjectedRelative", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "SelectiveAttention", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -59,7 +63,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
         Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
         LieRE, ComRoPE, STRING, PoPE,
         # on the scores, by content and distance
-        Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
+        Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2, ProjectedRelative, GRAPEA,
+        DAPE, SelectiveAttention,
         # on the scores, by distance
         T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
         # on positions themselves, in training
