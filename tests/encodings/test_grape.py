@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import normalize, softplus
+from torch.nn.functional import softplus
 from torch.testing import assert_close
 
 import posenc
@@ -23,7 +23,7 @@ def test_it_is_the_formula(positions, kv_heads, backend):
     def formula(q, k, seen):
         def at(b, h, i, j):
             distance = float(positions.q[b % len(positions.q), i]) - float(positions.k[b % len(positions.k), j])
-            u, omega = encoding.direction.detach()[0, h], float(encoding.strength[0, h])
+            u, omega = encoding.direction.detach()[0, h], float(encoding.strength.detach()[0, h])
             return biases.grape_a(distance, 2.0 ** (-2 * (h + 1)), omega, u, k[b, h * kv_heads // 4, j])
 
         return at

@@ -63,9 +63,14 @@ def dape(
 ) -> float:  # fmt: skip
     """Zheng et al. 2024: what is added to a head's score, of the scores and biases of all heads at a pair."""
     both = [*scores, *biases]
-    hidden = [sum(float(w) * x for w, x in zip(row, both, strict=True)) + float(b) for row, b in zip(weight_in, bias_in, strict=True)]
+    hidden = [
+        sum(float(w) * x for w, x in zip(row, both, strict=True)) + float(b)
+        for row, b in zip(weight_in, bias_in, strict=True)
+    ]
     hidden = [x if x > 0 else 0.01 * x for x in hidden]
-    return biases[head] + sum(float(w) * x for w, x in zip(weight_out[head], hidden, strict=True)) + float(bias_out[head])
+    return (
+        biases[head] + sum(float(w) * x for w, x in zip(weight_out[head], hidden, strict=True)) + float(bias_out[head])
+    )
 
 
 def selective(scores: list[float]) -> float:

@@ -562,7 +562,9 @@ class SlopeTerm(Term):
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         slopes, distance = self.slopes[:, None, slice(*tile.keys)], self.distances(tile)
-        torch.mul(distance, -slopes.expand(len(out), -1, -1), out=out) if fresh else out.addcmul_(distance, slopes, value=-1)
+        torch.mul(distance, -slopes.expand(len(out), -1, -1), out=out) if fresh else out.addcmul_(
+            distance, slopes, value=-1
+        )
 
     def collect(self, grad: Tensor, tile: Tile) -> None:
         if self.of_slopes is not None:
@@ -670,5 +672,6 @@ class CapTerm(Term):
 
 
 SCORE_TERMS: dict[str, type[Term]] = {
-    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, SlopeTerm, EntriesTerm, CapTerm)
+    cls.kind: cls
+    for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, SlopeTerm, EntriesTerm, CapTerm)
 }

@@ -77,7 +77,9 @@ class DAPE(Encoding):
     def of_pairs(self, scores: Tensor, first_query: int, first_key: int, positions: Positions, layer: int) -> Tensor:
         """The bias that is adapted, (1 or batch, num_heads, queries, keys)."""
         # a bias of the distance takes the number of heads and the dtype from queries
-        q, k = (scores.new_empty(()).expand(1, self.num_heads, n, 1) for n in (positions.num_queries, positions.num_keys))
+        q, k = (
+            scores.new_empty(()).expand(1, self.num_heads, n, 1) for n in (positions.num_queries, positions.num_keys)
+        )
         term = self.adapted.bias(q, k, positions, layer)
         keys = slice(first_key, first_key + scores.shape[3])
         return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys)

@@ -74,7 +74,9 @@ class SelectiveAttention(Encoding):
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> "Selection":
         check_head_dim(self, q, self.head_dim)
         if positions.sees_future:
-            raise InputError("selective_attention looks at the tokens between a key and its query: pass causal positions")
+            raise InputError(
+                "selective_attention looks at the tokens between a key and its query: pass causal positions"
+            )
         dtype = torch.promote_types(q.dtype, torch.float32)
         queries = positions.gate(self.known_as).to(dtype)
         if queries.shape[1:] != (1, k.shape[2], self.head_dim):
@@ -91,7 +93,12 @@ class SelectiveAttention(Encoding):
 def _as_queries(positions: Positions) -> Positions:
     """The keys' tokens, as queries as well."""
     return replace(
-        positions, q=positions.k, q_order=positions.k_order, q_valid=positions.valid, q_document=positions.k_document, gates=()
+        positions,
+        q=positions.k,
+        q_order=positions.k_order,
+        q_valid=positions.valid,
+        q_document=positions.k_document,
+        gates=(),
     ).with_known(diagonal=None if positions.diagonal is None else 0)
 
 
@@ -131,7 +138,9 @@ class Selection(Score):
         def rows(first: int, end: int) -> Tensor:
             known = min((first + diagonal) // TOKENS, len(sums) - 1)
             start = known * TOKENS
-            selected = self.selected(start, end + diagonal - 1) if end + diagonal - 1 > start else self.queries[:, :0, :1] * 0
+            selected = (
+                self.selected(start, end + diagonal - 1) if end + diagonal - 1 > start else self.queries[:, :0, :1] * 0
+            )
             return -(sums[known][:, None] + pad(selected, (0, 0, 1, 0)).cumsum(1))[:, None, first + diagonal - start :]
 
         return rows
@@ -149,8 +158,8 @@ def _first_of_documents(tokens: Positions) -> Tensor:
         document = torch.where(tokens.valid, document, document.amax() + 1)
     rows = torch.broadcast_shapes(order.shape, document.shape)
     order, document = order.expand(rows), document.expand(rows)
-    index = order.argsort(1, stable=True)
-    index = index.gather(1, document.gather(1, index).argsort(1, stable=True))
+    index = order.argsort(dim=1, stable=True)
+    index = index.gather(1, document.gather(1, index).argsort(dim=1, stable=True))
     ordered = document.gather(1, index)
     changes = pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
     return torch.zeros_like(changes).scatter(1, index, changes)
