@@ -11,10 +11,9 @@ from posenc import Positions, ProjectedRelative, Transformer, TransformerConfig,
 from posenc.encoding import gates_of
 from posenc.transformer import Cache
 from references import biases
-from references.calls import BACKENDS, CAUSAL, EXACT, LAYOUTS, check_against_loops, of_distance, qkv, random
+from references.calls import BACKENDS, CAUSAL, DIM, EXACT, LAYOUTS, check_against_loops, qkv, random
 
 INTEGERS = {name: p for name, p in LAYOUTS.items() if name != "fractional"}
-DIM = 5
 
 
 def made(extent=4, **options):
@@ -29,16 +28,18 @@ def test_it_is_declared_complete():
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @pytest.mark.parametrize("positions", INTEGERS.values(), ids=INTEGERS.keys())
 def test_it_is_the_formula(positions, kv_heads, backend):
-    encoding, x = made(num_layers=2), torch.randn(2, positions.num_keys, DIM, dtype=torch.float64)
-    gates = gates_of(encoding, x)
+    encoding = made(num_layers=2)
     weights = encoding.projection.weight.detach()[0]
     first = positions.num_keys - positions.num_queries
 
-    def formula(b, h, i, j):
-        q, k = (int(ids[b % len(ids), n]) for ids, n in ((positions.q, i), (positions.k, j)))
-        return biases.projected(weights[h] @ x[b, first + i], encoding.table.detach()[0].T, q - k)
+    def formula(q, k, seen, x):
+        def at(b, h, i, j):
+            q, k = (int(ids[b % len(ids), n]) for ids, n in ((positions.q, i), (positions.k, j)))
+            return biases.projected(weights[h] @ x[b, first + i], encoding.table.detach()[0].T, q - k)
 
-    check_against_loops(encoding, positions, lambda q, k, seen: formula, backend, kv_heads, gates=gates)
+        return at
+
+    check_against_loops(encoding, positions, formula, backend, kv_heads)
 
 
 @pytest.mark.parametrize("extent", [1, 3, 40])
@@ -125,7 +126,7 @@ REFUSED = {
     "heads": (lambda: call(heads=2, gates=torch.zeros(2, 2, 7, 2)), "num_heads=3"),
     "fractional": (lambda: call(positions=LAYOUTS["fractional"], gates=torch.zeros(2, 3, 7, 2)), "integer distances"),
     "grid": (lambda: call(positions=Positions.grid(2, 2), gates=torch.zeros(2, 3, 4, 2)), "one coordinate"),
-    "x": (lambda: gates_of(made(), torch.zeros(1, 3, DIM + 1)), f"x of 6 channels.*dim={DIM}"),
+    "x": (lambda: gates_of(made(), torch.zeros(1, 3, DIM + 1)), f"x of {DIM + 1} channels.*dim={DIM}"),
     "layer": (lambda: gates_of(made(num_layers=2), torch.zeros(1, 3, DIM), 2), "num_layers=2"),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from posenc.encoding import gates_of
 from posenc.encodings import selective
 from posenc.transformer import Cache
 from references import biases
-from references.calls import BACKENDS, CAUSAL, EXACT, check_against_loops, qkv, random
+from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against_loops, qkv
 
 EVERYWHERE = pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys())
 
@@ -34,10 +34,11 @@ def tokens_of(positions):
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @EVERYWHERE
 def test_it_is_the_formula(positions, kv_heads, backend, small_blocks):
-    gates = tokens_of(positions)
-    order = positions.k_order
+    encoding, order = SelectiveAttention(4), positions.k_order
+    encoding.share([(torch.nn.Linear(DIM, 12).double(), None)])
 
-    def formula(q, k, seen):
+    def formula(q, k, seen, x):
+        (gates,) = gates_of(encoding, x)
         # what a token sees: keys of its document that are not after it, and no padding
         document = torch.zeros_like(order) if positions.k_document is None else positions.k_document
         valid = torch.ones_like(order) if positions.valid is None else positions.valid
@@ -56,7 +57,7 @@ def test_it_is_the_formula(positions, kv_heads, backend, small_blocks):
 
         return at
 
-    check_against_loops(SelectiveAttention(4), positions, formula, backend, kv_heads, gates=gates)
+    check_against_loops(encoding, positions, formula, backend, kv_heads)
 
 
 @pytest.mark.parametrize("rotation", ["", "half", "interleaved"])

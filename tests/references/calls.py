@@ -7,8 +7,10 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import Positions
+from posenc.encoding import gates_of
 from references import loops
 
+DIM = 6
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 BACKENDS = pytest.mark.parametrize("backend", ["auto", "reference"])
 IDS = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [30, 2, 9, 9, 1, 0, 44]])
@@ -64,14 +66,15 @@ def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions
 
 
 def check_against_loops(
-    encoding, positions, formula, backend: str = "auto", kv_heads: int | None = None, heads: int = 3, gates=None
+    encoding, positions, formula, backend: str = "auto", kv_heads: int | None = None, heads: int = 3
 ) -> None:
-    """Attention equals the loops, with formula(b, h, i, j) for the bias of a query and key index. gates: of all keys."""
+    """Attention equals the loops, with formula(q, k, seen) for the bias of a query and key index as (b, h, i, j). Of an
+    encoding with gates it is formula(q, k, seen, x), x (2, num_keys, DIM) the input of the layer."""
     q, k, v = qkv(positions, heads, heads if kv_heads is None else kv_heads)
-    seen = positions.mask()
-    want = loops.attend(
-        q, k, v, scale=0.5, visible=lambda b, i, j: bool(seen[b % len(seen), 0, i, j]), bias=formula(q, k, seen)
-    )
+    seen, x = positions.mask(), torch.randn(2, positions.num_keys, DIM, dtype=torch.float64)
+    gates = gates_of(encoding, x)
+    bias = formula(q, k, seen, x) if gates else formula(q, k, seen)
+    want = loops.attend(q, k, v, scale=0.5, visible=lambda b, i, j: bool(seen[b % len(seen), 0, i, j]), bias=bias)
     assert_close(posenc.attention(q, k, v, encoding, positions, gates=gates, backend=backend), want, **EXACT)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posenc.attention import prepare
 from posenc.bias import dense_sum
-from posenc.encoding import Encoding, Sum, bias_of
+from posenc.encoding import Encoding, Sum, bias_of, gates_of
 from posenc.encodings import T5, Mapped, Rotary, create
 from posenc.errors import InputError, check_integers, first_line, on_one_line
 from posenc.functional import Layout, turning
@@ -327,12 +327,26 @@ def needs_causal(encoding: Encoding, sizes: Sizes) -> bool:
 
     def accepts(causal: bool) -> bool:
         try:
-            prepare(q, k, k, encoding, Positions.arange(2, causal=causal), None, None, None, 0.0, 0)
+            gates = gates_of(encoding, repeated(q[:, 0], sizes.dim))
+            at = Positions.arange(2, causal=causal)
+            prepare(q, k, k, encoding, at, None, None, None, 0.0, 0, gates=gates)
         except Exception:  # a user's encoding may refuse by any exception
             return False
         return True
 
     return encoding.causal_only or (not accepts(False) and accepts(True))
+
+
+def repeated(x: Tensor, dim: int | None) -> Tensor:
+    """Tokens (..., width) as the input of a layer that is dim wide: their channels, again and again."""
+    width = x.shape[-1]
+    return x if dim is None else x.repeat(*[1] * (x.dim() - 1), -(-dim // width))[..., :dim]
+
+
+def refuse_gates(parts: Iterable[Encoding], name: str) -> None:
+    """Refuse to read one code per position or distance from an encoding that makes it of the text."""
+    if any("gates" in part.sites() for part in parts):
+        raise InputError(f"{name}: what it does depends on the content of the text (gates), so no distance has a code")
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -419,6 +433,7 @@ def _rotation_codes(encoding: Encoding, parts: list[Encoding], name: str, given:
     rotating = [part for part in parts if "rotate" in part.sites() and part.planes != ()]
     if not rotating:
         return None
+    refuse_gates(rotating, name)
     if len(rotating) == 1 and isinstance(rotating[0], Mapped):
         return _map_codes(rotating[0], name, given)
 
@@ -480,6 +495,7 @@ def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Map
     adding = [part for part in parts if "bias" in part.sites() and "restrict" not in part.sites()]
     if not adding or any(map(has_position_codes, adding)):
         return None
+    refuse_gates(adding, name)
     causal = any(needs_causal(part, sizes_of(part, given)) for part in adding)
     if causal and any(_reads_keys(part, sizes_of(part, given)) for part in adding):
         raise InputError(f"{name}: its bias depends on the content of the text, so a distance has no code")

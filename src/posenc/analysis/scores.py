@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, size_of, sizes_of
+from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, refuse_gates, repeated, size_of, sizes_of
 from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, first_sentence, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
-from posenc.encoding import Encoding, bias_of
+from posenc.encoding import Encoding, bias_of, gates_of
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
@@ -168,6 +168,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None
     acting, name, sizes = prepared.acting, prepared.name, prepared.sizes
     if "bias" not in acting.sites():
         raise InputError(f"{name}: it adds nothing to the scores")
+    refuse_gates(parts_of(acting), name)
     width = prepared.share(length)
     one_way = any(getattr(part, "bidirectional", True) is False for part in parts_of(acting))
     one_way = one_way or prepared.encoding.causal_only or needs_causal(acting, sizes)
@@ -329,7 +330,8 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     heads = encoding.embed(x[None], at).expand(sizes.num_heads, -1, -1)[None]
     q, k = heads[:, :, -1:], heads[:, : sizes.num_kv_heads]
     last = Positions.arange(1, len(x) - 1, causal=True)
-    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, 0)
+    gates = gates_of(encoding, repeated(x, sizes.dim)[None])
+    problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, 0, gates=gates)
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
     without = problem.scale * (x @ x[-1])
     return score - without, without.expand_as(score)

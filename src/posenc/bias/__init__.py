@@ -549,7 +549,8 @@ class Modifier:
 
     def of_block(self, scores: Tensor, first_query: int, first_key: int) -> Tensor:
         """Scores (batch, num_heads, queries, keys), of queries and keys from these on, as the function changes them."""
-        b, h, i, j = grid_indices(*scores.shape, scores.device)
+        batch, heads, queries, keys = scores.shape
+        b, h, i, j = grid_indices(batch, heads, queries, keys, scores.device)
         return self(scores, b, h, i + first_query, j + first_key)
 
     def reduced(self) -> CapTerm | None:

@@ -8,7 +8,7 @@ import os
 import pickle
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
@@ -18,17 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import attention, explain, prepare
+from posenc.attention import explain, prepare
 from posenc.backends import BACKENDS
 from posenc.backends.problem import Problem
+from posenc.bias import Mixer
 
 from posenc.conformance.fixtures import (  # isort: skip
-    DECODER, ENCODER, LENGTH, VOCAB, CheckFailed, EncodingUnderTest, NotApplicable, attention_inputs, equal, random_inputs, seeded,
+    DECODER, ENCODER, LENGTH, VOCAB, CheckFailed, EncodingUnderTest, NotApplicable, attend, attention_inputs, equal, random_inputs, seeded,
     tokens, uncompiled,
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
-from posenc.encoding import Encoding, PerLayer, Sum
+from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -104,19 +105,20 @@ def _layouts(tested: EncodingUnderTest, causal: bool) -> dict[str, Positions]:
 
 
 def _agree(encoding: Encoding, config: TransformerConfig, p: Positions, layout: str, dtype: torch.dtype) -> None:
-    qkv, double = attention_inputs(config, p, dtype=dtype), dtype == torch.float64
-    expected = _attend(encoding, qkv, p, "reference", trains=double)
+    inputs, double = attention_inputs(config, p, dtype=dtype), dtype == torch.float64
+    expected = _results(encoding, inputs, p, "reference", trains=double)
     with torch.no_grad():
-        problem = _problem(qkv, encoding, p)
+        gates = gates_of(encoding, inputs[3])
+        problem = _problem(inputs[:3], encoding, p, gates)
     for name, trains in product(("auto", *(name for name in BACKENDS if name != "reference")), (False, True)):
         if (trains and not double) or (name == "flex" and double and layout not in FLEX_LAYOUTS):
             continue
         try:
             if not double and name in COMPILED:
                 with torch.no_grad():
-                    explain(qkv[0], qkv[1], qkv[2], encoding, p, backend=name)
+                    explain(inputs[0], inputs[1], inputs[2], encoding, p, gates=gates, backend=name)
                 continue
-            result = _attend(encoding, qkv, p, name, trains)
+            result = _results(encoding, inputs, p, name, trains)
         except InputError as refusal:
             if name == "auto" or must_serve(name, problem, trains):
                 raise CheckFailed(f"backend {name} refuses what it must serve ({layout}, {dtype}): {refusal}") from None
@@ -130,7 +132,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
 
     - `sdpa`: every call; with a term on the values (`Values`) only contiguous text without a window or a prefix, whose
       other terms have a form in the CPU operator.
-    - `flex`: every call without gradients and without `Values`.
+    - `flex`: every call without gradients, `Values` and `Mixer`.
     - `triton`, in its interpreter: contiguous text in float32 or less without gradients, whose terms have a form in the
       kernel, at most one of them a table that queries are multiplied with; a sink, but no `Values`, score modifier or
       position map.
@@ -142,7 +144,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
         simple = positions.span is not None and not restricted
         return no_values or (simple and all(term.obstacle(positions) is None for term in problem.bias))
     if backend == "flex":
-        return no_values and not trains
+        return no_values and not trains and not any(isinstance(each, Mixer) for each in problem.modifiers)
     if backend == "triton":
         inputs = [term.in_kernel for term in problem.bias]
         return (
@@ -155,16 +157,18 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
     return True
 
 
-def _problem(qkv: list[Tensor], encoding: Encoding, p: Positions) -> Problem:
+def _problem(qkv: list[Tensor], encoding: Encoding, p: Positions, gates: Sequence[Tensor]) -> Problem:
     q, k, v = qkv
-    return prepare(q, k, v, encoding, p, causal=None, scale=None, sink=None, dropout_p=0.0, layer=0)
+    return prepare(q, k, v, encoding, p, causal=None, scale=None, sink=None, dropout_p=0.0, layer=0, gates=gates)
 
 
-def _attend(encoding: Encoding, qkv: list[Tensor], p: Positions, backend: str, trains: bool) -> list[Tensor]:
-    """The output, and the gradients of queries, keys and values."""
-    q, k, v = leaves = [x.detach().clone().requires_grad_(trains) for x in qkv]
+def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: str, trains: bool) -> list[Tensor]:
+    """The output, and the gradients of queries, keys, values and, where gates are made of it, of the layer's input."""
+    leaves = [x.detach().clone().requires_grad_(trains) for x in inputs]
     with torch.set_grad_enabled(trains):
-        out = attention(q, k, v, encoding, p, backend=backend)
+        out = attend(encoding, leaves, p, backend=backend)
+    if "gates" not in encoding.sites():
+        leaves.pop()
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if trains else [out]
 
 
@@ -471,7 +475,9 @@ def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
         model(tokens(1, n), tested.document(n))  # which shares its projections
         encoding = model.encoding
         (x,) = random_inputs((2, n, config.dim))
-        q, k, v = attention_inputs(config, tested.document(n))
+        inputs = attention_inputs(config, tested.document(n))
+        q, k, v = inputs[:3]
+        gates = gates_of(encoding, inputs[3])
         texts = {
             "one text": tested.document(n),
             "padded": tested.relocate(Positions.from_mask((torch.arange(n) >= 2).long()[None]), [n - 2]),
@@ -479,13 +485,18 @@ def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
         }
         for (name, p), layout, rank in product(texts.items(), LAYOUTS, range(2)):
             p = p.with_causal(config.causal)
-            coded, attended = encoding.embed(x, p), attention(q, k, v, encoding, p, backend="reference")
+            coded, attended = encoding.embed(x, p), attend(encoding, inputs, p, backend="reference")
             local, what = p.shard(rank, 2, layout=layout), f"process {rank} of 2, {layout}, {name}"
             equal(encoding.embed(shard(x, local), local), shard(coded, local), f"codes of {what}")
             calls = local.shard_calls(config.causal)
             parts = shard(q, local, 2).split([call.num_queries for call in calls], 2)
             problems = [
-                _problem([part, k[:, :, : call.num_keys], v[:, :, : call.num_keys]], encoding, call)
+                _problem(
+                    [part, *(each[:, :, : call.num_keys] for each in (k, v))],
+                    encoding,
+                    call,
+                    [gate[:, :, : call.num_keys] for gate in gates],
+                )
                 for part, call in zip(parts, calls, strict=True)
             ]
             outs = [BACKENDS["reference"].attend(problem) for problem in problems]

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, PerLayer
+from posenc.attention import attention
+from posenc.encoding import Encoding, PerLayer, gates_of
 from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -243,9 +244,18 @@ def random_inputs(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, 
 
 
 def attention_inputs(config: TransformerConfig, positions: Positions, **options: Any) -> list[Tensor]:
-    """Queries, keys and values of two rows, see `random_inputs`."""
+    """Queries, keys and values of two rows, and the input of the layer that they are of, see `random_inputs`."""
     queries, keys = (config.num_heads, positions.num_queries), (config.kv_heads, positions.num_keys)
-    return random_inputs(*((2, *size, config.width) for size in (queries, keys, keys)), **options)
+    shapes = [(2, *size, config.width) for size in (queries, keys, keys)]
+    return random_inputs(*shapes, (2, positions.num_keys, config.dim), **options)
+
+
+def attend(
+    encoding: Encoding, inputs: Sequence[Tensor], positions: Positions, *, layer: int = 0, **options: Any
+) -> Tensor:
+    """`attention` with `attention_inputs`, gates among them."""
+    q, k, v, x = inputs
+    return attention(q, k, v, encoding, positions, layer=layer, gates=gates_of(encoding, x, layer), **options)
 
 
 def tokens(*shape: int, seed: int = 0) -> Tensor:

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.attention import attention
-
 from posenc.conformance.fixtures import (  # isort: skip
-    DECODER, LENGTH, CheckFailed, EncodingUnderTest, attention_inputs, equal, random_inputs,
+    DECODER, LENGTH, CheckFailed, EncodingUnderTest, attend, attention_inputs, equal, random_inputs,
 )  # fmt: skip
 from posenc.encoding import Encoding
 from posenc.errors import InputError
@@ -158,9 +156,9 @@ class CallSequences:
                     inputs = random_inputs((2, positions.num_queries, DECODER.dim), **options)
                     out = encoding.embed(inputs[0], positions, call.layer)
                 else:
-                    q, k, v = inputs = attention_inputs(DECODER, positions, **options)
-                    out = attention(
-                        q, k, v, encoding, positions, causal=call.causal, layer=call.layer, backend=call.backend
+                    inputs = attention_inputs(DECODER, positions, **options)
+                    out = attend(
+                        encoding, inputs, positions, causal=call.causal, layer=call.layer, backend=call.backend
                     )
             if not trains or not out.requires_grad:
                 return [out]
@@ -210,8 +208,8 @@ def graphs_are_freed(tested: EncodingUnderTest) -> None:
     """When the outputs of a call are gone, so is the graph of its gradients, though encoding and positions stay."""
     encoding, positions = CallSequences(tested).fresh(), tested.document(LENGTH)
     (x,) = random_inputs((2, LENGTH, DECODER.dim), trains=True)
-    q, k, v = attention_inputs(DECODER, positions, trains=True)
-    leaves = {"q": q, "k": k, "v": v, "x": x, **dict(encoding.named_parameters())}
+    inputs = attention_inputs(DECODER, positions, trains=True)
+    leaves = {**dict(zip("qkv", inputs, strict=False)), "x": x, "input": inputs[3], **dict(encoding.named_parameters())}
     marks: dict[str, weakref.ref[_Mark]] = {}
     ends = []
     for name, leaf in leaves.items():
@@ -223,9 +221,9 @@ def graphs_are_freed(tested: EncodingUnderTest) -> None:
         ends.append(end)
         marks[name] = weakref.ref(mark)
     del mark, end, graph
-    outs = [encoding.embed(x, positions), attention(q, k, v, encoding, positions, causal=True)]
+    outs = [encoding.embed(x, positions), attend(encoding, inputs, positions, causal=True)]
     if not tested.encoding.causal_only:
-        outs.append(attention(q, k, v, encoding, positions, causal=False))
+        outs.append(attend(encoding, inputs, positions, causal=False))
     del outs, ends  # as after a step that was given up: nobody went back through the graph
     if any(mark() is not None for mark in marks.values()):
         gc.collect()  # which takes a second

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from posenc.bias import Mixer
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, bias_of
 from posenc.encodings.distance import KERPLE, ALiBi
 from posenc.encodings.fire import FIRE
 from posenc.encodings.shared import HeadPerceptron, check_heads
@@ -49,12 +48,10 @@ class DAPE(Encoding):
 
     def setup(self) -> None:
         check_word("kind", self.kind, ("kerple", "fire", "alibi"))
-        made = {
-            "kerple": lambda: KERPLE(self.num_heads, self.num_layers),
-            "fire": lambda: FIRE(self.num_heads, self.num_layers),
-            "alibi": lambda: ALiBi(self.num_heads),
-        }
-        self.adapted: Encoding = made[self.kind]()
+        if self.kind == "alibi":
+            self.adapted: Encoding = ALiBi(self.num_heads)
+        else:
+            self.adapted = (KERPLE if self.kind == "kerple" else FIRE)(self.num_heads, self.num_layers)
         self.shift_invariant = self.adapted.shift_invariant
         vars(self)["papers"] = (*type(self).papers, *self.adapted.papers)
         heads = self.num_heads
@@ -76,11 +73,10 @@ class DAPE(Encoding):
 
     def of_pairs(self, scores: Tensor, first_query: int, first_key: int, positions: Positions, layer: int) -> Tensor:
         """The bias that is adapted, (1 or batch, num_heads, queries, keys)."""
-        # a bias of the distance takes the number of heads and the dtype from queries
-        q, k = (
-            scores.new_empty(()).expand(1, self.num_heads, n, 1) for n in (positions.num_queries, positions.num_keys)
-        )
-        term = self.adapted.bias(q, k, positions, layer)
+        # a bias of the distance takes sizes and dtype from queries and keys
+        sizes = len(scores), self.num_heads
+        q, k = (scores.new_empty(()).expand(*sizes, n, 1) for n in (positions.num_queries, positions.num_keys))
+        (term,) = bias_of(self.adapted, q, k, positions, layer)
         keys = slice(first_key, first_key + scores.shape[3])
         return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys)
 

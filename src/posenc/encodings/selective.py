@@ -69,7 +69,9 @@ class SelectiveAttention(Encoding):
                 f"selective_attention has no query projection for layer {layer}: give it the model's by share([(query, key), "
                 "...]), one pair per layer, or pass gates=q[:, :1], of all tokens, to attention"
             )
-        return self.projections[layer][0](x)[:, None, :, : self.head_dim]
+        project = self.projections[layer][0]
+        weight = getattr(project, "weight", x)  # the model's own dtype, whatever x has been cast to
+        return project(x.to(weight.dtype)).to(x.dtype)[:, None, :, : self.head_dim]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> "Selection":
         check_head_dim(self, q, self.head_dim)
@@ -138,10 +140,8 @@ class Selection(Score):
         def rows(first: int, end: int) -> Tensor:
             known = min((first + diagonal) // TOKENS, len(sums) - 1)
             start = known * TOKENS
-            selected = (
-                self.selected(start, end + diagonal - 1) if end + diagonal - 1 > start else self.queries[:, :0, :1] * 0
-            )
-            return -(sums[known][:, None] + pad(selected, (0, 0, 1, 0)).cumsum(1))[:, None, first + diagonal - start :]
+            selected = pad(self.selected(start, end + diagonal), (0, 0, 1, -1))  # what counts comes from tokens before
+            return -(sums[known][:, None] + selected.cumsum(1))[:, None, first + diagonal - start :]
 
         return rows
 
@@ -161,5 +161,5 @@ def _first_of_documents(tokens: Positions) -> Tensor:
     index = order.argsort(dim=1, stable=True)
     index = index.gather(1, document.gather(1, index).argsort(dim=1, stable=True))
     ordered = document.gather(1, index)
-    changes = pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+    changes = (ordered != ordered.roll(1, 1)) | (torch.arange(rows[1], device=order.device) == 0)
     return torch.zeros_like(changes).scatter(1, index, changes)

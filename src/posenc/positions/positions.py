@@ -419,6 +419,10 @@ class Positions:
         Raises:
             InputError: none were given.
         """
+        if self.full_keys is not None and self.full_keys.gates:
+            raise InputError(
+                f"{user} reads the gates of all keys, of which a position map passes some: use one of them"
+            )
         if len(self.gates) != 1:
             raise InputError(
                 f"{user} takes gates that it makes of a layer's input: pass gates=gates_of({user}, x, layer) to attention, with "

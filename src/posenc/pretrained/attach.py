@@ -201,8 +201,17 @@ class CappedScores(Encoding):
 
 
 def combined(*parts: Encoding | None) -> Encoding | None:
-    """The sum of the parts that are not None; None without any."""
+    """The sum of the parts that are not None; None without any.
+
+    Raises:
+        InputError: a part that makes gates of a layer's input.
+    """
     given = [part for part in parts if part is not None]
+    if gated := [part.known_as for part in given if "gates" in part.sites()]:
+        raise InputError(
+            f"{', '.join(gated)}: makes gates of a layer's input, which a transformers model does not pass to its attention; "
+            "use posenc.Transformer, or call posenc.attention with gates= in a model of your own"
+        )
     return reduce(add, given) if given else None
 
 
