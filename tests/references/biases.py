@@ -74,7 +74,7 @@ def dape(
 
 
 def selective(scores: list[float]) -> float:
-    """Leviathan et al. 2024: what the scores of the tokens between a key and its query take from it."""
+    """Leviathan et al. 2025: what the scores of the tokens between a key and its query take from it."""
     return -sum(max(0.0, score) for score in scores)
 
 

@@ -25,6 +25,7 @@ LEARNED |= {"pope", "fire", "learned_rope", "fope", "liere", "comrope", "cayley_
 """Encodings that are noise before training, or start as another one."""
 
 OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope"}
+OF_CONTENT |= {"projected_relative", "grape_a", "dape", "selective_attention"}
 """Encodings whose effect depends on queries or keys, which are not on the page."""
 
 GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"}

@@ -38,11 +38,11 @@ class SelectiveAttention(Encoding):
     changes queries in no other way. Time grows with the square of the keys also where a single query is new. Memory is that of
     some queries at a time, where rows are alike in their order; else one number for each pair of tokens.
     Raises InputError for positions that are not causal, and where `attention` is not given gates.
-    Source: Leviathan et al. 2024, section 3; x-transformers.
+    Source: Leviathan et al. 2025, section 3; x-transformers.
     """
 
     name = "selective_attention"
-    papers: ClassVar[tuple[str, ...]] = ("leviathan2024selective",)
+    papers: ClassVar[tuple[str, ...]] = ("leviathan2025selective",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s'_{ij} = s_{ij} - \sum_{t=j+1}^{i-1} \max(0, s^{(0)}_{tj}) \text{ for keys } j \text{ but the first}",
     )
