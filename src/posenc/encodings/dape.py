@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
@@ -15,6 +16,9 @@ from posenc.encodings.fire import FIRE
 from posenc.encodings.shared import HeadPerceptron, check_heads
 from posenc.errors import check_word
 from posenc.positions import Positions
+
+PAIRS = 2**14
+"""Pairs of tokens whose hidden numbers are held at a time: what stays in a core's second-level cache."""
 
 
 @dataclass(eq=False, repr=False)
@@ -65,11 +69,21 @@ class DAPE(Encoding):
         """The scores (batch, num_heads, queries, keys) of queries and keys from these on, with what DAPE adds."""
         check_heads(self, scores, self.num_heads)
         bias = self.of_pairs(scores, first_query, first_key, positions, layer)
+        rows = scores.shape[2] if torch.compiler.is_compiling() else max(1, PAIRS // scores.shape[3])
+        parts = zip(scores.split(rows, 2), bias.split(rows, 2), strict=True)
+        return torch.cat([self.changed(*part, layer) for part in parts], 2)
+
+    def changed(self, scores: Tensor, bias: Tensor, layer: int) -> Tensor:
+        """Scores and biases (batch, num_heads, queries, keys) and what the MLP makes of them, added."""
         mlp, (of_scores, of_bias) = self.mlp, self.mlp.weight_in[layer].to(scores).split(self.num_heads, 1)
-        hidden = _mix(of_scores, scores) + (_mix(of_bias, bias) + mlp.bias_in[layer].to(scores)[:, None, None])
         assert mlp.bias_out is not None
-        more = _mix(mlp.weight_out[layer].to(scores), leaky_relu(hidden, inplace=True))
-        return scores + bias + (more + mlp.bias_out[layer].to(scores)[:, None, None])
+        both, flat = (scores + bias).flatten(2), (scores.flatten(2), bias.expand_as(scores).flatten(2))
+        hidden = mlp.bias_in[layer].to(scores)[:, None]
+        for weight, x in zip((of_scores, of_bias), flat, strict=True):
+            hidden = torch.baddbmm(hidden, weight.expand(len(x), -1, -1), x)
+        weight = mlp.weight_out[layer].to(scores).expand(len(scores), -1, -1)
+        more = torch.baddbmm(both, weight, leaky_relu(hidden, inplace=True))
+        return (more + mlp.bias_out[layer].to(scores)[:, None]).unflatten(2, scores.shape[2:])
 
     def of_pairs(self, scores: Tensor, first_query: int, first_key: int, positions: Positions, layer: int) -> Tensor:
         """The bias that is adapted, (1 or batch, num_heads, queries, keys)."""
@@ -79,8 +93,3 @@ class DAPE(Encoding):
         (term,) = bias_of(self.adapted, q, k, positions, layer)
         keys = slice(first_key, first_key + scores.shape[3])
         return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys)
-
-
-def _mix(weight: Tensor, x: Tensor) -> Tensor:
-    """(out, heads) and (batch, heads, queries, keys) -> (batch, out, queries, keys)."""
-    return (weight @ x.flatten(2)).unflatten(2, x.shape[2:])
