@@ -69,7 +69,9 @@ class DAPE(Encoding):
         """The scores (batch, num_heads, queries, keys) of queries and keys from these on, with what DAPE adds."""
         check_heads(self, scores, self.num_heads)
         bias = self.of_pairs(scores, first_query, first_key, positions, layer)
-        rows = scores.shape[2] if torch.compiler.is_compiling() else max(1, PAIRS // scores.shape[3])
+        if torch.compiler.is_compiling():
+            return self.changed(scores, bias, layer)
+        rows = max(1, PAIRS // scores.shape[3])
         parts = zip(scores.split(rows, 2), bias.split(rows, 2), strict=True)
         return torch.cat([self.changed(*part, layer) for part in parts], 2)
 
