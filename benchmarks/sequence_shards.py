@@ -26,7 +26,7 @@ LENGTH = 16
 READ_BY = {"shape": "shape+sinusoidal", "cape": "cape+sinusoidal", "randomized": "randomized+sinusoidal"}
 """Encodings that move positions, with one that reads them."""
 COMPOSITIONS = (
-    "rope+alibi", "rope/none", "rope+sink+log_n:train_length=4", "rope@rerope:window=4", "rope@self_extend:group=2:window=4",
+    "rope+alibi", "rope/none", "rope+sink+log_n:train_length=4", "rope+chunks:size=3", "rope@rerope:window=4", "rope@self_extend:group=2:window=4",
     "axial_rope:centred=True", "randomized+rope+t5",
 )  # fmt: skip
 BEGIN, END = "<!-- shards: written by benchmarks/sequence_shards.py -->", "<!-- end of shards -->"

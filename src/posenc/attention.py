@@ -548,8 +548,10 @@ def linear_attention(
         given = tuple(exchange.gather(gate, positions, 2) for gate in given)
         k, v = exchange.gather_keys(k, v, positions)
     positions = resolve_positions(q, k, v, encoding, positions, causal)
-    if positions.window is not None:
-        raise InputError("linear attention adds up all keys before a query and has no window: use posenc.attention")
+    if positions.window is not None or positions.blocks:
+        raise InputError(
+            "linear attention adds up all keys before a query, without windows and blocks: use posenc.attention"
+        )
     check_integers(1, chunk_size=chunk_size)
     check_integers(0, layer=layer)
     precise = torch.promote_types(q.dtype, torch.float32)

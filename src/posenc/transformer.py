@@ -130,7 +130,13 @@ def _new_keys(positions: Positions) -> Positions:
     """The tokens of this call alone, as keys."""
     start = None if positions.start is None else (positions.start[0], positions.start[0])
     return replace(
-        positions, k=positions.q, k_order=positions.q_order, valid=None, k_document=positions.q_document, prefix=None
+        positions,
+        k=positions.q,
+        k_order=positions.q_order,
+        valid=None,
+        k_document=positions.q_document,
+        prefix=None,
+        blocks=(),
     ).with_known(start=start)
 
 

@@ -26,6 +26,7 @@ SEES_NO_ORDER = {
     "step_temperature",
     "prefix_kv",
     "window",  # the text is shorter
+    "chunks",
 }
 
 

@@ -391,7 +391,13 @@ def test_the_operators_keep_the_rules_of_pytorch(kinds, branches):
     lowered = lower(problem)
     tensors = [x.detach().requires_grad_(x.requires_grad) for x in lowered.tensors]
     regions = [Region(), Region(farthest=2), Region(nearest=2)][branches - 1 :][:branches]
-    numbers = [1, lowered.longest, *(n for region in regions for n in (*region.numbers(), 0)), *lowered.segments.table]
+    numbers = [
+        1,
+        0,
+        lowered.longest,
+        *(n for region in regions for n in (*region.numbers(), 0)),
+        *lowered.segments.table,
+    ]
     inputs_ = [*[q] * branches, *[k] * branches, v, *tensors]
     torch.library.opcheck(attend, (inputs_, " ".join([str(branches), *lowered.kinds]), numbers, problem.scale, 0.0))
 

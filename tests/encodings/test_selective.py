@@ -53,7 +53,9 @@ def test_it_is_the_formula(positions, kv_heads, backend, small_blocks):
             between = [
                 t for t in range(positions.num_keys) if order[b % len(order), t] < here and t != j and sees(b, t, j)
             ]
-            return 0.0 if first else biases.selective([float(gates[b, 0, t] @ k[b, 0, j]) / 2 for t in between])
+            return (
+                0.0 if first else biases.selective([float(gates.detach()[b, 0, t] @ k[b, 0, j]) / 2 for t in between])
+            )
 
         return at
 
@@ -126,6 +128,21 @@ def test_rows_of_different_lengths_are_what_each_is_alone():
         *given, of_tokens = parts
         wanted = attention(*given, SelectiveAttention(4, rope_theta=100.0), alone, gates=of_tokens)
         assert_close(out[row : row + 1], wanted, **EXACT)
+
+
+def test_blocks_select_from_what_they_see():
+    # blocks of 3 that see themselves alone are documents, but for the first token, which is that of the text
+    positions = Positions.arange(6, causal=True).with_blocks(torch.eye(2, dtype=torch.bool), 3)
+    q, k, v = qkv(positions)
+    encoding, cached = SelectiveAttention(4), Positions.arange(2, 4, causal=True).with_blocks(torch.eye(2).bool(), 3)
+    out = attention(q, k, v, encoding, positions, gates=q[:, :1])
+    seen = positions.mask()[0, 0]
+    scores = (q @ k.mT / 2).masked_fill(~seen, -torch.inf)
+    counts = seen & ~torch.eye(6, dtype=torch.bool) & (torch.arange(6) > 0)
+    selected = scores[:, 0].relu().masked_fill(~counts, 0.0).cumsum(1).roll(1, 1)
+    selected[:, 0] = 0
+    assert_close(out, (scores - selected[:, None]).softmax(-1) @ v, **EXACT)
+    assert_close(attention(q[:, :, 4:], k, v, encoding, cached, gates=q[:, :1]), out[:, :, 4:], **EXACT)
 
 
 def test_documents_do_not_select_from_one_another():

@@ -96,7 +96,7 @@ def visited(encoding, n=64):
     problem = prepare(q, k, v, encoding, positions, None, None, None, 0.0, 0)
     assert fused.obstacle(problem) is None
     lowered = fused.lower(problem)
-    numbers = [1, lowered.longest, *problem.positions.region.numbers(), 0, *lowered.segments.table]
+    numbers = [1, 0, lowered.longest, *problem.positions.region.numbers(), 0, *lowered.segments.table]
     (call,) = fused._parse([q, k, v, *lowered.tensors], " ".join(["1", *lowered.kinds]), numbers, 1.0, 0.0).calls
     pairs = [0] * H
     for band in call.bands:

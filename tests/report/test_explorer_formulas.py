@@ -41,6 +41,7 @@ WITHOUT_CODES = {
     "temperature",
     "step_temperature",
     "window",
+    "chunks",
     "prefix_kv",
     "rope_pp",
 }

@@ -110,7 +110,8 @@ def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
     if problem.dropout_p > 0:
         inputs.append(torch.randint(2**62, ()))
         kinds.append("seed")
-    numbers = [int(problem.positions.causal), lowered.longest, *regions, *lowered.segments.table]
+    overlapping = int(lowered.segments.overlapping)
+    numbers = [int(problem.positions.causal), overlapping, lowered.longest, *regions, *lowered.segments.table]
     return attend(inputs, " ".join(kinds), numbers, problem.scale, problem.dropout_p)
 
 
@@ -130,7 +131,7 @@ def _parse(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, d
     branches, seed = int(count), 0
     if names and names[-1] == "seed":
         seed, inputs, names = int(inputs[-1]), inputs[:-1], names[:-1]
-    causal, longest, *rest = numbers
+    causal, overlapping, longest, *rest = numbers
     regions, table = rest[: NUMBERS * branches], rest[NUMBERS * branches :]
     q, k = inputs[:branches], inputs[branches : 2 * branches]
     v, tensors = _packed(inputs[2 * branches]), inputs[2 * branches + 1 :]
@@ -146,7 +147,12 @@ def _parse(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, d
         caps = [term for term in made if isinstance(term, CapTerm)]
         made = [term for term in made if not isinstance(term, CapTerm)]
         *limits, first = regions[NUMBERS * number : NUMBERS * (number + 1)]
-        of_q, of_k, of_v, visible = _packed(q[number]), _packed(k[number]), v, Segments(list(table), True)
+        of_q, of_k, of_v, visible = (
+            _packed(q[number]),
+            _packed(k[number]),
+            v,
+            Segments(list(table), True, bool(overlapping)),
+        )
         if of_k.shape[2] < v.shape[2]:
             of_v, visible = v[:, :, first : first + of_k.shape[2]], visible.keys(first, of_k.shape[2])
         calls.append(
@@ -169,7 +175,7 @@ def attend(
 
     inputs: q for each branch of a position map, or once; k likewise; v; what the terms are made of; with dropout a seed.
     kinds: the number of branches, then the terms by kind, caps and values last, then "seed", separated by blanks.
-    numbers: whether causal; the distance of the first entry of every term; NUMBERS per branch; `Segments.table`.
+    numbers: whether causal; whether a query may be in several rectangles; the distance of the first entry of every term; NUMBERS per branch; `Segments.table`.
     """
     parsed = _parse(inputs, kinds, numbers, scale, dropout_p)
     with torch.autocast(parsed.v.device.type, enabled=False):
@@ -388,6 +394,11 @@ class Call:
         """Queries, keys and values in a dtype, contiguous."""
         self.q, self.k, self.v = (x.to(dtype).contiguous() for x in (self.q, self.k, self.v))
 
+    def sees_all(self, queries: Slice, keys: Slice, diagonal: int) -> bool:
+        """Whether no distance between these queries and keys is too short or too long to be seen."""
+        shortest, longest = queries[0] - (keys[1] - 1) + diagonal, queries[1] - 1 - keys[0] + diagonal
+        return (self.nearest is None or shortest >= self.nearest) and (self.farthest is None or longest < self.farthest)
+
     def blocks(self, row: int, band: Band, rows: int | None) -> Iterator[tuple[Slice, Slice, int]]:
         """(queries, keys they see, diagonal) of every block of at most so many queries, or of complete rectangles, in a
         row of the batch, or in what all rows share (-1)."""
@@ -521,25 +532,27 @@ def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
     first, *others = sorted(calls, key=lambda call: call.vector is not None)  # complete rectangles are best not merged
     q, v = first.q, first.v
     # laid out as models project: what follows merges the heads without a copy
-    shape, dtype = (q.shape[0], q.shape[2], q.shape[1], v.shape[3]), first.precise if others else q.dtype
+    merges = len(others) > 0 or first.segments.overlapping
+    shape, dtype = (q.shape[0], q.shape[2], q.shape[1], v.shape[3]), first.precise if merges else q.dtype
     out = q.new_zeros(shape, dtype=dtype).transpose(1, 2)
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=first.precise)
     for call in (first, *others):
+        merge = call is not first or call.segments.overlapping
         if call.needs_weights or _flash is None:
-            _plain_forward(call, out, lse, merge=call is not first)
+            _plain_forward(call, out, lse, merge)
             continue
         for block in _flash_blocks(call):
             part, sums = _flash(*block.inputs(call), 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
             part = part[..., : v.shape[3]]
-            if others and call.terms and block.mask is not None:  # the kernel's sum over no keys is 0
+            if merges and block.mask is not None:  # the kernel's sum over no keys is 0
                 sums = sums.masked_fill((block.mask == -torch.inf).all(-1), -torch.inf)
             if block.reverse:
                 part, sums = part.flip(2), sums.flip(2)
-            if call is first:
+            if merge:
+                _merge(block.queries_of(out), block.queries_of(lse), part, sums)
+            else:
                 block.queries_of(out).copy_(part)
                 block.queries_of(lse).copy_(sums)
-            else:
-                _merge(block.queries_of(out), block.queries_of(lse), part, sums)
     return out.to(q.dtype), lse
 
 
@@ -597,7 +610,7 @@ def _flash_blocks(call: Call) -> Iterator[_Block]:
         batch = (0, call.q.shape[0]) if row < 0 else (row, row + 1)
         for band in call.bands:
             for queries, keys, diagonal in call.blocks(row, band, call.rows(band)):
-                if call.vector is None:
+                if call.vector is None or (not call.terms and call.sees_all(queries, keys, diagonal)):
                     yield _Block(batch, band.heads, queries, keys, call.square, None, False)
                     continue
                 tile = call.tile(row, band.heads, queries, keys, diagonal)

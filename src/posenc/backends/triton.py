@@ -42,8 +42,13 @@ class Triton:
             return "the kernel knows no position maps"
         if problem.dropout_p > 0:
             return "the kernel has no dropout"
-        if positions.start is None or positions.prefix is not None or positions.window is not None:
-            return "the kernel is for contiguous positions, without padding, packing, prefix or window"
+        if (
+            positions.start is None
+            or positions.prefix is not None
+            or positions.window is not None
+            or len(positions.blocks) > 0
+        ):
+            return "the kernel is for contiguous positions, without padding, packing, prefix, window or blocks"
         for term in bias:
             if term.in_kernel is None:
                 return f"the kernel has no form for {type(term).__name__}"

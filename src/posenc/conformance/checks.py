@@ -139,7 +139,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
     - `reference`, and a backend that is not named here: every call.
     """
     positions, no_values = problem.positions, problem.values is None
-    restricted = positions.prefix is not None or positions.window is not None
+    restricted = positions.prefix is not None or positions.window is not None or bool(positions.blocks)
     if backend == "sdpa":
         simple = positions.span is not None and not restricted
         return no_values or (simple and all(term.obstacle(positions) is None for term in problem.bias))

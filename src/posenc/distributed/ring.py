@@ -34,7 +34,7 @@ def refusal(
     if active() is None:
         return "torch's context_parallel is not active"
     if not positions.unmasked:
-        return "context_parallel supports no padding, documents, prefix or window"
+        return "context_parallel supports no padding, documents, prefix, window or blocks"
     if q.shape[1] != k.shape[1]:
         return "context_parallel does not support grouped-query attention"
     if encoding is not None:

@@ -34,7 +34,7 @@ from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multipl
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.encodings.transformer_xl import TransformerXL, XLNet
 from posenc.encodings.tupe import TUPE, TUPER
-from posenc.encodings.visible import Window
+from posenc.encodings.visible import Chunks, Window
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
@@ -44,7 +44,7 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 # fmt: off
 __all__ = [
     "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
-    "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
+    "AxialRotary", "AxialTable", "Binary", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
     "PoPE", "PrefixKV", "ProjectedRelative", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "SelectiveAttention", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
@@ -72,7 +72,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on the softmax
         SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature,
         # on what each query sees
-        Window, PrefixKV,
+        Window, Chunks, PrefixKV,
     )
 }
 # fmt: on

@@ -94,14 +94,11 @@ class SelectiveAttention(Encoding):
 
 def _as_queries(positions: Positions) -> Positions:
     """The keys' tokens, as queries as well."""
+    blocks = tuple(each._replace(q=each.k) for each in positions.blocks)
     return replace(
-        positions,
-        q=positions.k,
-        q_order=positions.k_order,
-        q_valid=positions.valid,
-        q_document=positions.k_document,
-        gates=(),
-    ).with_known(diagonal=None if positions.diagonal is None else 0)
+        positions, q=positions.k, q_order=positions.k_order, q_valid=positions.valid, q_document=positions.k_document, gates=(),
+        blocks=blocks,
+    ).with_known(diagonal=None if positions.diagonal is None else 0)  # fmt: skip
 
 
 class Selection(Score):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys a layer and a head see: sliding windows. For use with any encoding, as in `Rotary(64) + Window(1023)`."""
+"""Which keys a layer and a head see: sliding windows, chunks. For use with any encoding, as in `Rotary(64) + Window(1023)`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -73,6 +74,36 @@ class Window(Encoding):
         assert self.num_heads is not None
         widths = side if isinstance(side, Sequence) else [side] * self.num_heads
         return torch.tensor([2**30 if width is None else width for width in widths], device=distance.device)
+
+
+@dataclass(eq=False, repr=False)
+class Chunks(Encoding):
+    """Each query sees the keys of its chunk alone: text is cut every `size` tokens, counted from the start of its row or
+    document as in `Positions.with_blocks`, and other chunks are skipped.
+
+    Llama 4 has chunks of 8192 in three of four layers, "rope+chunks:size=8192/rope+chunks:size=8192/rope+chunks:size=8192/none";
+    transformers names the size attention_chunk_size.
+    Source: Meta 2025, "The Llama 4 herd"; blocks: Child et al. 2019.
+    """
+
+    name = "chunks"
+    papers: ClassVar[tuple[str, ...]] = ("meta2025llama4", "child2019generating")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \text{ if } \lfloor i / c \rfloor = \lfloor j / c \rfloor, \text{ else } -\infty",
+    )
+    extrapolates = "partly: no distance is as far as a chunk is long"
+    bias_reads_keys = False
+
+    size: int = 128
+
+    def setup(self) -> None:
+        check_integers(1, size=self.size)
+
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
+        full = positions if positions.sharding is None else positions.sharding.full
+        count = -(-max(full.num_queries, full.num_keys) // self.size)
+        same = partial(torch.eye, count, dtype=torch.bool, device=positions.q.device)
+        return positions.shared(("chunks", self.size), lambda: positions.with_blocks(same(), self.size))
 
 
 def _widest(side: Widths) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError, check_flags, check_integers, holds_integers, shown
+from posenc.errors import InputError, check_flags, check_integers, check_value, holds_integers, shown
 from posenc.positions.ids import (
     Ids,
     as_indices,
@@ -30,6 +30,7 @@ from posenc.positions.ids import (
 from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
+    Blocks,
     Branch,
     MaskMod,
     Region,
@@ -64,6 +65,7 @@ class Positions:
         q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
         prefix: (batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`.
         window: how many tokens before and after it a query sees, counted by their order, see `with_window`.
+        blocks: which blocks of tokens see one another, see `with_blocks`; a query sees what all of them leave.
         branch: the branch of a position map to rotate for, see `at`. None: there is no map.
         full_keys: the positions with all keys of the call, where these have only some of them, see `keys`.
         sharding: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
@@ -88,6 +90,7 @@ class Positions:
     k_document: Tensor | None = None
     prefix: Tensor | None = None
     window: Window | None = None
+    blocks: tuple[Blocks, ...] = ()
     branch: Branch | None = None
     full_keys: "Positions | None" = None
     sharding: Shard | None = None
@@ -401,6 +404,54 @@ class Positions:
         window = None if before is None and after is None else (before, after)
         return self.shared(("window", window), lambda: self._with(window=window))
 
+    def with_blocks(self, table: Tensor, size: int) -> "Positions":
+        """The same tokens, in blocks of `size`: those of query block a see those of key block b where table[a, b], as in
+        block-sparse attention (Child et al. 2019; Zaheer et al. 2020). The CPU's attention skips the others.
+
+        table: bool, (query blocks, key blocks) or, for each row, (batch, query blocks, key blocks). Tokens are counted by their
+        order from the first of each row, padding in front left out, or of each packed document. Causality, windows and other
+        blocks hold as well.
+
+        Raises:
+            InputError: a size below 1, a table of another shape or dtype or with fewer blocks than the tokens take, or
+                positions that have only some of the keys (`keys`).
+        """
+        check_integers(1, size=size)
+        check_value("table", table, Tensor)
+        if table.dtype != torch.bool or table.dim() not in (2, 3):
+            raise InputError(
+                f"table={shown(table)}: pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)"
+            )
+        if self.full_keys is not None:
+            raise InputError("blocks are for all keys of a sequence: call with_blocks before keys")
+        if self.sharding is not None:
+            *_, blocks = self.sharding.full.with_blocks(table, size).blocks
+            return self._with(blocks=(*self.blocks, blocks.select(self.local, lambda x: x[:, : self.num_keys])))
+        table = (table if table.dim() == 3 else table[None]).to(self.q.device)
+        q, k = (index.clamp(min=0) // size for index in self._from_first())
+        if not torch.compiler.is_compiling():
+            for name, index, count in (("queries", q, table.shape[1]), ("keys", k, table.shape[2])):
+                if int(index.max()) >= count:
+                    raise InputError(
+                        f"table {tuple(table.shape)} has {count} blocks of {size} tokens for the {name}, which take "
+                        f"{int(index.max()) + 1}: give a row or a column for each block"
+                    )
+            if len(table) > 1 and self.batch not in (1, len(table)):
+                raise InputError(
+                    f"table of {len(table)} rows, positions of {self.batch}: give one table, or one for each row"
+                )
+        return self._with(blocks=(*self.blocks, Blocks(table, q, k)))
+
+    def _from_first(self) -> tuple[Tensor, Tensor]:
+        """How far each query and each key is, by order, from the first token of its row or document, (batch or 1, n)."""
+        if self.q_document is not None and self.k_document is not None:
+            return index_in_document(self.q_document), index_in_document(self.k_document)
+        order = self.k_order
+        if self.valid is not None:
+            order = order.masked_fill(~self.valid, torch.iinfo(torch.long).max)
+        first = order.amin(1, keepdim=True)
+        return self.q_order - first, self.k_order - first
+
     def with_gates(self, gates: tuple[Tensor, ...]) -> "Positions":
         """The same tokens, for the hooks of one layer, with what `Encoding.gates` made of that layer's input: for each gated
         encoding (batch, heads, num_keys, width), of all keys."""
@@ -455,7 +506,8 @@ class Positions:
             raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
         parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "valid", "prefix")}
         parts = {name: None if x is None else x[:, first:end] for name, x in parts.items()}
-        return replace(self, **parts, full_keys=self, gates=()).with_known(
+        blocks = tuple(each.select(lambda x: x, lambda x: x[:, first:end]) for each in self.blocks)
+        return replace(self, **parts, blocks=blocks, full_keys=self, gates=()).with_known(
             start=None if self.start is None else (self.start[0], self.start[1] + first),
             diagonal=None if self.diagonal is None else self.diagonal - first,
         )
@@ -492,8 +544,9 @@ class Positions:
                 raise InputError(
                     "index takes tokens without coordinates, such as [CLS], out of their order, or not the first"
                 )
+        blocks = tuple(each.select(*[lambda x: select(x, index)] * 2) for each in self.blocks)
         return replace(
-            self, q=q, k=q, q_order=order, k_order=order, valid=valid, q_valid=q_valid, q_document=document,
+            self, q=q, k=q, blocks=blocks, q_order=order, k_order=order, valid=valid, q_valid=q_valid, q_document=document,
             k_document=document, prefix=prefix, gates=(),
         ).with_known(span=self.span)  # fmt: skip
 
@@ -507,7 +560,8 @@ class Positions:
             raise InputError("device=None: pass a device, such as 'cpu'")
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
-        return self._with(**tensors, sharding=sharding)
+        blocks = tuple(Blocks(*(x.to(device) for x in each)) for each in self.blocks)
+        return self._with(**tensors, blocks=blocks, sharding=sharding)
 
     # ---------------------------------------------------------------- derive: one sequence over several processes
 
@@ -548,6 +602,7 @@ class Positions:
         def cut(x: Tensor | None) -> Tensor | None:
             return x if x is None or keys is None else x[:, :keys]
 
+        blocks = tuple(each.select(shard.take, lambda x: x[:, :count]) for each in self.blocks)
         start, diagonal, span = None, None, self.span
         if len(shard.runs) == 1:
             first, end = shard.runs[0]
@@ -558,7 +613,7 @@ class Positions:
         return replace(
             self, q=shard.take(self.q), k=self.k[:, :count], q_order=shard.take(self.q_order),
             k_order=self.k_order[:, :count], valid=cut(self.valid), q_valid=local(self.q_valid),
-            q_document=local(self.q_document), k_document=cut(self.k_document), prefix=cut(self.prefix), sharding=shard, gates=(),
+            q_document=local(self.q_document), k_document=cut(self.k_document), prefix=cut(self.prefix), sharding=shard, gates=(), blocks=blocks,
             full_keys=None if keys is None else self._among(shard),
         ).with_known(start, diagonal, span)  # fmt: skip
 
@@ -605,6 +660,7 @@ class Positions:
             facts.append(f"{len(self.q)} rows")
         properties = {"causal": self.causal, "padded": self.valid is not None, "packed": self.k_document is not None}
         properties |= {"with a prefix": self.prefix is not None, f"window {self.window}": self.window is not None}
+        properties |= {"in blocks": bool(self.blocks)}
         properties |= {"a shard": self.sharding is not None, "a branch of a map": self.branch is not None}
         facts += [name for name, holds in properties.items() if holds]
         return f"{type(self).__name__}({', '.join(facts)})"
@@ -620,7 +676,7 @@ class Positions:
     @property
     def batch(self) -> int:
         """Number of different rows; 1 if all rows of a batch have the same positions."""
-        tensors = (getattr(self, name) for name in _TENSORS)
+        tensors = [*(getattr(self, name) for name in _TENSORS), *(x for each in self.blocks for x in each)]
         return self.shared("batch", lambda: max(x.shape[0] for x in tensors if x is not None))
 
     @property
@@ -706,6 +762,7 @@ class Positions:
         if self.q_document is not None and self.k_document is not None:
             documents = rowwise(self.q_document), rowwise(self.k_document)
         causal, (before, after) = self.causal, self.window or (None, None)
+        blocks = [each.mask_mod() for each in self.blocks]
 
         def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             seen = (b >= 0) & (i >= 0) & (j >= 0)
@@ -722,6 +779,8 @@ class Positions:
                 seen = seen & q_valid(b, i)
             if documents is not None:
                 seen = seen & (documents[0](b, i) == documents[1](b, j))
+            for block in blocks:
+                seen = seen & block(b, h, i, j)
             return seen
 
         return visible
@@ -742,7 +801,7 @@ class Positions:
     def all_visible(self) -> bool:
         """True if every query sees every key; False also if a tensor would have to be read to know it."""
         before, after = self.window or (None, None)
-        if self.hides_tokens or self.prefix is not None:
+        if self.hides_tokens or self.prefix is not None or len(self.blocks) > 0:
             return False
         if not self.causal and self.window is None:
             return True
@@ -756,7 +815,7 @@ class Positions:
     @property
     def unmasked(self) -> bool:
         """True if only causality restricts what a query sees."""
-        return not self.hides_tokens and self.prefix is None and self.window is None
+        return not self.hides_tokens and self.prefix is None and self.window is None and len(self.blocks) == 0
 
     @property
     def hides_tokens(self) -> bool:
@@ -784,6 +843,10 @@ class Positions:
             return self.full_keys.visible_counts()
         if self.all_visible:
             return torch.full_like(self.q_order, self.num_keys)
+        if len(self.blocks) > 0 or (self.prefix is not None and self.window is not None):
+            rows = self.num_queries if torch.compiler.is_compiling() else 1024  # a mask of all is large
+            ends = range(0, self.num_queries, rows)
+            return torch.cat([self.mask(at, min(at + rows, self.num_queries))[:, 0].sum(-1) for at in ends], 1)
         before, after = self.window or (None, None)
         after = 0 if self.causal else after
         if not self.hides_tokens and self.start is not None and self.prefix is None:
@@ -791,8 +854,6 @@ class Positions:
             end = torch.full_like(index, self.num_keys) if after is None else index + after + 1
             first = torch.zeros_like(index) if before is None else (index - before).clamp(0, self.num_keys)
             return (end.clamp(0, self.num_keys) - first).clamp(min=0)
-        if self.prefix is not None and self.window is not None:
-            return self.mask()[:, 0].sum(-1)
         q, k, q_document, k_document, valid, prefix = (
             x if x is None else x.expand(self.batch, -1)
             for x in (self.q_order, self.k_order, self.q_document, self.k_document, self.valid, self.prefix)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posenc.positions.positions import Positions
-from posenc.positions.visibility import EVERYTHING, Region
+from posenc.positions.visibility import EVERYTHING, Blocks, Region
 
 WIDTH = 7
 Rectangle = tuple[int, int, int, int, int, int]
@@ -23,11 +24,13 @@ class Segments:
         table: per rectangle (row of the batch, or -1 for all rows; first query, end; first key, end; diagonal; origin).
             Inside, every query sees every key or, if causal, query i the keys up to i + diagonal; under a window
             (`Positions.region`), those of them whose distance i - j + diagonal it has. Outside nothing is seen.
+        overlapping: a query may be in several rectangles, with other keys in each.
         regular: key j is at position j + origin and query i at distance i - j + diagonal from it in every rectangle.
     """
 
     table: list[int]
     regular: bool
+    overlapping: bool = False
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return (tuple(self.table[at : at + WIDTH]) for at in range(0, len(self.table), WIDTH))
@@ -69,12 +72,12 @@ class Segments:
 
 def segments(positions: Positions) -> Segments | None:
     """The rectangles of a call: all of it, a row's text without its padding, each packed document; a prefix and what follows
-    it. None where what is visible is not made of rectangles, as with holes in a mask, or a window on a prefix; or where a
+    it; of these, runs of visible blocks. None where what is visible is not made of rectangles, as with holes in a mask, or a window on a prefix; or where a
     graph is traced that may not read tensors."""
     p = positions
     queries, keys = p.num_queries, p.num_keys
     ordered = p.causal or p.window is not None
-    if p.prefix is None and not p.hides_tokens:
+    if p.prefix is None and not p.hides_tokens and len(p.blocks) == 0:
         if p.start is not None and (not ordered or p.diagonal == p.start[0] - p.start[1]):
             return Segments([-1, 0, queries, 0, keys, p.start[0] - p.start[1], p.start[1]], True)
         if p.diagonal is not None or not ordered:
@@ -123,7 +126,7 @@ def contains_all_visible(positions: Positions, region: Region) -> bool:
 
 
 def _read(p: Positions) -> Segments | None:
-    ordered = p.causal or p.window is not None  # what is seen depends on the order of the tokens
+    ordered = p.causal or p.window is not None or len(p.blocks) > 0  # what is seen depends on the order of the tokens
     if ordered and not (_steps(p.q_order).all() and _steps(p.k_order).all()):
         return None
     documents = [d for d in (p.q_document, p.k_document) if d is not None]
@@ -158,7 +161,39 @@ def _read(p: Positions) -> Segments | None:
                 first_q = split
             if first_q < end_q:
                 table += [at, first_q, end_q, first_k, end_k, diagonal, origin]
-    return Segments(table or [-1, *[0] * (WIDTH - 1)], regular)  # an operator's list may not be empty
+    for blocks in p.blocks:
+        table = _in_blocks(table, blocks, p.batch)
+    return Segments(table or [-1, *[0] * (WIDTH - 1)], regular, bool(p.blocks))  # an operator's list may not be empty
+
+
+def _in_blocks(table: list[int], blocks: Blocks, batch: int) -> list[int]:
+    """The part of rectangles that lies in visible blocks, as rectangles: of each run of visible blocks of keys, for as many
+    blocks of queries as have it."""
+    found: list[int] = []
+    by_row = batch > 1 and max(len(x) for x in blocks) > 1
+    for row, q0, q1, k0, k1, *rest in Segments(table, True):
+        for at in range(batch) if row < 0 and by_row else [row]:
+            of_q, q_edges = _edges_of(_row(blocks.q, at)[q0:q1], q0)
+            of_k, k_edges = _edges_of(_row(blocks.k, at)[k0:k1], k0)
+            steps = pad(_row(blocks.table, at)[of_q][:, of_k].int(), (1, 1)).diff(dim=1)
+            runs: list[list[tuple[int, int]]] = [[] for _ in q_edges]
+            for (number, first), (_, end) in zip(
+                (steps == 1).nonzero().tolist(), (steps == -1).nonzero().tolist(), strict=True
+            ):
+                runs[number].append((k_edges[first], k_edges[end]))
+            since: dict[tuple[int, int], int] = {}
+            for edge, now in zip(q_edges, runs, strict=True):
+                for run in since.keys() - set(now):
+                    found += [at, since.pop(run), edge, *run, *rest]
+                for run in now:
+                    since.setdefault(run, edge)
+    return found
+
+
+def _edges_of(blocks: Tensor, first: int) -> tuple[Tensor, list[int]]:
+    """The numbers of consecutive blocks of tokens, and the first token of each, counted from `first`, with the end."""
+    numbers, counts = torch.unique_consecutive(blocks, return_counts=True)
+    return numbers, [first, *(first + counts.cumsum(0)).tolist()]
 
 
 def _row(table: Tensor, row: int) -> Tensor:

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +54,28 @@ class Region:
 
 
 EVERYTHING = Region()
+
+
+class Blocks(NamedTuple):
+    """Which blocks of keys each block of queries sees, see `Positions.with_blocks`.
+
+    table: (batch or 1, query blocks, key blocks) bool. q, k: the block of each query and of each key, (batch or 1, n).
+    """
+
+    table: Tensor
+    q: Tensor
+    k: Tensor
+
+    def mask_mod(self) -> MaskMod:
+        """Visibility in FlexAttention's signature."""
+        q, k, table = rowwise(self.q), rowwise(self.k), self.table
+        if table.shape[0] == 1:
+            return lambda b, h, i, j: table[0, q(b, i), k(b, j)]
+        return lambda b, h, i, j: table[b, q(b, i), k(b, j)]
+
+    def select(self, of_q: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "Blocks":
+        """The same blocks, for the queries and the keys that two functions of (batch or 1, n) tensors select."""
+        return Blocks(self.table, of_q(self.q), of_k(self.k))
 
 
 @dataclass(frozen=True, eq=False)
