@@ -45,6 +45,39 @@ def cope(q: Tensor, keys: list[Tensor], embeddings: Tensor) -> float:
     return (1 - (p - below)) * z[0] + (p - below) * z[1]
 
 
+def projected(weights: Tensor, profiles: Tensor, distance: float) -> float:
+    """Inkling: the token's weights times the values, (profiles, distances), that the profiles have at a distance."""
+    return float(weights @ profiles[:, int(distance)]) if 0 <= distance < profiles.shape[1] else 0.0
+
+
+def grape_a(distance: float, slope: float, omega: float, u: Tensor, k: Tensor) -> float:
+    """Zhang et al. 2025, key-gated: both softplus, u of length 1."""
+    u = [float(x) / math.sqrt(sum(float(y) ** 2 for y in u)) for x in u]
+    gate = math.log1p(math.exp(sum(x * float(y) for x, y in zip(u, k, strict=True)) / math.sqrt(len(u))))
+    return -abs(distance) * slope * math.log1p(math.exp(omega)) * gate
+
+
+def dape(
+    head: int, scores: list[float], biases: list[float], weight_in: Tensor, bias_in: Tensor, weight_out: Tensor,
+    bias_out: Tensor,
+) -> float:  # fmt: skip
+    """Zheng et al. 2024: what is added to a head's score, of the scores and biases of all heads at a pair."""
+    both = [*scores, *biases]
+    hidden = [
+        sum(float(w) * x for w, x in zip(row, both, strict=True)) + float(b)
+        for row, b in zip(weight_in, bias_in, strict=True)
+    ]
+    hidden = [x if x > 0 else 0.01 * x for x in hidden]
+    return (
+        biases[head] + sum(float(w) * x for w, x in zip(weight_out[head], hidden, strict=True)) + float(bias_out[head])
+    )
+
+
+def selective(scores: list[float]) -> float:
+    """Leviathan et al. 2025: what the scores of the tokens between a key and its query take from it."""
+    return -sum(max(0.0, score) for score in scores)
+
+
 def grid_alibi(head: int, heads: int, i: list[float], j: list[float]) -> float:
     """Fuller et al. 2023: ALiBi's slopes, for a power of two of heads, times the Euclidean distance of two places; nothing
     where one of them, at -1 on every axis, is none."""

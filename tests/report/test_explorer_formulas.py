@@ -25,7 +25,18 @@ LEARNED |= {"pope", "fire", "learned_rope", "fope", "liere", "comrope", "cayley_
 """Encodings that are noise before training, or start as another one."""
 
 OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope", "fox"}
-OF_CONTENT |= {"selective_rope", "mamba3_rope", "carope", "wall", "path", "stick_breaking"}
+OF_CONTENT |= {
+    "selective_rope",
+    "mamba3_rope",
+    "carope",
+    "wall",
+    "path",
+    "stick_breaking",
+    "projected_relative",
+    "grape_a",
+    "dape",
+    "selective_attention",
+}
 """Encodings whose effect depends on queries, keys or a layer's input, which are not on the page."""
 
 GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"}

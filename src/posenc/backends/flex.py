@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, merged
 from posenc.backends.reference import Reference
-from posenc.bias import Modifier, Score, ScoreMod
+from posenc.bias import Mixer, Modifier, Score, ScoreMod
 from posenc.bias.terms import Cells, Lookup
 from posenc.positions import Positions
 
@@ -36,6 +36,8 @@ class Flex:
             return "FlexAttention has no weights but the softmax's"
         if problem.dropout_p > 0:
             return "FlexAttention has no dropout"
+        if any(isinstance(modifier, Mixer) for modifier in problem.modifiers):
+            return "FlexAttention changes the score of one head at a time, and a score modifier takes all heads"
         if q.device.type == "cpu":
             if _trains(problem):
                 return "FlexAttention has no backward on the CPU"

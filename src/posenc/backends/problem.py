@@ -83,10 +83,8 @@ class Problem:
 
     def modified(self, scores: Tensor, first: int) -> Tensor:
         """The scores (batch, num_heads, queries, keys) of queries from the first on, as the modifiers change them."""
-        batch, heads, queries, keys = scores.shape
-        b, h, i, j = grid_indices(batch, heads, queries, keys, scores.device)
         for modifier in self.modifiers:
-            scores = modifier(scores, b, h, i + first, j + self.first_key)
+            scores = modifier.of_block(scores, first, self.first_key)
         return scores
 
     @property

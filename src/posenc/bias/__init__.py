@@ -24,6 +24,7 @@ from posenc.bias.terms import (
     KeyTerm,
     ProductTerm,
     QueryTerm,
+    SlopeTerm,
     Term,
     ValuesTerm,
     VectorTerm,
@@ -36,8 +37,26 @@ from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
-    "Dense", "Factored", "KeyRelative", "KeyValues", "Modifier", "Positional", "QueryRelative", "Relative", "RunningSum",
-    "Score", "SoftCap", "Values", "Weights", "dense_sum", "hankel", "sum_by_rows", "validated", "validated_values",
+    "Dense",
+    "Factored",
+    "KeyRelative",
+    "KeySlope",
+    "KeyValues",
+    "Mixer",
+    "Modifier",
+    "Positional",
+    "QueryRelative",
+    "Relative",
+    "RunningSum",
+    "Score",
+    "SoftCap",
+    "Values",
+    "Weights",
+    "dense_sum",
+    "hankel",
+    "sum_by_rows",
+    "validated",
+    "validated_values",
 ]  # fmt: skip
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -174,7 +193,7 @@ class _ByDistance(_OfPositions):
         visible = segments(positions)
         if positions.span is None or visible is None or not visible.regular:
             return Refused("positions are not contiguous", "contiguous positions")
-        return None if self.positions is positions else Refused("a term counts positions of its own")
+        return None if self.positions.with_gates(()) is positions else Refused("a term counts positions of its own")
 
 
 @dataclass(eq=False)
@@ -442,6 +461,42 @@ class RunningSum(_OfPositions):
 
 
 @dataclass(eq=False)
+class KeySlope(_OfPositions):
+    """-|i - j| s_j: the distance times a number per key, such as a slope that a key makes of its content (GRAPE).
+
+    slopes: (batch or 1, num_heads or 1, num_keys), finite. Distances are differences of positions, exact far from the start,
+    where products of positions and slopes, which differ by as much, would have lost their digits.
+    """
+
+    slopes: Tensor
+    positions: Positions
+    linear = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_numbers("KeySlope", {"slopes": "(batch or 1, num_heads or 1, num_keys)"}, slopes=self.slopes)
+        self.batch: int = max(self.slopes.shape[0], self.positions.batch)
+        self.num_heads: int = self.slopes.shape[1]
+
+    def score_mod(self) -> ScoreMod:
+        lookup = self.reduced(None, self.slopes.device).lookup(None)
+        return lambda score, b, h, i, j: score + lookup(b, h, i, j)
+
+    def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
+        return SlopeTerm(self.slopes, self.positions.q[:, None], self.positions.k[:, None])
+
+    def obstacle(self, positions: Positions) -> Refused | None:
+        return None
+
+    def misfit(self, q: Tensor, k: Tensor) -> str | None:
+        if self.positions.axes > 1:
+            return "is of positions with several coordinates: pass positions with one"
+        if self.slopes.shape[2] != k.shape[2]:
+            return f"has slopes of {self.slopes.shape[2]} tokens, there are {k.shape[2]} keys: give one for each key"
+        return super().misfit(q, k) or _on_one_device({"slopes": self.slopes}, q)
+
+
+@dataclass(eq=False)
 class Dense(Score):
     """Any (batch or 1, num_heads or 1, num_queries, num_keys) tensor: N x N memory, stated explicitly."""
 
@@ -490,6 +545,12 @@ class Modifier:
         hidden = score < HIDDEN
         return torch.where(hidden, -torch.inf, self.function(torch.where(hidden, 0.0, score), b, h, i, j))
 
+    def of_block(self, scores: Tensor, first_query: int, first_key: int) -> Tensor:
+        """Scores (batch, num_heads, queries, keys), of queries and keys from these on, as the function changes them."""
+        batch, heads, queries, keys = scores.shape
+        b, h, i, j = grid_indices(batch, heads, queries, keys, scores.device)
+        return self(scores, b, h, i + first_query, j + first_key)
+
     def reduced(self) -> CapTerm | None:
         """The function as a term of the CPU's operator and of FlexAttention; None: it is known only as a function."""
         return None
@@ -528,6 +589,18 @@ class Weights(Modifier):
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return self.function(score, b, h, i, j)
+
+
+class Mixer(Modifier):
+    """A function of the scores of all heads of a pair: function(scores, first_query, first_key) -> scores, both (batch,
+    num_heads, queries, keys), of some of the queries and keys. Computed by blocks of queries, again in the backward pass.
+    FlexAttention and the other kernels, which have one head at a time, have no form for it."""
+
+    function: Callable[[Tensor, int, int], Tensor]  # type: ignore[assignment]
+
+    def of_block(self, scores: Tensor, first_query: int, first_key: int) -> Tensor:
+        hidden = scores < HIDDEN
+        return self.function(scores.masked_fill(hidden, 0.0), first_query, first_key).masked_fill(hidden, -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)

@@ -219,6 +219,16 @@ class _DifferenceLookup(NamedTuple):
         return high + (cell(self.rest_of_query, b, h, i) - cell(self.rest_of_key, b, h, j))
 
 
+class _SlopeLookup(NamedTuple):
+    slopes: Tensor
+    of_query: Tensor
+    of_key: Tensor
+
+    def __call__(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        distance = (cell(self.of_query, b, h, i) - cell(self.of_key, b, h, j)).abs()
+        return -distance.to(self.slopes.dtype) * cell(self.slopes, b, h, j)
+
+
 class _CapLookup(NamedTuple):
     cap: Tensor
 
@@ -526,6 +536,48 @@ class DifferenceTerm(Term):
             _accumulate(self.of_right[:, slice(*tile.keys)], -grad.sum(1))
 
 
+class SlopeTerm(Term):
+    """-|distance| s_j: slopes s (batch or 1, heads or 1, keys), positions of queries and keys (batch or 1, 1, n)."""
+
+    kind = "slope"
+    size = 3
+
+    def prepared(self, dtype: torch.dtype, batch: int, heads: int) -> list[Tensor]:
+        slopes, of_query, of_key = self.tensors
+        return [slopes.to(dtype), of_query.double(), of_key.double()]
+
+    def lookup(self, cells: Cells | None) -> Lookup:
+        return _SlopeLookup(*self.tensors)
+
+    def lookup_numbers(self) -> int:
+        return self.tensors[0].numel()
+
+    def collects(self, needs: list[bool]) -> None:
+        super().collects([needs[0], False, False])
+
+    def enter(self, row: int, heads: Slice) -> None:
+        self.slopes, self.of_slopes = self.part(0, row, heads)
+        self.of_query, self.of_key = (cut(x, row, (0, 1))[0] for x in self.tensors[1:])
+
+    def distances(self, tile: Tile) -> Tensor:
+        """Those of a tile, (rows, columns): of positions counted from its first key, which float32 has exactly where the
+        positions themselves may be too large for it."""
+        keys = self.of_key[slice(*tile.keys)]
+        rows, columns = ((x - keys[0]).to(self.slopes) for x in (self.of_query[slice(*tile.queries)], keys))
+        distance = rows[:, None] - columns
+        return distance.abs_() if bool(rows.min() < columns.max()) else distance
+
+    def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
+        slopes, distance = self.slopes[:, None, slice(*tile.keys)], self.distances(tile)
+        torch.mul(distance, -slopes.expand(len(out), -1, -1), out=out) if fresh else out.addcmul_(
+            distance, slopes, value=-1
+        )
+
+    def collect(self, grad: Tensor, tile: Tile) -> None:
+        if self.of_slopes is not None:
+            _accumulate(self.of_slopes[:, slice(*tile.keys)], -(grad * self.distances(tile)).sum(1))
+
+
 class EntriesTerm(Term):
     """A (batch or 1, heads or 1, queries, keys) tensor."""
 
@@ -627,5 +679,6 @@ class CapTerm(Term):
 
 
 SCORE_TERMS: dict[str, type[Term]] = {
-    cls.kind: cls for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, EntriesTerm, CapTerm)
+    cls.kind: cls
+    for cls in (VectorTerm, QueryTerm, KeyTerm, ProductTerm, DifferenceTerm, SlopeTerm, EntriesTerm, CapTerm)
 }

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from posenc.attention import explain, prepare
 from posenc.backends import BACKENDS
 from posenc.backends.problem import Problem
+from posenc.bias import Mixer
 
 from posenc.conformance.fixtures import (  # isort: skip
     DECODER, ENCODER, LENGTH, VOCAB, CheckFailed, EncodingUnderTest, NotApplicable, attend, attention_inputs, equal, random_inputs, seeded,
@@ -131,7 +132,7 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
 
     - `sdpa`: every call; with a term on the values (`Values`) only contiguous text without a window or a prefix, whose
       other terms have a form in the CPU operator.
-    - `flex`: every call without gradients, without `Values` and with a softmax.
+    - `flex`: every call without gradients, `Values` and `Mixer`, with a softmax.
     - `triton`, in its interpreter: contiguous text in float32 or less without gradients, whose terms have a form in the
       kernel, at most one of them a table that queries are multiplied with; a sink, but no `Values`, score modifier or
       position map.
@@ -143,7 +144,8 @@ def must_serve(backend: str, problem: Problem, trains: bool) -> bool:
         simple = positions.span is not None and not restricted
         return no_values or (simple and all(term.obstacle(positions) is None for term in problem.bias))
     if backend == "flex":
-        return no_values and not trains and not problem.weighs
+        mixes = any(isinstance(each, Mixer) for each in problem.modifiers)
+        return no_values and not trains and not problem.weighs and not mixes
     if backend == "triton":
         inputs = [term.in_kernel for term in problem.bias]
         return (

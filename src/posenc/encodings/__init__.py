@@ -15,18 +15,22 @@ from posenc.encodings.augment import CAPE, SHAPE, Randomized
 from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.cope import CoPE
+from posenc.encodings.dape import DAPE
 from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
 from posenc.encodings.forgetting import FoX
+from posenc.encodings.grape import GRAPEA
 from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.path import PaTH
 from posenc.encodings.pope import PoPE
+from posenc.encodings.projected_relative import ProjectedRelative
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
+from posenc.encodings.selective import SelectiveAttention
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
 from posenc.encodings.stick_breaking import StickBreaking
@@ -44,75 +48,13 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 
 # fmt: off
 __all__ = [
-    "CAPE",
-    "ENCODINGS",
-    "FIRE",
-    "FLOATER",
-    "KERPLE",
-    "SHAPE",
-    "STRING",
-    "T5",
-    "TUPE",
-    "TUPER",
-    "ALiBi",
-    "Absolute",
-    "AxialRotary",
-    "AxialTable",
-    "Binary",
-    "CARoPE",
-    "Chunks",
-    "ClassWindowTable",
-    "CoPE",
-    "ComRoPE",
-    "ComplexOrder",
-    "DeBERTa",
-    "DeBERTaV2",
-    "DecoupledRotary",
-    "EnhancedMaskDecoder",
-    "FoPE",
-    "FoX",
-    "GridALiBi",
-    "GridSinusoidal",
-    "GridTable",
-    "Hierarchical",
-    "Integer",
-    "Learned",
-    "LearnedRotary",
-    "LearnedSink",
-    "LieRE",
-    "LogN",
-    "LogWindow",
-    "MRotary",
-    "Mamba3Rotary",
-    "Mapped",
-    "MixedRotary",
-    "Multiplicative",
-    "NoPE",
-    "Normalized",
-    "PRotary",
-    "PaTH",
-    "PoPE",
-    "PrefixKV",
-    "Randomized",
-    "RoPEPlusPlus",
-    "Rotary",
-    "Sandwich",
-    "SelectiveRotary",
-    "Shaw",
-    "Sines",
-    "Sinusoidal",
-    "SoftmaxN",
-    "StepTemperature",
-    "StickBreaking",
-    "Temperature",
-    "TransformerXL",
-    "Wall",
-    "Window",
-    "WindowTable",
-    "XLNet",
-    "XPos",
-    "create",
-    "from_spec",
+    "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
+    "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa",
+    "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical",
+    "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped", "MixedRotary",
+    "Multiplicative", "NoPE", "Normalized", "PRotary", "PaTH", "PoPE", "PrefixKV", "ProjectedRelative", "Randomized", "RoPEPlusPlus",
+    "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature",
+    "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -127,7 +69,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
         LieRE, ComRoPE, STRING, PoPE, SelectiveRotary, Mamba3Rotary, CARoPE,
         # on the scores, by content and distance
-        Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
+        Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2, ProjectedRelative, GRAPEA, DAPE, SelectiveAttention,
         # on the scores, by the tokens between query and key
         Wall, PaTH,
         # on the scores, by distance

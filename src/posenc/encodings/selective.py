@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selective attention: tokens tell later ones which keys are not needed any more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from posenc.bias import Score
+from posenc.encoding import Encoding, Projections
+from posenc.encodings.rotary import Rotary
+from posenc.encodings.shared import check_head_dim
+from posenc.errors import InputError
+from posenc.functional import Layout
+from posenc.positions import Positions
+
+TOKENS = 256
+"""Tokens whose selections are added up at a time."""
+
+
+@dataclass(eq=False, repr=False)
+class SelectiveAttention(Encoding):
+    """What the first head scores above zero is subtracted from the scores of later queries, in every head.
+
+    F_ij = sum of relu(s_tj) over the tokens t between j and i, s the scores of head 0, scaled, of what t sees. The first token
+    of each document, and what a token scores of itself, do not count. Nothing is learned.
+
+    head_dim: width of a head. rope_theta, layout: of the rotation that is in the scores s; None: there is none. It does not
+    rotate queries and keys: in a model with RoPE the encoding is rope+selective_attention:rope_theta=10000.
+
+    What earlier tokens have selected is computed of their queries: they are the gates, taken through the model's query
+    projection (`share`) and cached with the keys. `gates=q[:, :1]` passes them to `attention` in a model of your own that
+    changes queries in no other way. Time grows with the square of the keys also where a single query is new. Memory is that of
+    some queries at a time, where rows are alike in their order; else one number for each pair of tokens.
+    Raises InputError for positions that are not causal, and where `attention` is not given gates.
+    Source: Leviathan et al. 2025, section 3; x-transformers.
+    """
+
+    name = "selective_attention"
+    papers: ClassVar[tuple[str, ...]] = ("leviathan2025selective",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"s'_{ij} = s_{ij} - \sum_{t=j+1}^{i-1} \max(0, s^{(0)}_{tj}) \text{ for keys } j \text{ but the first}",
+    )
+    shift_invariant = True
+    extrapolates = "not claimed"
+    equal_to = "x-transformers"
+    causal_only = True
+
+    head_dim: int
+    rope_theta: float | None = None
+    layout: Layout = "half"
+
+    def setup(self) -> None:
+        theta = 1.0 if self.rope_theta is None else self.rope_theta
+        self.rotation: Rotary = Rotary(self.head_dim, rope_theta=theta, layout=self.layout)
+        self.projections: list[Projections] = []
+
+    def share(self, projections: Sequence[Projections]) -> None:
+        self.projections = list(projections)  # in a list, which registers nothing: the modules stay the model's
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor:
+        if layer >= len(self.projections):
+            raise InputError(
+                f"selective_attention has no query projection for layer {layer}: give it the model's by share([(query, key), "
+                "...]), one pair per layer, or pass gates=q[:, :1], of all tokens, to attention"
+            )
+        project = self.projections[layer][0]
+        weight = getattr(project, "weight", x)  # the model's own dtype, whatever x has been cast to
+        return project(x.to(weight.dtype)).to(x.dtype)[:, None, :, : self.head_dim]
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> "Selection":
+        check_head_dim(self, q, self.head_dim)
+        if positions.sees_future:
+            raise InputError(
+                "selective_attention looks at the tokens between a key and its query: pass causal positions"
+            )
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        queries = positions.gate(self.known_as).to(dtype)
+        if queries.shape[1:] != (1, k.shape[2], self.head_dim):
+            raise InputError(
+                f"gates of shape {tuple(queries.shape)}: pass the queries of the first head, (batch, 1, {k.shape[2]}, {self.head_dim})"
+            )
+        tokens = positions.shared("tokens as queries", partial(_as_queries, positions))
+        keys = k[:, :1].to(dtype)
+        if self.rope_theta is not None:
+            queries, keys = self.rotation.rotate(queries, keys, tokens, layer)
+        return Selection(queries[:, 0] * self.scale(self.head_dim), keys[:, 0], positions, tokens)
+
+
+def _as_queries(positions: Positions) -> Positions:
+    """The keys' tokens, as queries as well."""
+    blocks = tuple(each._replace(q=each.k) for each in positions.blocks)
+    return replace(
+        positions, q=positions.k, q_order=positions.k_order, q_valid=positions.valid, q_document=positions.k_document, gates=(),
+        blocks=blocks,
+    ).with_known(diagonal=None if positions.diagonal is None else 0)  # fmt: skip
+
+
+class Selection(Score):
+    """-F_ij, see `SelectiveAttention`: scaled queries and keys of the head that selects, (batch, num_keys, head_dim), of all
+    tokens; tokens: their positions as queries."""
+
+    num_heads = 1
+
+    def __init__(self, queries: Tensor, keys: Tensor, positions: Positions, tokens: Positions) -> None:
+        self.queries, self.keys, self.positions, self.tokens = queries, keys, positions, tokens
+        self.batch, self.num_queries, self.num_keys = len(keys), positions.num_queries, positions.num_keys
+        self.first: Tensor = tokens.shared("first of documents", partial(_first_of_documents, tokens))
+
+    def selected(self, first: int, end: int) -> Tensor:
+        """What tokens first .. end - 1 score each key, where it counts: (batch, end - first, num_keys)."""
+        scores = (self.queries[:, first:end] @ self.keys.mT).relu()
+        before = self.tokens.k_order[:, None] < self.tokens.q_order[:, first:end, None]
+        counts = self.tokens.mask(first, end)[:, 0] & before & ~self.first[:, None]
+        return scores.masked_fill(~counts, 0.0)
+
+    def added(self, first: int, end: int) -> Tensor:
+        """What tokens first .. end - 1 select in all, (batch, num_keys)."""
+        if not torch.is_grad_enabled():
+            return self.selected(first, end).sum(1)
+        return checkpoint(lambda: self.selected(first, end).sum(1), use_reentrant=False)
+
+    def rows(self, device: torch.device) -> Callable[[int, int], Tensor]:
+        diagonal = self.positions.diagonal
+        if diagonal is None:
+            return self._in_any_order
+        sums = [self.keys.new_zeros(self.batch, self.num_keys)]  # of the tokens before each multiple of TOKENS
+        if not torch.compiler.is_compiling():
+            for first in range(0, diagonal + self.num_queries - TOKENS, TOKENS):
+                sums.append(sums[-1] + self.added(first, first + TOKENS))
+
+        def rows(first: int, end: int) -> Tensor:
+            known = min((first + diagonal) // TOKENS, len(sums) - 1)
+            start = known * TOKENS
+            selected = pad(self.selected(start, end + diagonal), (0, 0, 1, -1))  # what counts comes from tokens before
+            return -(sums[known][:, None] + selected.cumsum(1))[:, None, first + diagonal - start :]
+
+        return rows
+
+    def _in_any_order(self, first: int, end: int) -> Tensor:
+        earlier = self.tokens.k_order[:, None] < self.positions.q_order[:, first:end, None]
+        return -(earlier.to(self.keys) @ self.selected(0, self.num_keys))[:, None]
+
+
+def _first_of_documents(tokens: Positions) -> Tensor:
+    """Which keys are the first of their document, or of their row, (batch or 1, num_keys) bool."""
+    order = tokens.k_order
+    document = torch.zeros_like(order) if tokens.k_document is None else tokens.k_document
+    if tokens.valid is not None:
+        document = torch.where(tokens.valid, document, document.amax() + 1)
+    rows = torch.broadcast_shapes(order.shape, document.shape)
+    order, document = order.expand(rows), document.expand(rows)
+    index = order.argsort(dim=1, stable=True)
+    index = index.gather(1, document.gather(1, index).argsort(dim=1, stable=True))
+    ordered = document.gather(1, index)
+    changes = (ordered != ordered.roll(1, 1)) | (torch.arange(rows[1], device=order.device) == 0)
+    return torch.zeros_like(changes).scatter(1, index, changes)

@@ -1,0 +1,111 @@
+"""DAPE: the formula, the authors' expression, blocks of queries and their gradients, sums with other encodings."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import posenc
+from posenc import DAPE, Positions, Rotary, attention
+from posenc.backends import sdpa
+from references import biases
+from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, dense, qkv, random
+
+KINDS = pytest.mark.parametrize("kind", ["alibi", "kerple", "fire"])
+
+
+def parts_of(encoding, layer=0):
+    mlp = encoding.mlp
+    return [x.detach()[layer] for x in (mlp.weight_in, mlp.bias_in, mlp.weight_out, mlp.bias_out)]
+
+
+@BACKENDS
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@EVERYWHERE
+def test_it_is_the_formula(positions, kv_heads, backend):
+    encoding = random(DAPE(3, num_layers=2, kind="alibi", hidden=5))
+    bias = dense(encoding.adapted, positions, 3)
+
+    def formula(q, k, seen):
+        def at(b, h, i, j):
+            products = [float(q[b, g, i] @ k[b, g * kv_heads // 3, j]) / 2 for g in range(3)]
+            of_pair = [float(bias[b % len(bias), g, i, j]) for g in range(3)]
+            return biases.dape(h, products, of_pair, *parts_of(encoding))
+
+        return at
+
+    check_against_loops(encoding, positions, formula, backend, kv_heads)
+
+
+@KINDS
+def test_it_is_the_authors_expression(kind):
+    # theirs: heads last, torch.nn's layers; s + b + MLP of both, then the causal mask
+    encoding, positions = random(DAPE(3, kind=kind)), Positions.arange(9, causal=True)
+    mlp = nn.Sequential(nn.Linear(6, 32), nn.LeakyReLU(), nn.Linear(32, 3)).double()
+    for parameter, of_mlp in zip(mlp.parameters(), parts_of(encoding), strict=True):
+        parameter.data = of_mlp
+    q, k, v = qkv(positions)
+    scores, bias = q @ k.mT / 2, dense(encoding.adapted, positions, 3).expand(2, -1, -1, -1)
+    changed = scores + bias + mlp(torch.cat((scores, bias), 1).movedim(1, -1)).movedim(-1, 1)
+    weights = changed.masked_fill(~positions.mask(), -torch.inf).softmax(-1)
+    assert_close(attention(q, k, v, encoding, positions), weights @ v, **EXACT)
+
+
+@KINDS
+@pytest.mark.parametrize("layout", ["causal", "cached", "left padded", "packed", "fractional"])
+def test_blocks_of_queries_have_the_gradients_of_all_at_once(layout, kind, monkeypatch):
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 1)
+    monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
+    positions, encoding = LAYOUTS[layout], random(Rotary(4) + DAPE(4, kind=kind))
+    leaves = [*(x.requires_grad_() for x in qkv(positions, 4, 2)), *encoding.parameters()]
+    results = []
+    for backend in ("auto", "reference"):
+        out = attention(*leaves[:3], encoding, positions, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, wanted in zip(*results, strict=True):
+        assert_close(ours, wanted, **EXACT)
+
+
+def test_memory_is_linear_in_the_sequence():
+    explained = [
+        posenc.explain(*torch.randn(3, 1, 8, n, 8).unbind(), DAPE(8), causal=True) for n in (2048, 4096, 16384)
+    ]
+    assert all("queries at a time" in each.reason for each in explained)
+    assert explained[2].extra_bytes == explained[1].extra_bytes == explained[0].extra_bytes
+
+
+def test_it_acts_on_the_scores_of_the_sum():
+    positions, encoding = LAYOUTS["causal"], random(DAPE(3, kind="alibi"))
+    q, k, v = qkv(positions)
+    rope, t5 = Rotary(4), random(posenc.T5(3, scaled=True))
+    alone = attention(*rope.rotate(q, k, positions), v, encoding, positions)
+    assert_close(attention(q, k, v, rope + encoding, positions), alone, **EXACT)
+    before = attention(q, k, v, encoding + t5, positions)
+    assert_close(attention(q, k, v, t5 + encoding, positions), before, **EXACT)
+
+
+def test_a_key_that_a_bias_hides_stays_hidden():
+    class Hiding(posenc.Encoding):
+        def bias(self, q, k, positions, layer=0):
+            return posenc.bias.Relative(lambda h, d: torch.where(d > 2, -torch.inf, 0.0), 3, positions)
+
+    positions, encoding = Positions.arange(7, causal=True), random(DAPE(3))
+    q, k, v = qkv(positions)
+    wanted = attention(q, k, v, encoding, positions.with_window(2))
+    assert_close(attention(q, k, v, Hiding() + encoding, positions), wanted, **EXACT)
+
+
+REFUSED = {
+    "kind": (lambda: DAPE(3, kind="t5"), "unknown kind 't5'"),
+    "hidden": (lambda: DAPE(3, hidden=0), "hidden=0"),
+    "heads": (lambda: attention(*qkv(LAYOUTS["causal"]), DAPE(2), LAYOUTS["causal"]), "3 heads.*num_heads=2"),
+    "layer": (lambda: attention(*qkv(LAYOUTS["causal"]), DAPE(3, num_layers=2), LAYOUTS["causal"], layer=2), "num_layers=2"),
+    "grid": (lambda: attention(*qkv(Positions.grid(2, 2)), DAPE(3), Positions.grid(2, 2)), "one coordinate"),
+    "flex": (lambda: attention(*qkv(LAYOUTS["causal"]), DAPE(3), LAYOUTS["causal"], backend="flex"), "takes all heads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()

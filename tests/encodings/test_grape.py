@@ -1,0 +1,135 @@
+"""Key-gated additive GRAPE: the formula, the authors' expression, gradients, distances far from the start, memory."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import softplus
+from torch.testing import assert_close
+
+import posenc
+from posenc import GRAPEA, Encoding, Positions, attention
+from posenc.bias import KeySlope
+from references import biases
+from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, qkv, random
+
+
+@BACKENDS
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@EVERYWHERE
+def test_it_is_the_formula(positions, kv_heads, backend):
+    encoding = random(GRAPEA(4, 4, num_layers=2))
+
+    def formula(q, k, seen):
+        def at(b, h, i, j):
+            distance = float(positions.q[b % len(positions.q), i]) - float(positions.k[b % len(positions.k), j])
+            u, omega = encoding.direction.detach()[0, h], float(encoding.strength.detach()[0, h])
+            return biases.grape_a(distance, 2.0 ** (-2 * (h + 1)), omega, u, k[b, h * kv_heads // 4, j])
+
+        return at
+
+    check_against_loops(encoding, positions, formula, backend, kv_heads, heads=4)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("heads", [3, 8])
+def test_it_is_the_authors_expression(heads, unit):
+    # theirs: u over its norm, slopes times softplus(omega), distances of the future 0
+    encoding, positions = random(GRAPEA(heads, 6, unit=unit)), Positions.arange(9, causal=True)
+    q, k, _ = qkv(positions, heads, heads, 6)
+    u = encoding.direction[0]
+    u = u / u.norm(dim=-1, keepdim=True).clamp(min=1e-6) if unit else u
+    gate = softplus((k * u[:, None]).sum(-1) / math.sqrt(6))
+    distance = (positions.q.T - positions.k).clamp(min=0)
+    omega = softplus(encoding.strength[0]) * posenc.functional.alibi_slopes(heads)
+    wanted = -distance * omega[:, None, None] * gate[:, :, None]
+    assert_close(encoding.bias(q, k, positions).dense(q.device).tril(), wanted.tril(), **EXACT)
+
+
+@pytest.mark.parametrize("omega", [1e-4, 1.0, 80.0, 1000.0])
+def test_it_starts_at_omega_with_directions_of_length_one(omega):
+    encoding = GRAPEA(2, 4, omega=omega)
+    assert softplus(encoding.strength.double()).tolist() == [pytest.approx([omega] * 2, rel=1e-6)]
+    # keys at a right angle to u: every slope is ALiBi's times omega ln 2
+    k = torch.zeros(1, 2, 5, 4)
+    bias = encoding.bias(k, k, Positions.arange(5)).dense(k.device)
+    alibi = posenc.ALiBi(2).bias(k, k, Positions.arange(5)).dense(k.device)
+    assert_close(bias, alibi * omega * math.log(2), rtol=1e-5, atol=1e-6)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_gradients_are_those_of_the_reference(positions, kv_heads, tiles):
+    encoding = random(GRAPEA(4, 4))
+    leaves = [*(x.requires_grad_() for x in qkv(positions, 4, kv_heads)), *encoding.parameters()]
+    results = []
+    for backend in ("auto", "reference"):
+        out = attention(*leaves[:3], encoding, positions, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, wanted in zip(*results, strict=True):
+        assert_close(ours, wanted, **EXACT)
+
+
+def test_flex_attention():
+    q, k, v = qkv(LAYOUTS["causal"], 4, 2)
+    encoding = random(GRAPEA(4, 4))
+    with torch.no_grad():
+        ours = attention(q, k, v, encoding, LAYOUTS["causal"], backend="flex")
+        assert_close(ours, attention(q, k, v, encoding, LAYOUTS["causal"], backend="reference"), **EXACT)
+
+
+class Given(Encoding):
+    def __init__(self, slopes):
+        super().__init__()
+        self.slopes = slopes
+
+    def bias(self, q, k, positions, layer=0):
+        return KeySlope(self.slopes, positions)
+
+
+@pytest.mark.parametrize("backend", ["auto", "flex", "reference"])
+def test_distances_are_exact_far_from_the_start(backend):
+    # positions that float32 does not have: 2^30 and the next one are equal in it
+    far = 2**30
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 40, 8, generator=g).unbind()
+    given = Given(torch.rand(1, 2, 40, generator=g))
+    near, away = Positions.arange(40, causal=True), Positions.from_ids(torch.arange(far, far + 40), causal=True)
+    with torch.no_grad():
+        ours = attention(q, k, v, given, away, backend=backend)
+        assert_close(ours, attention(q, k, v, given, near, backend=backend), rtol=0, atol=1e-7)
+        assert (ours - attention(q, k, v, None, near)).abs().max() > 0.1
+
+
+def test_memory_is_linear_in_the_sequence():
+    encoding, sizes = GRAPEA(2, 8), []
+    for n in (2048, 4096):
+        q, k, v = torch.randn(3, 1, 2, n, 8).unbind()
+        explained = posenc.explain(q, k, v, encoding, causal=True)
+        assert explained.reason == "terms are computed a tile at a time"
+        sizes.append(explained.extra_bytes)
+    assert sizes[1] < 2.1 * sizes[0]
+
+
+def slopes_of(slopes, positions=LAYOUTS["causal"]):
+    return attention(*qkv(positions), Given(slopes), positions)
+
+
+REFUSED = {
+    "omega": (lambda: GRAPEA(2, 4, omega=0.0), "omega=0"),
+    "init_std": (lambda: GRAPEA(2, 4, init_std=-1.0), "init_std=-1"),
+    "heads": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(2, 4), LAYOUTS["causal"]), "num_heads=2"),
+    "width": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, 8), LAYOUTS["causal"]), "head_dim=8"),
+    "layer": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, 4, num_layers=2), LAYOUTS["causal"], layer=2), "num_layers=2"),
+    "grid": (lambda: attention(*qkv(Positions.grid(2, 2)), GRAPEA(3, 4), Positions.grid(2, 2)), "one coordinate"),
+    "slopes on a grid": (lambda: slopes_of(torch.zeros(1, 3, 4), Positions.grid(2, 2)), "several coordinates"),
+    "slopes of other keys": (lambda: slopes_of(torch.zeros(1, 3, 6)), "slopes of 6 tokens, there are 7 keys"),
+    "slopes of other heads": (lambda: slopes_of(torch.zeros(1, 2, 7)), "has 2 heads, q has 3"),
+    "slopes of a wrong rank": (lambda: slopes_of(torch.zeros(3, 7)), r"slopes is .* pass a tensor of shape \(batch or 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()

@@ -1,0 +1,137 @@
+"""Inkling's relative bias: the formula, transformers' module, x-transformers', memory, gates."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+from x_transformers.x_transformers import RelativeProjPositionalBias
+
+import posenc
+from posenc import Positions, ProjectedRelative, Transformer, TransformerConfig, attention
+from posenc.encoding import gates_of
+from posenc.transformer import Cache
+from references import biases
+from references.calls import BACKENDS, CAUSAL, DIM, EXACT, LAYOUTS, check_against_loops, qkv, random
+
+INTEGERS = {name: p for name, p in LAYOUTS.items() if name != "fractional"}
+
+
+def made(extent=4, **options):
+    return random(ProjectedRelative(DIM, 3, extent=extent, profiles=2, **options))
+
+
+def test_it_is_declared_complete():
+    assert ProjectedRelative(8, 2).sites() == ("gates", "bias")
+
+
+@BACKENDS
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@pytest.mark.parametrize("positions", INTEGERS.values(), ids=INTEGERS.keys())
+def test_it_is_the_formula(positions, kv_heads, backend):
+    encoding = made(num_layers=2)
+    weights = encoding.projection.weight.detach()[0]
+    first = positions.num_keys - positions.num_queries
+
+    def formula(q, k, seen, x):
+        def at(b, h, i, j):
+            q, k = (int(ids[b % len(ids), n]) for ids, n in ((positions.q, i), (positions.k, j)))
+            return biases.projected(weights[h] @ x[b, first + i], encoding.table.detach()[0].T, q - k)
+
+        return at
+
+    check_against_loops(encoding, positions, formula, backend, kv_heads)
+
+
+@pytest.mark.parametrize("extent", [1, 3, 40])
+def test_it_is_inklings_module(extent):
+    # theirs takes the token's vectors, (batch, n, heads, width), and gives zeros to keys after the query
+    theirs, encoding, positions = InklingRelativeLogits(2, extent).double(), made(extent), Positions.arange(9)
+    theirs.proj.data = encoding.table.data[0].T
+    gates = torch.randn(2, 3, 9, 2, dtype=torch.float64)
+    q, k, _ = qkv(positions)
+    ours = encoding.bias(q, k, positions.with_gates((gates,))).dense(q.device)
+    assert_close(ours, theirs(gates.transpose(1, 2), torch.arange(9), torch.arange(9)), **EXACT)
+
+
+@pytest.mark.parametrize("cached", [0, 6])
+def test_it_is_that_of_x_transformers(cached):
+    encoding, positions = made(5), Positions.arange(3, cached, causal=True)
+    theirs = RelativeProjPositionalBias(DIM, 3, num_distance_basis=2, max_dist=5).double()
+    theirs.distance_bank.data = encoding.table.data[0].T
+    theirs.to_distance_weights[0].weight.data = encoding.projection.weight.data[0].flatten(0, 1)
+    torch.nn.init.zeros_(theirs.to_distance_weights[0].bias)
+    x = torch.randn(2, 3 + cached, DIM, dtype=torch.float64)
+    q, k, _ = qkv(positions)
+    ours = encoding.bias(q, k, positions.with_gates(gates_of(encoding, x))).dense(q.device)
+    assert_close(ours, theirs(x[:, cached:], 3 + cached), **EXACT)
+
+
+@pytest.mark.parametrize("layout", ["causal", "left padded", "packed", "cached"])
+def test_gradients_are_those_of_the_formula(layout):
+    positions, encoding = CAUSAL[layout], made(3)
+    x = torch.randn(2, positions.num_keys, DIM, dtype=torch.float64, requires_grad=True)
+    q, k, v = (part.requires_grad_() for part in qkv(positions))
+    leaves = [x, q, k, v, *encoding.parameters()]
+    results = []
+    for backend in ("auto", "reference"):
+        out = attention(q, k, v, encoding, positions, gates=gates_of(encoding, x), backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, wanted in zip(*results, strict=True):
+        assert_close(ours, wanted, **EXACT)
+
+
+def test_memory_is_linear_in_the_sequence():
+    encoding, sizes = ProjectedRelative(8, 2, extent=64, profiles=4), []
+    for n in (2048, 4096):
+        q, k, v = torch.randn(3, 1, 2, n, 8).unbind()
+        gates = gates_of(encoding, torch.randn(1, n, 8))
+        explained = posenc.explain(q, k, v, encoding, causal=True, gates=gates)
+        assert explained.reason == "terms are computed a tile at a time"
+        sizes.append(explained.extra_bytes)
+    assert sizes[1] < 2.1 * sizes[0]
+
+
+def test_keys_beyond_the_extent_have_no_bias():
+    encoding, positions = made(4), Positions.arange(9, causal=True)
+    q, k, _ = qkv(positions)
+    bias = encoding.bias(q, k, positions.with_gates((torch.randn(1, 3, 9, 2),))).dense(q.device)[0, 0]
+    distance = positions.q.T - positions.k
+    assert bool((bias[(distance < 0) | (distance >= 4)] == 0).all())
+    assert bool((bias[(distance >= 0) & (distance < 4)] != 0).all())
+
+
+def test_a_model_decodes_what_it_reads():
+    torch.manual_seed(0)
+    config = TransformerConfig(vocab_size=11, dim=12, num_layers=2, num_heads=3)
+    model = Transformer(config, "projected_relative:extent=3:init_std=1.0").double().eval()
+    tokens, cache = torch.randint(11, (2, 9)), Cache()
+    with torch.no_grad():
+        parts = [model(part, cache=cache) for part in tokens.split([4, 1, 3, 1], 1)]
+        assert_close(torch.cat(parts, 1), model(tokens), **EXACT)
+
+
+def call(encoding=None, positions=None, gates=None, heads=3):
+    positions = LAYOUTS["causal"] if positions is None else positions
+    return attention(*qkv(positions, heads, heads), made() if encoding is None else encoding, positions, gates=gates)
+
+
+REFUSED = {
+    "extent": (lambda: ProjectedRelative(8, 2, extent=0), "extent=0"),
+    "profiles": (lambda: ProjectedRelative(8, 2, profiles=0), "profiles=0"),
+    "init_std": (lambda: ProjectedRelative(8, 2, init_std=-1.0), "init_std=-1"),
+    "no gates": (call, "gates=0 tensors, projected_relative makes 1"),
+    "narrow gates": (lambda: call(gates=torch.zeros(2, 3, 7, 3)), r"table of shape .* pass \(num_heads or 1, rows, 3\)"),
+    "gates of other heads": (lambda: call(gates=torch.zeros(2, 2, 7, 2)), "has 2 heads, q has 3"),
+    "gates of other tokens": (lambda: call(gates=torch.zeros(2, 3, 6, 2)), "gates are of 6 tokens, there are 7 keys"),
+    "heads": (lambda: call(heads=2, gates=torch.zeros(2, 2, 7, 2)), "num_heads=3"),
+    "fractional": (lambda: call(positions=LAYOUTS["fractional"], gates=torch.zeros(2, 3, 7, 2)), "integer distances"),
+    "grid": (lambda: call(positions=Positions.grid(2, 2), gates=torch.zeros(2, 3, 4, 2)), "one coordinate"),
+    "x": (lambda: gates_of(made(), torch.zeros(1, 3, DIM + 1)), f"x of {DIM + 1} channels.*dim={DIM}"),
+    "layer": (lambda: gates_of(made(num_layers=2), torch.zeros(1, 3, DIM), 2), "num_layers=2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()

@@ -1,0 +1,192 @@
+"""Selective attention: the formula, x-transformers' expression, caches, blocks of queries and of tokens."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from x_transformers.attend import selective_attn
+
+import posenc
+from posenc import Positions, Rotary, SelectiveAttention, Transformer, TransformerConfig, attention
+from posenc.backends import sdpa
+from posenc.encoding import gates_of
+from posenc.encodings import selective
+from posenc.transformer import Cache
+from references import biases
+from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against_loops, qkv
+
+EVERYWHERE = pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys())
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Several blocks of tokens and of queries, also of a few."""
+    monkeypatch.setattr(selective, "TOKENS", 2)
+    monkeypatch.setattr(sdpa, "BLOCK_CELLS", 1)
+    monkeypatch.setattr(sdpa, "LEAST_ROWS", 3)
+
+
+def tokens_of(positions):
+    """As many queries of head 0 as there are keys."""
+    return torch.randn(2, 1, positions.num_keys, 4, dtype=torch.float64)
+
+
+@BACKENDS
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@EVERYWHERE
+def test_it_is_the_formula(positions, kv_heads, backend, small_blocks):
+    encoding, order = SelectiveAttention(4), positions.k_order
+    encoding.share([(torch.nn.Linear(DIM, 12).double(), None)])
+
+    def formula(q, k, seen, x):
+        (gates,) = gates_of(encoding, x)
+        # what a token sees: keys of its document that are not after it, and no padding
+        document = torch.zeros_like(order) if positions.k_document is None else positions.k_document
+        valid = torch.ones_like(order) if positions.valid is None else positions.valid
+
+        def sees(b, t, j):
+            row = [x[b % len(x)] for x in (order, document, valid)]
+            return bool(row[0][j] <= row[0][t] and row[1][j] == row[1][t] and row[2][t] and row[2][j])
+
+        def at(b, h, i, j):
+            first = not any(sees(b, j, other) for other in range(positions.num_keys) if other != j)
+            here = int(positions.q_order[b % len(positions.q_order), i])
+            between = [
+                t for t in range(positions.num_keys) if order[b % len(order), t] < here and t != j and sees(b, t, j)
+            ]
+            return (
+                0.0 if first else biases.selective([float(gates.detach()[b, 0, t] @ k[b, 0, j]) / 2 for t in between])
+            )
+
+        return at
+
+    check_against_loops(encoding, positions, formula, backend, kv_heads)
+
+
+@pytest.mark.parametrize("rotation", ["", "half", "interleaved"])
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_it_is_that_of_x_transformers(n, rotation, small_blocks):
+    positions = Positions.arange(n, causal=True)
+    q, k, v = qkv(positions)
+    encoding, rotated = SelectiveAttention(4), (q, k)
+    if rotation:
+        rope = Rotary(4, rope_theta=100.0, layout=rotation)
+        encoding = rope + SelectiveAttention(4, rope_theta=100.0, layout=rotation)
+        rotated = rope.rotate(q, k, positions)
+    scores = (rotated[0] @ rotated[1].mT / 2).masked_fill(~positions.mask(), -torch.finfo(torch.float64).max)
+    wanted = selective_attn(scores).softmax(-1) @ v
+    assert_close(attention(q, k, v, encoding, positions, gates=q[:, :1]), wanted, **EXACT)
+
+
+@EVERYWHERE
+def test_gradients_are_those_of_the_reference(positions, small_blocks):
+    encoding = SelectiveAttention(4, rope_theta=100.0)
+    leaves = [*(x.requires_grad_() for x in qkv(positions, 4, 2)), tokens_of(positions).requires_grad_()]
+    results = []
+    for backend in ("auto", "reference"):
+        out = attention(*leaves[:3], encoding, positions, gates=leaves[3], backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, wanted in zip(*results, strict=True):
+        assert_close(ours, wanted, **EXACT)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5, 256])
+def test_sums_carried_on_are_the_sum(blocks, monkeypatch):
+    positions = Positions.arange(7, 6, causal=True)
+    q, k, _ = qkv(positions)
+    gated = positions.with_gates((tokens_of(positions),))
+    wanted = SelectiveAttention(4).bias(q, k, gated).dense(q.device)
+    monkeypatch.setattr(selective, "TOKENS", blocks)
+    rows = SelectiveAttention(4).bias(q, k, gated).rows(q.device)
+    for first, end in ((0, 7), (0, 1), (3, 5), (6, 7)):
+        assert_close(rows(first, end), wanted[:, :, first:end], **EXACT)
+
+
+@pytest.mark.parametrize("spec", ["selective_attention", "rope+selective_attention:rope_theta=10000"])
+def test_a_model_decodes_what_it_reads(spec):
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(11, dim=12, num_layers=2, num_heads=3), spec).double().eval()
+    plain = Transformer(TransformerConfig(11, dim=12, num_layers=2, num_heads=3), "rope" if "rope+" in spec else "none")
+    plain.double().load_state_dict(model.state_dict())
+    tokens, cache = torch.randint(11, (2, 9)), Cache()
+    with torch.no_grad():
+        parts, full = [model(part, cache=cache) for part in tokens.split([4, 1, 3, 1], 1)], model(tokens)
+        assert_close(torch.cat(parts, 1), full, **EXACT)
+        assert (full - plain(tokens)).abs().max() > 1e-2
+        mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
+        padded = model(tokens, Positions.from_mask(mask))
+        assert_close(padded[:1, 2:], model(tokens[:1, 2:]), **EXACT)
+
+
+def test_rows_of_different_lengths_are_what_each_is_alone():
+    ragged = Positions.arange(2, torch.tensor([3, 5]), causal=True)
+    q, k, v = qkv(ragged)
+    gates = tokens_of(ragged)
+    out = attention(q, k, v, SelectiveAttention(4, rope_theta=100.0), ragged, gates=gates)
+    for row, length in enumerate((5, 7)):
+        parts = (x[row : row + 1, :, :length] for x in (q, k, v, gates))
+        alone = Positions.arange(2, length - 2, causal=True)
+        *given, of_tokens = parts
+        wanted = attention(*given, SelectiveAttention(4, rope_theta=100.0), alone, gates=of_tokens)
+        assert_close(out[row : row + 1], wanted, **EXACT)
+
+
+def test_blocks_select_from_what_they_see():
+    # blocks of 3 that see themselves alone are documents, but for the first token, which is that of the text
+    positions = Positions.arange(6, causal=True).with_blocks(torch.eye(2, dtype=torch.bool), 3)
+    q, k, v = qkv(positions)
+    encoding, cached = SelectiveAttention(4), Positions.arange(2, 4, causal=True).with_blocks(torch.eye(2).bool(), 3)
+    out = attention(q, k, v, encoding, positions, gates=q[:, :1])
+    seen = positions.mask()[0, 0]
+    scores = (q @ k.mT / 2).masked_fill(~seen, -torch.inf)
+    counts = seen & ~torch.eye(6, dtype=torch.bool) & (torch.arange(6) > 0)
+    selected = scores[:, 0].relu().masked_fill(~counts, 0.0).cumsum(1).roll(1, 1)
+    selected[:, 0] = 0
+    assert_close(out, (scores - selected[:, None]).softmax(-1) @ v, **EXACT)
+    assert_close(attention(q[:, :, 4:], k, v, encoding, cached, gates=q[:, :1]), out[:, :, 4:], **EXACT)
+
+
+def test_documents_do_not_select_from_one_another():
+    positions = Positions.packed([4, 5], causal=True)
+    q, k, v = qkv(positions)
+    packed = attention(q, k, v, SelectiveAttention(4), positions, gates=q[:, :1])
+    parts = [
+        attention(*(x[:, :, at] for x in (q, k, v)), SelectiveAttention(4), causal=True, gates=q[:, :1, at])
+        for at in (slice(4), slice(4, 9))
+    ]
+    assert_close(packed, torch.cat(parts, 2), **EXACT)
+
+
+def test_what_was_selected_loses_its_weight():
+    # token 1 asks later ones to ignore key 0, which is the first and stays, token 2 to ignore key 1
+    positions = Positions.arange(5, causal=True)
+    gates, k = torch.zeros(1, 1, 5, 4), torch.zeros(1, 1, 5, 4)
+    gates[0, 0, 1, 0] = gates[0, 0, 2, 1] = 200.0
+    k[0, 0, 0, 0] = k[0, 0, 1, 1] = 1.0
+    v = torch.eye(5)[None, None]
+    weights = attention(torch.zeros(1, 1, 5, 4), k, v, SelectiveAttention(4), positions, gates=gates)[0, 0]
+    assert_close(weights[2], torch.tensor([1, 1, 1, 0, 0]) / 3)
+    assert_close(weights[3], torch.tensor([1, 0, 1, 1, 0]) / 3)
+    assert_close(weights[4], torch.tensor([1, 0, 1, 1, 1]) / 4)
+
+
+def call(positions=CAUSAL["causal"], gates=None, **options):
+    return attention(*qkv(positions), SelectiveAttention(4, **options), positions, gates=gates)
+
+
+REFUSED = {
+    "no gates": (call, "gates=0 tensors, selective_attention makes 1"),
+    "gates of all heads": (lambda: call(gates=torch.zeros(2, 3, 7, 4)), r"queries of the first head, \(batch, 1, 7, 4\)"),
+    "narrow gates": (lambda: call(gates=torch.zeros(2, 1, 7, 3)), r"queries of the first head, \(batch, 1, 7, 4\)"),
+    "not causal": (lambda: call(Positions.arange(7), torch.zeros(2, 1, 7, 4)), "pass causal positions"),
+    "prefix": (lambda: call(Positions.prefix_lm(2, 7), torch.zeros(2, 1, 7, 4)), "pass causal positions"),
+    "no projection": (lambda: gates_of(SelectiveAttention(4), torch.zeros(1, 3, 8)), "no query projection for layer 0"),
+    "width": (lambda: attention(*qkv(CAUSAL["causal"]), SelectiveAttention(8), CAUSAL["causal"], gates=torch.zeros(2, 1, 7, 8)), "head_dim=8"),
+    "rope_theta": (lambda: SelectiveAttention(4, rope_theta=-1.0), "rope_theta=-1"),
+    "layout": (lambda: SelectiveAttention(4, layout="pairs"), "unknown layout 'pairs'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals(call, message):
+    with pytest.raises(posenc.InputError, match=message):
+        call()
