@@ -24,6 +24,7 @@ from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
+from posenc.encodings.rove import RoVE
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
 from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
@@ -43,7 +44,7 @@ __all__ = [
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
     "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
+    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "RoVE", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -58,6 +59,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on queries and keys
         Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
         LieRE, ComRoPE, STRING, PoPE,
+        # on the values
+        RoVE,
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
         # on the scores, by distance
