@@ -29,6 +29,7 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "pope@lampe:window=3:used=5:length=16", "rope@streaming:sinks=2:recent=3+log_n:train_length=3",
             "rope@lm_infinite:sinks=1:window=4/none", "rope+window:before=2:after=1/rope", "rope+prefix_kv:length=2",
             "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
+            "rope+rove:rotary_dim=0.5:trailing=true:layout=interleaved+prefix_kv", "rope+rove/alibi",
             "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi"]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from posenc.positions import Positions
 AT = torch.arange(20)
 REFUSED = {
     "none", "cope", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
-    "window", "prefix_kv",
+    "window", "prefix_kv", "rove",
 }  # fmt: skip
 
 
