@@ -21,6 +21,7 @@ from posenc.encodings.floater import FLOATER
 from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
+from posenc.encodings.patterns import PATTERNS, read
 from posenc.encodings.pope import PoPE
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
@@ -36,7 +37,7 @@ from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, printing_to_stderr, source_of
+from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr, source_of
 
 # fmt: off
 __all__ = [
@@ -94,7 +95,7 @@ def create(
 
     name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
     after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" for layers that alternate
-    ("rope/rope/rope/none"). A class of any other package is MODULE:CLASS or FILE:CLASS ("fade.py:Fade:slope=2"), which
+    ("rope/rope/rope/none"); or a pattern of layers ("local_nope:window=512", see `posenc.encodings.patterns`). A class of any other package is MODULE:CLASS or FILE:CLASS ("fade.py:Fade:slope=2"), which
     is imported. options: keyword arguments of the class; they go with a single name. max_positions: the
     training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
     patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
@@ -104,7 +105,7 @@ def create(
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
     check_arguments(create, locals())
-    spec = parse(name) if isinstance(name, str) else name
+    spec = read(name, classes)
     if options and (len(spec.layers) > 1 or len(spec.layers[0]) > 1 or spec.layers[0][0].map):
         raise InputError(
             f"options {sorted(options)} for {str(spec)!r}: write them into the text, as in rope:layout=half"
@@ -224,7 +225,9 @@ def lookup(name: object, load: bool = True) -> type[Encoding]:
         )
     if isinstance(name, str) and name in position_maps.MAPS:
         raise InputError(f"encoding {name!r}: is a position map; write it after an encoding, as in rope@{name}")
-    raise unknown("encoding", name, ENCODINGS)
+    if isinstance(name, str) and name in PATTERNS:
+        raise InputError(f"encoding {name!r}: is a pattern of layers; pass it to posenc.create, as a text")
+    raise unknown("encoding", name, [*ENCODINGS, *PATTERNS])
 
 
 @cache
