@@ -86,7 +86,7 @@ def table() -> str:
 
 def _with_models(row: Mapping[str, Any]) -> tuple[str, str]:
     name, text = _with_options(row)
-    return name, f"{text} Models: {row['models']}. Paper: {'; '.join(row['papers'])}"
+    return name, f"{text}. Models: {row['models']}. Paper: {'; '.join(row['papers'])}"
 
 
 def _with_options(row: Mapping[str, Any]) -> tuple[str, str]:
