@@ -119,7 +119,7 @@ def test_layers_with_a_window_visit_its_keys_alone():
     assert local == also_local
     assert everything == visited(posenc.NoPE(), 2, 8)[0]
     in_window = sum(min(i + 1, 8) for i in range(64))
-    assert in_window <= local < 2 * in_window + 8 * 64 < everything, "whole tiles of 8 queries and 8 keys"
+    assert in_window <= local < 2 * in_window + 8 * 64 < everything, "the window's keys, in tiles of 8 by 8"
     longer = visited(encoding, 2, 8, 128)[0]
     assert longer < 2.2 * local, "a window costs as much for each query, however long the text is"
 
