@@ -55,7 +55,7 @@ def _rope(rope_theta: float) -> str:
 def rope_nope(every: int = 4, rope_theta: float = 10000.0) -> str:
     """RoPE, and no position in every fourth layer.
 
-    every: how many layers a turn has. rope_theta: RoPE's base; SmolLM3 has 5000000. Source: Yang et al. 2025, section 4.
+    every: how many layers a turn has. rope_theta: RoPE's base; SmolLM3 has 5000000. Source: Yang et al. 2025.
     """
     return _turns(_rope(rope_theta), every, "none")
 
@@ -75,7 +75,7 @@ def local_rope(window: int = 1024, every: int = 6, rope_theta: float = 1000000.0
     """RoPE in a sliding window, and RoPE of a larger base without a window in every sixth layer.
 
     window: tokens that a query sees, itself among them. every: how many layers a turn has. rope_theta, local_theta: bases
-    without and with a window; the models other than Gemma 3 have one base. Source: Gemma Team 2025, section 2.
+    without and with a window; the models other than Gemma 3 have one base. Source: Gemma Team 2025; transformers, gemma3.
     """
     return _turns(_local(window, local_theta), every, _rope(rope_theta))
 
@@ -104,7 +104,7 @@ def local_p_rope(
 def partial_rope(fraction: float = 0.25, rope_theta: float = 10000.0) -> str:
     """RoPE on a quarter of each head's channels, in every layer.
 
-    fraction: of the channels, the first ones, with frequencies spread over these. Source: Black et al. 2022, section 2.1.1.
+    fraction: of the channels, the first ones, with frequencies spread over these. Source: Black et al. 2022; transformers, gpt_neox.
     """
     check_numbers(0, 1, fraction=fraction)
     return f"{_rope(rope_theta)}:rotary_dim={float(fraction)}"

@@ -25,7 +25,7 @@ class RoVE(PairRotation):
     `decoupled_rope:rotary_dim=64+rove:rotary_dim=64:trailing=true:layout=interleaved`, where the values are the keys. Learned
     values of a prefix (`PrefixKV`) have no position and are not turned.
     Raises InputError for odd widths, and for values of another width.
-    Source: García-Castellanos et al. 2026; before it, for poses, Miyato et al. 2024, section 3.
+    Source: García-Castellanos et al. 2026; before it, for poses, Miyato et al. 2024.
     """
 
     name = "rove"
