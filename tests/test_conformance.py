@@ -32,7 +32,7 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
             "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi",
             "fox+rope", "fox/alibi", "selective_rope:gate=true:trainable=true:kernel_size=2", "mamba3_rope:fraction=1:layout=half+fox",
-            "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope", "projected_relative:extent=3:profiles=2", "rope+grape_a:unit=false", "rope+dape:kind=fire", "dape:kind=alibi", "rope+selective_attention:rope_theta=10000"]  # fmt: skip
+            "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope", "projected_relative:extent=3:profiles=2", "rope+grape_a:unit=false", "rope+dape:kind=fire", "dape:kind=alibi", "rope+selective_attention:rope_theta=10000", "rope+rove:rotary_dim=0.5:trailing=true:layout=interleaved+prefix_kv", "rope+rove/alibi"]  # fmt: skip
 
 
 SLOW_OF_VARIANTS = ("backends_agree", "calls_are_independent")

@@ -21,6 +21,7 @@ FAMILIES = {
     "On the input": "The encoding is combined with each token's vector before the first layer.",
     "On queries and keys": "Queries and keys are transformed by their positions before their product.",
     "On the scores": "A bias is added to the score of each query and key, or the score is another product of them.",
+    "On the values": "Values are transformed by their positions, and the output by that of its query.",
     "On the keys": "Fewer tokens are visible to a query, or more keys than those of the tokens.",
     "On positions": "Positions are changed in training, for use with any other encoding.",
     "On the softmax": "The softmax's denominator or temperature depends on position or length, or something else takes its place.",
@@ -61,6 +62,8 @@ def family(cls: type[Encoding]) -> str:
         return "On the softmax"
     if "embed" in sites or not sites:
         return "On the input"
+    if sites == ("rotate_values",):
+        return "On the values"
     return "On the scores" if {"bias", "scores"} & set(sites) else "On queries and keys"
 
 
@@ -120,9 +123,8 @@ def _page(name: str) -> Page:
         "## Formula",
         f'<div class="formulas">{"".join(map(formula, cls.formula))}</div>',
         "[Symbols](index.md#symbols).",
-        "## Picture",
-        f'<div class="drawings">{"".join(drawings)}</div>',
-        "Shown at initialisation, before training." if declared()[name]["learned"] else "",
+        *(["## Picture", f'<div class="drawings">{"".join(drawings)}</div>'] if drawings else []),
+        "Shown at initialisation, before training." if drawings and declared()[name]["learned"] else "",
         f"More pictures: `posenc analyze {name}` ([description](../analyze.md)).",
         "## What it does",
         _signature(cls),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The equation, o_i = sum_j p_ij (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes it."""
+"""The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
+it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
-from posenc.bias import KeyValues, Modifier, Score, Values, Weights, dense_sum, validated_values
+from posenc.bias import Modifier, Score, Values, Weights, dense_sum, validated_values
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
@@ -28,7 +29,9 @@ from posenc.encoding import (
     scale_in,
     scores_of,
     sink_of,
+    turned_back_by,
     values_of,
+    values_rotated_by,
 )
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
 from posenc.functional import exactly, transformed
@@ -60,8 +63,8 @@ def attention(
         k: (batch, num_kv_heads, num_keys, head_dim), not yet rotated unless keys_rotated; num_heads is a multiple of
             num_kv_heads (grouped-query attention), and keys are not copied per head.
         v: (batch, num_kv_heads, num_keys, any width).
-        encoding: what position does; its `restrict`, `rotate`, `bias`, `modify`, `values`, `scale`, `sink` and `prefix_kv` act
-            here (`augment` and `embed` act on the model's input). None: nothing.
+        encoding: what position does; its `restrict`, `rotate`, `bias`, `modify`, `values`, `rotate_values`, `scale`, `sink`
+            and `prefix_kv` act here (`augment` and `embed` act on the model's input). None: nothing.
         positions: where queries and keys are and what is visible. None: 0 .. n-1 for both, all visible; needs
             num_queries == num_keys if an encoding or causal uses them. A shard of a sequence that several processes
             have (`Positions.shard`): q, k and v are of this process's tokens, and k and v are gathered from all.
@@ -73,8 +76,8 @@ def attention(
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
         dropout_p: probability of dropping an attention weight.
         layer: index of the layer, for encodings that differ per layer.
-        keys_rotated: the keys come from a cache that keeps them as `encoding.rotate_keys` left them; only the queries
-            are rotated.
+        keys_rotated: the keys, and the values, come from a cache that has them as `encoding.rotate_keys` and
+            `encoding.rotate_values` left them (most encodings leave values as they are); only the queries are rotated.
         gates: for an encoding that makes numbers of the layer's input (`Encoding.gates`): those of all keys, cached ones
             first, as `posenc.encoding.gates_of(encoding, x, layer)` returns them. Of a shard: this process's.
         backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
@@ -95,22 +98,23 @@ def attention(
                     if step is not None:
                         return _taken(step, q, k, v, encoding, positions, layer, keys_rotated)
             problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
-            return _choose(problem, backend).attend(problem)
+            return _solved(problem, backend)
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
         attend = ring.active()
         if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer) is None:
             alone = positions.shared(ring.alone, partial(ring.alone, positions))
             problem = prepare(q, k, v, encoding, alone, None, scale, sink, dropout_p, layer)
-            return attend(
+            out = attend(
                 problem.q, problem.k, problem.v, is_causal=positions.causal, scale=problem.scale, dropout_p=dropout_p
             )
+            return problem.finished(out)
         gates = [exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer)]
         k, v = exchange.gather_keys(k, v, positions)
         problems = [
             prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer, gates=_first(gates, call[3]))
             for call in _calls(q, k, v, positions)
         ]
-        return torch.cat([_choose(problem, backend).attend(problem) for problem in problems], 2)
+        return torch.cat([_solved(problem, backend) for problem in problems], 2)
 
 
 class _Step(NamedTuple):
@@ -145,7 +149,8 @@ def _planned(
 ) -> _Step | None:
     cls = Encoding if encoding is None else type(encoding)
     hooks = (
-        "restrict", "gates", "scores", "values", "sink", "query_sink", "prefix_kv", "modify", "branches", "scale_of", "at",
+        "restrict", "gates", "scores", "values", "rotate_values", "turn_back", "sink", "query_sink", "prefix_kv", "modify",
+        "branches", "scale_of", "at",
     )  # fmt: skip
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
@@ -242,6 +247,8 @@ def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: 
     why, size, faster = chosen.plan(problem)
     now = problem.q, problem.k, problem.v
     rotated = [x for x, before in zip(now, given, strict=True) if x is not before]
+    if problem.turn_back is not None:
+        rotated.append(problem.q[..., :1].expand(*problem.q.shape[:3], problem.v.shape[3]))
     return Explanation(name, why, size + sum(x.numel() * x.element_size() for x in rotated), faster)
 
 
@@ -281,6 +288,10 @@ def _checked_shard(q: Tensor, k: Tensor, positions: Positions, causal: bool | No
     return positions if causal is None else positions.with_causal(causal)
 
 
+def _solved(problem: Problem, backend: str) -> Tensor:
+    return problem.finished(_choose(problem, backend).attend(problem))
+
+
 def _choose(problem: Problem, name: str) -> Backend:
     if isinstance(name, str) and name == "auto":
         return next(b for b in by_speed(problem) if b.refusal(problem) is None)
@@ -317,7 +328,7 @@ def prepare(
         if keys_rotated:
             _check_keys_unread(encoding, layer)
         terms = bias_of(encoding, q, k, positions, layer)
-        v, values = _with_values(q, v, encoding, positions, layer)
+        v, values = _with_values(q, v, encoding, positions, layer, keys_rotated)
         modifiers = modifiers_of(encoding, positions, layer)
         map_branches = branches_of(encoding, layer)
         sink = sink_of(encoding, q, positions, layer) if sink is None else sink
@@ -347,16 +358,50 @@ def prepare(
     of_product = 0.0 if products else factor
     problem = Problem(q, k, v, terms, values, positions, of_product, logit, dropout_p, branches, modifiers=modifiers)
     if problem.weighs:
-        return _with_rest(problem, encoding, prefix is not None or logit is not None)
-    return problem if prefix is None else _with_prefix(problem, factor, projected, *prefix)
+        problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
+    elif prefix is not None:
+        problem = _with_prefix(problem, factor, projected, *prefix)
+    return problem if encoding is None else _with_turns(problem, encoding, layer)
 
 
 def _with_values(
-    q: Tensor, v: Tensor, encoding: Encoding, positions: Positions, layer: int
+    q: Tensor, v: Tensor, encoding: Encoding, positions: Positions, layer: int, keys_rotated: bool
 ) -> tuple[Tensor, Values | None]:
-    """Values with what the encoding adds to each key's, and what it adds besides by distance."""
+    """Values with what the encoding adds to each key's, and as it rotates them; and what it adds besides by distance."""
     added = validated_values(values_of(encoding, positions, layer), q, v, origin=f"{type(encoding).__name__}.values")
-    return (v + added.added.to(v.dtype), None) if isinstance(added, KeyValues) else (v, added)
+    rotates = _rotates_values(encoding, layer)
+    if isinstance(added, Values):
+        if rotates:
+            raise InputError(
+                f"{encoding.at(layer)[0].known_as}: adds to values by their distance and rotates them, and what is turned back at "
+                "a query would not depend on the distance alone; use one of the two"
+            )
+        return v, added
+    more = None if added is None else added.added.to(v.dtype).expand_as(v)
+    if rotates and keys_rotated:  # v is rotated
+        return v if more is None else v + values_rotated_by(encoding, more, positions, layer), None
+    v = v if more is None else v + more
+    return values_rotated_by(encoding, v, positions, layer) if rotates else v, None
+
+
+def _rotates_values(encoding: Encoding, layer: int) -> bool:
+    return "rotate_values" in encoding.at(layer)[0].sites()
+
+
+def _with_turns(problem: Problem, encoding: Encoding, layer: int) -> Problem:
+    """The problem with its output turned back, where values are rotated. A prefix has no position, so its values are as if
+    they were at that of each query."""
+    if not _rotates_values(encoding, layer):
+        return problem
+    positions, value = problem.positions, problem.sink_value
+    if value is not None:
+        here = replace(
+            positions, k=positions.q, k_order=positions.q_order, k_document=positions.q_document, valid=None, prefix=None,
+            full_keys=None,
+        )  # fmt: skip
+        value = values_rotated_by(encoding, value, here, layer)
+    turn_back = partial(turned_back_by, encoding, positions=positions, layer=layer)
+    return replace(problem, sink_value=value, turn_back=turn_back)
 
 
 def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
@@ -551,7 +596,7 @@ def linear_attention(
 
     Args:
         q, k, v, encoding, positions, causal, layer, gates: as in `posenc.attention`. With a cache, k and v are all of the
-            keys and values. encoding may act by `rotate` alone.
+            keys and values. encoding may act by `rotate` and `rotate_values` alone.
         feature: a map to non-negative values, applied to q and k.
         chunk_size: tokens whose mutual weights are formed at a time; it changes the cost and not the result.
 
@@ -590,6 +635,7 @@ def linear_attention(
                 "that only rotates, such as rope, or posenc.attention"
             )
         rq, rk = encoding.rotate(fq, fk, positions.with_gates(given), layer)
+        v = values_rotated_by(encoding, v, positions, layer)
     if positions.valid is not None:
         fk, rk, v = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk, v))
     summed = _RunningSums(positions, k.shape[1], chunk_size)
@@ -598,7 +644,8 @@ def linear_attention(
     out = total / weight.masked_fill(weight == 0, torch.inf)
     if positions.q_valid is not None:
         out = out.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
-    return out.to(q.dtype)
+    out = out.to(q.dtype)
+    return out if encoding is None else turned_back_by(encoding, out, positions, layer)
 
 
 class _RunningSums:

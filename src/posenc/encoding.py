@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract: the sites where position may enter attention, and how encodings compose.
 
-One identity covers every scheme: o_i = sum_j p_ij (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
+One identity covers every scheme: o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij), p_i = softmax(m(scale * <q_i, k_j> + b_ij)).
 An encoding overrides the sites it uses; the rest is the identity. Which sites it overrides is its taxonomy.
 """
 
@@ -26,7 +26,8 @@ from posenc.positions.visibility import Branch
 T = TypeVar("T")
 
 SITES = (
-    "augment", "embed", "restrict", "gates", "rotate", "scores", "bias", "values", "scale", "modify", "sink", "prefix_kv",
+    "augment", "embed", "restrict", "gates", "rotate", "scores", "bias", "values", "rotate_values", "scale", "modify", "sink",
+    "prefix_kv",
 )  # fmt: skip
 
 SIZES = frozenset((
@@ -105,6 +106,7 @@ class Encoding(nn.Module):
         sink      an extra logit in the softmax; query_sink: one that depends on the query
         prefix_kv learned keys and values that every query sees
         values    added to the values
+        rotate_values  values before their sum, with turn_back, which undoes it on the output at each query
 
     Traits are attributes that a class sets; where arguments decide one, `setup` sets it on the instance.
     """
@@ -314,6 +316,16 @@ class Encoding(nn.Module):
         """w_ij, added to the values."""
         return None
 
+    def rotate_values(self, v: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        """T_j v_j: values (batch, heads, num_keys, width), once `values` are added, turned at the keys' positions, linearly. A
+        cache of rotated keys has values so, too."""
+        return v
+
+    def turn_back(self, out: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        """T_i^-1 o_i: the output (batch, num_heads, num_queries, width), turned back at the queries' positions. With
+        `rotate_values`, what a query gets of a value depends on their distance."""
+        return out
+
     def position_codes(self, positions: Positions, layer: int = 0) -> Tensor | None:
         """The vector of each query's position, (batch or 1, num_queries, channels), where the encoding has one that `embed`
         does not simply add: what analyses read."""
@@ -338,8 +350,9 @@ class Encoding(nn.Module):
     @classmethod
     def _overridden(cls) -> tuple[str, ...]:
         sites = [site for site in SITES if getattr(cls, site) is not getattr(Encoding, site)]
-        if cls.query_sink is not Encoding.query_sink and "sink" not in sites:
-            sites.append("sink")
+        for hook, site in (("query_sink", "sink"), ("turn_back", "rotate_values")):
+            if getattr(cls, hook) is not getattr(Encoding, hook) and site not in sites:
+                sites.append(site)
         return tuple(sites) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *sites)))
 
     def _sites(self) -> tuple[str, ...]:
@@ -624,6 +637,32 @@ def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | 
     return result
 
 
+def values_rotated_by(encoding: Encoding, v: Tensor, positions: Positions, layer: int) -> Tensor:
+    """`Encoding.rotate_values`, validated."""
+    result = encoding.rotate_values(v, positions, layer)
+    _check_alike(encoding, "rotate_values", "v", v, result)
+    return result
+
+
+def turned_back_by(encoding: Encoding, out: Tensor, positions: Positions, layer: int) -> Tensor:
+    """`Encoding.turn_back`, validated."""
+    result = encoding.turn_back(out, positions, layer)
+    _check_alike(encoding, "turn_back", "the output", out, result)
+    return result
+
+
+def _check_alike(encoding: Encoding, hook: str, name: str, before: Tensor, after: object) -> None:
+    if after is before:
+        return
+    if not isinstance(after, Tensor) or (after.shape, after.dtype, after.device) != (
+        before.shape,
+        before.dtype,
+        before.device,
+    ):
+        given = f"return {name} {tuple(before.shape)} in {before.dtype} on {before.device}, as it was given"
+        raise _returned(encoding, hook, after, given)
+
+
 def sink_of(encoding: Encoding, q: Tensor, positions: Positions, layer: int) -> float | Tensor | None:
     """`Encoding.sink`, or `Encoding.query_sink`, validated; the shape of the former is checked by `attention`."""
     of_queries, sink = encoding.query_sink(q, positions, layer), encoding.sink(layer)
@@ -785,6 +824,7 @@ class Sum(Composite):
             if leaf.shifts_queries and any(other.planes != () for before, other in leaves if before < number):
                 commute = False
         self.shift_invariant = commute and self.shift_invariant
+        _only("encodings that rotate values", [part if "rotate_values" in part.sites() else None for part in self])
 
     @staticmethod
     def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
@@ -817,6 +857,8 @@ class Sum(Composite):
     embed = _in_turn(embedded_by)
     rotate_queries = _in_turn(queries_rotated_by)
     rotate_keys = _in_turn(keys_rotated_by)
+    rotate_values = _in_turn(values_rotated_by)
+    turn_back = _in_turn(turned_back_by)
 
     def restrict(self, positions: Positions, layer: int = 0) -> Positions:
         for part in self:
@@ -925,6 +967,8 @@ class PerLayer(Composite):
     bias = _in_layer(bias_of)
     modify = _in_layer(modifiers_of)
     values = _in_layer(values_of)
+    rotate_values = _in_layer(values_rotated_by)
+    turn_back = _in_layer(turned_back_by)
     sink = _in_layer(lambda part, layer: part.sink(layer))
     query_sink = _in_layer(lambda part, q, positions, layer: part.query_sink(q, positions, layer))
     prefix_kv = _in_layer(lambda part, layer: part.prefix_kv(layer))

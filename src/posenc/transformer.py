@@ -13,7 +13,16 @@ from torch.nn import functional as F
 
 from posenc.attention import attention
 from posenc.distributed.exchange import augment_shard
-from posenc.encoding import Encoding, augmented_by, embedded_by, gates_of, keys_rotated_by, require_fit, scale_in
+from posenc.encoding import (
+    Encoding,
+    augmented_by,
+    embedded_by,
+    gates_of,
+    keys_rotated_by,
+    require_fit,
+    scale_in,
+    values_rotated_by,
+)
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
@@ -96,8 +105,8 @@ class Cache:
     """Keys and values of the tokens read so far, per layer, and what a gated encoding made of the layer's input.
 
     rotated: False stores unrotated keys, so that one cache serves every encoding and every frequency schedule, and
-    each call rotates all of them: what `Transformer.generate` does. True stores them rotated, each rotated once, for a
-    cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys alone refuses it.
+    each call rotates all of them: what `Transformer.generate` does. True stores them, and values that an encoding
+    rotates, rotated, each rotated once, for a cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys alone refuses it.
     """
 
     def __init__(self, rotated: bool = False) -> None:
@@ -159,7 +168,8 @@ class Attention(nn.Module):
         q, k, v = (p(x).unflatten(-1, heads).transpose(1, 2) for p in (self.query, self.key, self.value))
         rotated = cache is not None and cache.rotated
         if rotated:
-            k = keys_rotated_by(encoding, k, positions.shared(_new_keys, lambda: _new_keys(positions)), layer)
+            new = positions.shared(_new_keys, lambda: _new_keys(positions))
+            k, v = keys_rotated_by(encoding, k, new, layer), values_rotated_by(encoding, v, new, layer)
         tokens = k, v, *gates_of(encoding, x, layer)
         if cache is not None:
             tokens = cache.append(layer, tokens, positions)

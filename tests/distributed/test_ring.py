@@ -19,6 +19,7 @@ from posenc import InputError, Positions
 from posenc.distributed import LAYOUTS, gather, shard
 
 FLOAT32 = {"rtol": 1e-5, "atol": 2e-6}
+ROVE = posenc.Rotary(8) + posenc.RoVE(8)
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_what_the_ring_serves(ring):
     def explained(encoding, positions=local_positions, keys=k, **options):
         return posenc.explain(q, keys, keys, encoding, positions, **options)
 
-    for encoding in (None, posenc.Rotary(8), posenc.XPos(8), posenc.Rotary(8) + posenc.LogN(4)):
+    for encoding in (None, posenc.Rotary(8), posenc.XPos(8), posenc.Rotary(8) + posenc.LogN(4), ROVE):
         assert explained(encoding).backend == "ring"
     padded = Positions.from_mask([[0] * 3 + [1] * 13], causal=True).shard(1, 2, layout="zigzag")
     centred = posenc.AxialRotary(8, centred=True)
@@ -95,7 +96,7 @@ def _process(rank: int, folder: str) -> None:
         local = [shard(x, local_positions, 2) for x in (q, k, v)]
         experimental._cp_options.enable_load_balance = layout == "zigzag"
         for encoding, rings in (
-            (posenc.Rotary(8), True), (posenc.Rotary(8) + posenc.LogN(4), True), (posenc.ALiBi(4), False)
+            (posenc.Rotary(8), True), (posenc.Rotary(8) + posenc.LogN(4), True), (ROVE, True), (posenc.ALiBi(4), False)
         ):  # fmt: skip
             want = posenc.attention(q, k, v, encoding, full)
             calls.clear()

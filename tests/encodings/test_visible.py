@@ -5,9 +5,8 @@ import torch
 
 import posenc
 from posenc import InputError, Positions, Window, attention, create
-from posenc.attention import prepare
-from posenc.backends import fused
 from posenc.bias import Dense
+from references.calls import visited
 
 H, KV, D, N = 4, 2, 8, 23
 SIDES = {
@@ -89,27 +88,10 @@ def test_layers_have_their_own():
     assert create("window:before=1,2,3,4").before == [1, 2, 3, 4]
 
 
-def visited(encoding, n=64):
-    """The pairs of queries and keys whose scores the CPU's operator computes, by head."""
-    q, k, v = (torch.randn(1, H, n, D) for _ in range(3))
-    positions = Positions.arange(n, causal=True)
-    problem = prepare(q, k, v, encoding, positions, None, None, None, 0.0, 0)
-    assert fused.obstacle(problem) is None
-    lowered = fused.lower(problem)
-    numbers = [1, 0, lowered.longest, *problem.positions.region.numbers(), 0, *lowered.segments.table]
-    (call,) = fused._parse([q, k, v, *lowered.tensors], " ".join(["1", *lowered.kinds]), numbers, 1.0, 0.0).calls
-    pairs = [0] * H
-    for band in call.bands:
-        for (q0, q1), (k0, k1), _ in call.blocks(-1, band, 8):
-            for head in range(*band.heads):
-                pairs[head] += (q1 - q0) * (k1 - k0)
-    return pairs
-
-
 def test_hidden_keys_are_skipped():
-    everything = visited(posenc.NoPE())[0]
-    assert max(visited(Window(7))) < everything / 2
-    narrow, wide = (visited(Window([3, 3, width, width])) for width in (7, 60))
+    everything = visited(posenc.NoPE(), H, D)[0]
+    assert max(visited(Window(7), H, D)) < everything / 2
+    narrow, wide = (visited(Window([3, 3, width, width]), H, D) for width in (7, 60))
     assert max(narrow) < everything / 2
     assert wide[0] < everything / 2 < wide[3]
 

@@ -7,6 +7,8 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import Positions
+from posenc.attention import prepare
+from posenc.backends import fused
 from posenc.encoding import gates_of
 from references import loops
 
@@ -86,3 +88,22 @@ def of_distance(positions, formula):
         return formula(h, float(q) - float(k))
 
     return lambda q, k, seen: bias
+
+
+def visited(encoding: posenc.Encoding, heads: int, head_dim: int, n: int = 64, layer: int = 0) -> list[int]:
+    """The pairs of queries and keys of a causal text whose scores the CPU's operator computes, by head."""
+    q, k, v = (torch.randn(1, heads, n, head_dim) for _ in range(3))
+    positions = Positions.arange(n, causal=True)
+    problem = prepare(q, k, v, encoding, positions, None, None, None, 0.0, layer)
+    assert fused.obstacle(problem) is None
+    lowered = fused.lower(problem)
+    numbers = [1, 0, lowered.longest, *problem.positions.region.numbers(), 0, *lowered.segments.table]
+    (call,) = fused._parse(
+        [problem.q, problem.k, v, *lowered.tensors], " ".join(["1", *lowered.kinds]), numbers, 1.0, 0.0
+    ).calls
+    pairs = [0] * heads
+    for band in call.bands:
+        for (q0, q1), (k0, k1), _ in call.blocks(-1, band, 8):
+            for head in range(*band.heads):
+                pairs[head] += (q1 - q0) * (k1 - k0)
+    return pairs

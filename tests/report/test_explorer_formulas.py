@@ -55,8 +55,9 @@ WITHOUT_CODES = {
     "chunks",
     "prefix_kv",
     "rope_pp",
+    "rove",
 }
-"""Encodings that move positions in training, act on the softmax or the keys, or have the codes of another one."""
+"""Encodings that move positions in training, act on the softmax, the keys or the values, or have the codes of another one."""
 
 NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"train_length", "bidirectional"}
 """Arguments that say how codes meet the model, or how weights start."""

@@ -53,6 +53,7 @@ SUMS = {
     "rope / cope": lambda: PerLayer(Rotary(12), CoPE(12)),
     "alibi": lambda: ALiBi(4),
     "cope": lambda: CoPE(12),
+    "rope + rove": lambda: Rotary(12) + posenc.RoVE(12, rotary_dim=6),
     "deberta": lambda: DeBERTa(48, 4, 12, max_relative_positions=8),
 }
 MOVED = pytest.mark.parametrize("name", TURNING)

@@ -426,8 +426,8 @@ BASE = AnalysisQuestion(
     "How long a context does the base serve?",
     lambda t: base_bound(
         (t.trained, FACTOR * t.trained),
-        t.rotary.rotary_dim or t.rotary.head_dim,
-        models=(Model(t.name, t.rotary.rotary_dim or t.rotary.head_dim, t.rotary.rope_theta, t.trained),),
+        t.rotary.rotated,
+        models=(Model(t.name, t.rotary.rotated, t.rotary.rope_theta, t.trained),),
     ),
     lambda t, finding: (plot_base_bound.of(finding),),
     lambda finding: finding.sentences()[-1],

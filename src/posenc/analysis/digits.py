@@ -275,7 +275,7 @@ def _under_schedules(t: "Target") -> Findings:
     """Under the target's schedule and the usual ones, for texts FACTOR times longer."""
     rotary, schedule = t.rotary, dict(t.rotary.schedule)
     schedules = SCHEDULES if schedule == {"name": "default"} else (schedule, *SCHEDULES)
-    channels, base = rotary.rotary_dim or rotary.head_dim, rotary.rope_theta
+    channels, base = rotary.rotated, rotary.rope_theta
     return Findings(
         tuple(digits([t.trained - 1], channels, base, s, factor=FACTOR, length=t.trained) for s in schedules), first=4
     )

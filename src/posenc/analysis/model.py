@@ -19,10 +19,10 @@ from posenc.analysis.codes import Codes, seeded
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.encodings.absolute import Absolute
+from posenc.encodings.patterns import read
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table, table_module
-from posenc.spec import parse
 from posenc.transformer import Attention, Block, Transformer, TransformerConfig
 
 BYTES = 256
@@ -326,7 +326,7 @@ def random_model(
 ) -> Transformer:
     """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. The
     model has the same weights under every encoding; the encoding's are N(0, 0.5^2), since zeros would hide it."""
-    causal_only = any(term.map or lookup(term.name).causal_only for term in parse(encoding).terms)
+    causal_only = any(term.map or lookup(term.name).causal_only for term in read(encoding).terms)
     config = replace(config, causal=config.causal or causal_only)
     with seeded(seed):
         made = create(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a backend is given, what it has to offer, and what several share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -51,6 +51,12 @@ class Problem:
     the softmax leave; None: zero."""
     first_key: int = 0
     """How many of the call's keys come before those in v."""
+    turn_back: Callable[[Tensor], Tensor] | None = None
+    """Undoes on the output what was done to v; no part of what a backend computes, see `finished`."""
+
+    def finished(self, out: Tensor) -> Tensor:
+        """What a backend computed, (batch, num_heads, num_queries, value width), as the output of the call."""
+        return out if self.turn_back is None else self.turn_back(out)
 
     def each(self) -> list["Problem"]:
         """The problem of every branch by itself, or this one."""

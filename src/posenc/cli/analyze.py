@@ -92,13 +92,14 @@ class Analyze(WithOutput):
     def _target(self) -> tuple[Any, Any]:
         """The encoding's name, the object or the model, and a model's tokenizer."""
         from posenc.encodings import ENCODINGS
+        from posenc.encodings.patterns import PATTERNS
         from posenc.pretrained.load import DEMO
         from posenc.spec import load_object
 
         subject = self.subject
         path, (_, colon, attribute) = Path(subject), subject.rpartition(":")
         encoding = re.split("[:@+/]", subject)[0].strip()
-        if encoding in ENCODINGS:
+        if encoding in ENCODINGS or encoding in PATTERNS:
             return subject, None
         if not subject.strip():
             raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
@@ -112,7 +113,9 @@ class Analyze(WithOutput):
             raise InputError(f"{subject}: no such file or folder")
         if subject.count("/") == 1:
             return load_model(subject, self.name, encoders=True)
-        raise InputError(f"{unknown('encoding', encoding, ENCODINGS)}; or write MODULE:OBJECT, or name a model")
+        raise InputError(
+            f"{unknown('encoding', encoding, [*ENCODINGS, *PATTERNS])}; or write MODULE:OBJECT, or name a model"
+        )
 
 
 def text(analysis: "Analysis", folder: Any = None) -> str:

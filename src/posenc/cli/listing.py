@@ -12,7 +12,7 @@ from posenc.cli.common import WithOutput, aligned
 
 @dataclass(kw_only=True)
 class List(WithOutput):
-    """List every encoding, schedule, method and task: what it is, its paper, its options."""
+    """List every encoding, pattern of layers, schedule, method and task: what it is, its paper, its options."""
 
     def run(self) -> int:
         return self.emit(catalogue(), table())
@@ -32,9 +32,9 @@ class Cite(WithOutput):
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
-    """All encodings, frequency schedules of RoPE, position maps, methods that extend pretrained models, and tasks, from
+    """All encodings, patterns of layers, frequency schedules of RoPE, position maps, methods that extend pretrained models, and tasks, from
     what the code declares."""
-    from posenc.encodings.catalogue import rows
+    from posenc.encodings.catalogue import pattern_rows, rows
     from posenc.errors import summary
     from posenc.frequencies import SCHEDULES, options_of
     from posenc.position_maps import MAPS
@@ -46,6 +46,7 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
 
     return {
         "encodings": rows(),
+        "patterns": pattern_rows(),
         "schedules": [row(name, schedule, options_of(name)) for name, schedule in SCHEDULES.items()],
         "position_maps": [row(name, made, signature(made).parameters) for name, made in MAPS.items()],
         "methods": [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()],
@@ -71,6 +72,7 @@ def table() -> str:
     methods = [(row["name"], row["kind"], row["tuning"]) for row in listing["methods"]]
     blocks = (
         (head, *encodings),
+        (("patterns of layers", ""), *map(_with_models, listing["patterns"])),
         (("rope's schedules", ""), *map(_with_options, listing["schedules"])),
         (
             ("maps of its positions", ""),
@@ -80,6 +82,11 @@ def table() -> str:
         (("tasks of posenc eval", ""), *map(_with_options, listing["tasks"])),
     )
     return "\n\n".join("\n".join(aligned(block, str.ljust)) for block in blocks)
+
+
+def _with_models(row: Mapping[str, Any]) -> tuple[str, str]:
+    name, text = _with_options(row)
+    return name, f"{text}. Models: {row['models']}. Paper: {'; '.join(row['papers'])}"
 
 
 def _with_options(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -500,7 +500,7 @@ def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
                 )
                 for part, call in zip(parts, calls, strict=True)
             ]
-            outs = [BACKENDS["reference"].attend(problem) for problem in problems]
+            outs = [problem.finished(BACKENDS["reference"].attend(problem)) for problem in problems]
             equal(torch.cat(outs, 2), shard(attended, local, 2), f"attention of {what}")
 
 

@@ -26,10 +26,12 @@ from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.path import PaTH
+from posenc.encodings.patterns import PATTERNS, read
 from posenc.encodings.pope import PoPE
 from posenc.encodings.projected_relative import ProjectedRelative
 from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
 from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
+from posenc.encodings.rove import RoVE
 from posenc.encodings.selective import SelectiveAttention
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
@@ -44,7 +46,7 @@ from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, printing_to_stderr, source_of
+from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr, source_of
 
 # fmt: off
 __all__ = [
@@ -53,7 +55,7 @@ __all__ = [
     "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical",
     "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped", "MixedRotary",
     "Multiplicative", "NoPE", "Normalized", "PRotary", "PaTH", "PoPE", "PrefixKV", "ProjectedRelative", "Randomized", "RoPEPlusPlus",
-    "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature",
+    "RoVE", "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature",
     "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -68,6 +70,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on queries and keys
         Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
         LieRE, ComRoPE, STRING, PoPE, SelectiveRotary, Mamba3Rotary, CARoPE,
+        # on the values
+        RoVE,
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2, ProjectedRelative, GRAPEA, DAPE, SelectiveAttention,
         # on the scores, by the tokens between query and key
@@ -103,7 +107,7 @@ def create(
 
     name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
     after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" for layers that alternate
-    ("rope/rope/rope/none"). A class of any other package is MODULE:CLASS or FILE:CLASS ("fade.py:Fade:slope=2"), which
+    ("rope/rope/rope/none"); or a pattern of layers ("local_nope:window=512", see `posenc.encodings.patterns`). A class of any other package is MODULE:CLASS or FILE:CLASS ("fade.py:Fade:slope=2"), which
     is imported. options: keyword arguments of the class; they go with a single name. max_positions: the
     training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
     patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
@@ -113,7 +117,7 @@ def create(
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
     """
     check_arguments(create, locals())
-    spec = parse(name) if isinstance(name, str) else name
+    spec = read(name, classes)
     if options and (len(spec.layers) > 1 or len(spec.layers[0]) > 1 or spec.layers[0][0].map):
         raise InputError(
             f"options {sorted(options)} for {str(spec)!r}: write them into the text, as in rope:layout=half"
@@ -233,7 +237,9 @@ def lookup(name: object, load: bool = True) -> type[Encoding]:
         )
     if isinstance(name, str) and name in position_maps.MAPS:
         raise InputError(f"encoding {name!r}: is a position map; write it after an encoding, as in rope@{name}")
-    raise unknown("encoding", name, ENCODINGS)
+    if isinstance(name, str) and name in PATTERNS:
+        raise InputError(f"encoding {name!r}: is a pattern of layers; pass it to posenc.create, as a text")
+    raise unknown("encoding", name, [*ENCODINGS, *PATTERNS])
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import Any
 
 from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create, create_map, lookup
+from posenc.encodings.patterns import PATTERNS, patterns_of, read
 from posenc.errors import summary
-from posenc.spec import parse
 
 SHAPE: dict[str, Any] = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -28,14 +28,15 @@ class Bibtex(str):
 def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
     """BibTeX of an encoding's papers, entries separated by blank lines; empty for one without a paper.
 
-    encoding: an encoding, its class, or its text ("rope", or several joined by "+", as `posenc.create` takes it).
+    encoding: an encoding, its class, or its text ("rope", several joined by "+", a pattern of layers), as `posenc.create` takes it.
 
     Raises:
         InputError: an unknown name.
     """
     if isinstance(encoding, str):
-        terms = parse(encoding).terms
+        terms = read(encoding).terms
         cited = [each for t in terms for each in (lookup(t.name), *((create_map(t.map),) if t.map else ()))]
+        cited = [*patterns_of(encoding), *cited]
         keys = tuple(dict.fromkeys(key for each in cited for key in each.papers))
     else:
         keys = encoding.papers
@@ -73,6 +74,22 @@ def rows() -> list[dict[str, Any]]:
             }
         )
     return table
+
+
+def pattern_rows() -> list[dict[str, Any]]:
+    """One row per pattern of layers: name, summary, the models that have it, its text, options, papers."""
+    papers = entries()
+    return [
+        {
+            "name": name,
+            "summary": summary(pattern.text),
+            "models": pattern.models,
+            "text": pattern.text(),
+            "options": list(pattern.options),
+            "papers": [_short(papers[key]) for key in pattern.papers],
+        }
+        for name, pattern in PATTERNS.items()
+    ]
 
 
 def _short(entry: str) -> str:

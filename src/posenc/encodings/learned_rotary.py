@@ -202,7 +202,7 @@ class RoPEPlusPlus(Rotary):
 
     def quarter_turn(self, q: Tensor) -> Tensor:
         """Queries (batch, heads, n, head_dim) with those of every second head turned by -90 degrees."""
-        zero = q.new_zeros(1, 1, 1, (self.rotary_dim or self.head_dim) // 2)
+        zero = q.new_zeros(1, 1, 1, self.rotated // 2)
         q = q.clone()
         q[:, 1::2] = self.turn(q[:, 1::2], zero, zero - 1)
         return q

@@ -12,7 +12,7 @@ from posenc import frequencies
 from posenc.backends.triton import fits_kernel, rotary_kernel
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import check_head_dim
-from posenc.errors import InputError, check_positive
+from posenc.errors import InputError, check_numbers, check_positive
 from posenc.functional import (
     Layout,
     angles_at,
@@ -30,38 +30,21 @@ EncodingT = TypeVar("EncodingT", bound=Encoding)
 
 
 @dataclass(eq=False, repr=False)
-class Rotary(Encoding):
-    """RoPE: pair c of a query or key at position m is rotated by m * theta_c, so q_m . k_n depends on m - n alone.
-
-    head_dim: width of a head. rope_theta: base of the frequencies. layout: which channels form a pair, "half"
-    (c, c + d/2: GPT-NeoX, Llama in transformers) or "interleaved" (2c, 2c + 1: RoFormer, GPT-J).
-    rotary_dim: rotate only the first rotary_dim channels (partial rotary); None rotates all.
-    schedule: the frequencies as data, e.g. {"name": "ntk", "factor": 4}; see `posenc.frequencies`.
-
-    Angles are computed in float64 from exact positions and cast at the end. Raises InputError for odd widths.
-    Source: Su et al. 2021, "RoFormer", section 3.2.
-    """
-
-    name = "rope"
-    papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
-    formula: ClassVar[tuple[str, ...]] = (
-        r"q_c' = q_c \cos i\theta_c - q_{c+d/2} \sin i\theta_c, \quad \theta_c = b^{-2c/d}",
-        r"q_{c+d/2}' = q_c \sin i\theta_c + q_{c+d/2} \cos i\theta_c",
-        r"q_i' = R_i q_i, \quad k_j' = R_j k_j, \quad q_i' \cdot k_j' = q_i \cdot R_{j-i} k_j",
-    )
-    shift_invariant = True
-    extrapolates = "partly: degrades past the training length"
-    equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
+class PairRotation(Encoding):
+    """Base of the encodings that turn pairs of channels by their position times a frequency; see `Rotary` for the arguments."""
 
     head_dim: int
     rope_theta: float = 10000.0
     layout: Layout = "half"
-    rotary_dim: int | None = None
+    rotary_dim: int | float | None = None
     schedule: Mapping[str, Any] = None  # type: ignore[assignment]  # replaced in `setup`
     inv_freq: Tensor = field(init=False)
 
     def setup(self) -> None:
         check_even("head_dim", self.head_dim)
+        if isinstance(self.rotary_dim, float):
+            check_numbers(0, 1, rotary_dim=self.rotary_dim)
+            self.rotary_dim = int(self.head_dim * self.rotary_dim)
         if self.rotary_dim is not None:
             check_even("rotary_dim", self.rotary_dim)
             if self.rotary_dim > self.head_dim:
@@ -71,20 +54,13 @@ class Rotary(Encoding):
         self.attention_factor: float = self.frequencies().attention_factor
 
     @property
-    def isometric(self) -> bool:
-        return self.attention_factor == 1.0
-
-    @property
-    def zero_is_identity(self) -> bool:
-        return self.isometric
-
-    @property
-    def planes(self) -> Hashable:
-        return self.layout, self.first_channel, self.rotary_dim or self.head_dim, self.head_dim
+    def rotated(self) -> int:
+        """How many channels rotate."""
+        return self.head_dim if self.rotary_dim is None else int(self.rotary_dim)
 
     def frequencies(self) -> frequencies.Frequencies:
         """The schedule's frequencies, one per rotated pair."""
-        return frequencies.create(self.schedule, self.rotary_dim or self.head_dim, self.rope_theta)
+        return frequencies.create(self.schedule, self.rotated, self.rope_theta)
 
     def tables(self) -> dict[str, Tensor]:
         return {"inv_freq": self.frequencies().inv_freq}
@@ -113,6 +89,48 @@ class Rotary(Encoding):
         two (batch, 1, n, pairs) tables."""
         return cos_sin(ids, self.inv_freq, dtype, first, amplitude * self.attention_factor)
 
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+        """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
+        return rotary(x, cos, sin, layout=self.layout, start=self.first_channel, inplace=inplace)
+
+
+@dataclass(eq=False, repr=False)
+class Rotary(PairRotation):
+    """RoPE: pair c of a query or key at position m is rotated by m * theta_c, so q_m . k_n depends on m - n alone.
+
+    head_dim: width of a head. rope_theta: base of the frequencies. layout: which channels form a pair, "half"
+    (c, c + d/2: GPT-NeoX, Llama in transformers) or "interleaved" (2c, 2c + 1: RoFormer, GPT-J).
+    rotary_dim: rotate only the first rotary_dim channels (partial rotary), or that share of the head as a float, 0.25; None
+    rotates all.
+    schedule: the frequencies as data, e.g. {"name": "ntk", "factor": 4}; see `posenc.frequencies`.
+
+    Angles are computed in float64 from exact positions and cast at the end. Raises InputError for odd widths.
+    Source: Su et al. 2021, "RoFormer", section 3.2.
+    """
+
+    name = "rope"
+    papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_c' = q_c \cos i\theta_c - q_{c+d/2} \sin i\theta_c, \quad \theta_c = b^{-2c/d}",
+        r"q_{c+d/2}' = q_c \sin i\theta_c + q_{c+d/2} \cos i\theta_c",
+        r"q_i' = R_i q_i, \quad k_j' = R_j k_j, \quad q_i' \cdot k_j' = q_i \cdot R_{j-i} k_j",
+    )
+    shift_invariant = True
+    extrapolates = "partly: degrades past the training length"
+    equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
+
+    @property
+    def isometric(self) -> bool:
+        return self.attention_factor == 1.0
+
+    @property
+    def zero_is_identity(self) -> bool:
+        return self.isometric
+
+    @property
+    def planes(self) -> Hashable:
+        return self.layout, self.first_channel, self.rotated, self.head_dim
+
     def of_queries(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The queries' tables."""
         return self.cos_sin(positions.q, dtype, positions.start and positions.start[0])
@@ -122,10 +140,6 @@ class Rotary(Encoding):
         of_q = self.of_queries(positions, dtype)
         same = positions.q is positions.k
         return of_q, of_q if same else self.cos_sin(positions.k, dtype, positions.start and positions.start[1])
-
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
-        """Queries or keys (batch, heads, n, head_dim), rotated by their tables."""
-        return rotary(x, cos, sin, layout=self.layout, start=self.first_channel, inplace=inplace)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
@@ -171,7 +185,7 @@ class Rotary(Encoding):
     @property
     def _turns_all(self) -> bool:
         """Whether every channel rotates, in the way of this class."""
-        return type(self).turn is Rotary.turn and self.rotary_dim in (None, self.head_dim)
+        return type(self).turn is Rotary.turn and self.rotated == self.head_dim
 
     def _check(self, x: Tensor, positions: Positions) -> torch.dtype:
         """Refuse what does not fit; the dtype of the tables."""
@@ -237,7 +251,7 @@ class DecoupledRotary(Rotary):
     equal_to = "transformers' DeepSeek-V3"
 
     layout: Layout = "interleaved"
-    rotary_dim: int | None = None
+    rotary_dim: int | float | None = None
 
     def setup(self) -> None:
         if self.rotary_dim is None:
@@ -246,8 +260,7 @@ class DecoupledRotary(Rotary):
 
     @property
     def first_channel(self) -> int:
-        assert self.rotary_dim is not None
-        return self.head_dim - self.rotary_dim
+        return self.head_dim - self.rotated
 
 
 @dataclass(eq=False, repr=False)

@@ -82,6 +82,7 @@ class PrefixKV(Encoding):
     )
     shift_invariant = True
     extrapolates = "no claim"
+    equal_to = "torch's MultiheadAttention(add_bias_kv=True)"
 
     num_heads: int
     head_dim: int

@@ -13,11 +13,12 @@ from torch import Tensor
 import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
+from posenc.encodings.patterns import read
 from posenc.errors import InputError, check_fields
 from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
 from posenc.positions import Positions
-from posenc.spec import Spec, parse, source_of
+from posenc.spec import Spec, source_of
 from posenc.transformer import TransformerBase
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class Experiment(ABC):
         shape: the lengths or grid of training, as `posenc.create` takes them.
         """
         return create(
-            parse(name).replaced(_clamped),
+            read(name).replaced(_clamped),
             dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim, num_kv_heads=self.num_heads,
             num_layers=self.num_layers, **shape,
         )  # fmt: skip
@@ -337,7 +338,7 @@ def _clamped(term: Spec) -> Spec:
 
 def _digest(encoding: str) -> str:
     """Of the files that hold the classes in an encoding's text, as they are now; "" where it names none."""
-    files = [source_of(term.name) for term in parse(encoding).terms if ":" in term.name]
+    files = [source_of(term.name) for term in read(encoding).terms if ":" in term.name]
     return hashlib.sha256(b"".join(files)).hexdigest()[:16] if files else ""
 
 

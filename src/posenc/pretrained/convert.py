@@ -11,14 +11,14 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.pope import PoPE
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotary import PairRotation
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.errors import InputError, as_numbers, check_integers, check_tensor, unknown
 from posenc.functional import Layout, check_even, layout_permutation
 from posenc.positions import Positions
 
 KeyPositions = Positions | Tensor | Sequence[Any]
-RotaryKind = Rotary | AxesRotary | PoPE
+RotaryKind = PairRotation | AxesRotary | PoPE
 
 # names under which models keep values in the same matrix
 FUSED = re.compile(r"qkv|key_value|kv(_b)?(_proj)?$|c_attn$|w_pack|^in_proj", re.IGNORECASE)
@@ -63,7 +63,7 @@ def re_rotate(
     before = encoding.key_angles(_keys_at("positions", positions, keys), layer)
     after = target.key_angles(_keys_at("positions", positions, keys) if to is None else _keys_at("to", to, keys), layer)
     if not isinstance(encoding, RotaryKind) or not isinstance(target, RotaryKind):
-        raise InputError(f"{encoding}: re_rotate moves keys of Rotary, its kin with axes, and PoPE")
+        raise InputError(f"{encoding}: re_rotate moves keys of Rotary, its kin with axes, and PoPE, and values of RoVE")
     if _layout_of(encoding) != _layout_of(target) or before.shape[1::2] != after.shape[1::2]:
         raise InputError(f"into={target}: keys under {encoding} need the same head_dim, layout and rotated channels")
     width = encoding.head_dim * (2 if isinstance(encoding, PoPE) else 1)

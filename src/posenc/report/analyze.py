@@ -86,7 +86,7 @@ def state(target: Target) -> dict[str, Any]:
             if method != "none":
                 raise InputError(f"{target.name}: the explorer shows a schedule or a map")
             method = as_text(encoding.schedule)
-        sizes = {"dim": encoding.rotary_dim or encoding.head_dim, "base": encoding.rope_theta}
+        sizes = {"dim": encoding.rotated, "base": encoding.rope_theta}
         return {"encoding": "rope", "method": method, **sizes, **common}
     if isinstance(encoding, Sinusoidal):
         options = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from posenc.encodings import ENCODINGS
+from posenc.encodings.patterns import PATTERNS
 from posenc.errors import summary
 from posenc.lab.compare import EXPERIMENTS
 from posenc.lab.experiment import Criterion, Experiment
@@ -127,7 +128,8 @@ def _level(point: Mapping[str, Any], m: Criterion) -> tuple[str, str]:
 
 def _described(results: Results) -> list[tuple[str, str]]:
     """The encodings of this comparison, and what each does."""
-    known = {**ENCODINGS, **{f"@{name}": map for name, map in MAPS.items()}}
+    known = {**ENCODINGS, **{name: pattern.text for name, pattern in PATTERNS.items()}}
+    known |= {f"@{name}": map for name, map in MAPS.items()}
     descriptions = []
     for name in dict.fromkeys(variant["encoding"] for variant in results["arms"]):
         terms = parse(name).terms

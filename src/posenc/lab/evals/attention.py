@@ -220,7 +220,7 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
                 weights = Reference().weights(problem, first, end, bias(first, end))
                 sums.add_weights(index, first, weights[0])
                 outs.append(Reference().output(problem, weights, first))
-        return torch.cat(outs, 2)
+        return problem.finished(torch.cat(outs, 2))
 
     register_attention(NAME, attend, None)
     before = body.config._attn_implementation
