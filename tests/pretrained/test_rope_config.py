@@ -26,7 +26,7 @@ CONFIGS = {
 }  # fmt: skip
 SCHEDULES = {
     "default": None, "linear": "linear", "yarn": "yarn", "llama3": "llama3", "ntk": "longrope", "ntk_mixed": "longrope",
-    "ntk_fixed": "longrope", "yarn_paper": "longrope", "dynamic": "longrope", "yarn:beta_fast=8": "longrope",
+    "ntk_fixed": "longrope", "yarn_paper": "longrope", "mrrope": "longrope", "dynamic": "longrope", "yarn:beta_fast=8": "longrope",
     "ntk+resonance": "longrope", "proportional:fraction=0.5": "longrope",
 }  # fmt: skip
 
