@@ -28,7 +28,8 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "rope@self_extend:window=3:group=2+alibi", "rope@dual_chunk:chunk=4:local=1", "xpos@string:shift=4:window=2",
             "pope@lampe:window=3:used=5:length=16", "rope@streaming:sinks=2:recent=3+log_n:train_length=3",
             "rope@lm_infinite:sinks=1:window=4/none", "rope+window:before=2:after=1/rope", "rope+prefix_kv:length=2",
-            "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
+            "learned_rope:groups=2:layout=interleaved",
+            "head_rope:layout=interleaved:schedules=anti_periodic\\:original_max_positions=40|default", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
             "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi"]  # fmt: skip
 
 

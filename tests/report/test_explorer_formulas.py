@@ -42,6 +42,7 @@ WITHOUT_CODES = {
     "window",
     "prefix_kv",
     "rope_pp",
+    "head_rope",
 }
 """Encodings that move positions in training, act on the softmax or the keys, or have the codes of another one."""
 

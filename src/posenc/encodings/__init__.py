@@ -18,7 +18,7 @@ from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
 from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
 from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
-from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
+from posenc.encodings.learned_rotary import FoPE, HeadRotary, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.pope import PoPE
@@ -41,7 +41,7 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, parse, p
 __all__ = [
     "CAPE", "ENCODINGS", "FIRE", "FLOATER", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
-    "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical", "Integer", "Learned",
+    "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "HeadRotary", "Hierarchical", "Integer", "Learned",
     "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
     "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
@@ -56,7 +56,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # at the input, and carried into every layer
         FLOATER,
         # on queries and keys
-        Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
+        Rotary, PRotary, DecoupledRotary, XPos, HeadRotary, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
         LieRE, ComRoPE, STRING, PoPE,
         # on the scores, by content and distance
         Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2,
