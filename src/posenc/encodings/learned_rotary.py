@@ -91,7 +91,8 @@ class LearnedRotary(AxesRotary):
     since a key can only be compared with queries that turn as it does. All layers share them; for ladders per layer,
     pass one object per layer to `PerLayer`. Train `log_scale`, (groups, head_dim / 2), without weight decay.
 
-    `plain()` is the same rotation as a `Rotary`, whose factors other programs load. Angles are computed in float64;
+    `plain()` is the same rotation as a `Rotary`; `posenc.pretrained.export.rope_parameters_of` writes it for the
+    configuration of a transformers model. Angles are computed in float64;
     casting the model to bfloat16 rounds the log-scales.
     Raises InputError for odd widths, or key heads that are not a multiple of groups.
     Source: arXiv 2607.10134 (LeRoPE: one ladder), arXiv 2607.19363 (AdaRoPE: one per key head).
