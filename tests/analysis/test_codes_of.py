@@ -19,7 +19,7 @@ from posenc.positions import Positions
 
 AT = torch.arange(20)
 REFUSED = {
-    "none", "cope", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
+    "none", "cope", "shape", "cape", "randomized", "pose", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
     "window", "prefix_kv",
 }  # fmt: skip
 

@@ -34,6 +34,7 @@ WITHOUT_CODES = {
     "shape",
     "cape",
     "randomized",
+    "pose",
     "softmax_n",
     "sink",
     "log_n",

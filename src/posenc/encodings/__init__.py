@@ -10,7 +10,7 @@ from typing import Any
 from posenc import position_maps
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
-from posenc.encodings.augment import CAPE, SHAPE, Randomized
+from posenc.encodings.augment import CAPE, SHAPE, PoSE, Randomized
 from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.cope import CoPE
@@ -43,7 +43,7 @@ __all__ = [
     "AxialRotary", "AxialTable", "Binary", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa", "DeBERTaV2",
     "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "GridALiBi", "GridSinusoidal", "GridTable", "HeadRotary", "Hierarchical", "Integer", "Learned",
     "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mapped", "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary",
-    "PoPE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
+    "PoPE", "PoSE", "PrefixKV", "Randomized", "RoPEPlusPlus", "Rotary", "Sandwich", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature", "Temperature", "TransformerXL",
     "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
 ]
 
@@ -63,7 +63,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on the scores, by distance
         T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
         # on positions themselves, in training
-        SHAPE, CAPE, Randomized,
+        SHAPE, CAPE, Randomized, PoSE,
         # on the softmax
         SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature,
         # on what each query sees
