@@ -165,7 +165,7 @@ class PoSE(Encoding):
     The first part has 1 to (n + 1) // 2 of n tokens, the second moves by 0 to max_length - n, drawn for each document;
     outside training positions are unchanged. max_length: longest text to prepare for. The authors extend trained models
     by it, as `posenc.finetune(..., pose=True)` does. Raises InputError for a text longer than max_length.
-    Source: Zhu et al. 2023, section 3.2; the ranges are those of the authors' code, train_pose.py.
+    Source: Zhu et al. 2023; the ranges are those of the authors' code, train_pose.py.
     """
 
     name = "pose"

@@ -26,9 +26,9 @@ class HeadRotary(AxesRotary):
 
     head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads: of the model. schedules: one after the other
     for equal groups of key heads, as data ([{"name": "ntk", "factor": 4}, ..]) or as a text with "|" between them; None
-    is Ms-PoE, position interpolation by factors from 1.2 up to, not including, 1.8. Its authors give the smallest factor
-    to the head whose attention to the prompt has most outliers, in layers from the third on; `PerLayer` takes one
-    encoding per layer. Moebius RoPE has `anti_periodic` on a quarter of the heads:
+    is Ms-PoE, position interpolation by factors from 1.2 up to, not including, 1.8. Its authors leave the first two
+    layers as they are, and order the factors of each layer by the outliers in its heads' attention to the prompt;
+    `PerLayer` takes one encoding per layer. Moebius RoPE has `anti_periodic` on a quarter of the heads:
     "anti_periodic:original_max_positions=2048|default|default|default".
 
     Raises InputError for schedules that do not divide the key heads, or that scale cos and sin differently.
