@@ -23,7 +23,8 @@ from posenc.transformer import Transformer, TransformerConfig
 
 WORLD_SIZES = (2, 4)
 LENGTH = 16
-READ_BY = {"shape": "shape+sinusoidal", "cape": "cape+sinusoidal", "randomized": "randomized+sinusoidal"}
+READ_BY = {"shape": "shape+sinusoidal", "cape": "cape+sinusoidal", "randomized": "randomized+sinusoidal",
+           "pose": "pose+sinusoidal"}  # fmt: skip
 """Encodings that move positions, with one that reads them."""
 COMPOSITIONS = (
     "rope+alibi", "rope/none", "rope+sink+log_n:train_length=4", "rope+chunks:size=3", "window:before=2+log_n:train_length=2", "rope@rerope:window=4", "rope@self_extend:group=2:window=4",

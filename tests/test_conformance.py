@@ -11,7 +11,7 @@ from posenc.conformance.suite import run_check
 
 VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat", "learned:merge=multiply",
             "normalized:length=40", "rope:layout=interleaved:rotary_dim=2", "rope+alibi", "sinusoidal+t5", "rope/none",
-            "shape+sinusoidal", "cape+rope", "cape:centre=true+sinusoidal", "randomized+t5", "randomized:testing=plain+alibi",
+            "shape+sinusoidal", "cape+rope", "cape:centre=true+sinusoidal", "randomized+t5", "pose:max_length=40+rope", "randomized:testing=plain+alibi",
             "rope+softmax_n", "alibi+sink", "rope+log_n:train_length=3:clip=false+sink",
             "kerple:kind=power", "cope:num_counts=3:scaled=false", "rope+cope", "swin:width=3:beyond=clamp",
             "swin_v2:cosine=false:width=3",
@@ -32,7 +32,7 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
             "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi",
             "fox+rope", "fox/alibi", "selective_rope:gate=true:trainable=true:kernel_size=2", "mamba3_rope:fraction=1:layout=half+fox",
-            "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope", "projected_relative:extent=3:profiles=2", "rope+grape_a:unit=false", "rope+dape:kind=fire", "dape:kind=alibi", "rope+selective_attention:rope_theta=10000", "rope+rove:rotary_dim=0.5:trailing=true:layout=interleaved+prefix_kv", "rope+rove/alibi"]  # fmt: skip
+            "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope", "projected_relative:extent=3:profiles=2", "rope+grape_a:unit=false", "rope+dape:kind=fire", "dape:kind=alibi", "rope+selective_attention:rope_theta=10000", "rope+rove:rotary_dim=0.5:trailing=true:layout=interleaved+prefix_kv", "rope+rove/alibi", "head_rope:layout=interleaved:schedules=anti_periodic\\:original_max_positions=40|default"]  # fmt: skip
 
 
 SLOW_OF_VARIANTS = ("backends_agree", "calls_are_independent")

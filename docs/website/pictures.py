@@ -131,7 +131,11 @@ def _around(name: str) -> Tensor:
 def _draws(name: str) -> Tensor:
     """(7, 16): the positions of a text as they are, then as six passes of training place them."""
     torch.manual_seed(0)
-    options = {"shape": "shape:max_shift=100", "randomized": "randomized:max_length=128"}.get(name, name)
+    options = {
+        "shape": "shape:max_shift=100",
+        "randomized": "randomized:max_length=128",
+        "pose": "pose:max_length=128",
+    }.get(name, name)
     encoding = create(options, **SHAPE).train()
     plain = posenc.Positions.arange(16, causal=True)
     passes = [encoding.augment(plain, 1).q.flatten() for _ in range(6)]

@@ -20,7 +20,7 @@ from posenc.positions import Positions
 AT = torch.arange(20)
 REFUSED = {
     "none", "cope", "shape", "cape", "randomized", "softmax_n", "sink", "log_n", "temperature", "step_temperature",
-    "window", "chunks", "prefix_kv", "fox", "selective_rope", "mamba3_rope", "carope", "wall", "path", "stick_breaking", "projected_relative", "dape", "selective_attention", "rove",
+    "window", "chunks", "prefix_kv", "fox", "selective_rope", "mamba3_rope", "carope", "wall", "path", "stick_breaking", "projected_relative", "dape", "selective_attention", "rove", "pose",
 }  # fmt: skip
 
 

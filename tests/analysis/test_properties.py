@@ -238,7 +238,7 @@ def test_normalized_codes_depend_on_the_company():
     assert min(found.differences[aspect] for aspect in ("alone", "prefix", "beside")) > 0.1
 
 
-@pytest.mark.parametrize("name", ["shape", "cape", "randomized"])
+@pytest.mark.parametrize("name", ["shape", "cape", "randomized", "pose"])
 def test_positions_moved_in_training_are_another_code_in_it(name):
     encoding = create(f"{name}+sinusoidal", **SHAPE)
     assert encoding.training
@@ -257,7 +257,7 @@ def test_modes_are_put_back_part_by_part():
     assert [encoding.training, *(part.training for part in encoding.parts)] == [False, False, True]
 
 
-@pytest.mark.parametrize("name", ["shape+sinusoidal", "randomized+sinusoidal"])
+@pytest.mark.parametrize("name", ["shape+sinusoidal", "randomized+sinusoidal", "pose+sinusoidal"])
 def test_what_is_drawn_in_training_is_the_same_and_nobody_elses(name):
     encoding = create(name, **SHAPE)
     torch.manual_seed(1)

@@ -19,6 +19,7 @@ SEES_NO_ORDER = {
     "shape",
     "cape",
     "randomized",
+    "pose",
     "softmax_n",
     "sink",
     "log_n",

@@ -1,4 +1,4 @@
-"""SHAPE, CAPE and randomised positions: what they draw in training, what they leave alone, and that a whole forward
+"""SHAPE, CAPE, randomised and skipped positions: what they draw in training, what they leave alone, and that a whole forward
 pass sees one draw."""
 
 import math
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import posenc
-from posenc import CAPE, SHAPE, Positions, Randomized, Rotary, Sinusoidal
+from posenc import CAPE, SHAPE, PoSE, Positions, Randomized, Rotary, Sinusoidal
 from posenc.transformer import Transformer, TransformerConfig
 
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
@@ -22,7 +22,7 @@ EVERY_LAYOUT = pytest.mark.parametrize(("positions", "batch"), LAYOUTS.values(),
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64)], ids=repr)
+@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64), PoSE(512)], ids=repr)
 def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, batch):
     moved = encoding.train().augment(positions, batch)
     assert torch.equal(moved.q, moved.k)
@@ -33,7 +33,7 @@ def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, b
     assert moved.start is None, "positions that moved are not known to be contiguous"
 
 
-@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64, testing="plain")], ids=repr)
+@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64, testing="plain"), PoSE(64)], ids=repr)
 def test_nothing_moves_outside_training(encoding):
     positions = Positions.arange(5, 7)
     assert encoding.eval().augment(positions, 3) is positions
@@ -117,6 +117,54 @@ def test_randomized_tests_at_the_mean_of_its_draws(n):
     assert drawn.shape == (1, n)
 
 
+def test_randomized_yarn_is_a_sum():
+    """Training sees sorted positions of the range under YaRN's frequencies, and a wider range in a later epoch; outside
+    training it is YaRN."""
+    yarn = Rotary(16, schedule={"name": "yarn", "factor": 4.0, "original_max_positions": 16})
+    both, positions = Randomized(32, "plain") + yarn, Positions.arange(16, causal=True)
+    for longest in (32, 64):
+        both.parts[0].max_length = longest
+        moved = both.train().augment(positions, 300)
+        assert (moved.q.diff(dim=1) > 0).all()
+        assert (int(moved.q.min()), int(moved.q.max())) == (0, longest - 1)
+    q = torch.randn(300, 2, 16, 16, dtype=torch.float64)
+    assert torch.equal(both.rotate(q, q, moved)[0], yarn.rotate(q, q, moved)[0])
+    assert both.eval().augment(positions, 300) is positions
+
+
+@given(n=st.integers(1, 40), more=st.integers(0, 60), seed=st.integers(0, 2**20))
+def test_pose_moves_the_second_part_and_keeps_the_order(n, more, seed):
+    torch.manual_seed(seed)
+    drawn = PoSE(n + more).train().augment(Positions.arange(n), 5).q
+    torch.manual_seed(seed)
+    assert torch.equal(drawn, PoSE(n + more).train().augment(Positions.arange(n), 5).q)
+    for row in (drawn - torch.arange(n)).tolist():
+        first = row.index(max(row)) if max(row) else n
+        assert row == [0] * first + [max(row)] * (n - first)
+        assert max(row) <= more
+        assert first == n or 1 <= first <= (n + 1) // 2
+
+
+def test_pose_draws_each_cut_and_each_skip_equally_often():
+    rows, n, more = 6000, 7, 3
+    moved = PoSE(n + more).train().augment(Positions.arange(n), rows).q - torch.arange(n)
+    skips = torch.bincount(moved[:, -1], minlength=more + 1) / rows
+    assert torch.allclose(skips, torch.full((more + 1,), 1 / (more + 1)), atol=0.03)  # five standard errors
+    cuts = torch.bincount((moved[moved[:, -1] > 0] == 0).sum(1), minlength=n)[1:5].double()
+    assert torch.allclose(cuts / cuts.sum(), torch.full((4,), 1 / 4).double(), atol=0.035), "1 to (n + 1) // 2 tokens"
+
+
+def test_pose_draws_for_each_document():
+    moved = PoSE(50).train().augment(Positions.packed([4, 6]), 200).q
+    skips = moved[:, [3, 9]] - torch.tensor([3, 5])
+    assert (skips[:, 0] != skips[:, 1]).any()
+    assert int(skips[:, 0].max()) > 40
+    assert skips.max(0).values.le(torch.tensor([46, 44])).all()
+    padded = PoSE(50).train().augment(Positions.from_mask(MASK), 2)
+    assert padded.q[0, 2] == 0
+    assert padded.q[0, 4] <= 49
+
+
 def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
     config = TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
     x = torch.randint(11, (2, 9))
@@ -140,6 +188,11 @@ def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
         (lambda: Randomized(8).augment(Positions.arange(9), 1), "9 tokens does not fit"),
         (lambda: Randomized(8).augment(Positions.arange(1, 5), 1), "full sequence"),
         (lambda: Randomized(8).augment(Positions.from_ids([0.5, 1.0]), 1), "0 .. n-1"),
+        (lambda: PoSE(0), "max_length=0"),
+        (lambda: PoSE(8).augment(Positions.arange(9), 1), "max_length=8: a text of 9 tokens does not fit"),
+        (lambda: PoSE(8).augment(Positions.arange(1, 5), 1), "PoSE draws .* full sequence"),
+        (lambda: PoSE(8).augment(Positions.from_ids([3, 4]), 1), "PoSE takes texts whose positions are 0 .. n-1"),
+        (lambda: PoSE(8).augment(Positions.grid(2, 2), 1), "PoSE takes one coordinate"),
         (lambda: (SHAPE(9) + posenc.Learned(4, 8)).train().embed(
             torch.zeros(1, 4, 8), SHAPE(9).augment(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
     ],

@@ -1,4 +1,4 @@
-"""RoPE with learned frequencies, FoPE and RoPE++: formulas, one token at a time, and the authors' expressions."""
+"""RoPE with frequencies per head or learned ones, FoPE and RoPE++: formulas, one token at a time, and the authors' expressions."""
 
 import cmath
 import math
@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import posenc
-from posenc import FoPE, InputError, LearnedRotary, PerLayer, Positions, RoPEPlusPlus, Rotary
+from posenc import FoPE, HeadRotary, InputError, LearnedRotary, PerLayer, Positions, RoPEPlusPlus, Rotary
 from references.calls import EVERYWHERE, EXACT, LAYOUTS, qkv, random, scores
 
 
@@ -27,6 +27,83 @@ def table(positions, q, k, score):
         where = (float(x[b % len(x), n]) for x, n in ((positions.q, i), (positions.k, j)))
         out[b, h, i, j] = score(h, q[b, h, i], k[b, h // groups, j], *where)
     return out
+
+
+# ---------------------------------------------------------------- a schedule per key head
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_each_key_head_turns_by_its_schedule(positions, layout):
+    encoding = HeadRotary(6, 8, 4, 50.0, layout, "anti_periodic:original_max_positions=20|linear:factor=3")
+    q, k, _ = qkv(positions, 8, 4, 6)
+
+    def theta(key_head, c):
+        return math.pi * (2 * c + 1) / 20 if key_head < 2 else 50.0 ** (-2 * c / 6) / 3
+
+    def score(head, x, y, i, j):
+        pairs = zip(complex_pairs(x, layout), complex_pairs(y, layout), strict=True)
+        turned = (a * b.conjugate() * cmath.exp(1j * (i - j) * theta(head // 2, c)) for c, (a, b) in enumerate(pairs))
+        return sum(product.real for product in turned)
+
+    assert_close(scores(encoding, q, k, positions), table(positions, q, k, score), **EXACT)
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+def test_without_schedules_it_is_the_authors_ms_poe(heads):
+    # utils/modify_arch/llama.py of VITA-Group/Ms-PoE: t / ratio, then cos and sin of both halves, for heads in their order
+    positions, width = Positions.arange(11), 8
+    q, k, _ = qkv(positions, heads, heads, width)
+    ratios = 1.2 + (1.8 - 1.2) * (torch.arange(heads, dtype=torch.float64) / heads)
+    t = torch.arange(11, dtype=torch.float64).repeat(heads, 1) / ratios[:, None]
+    inv_freq = 1.0 / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.einsum("ki,j->kij", t, inv_freq)
+    cos, sin = (torch.cat((x, x), -1)[None] for x in (angles.cos(), angles.sin()))
+
+    def half(x):
+        return torch.cat((-x[..., width // 2 :], x[..., : width // 2]), -1)
+
+    rotated = HeadRotary(width, heads).rotate(q, k, positions)
+    for ours, x in zip(rotated, (q, k), strict=True):
+        assert_close(ours, x * cos + half(x) * sin, **EXACT)
+
+
+def test_one_schedule_for_all_heads_is_rope_and_a_cache_takes_rotated_keys():
+    schedule = {"name": "yarn", "factor": 4.0, "original_max_positions": 64}
+    encoding = HeadRotary(16, 4, 2, schedules=[schedule])
+    positions = Positions.arange(7, 3)
+    q, k, _ = qkv(positions, 4, 2, 16)
+    expected = Rotary(16, schedule=schedule).rotate(q, k, positions)
+    for ours, theirs in zip(encoding.rotate(q, k, positions), expected, strict=True):
+        assert_close(ours, theirs, **EXACT)
+    assert_close(encoding.rotate_queries(q, positions), expected[0], **EXACT)
+    assert_close(encoding.rotate_keys(k, positions), expected[1], **EXACT)
+    assert encoding.attention_factor == Rotary(16, schedule=schedule).attention_factor
+    assert not encoding.isometric
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"schedules": "default|default|default"}, "3 of them, which must divide the 4 key heads"),
+        ({"schedules": []}, "0 of them"),
+        ({"schedules": [{"name": "nkt"}]}, "'nkt'"),
+        ({"schedules": ["ntk"]}, "ntk"),
+        ({"schedules": "yarn:factor=2:original_max_positions=64|default"}, r"\[1.0, 1.069"),
+        ({"num_kv_heads": 3}, "num_kv_heads=3"),
+        ({"rope_theta": 0.0}, "rope_theta=0.0"),
+        ({"head_dim": 7}, "head_dim=7"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_refused(options, named):
+    with pytest.raises(InputError, match=named):
+        HeadRotary(**{"head_dim": 8, "num_heads": 4} | options)
+
+
+def test_other_heads_than_the_encodings_are_refused():
+    q, k, v = qkv(Positions.arange(3), 6, 3)
+    with pytest.raises(InputError, match="3 heads: this HeadRotary has 2 key heads"):
+        posenc.attention(q, k, v, HeadRotary(4, 4, 2), Positions.arange(3))
 
 
 # ---------------------------------------------------------------- learned frequencies

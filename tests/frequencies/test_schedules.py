@@ -96,6 +96,7 @@ def test_factors_are_what_most_schedules_go_by():
         "yarn",
         "yarn_paper",
         "yarn_revised",
+        "mrrope",
         "llama3",
     }
 

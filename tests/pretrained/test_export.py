@@ -19,7 +19,7 @@ from references.small_models import TRAINED, small_model, tokens
 LENGTH = 4 * TRAINED
 STATIC = (
     "linear", "ntk", "ntk_old", "ntk_fixed", "ntk_mixed", "yarn", "yarn:truncate=false", "yarn_paper", "yarn_revised",
-    "llama3", "dynamic", "abf:new_base=500000", "tapered", "yarn+resonance",
+    "mrrope", "llama3", "dynamic", "abf:new_base=500000", "tapered", "yarn+resonance",
 )  # fmt: skip
 PLAIN = """
 import sys, torch

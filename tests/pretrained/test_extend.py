@@ -316,7 +316,7 @@ def test_schedules_that_depend_on_the_length_are_frozen_at_the_new_one() -> None
 
 
 def test_every_schedule_and_map_is_a_method() -> None:
-    not_for_extension = {"default", "proportional", "inverse_leaky"}
+    not_for_extension = {"default", "proportional", "evq_cosh", "anti_periodic", "inverse_leaky"}
     assert set(frequencies.SCHEDULES) | set(position_maps.MAPS) - not_for_extension <= set(METHODS) | not_for_extension
     for name, method in METHODS.items():
         assert method.options().keys() >= method.defaults.keys(), name

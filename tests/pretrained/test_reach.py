@@ -73,7 +73,7 @@ def test_what_the_refusal_says_is_enough():
 
 
 @pytest.mark.parametrize("method", ["rerope", "leaky_rerope", "self_extend", "dual_chunk", "lampe", "streaming", "lm_infinite",
-                                    "linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "dynamic", "llama3", "yarn+resonance"])  # fmt: skip
+                                    "linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "mrrope", "dynamic", "llama3", "yarn+resonance"])  # fmt: skip
 @pytest.mark.parametrize("trained", [TRAINED, 100, 8192])
 def test_a_method_left_to_itself_reaches_what_is_asked_for(method, trained):
     model = small_model("llama", max_position_embeddings=trained)

@@ -46,6 +46,7 @@ WITHOUT_CODES = {
     "shape",
     "cape",
     "randomized",
+    "pose",
     "softmax_n",
     "sink",
     "log_n",
@@ -56,6 +57,7 @@ WITHOUT_CODES = {
     "prefix_kv",
     "rope_pp",
     "rove",
+    "head_rope",
 }
 """Encodings that move positions in training, act on the softmax, the keys or the values, or have the codes of another one."""
 
@@ -158,6 +160,8 @@ OWN = {
     ],
     "yarn_paper": [{}, {"beta_fast": 8.0, "attention_factor": 1.0}],
     "yarn_revised": [{}, {"beta_slow": 0.5, "truncate": False, "attention_factor": 1.1}],
+    "mrrope": [{}, {"progressive": False, "beta_fast": 16.0}, {"attention_factor": 1.1}],
+    "evq_cosh": [{}, {"tau": 0.0}, {"tau": 2.5}],
     "llama3": [{}, {"low_freq_factor": 0.5, "high_freq_factor": 16.0}],
     "dynamic": [{"length": 1000, "factor": 1.0}, {"length": 70000, "factor": 2.0}],
     "proportional": [{}, {"fraction": 0.25, "factor": 8.0}, {"fraction": 0.0}],
@@ -223,6 +227,10 @@ REFUSED_SCHEDULES = [
     {"name": "yarn", "factor": 2.0, "original_max_positions": 64, "mscale": -1.0},
     {"name": "yarn", "factor": 2.0, "original_max_positions": 64, "attention_factor": 0.0},
     {"name": "llama3", "factor": 2.0, "original_max_positions": 64, "low_freq_factor": 8.0},
+    {"name": "mrrope", "factor": 2.0, "original_max_positions": 64, "beta_slow": 40.0},
+    {"name": "evq_cosh"},
+    {"name": "evq_cosh", "tau": -1.0},
+    {"name": "anti_periodic", "original_max_positions": 0},
     {"name": "dynamic", "length": 0, "original_max_positions": 64},
     {"name": "proportional", "fraction": -0.5},
     {"name": "tapered"},

@@ -161,7 +161,7 @@ def test_every_encoding_serves_it_or_refuses_it():
         served.add(name)
     assert served == {
         "rope", "p_rope", "decoupled_rope", "axial_rope", "m_rope", "mixed_rope", "pope", "log_n", "temperature", "step_temperature",
-        "transformer_xl", "xlnet", "learned_rope", "fope", "rope_pp", "liere", "comrope", "cayley_string",
+        "transformer_xl", "xlnet", "head_rope", "learned_rope", "fope", "rope_pp", "liere", "comrope", "cayley_string",
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from posenc import position_maps
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
 from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
 from posenc.encodings.accumulated_rotary import CARoPE, Mamba3Rotary, SelectiveRotary
-from posenc.encodings.augment import CAPE, SHAPE, Randomized
+from posenc.encodings.augment import CAPE, SHAPE, PoSE, Randomized
 from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
 from posenc.encodings.complex_order import ComplexOrder
 from posenc.encodings.cope import CoPE
@@ -22,7 +22,7 @@ from posenc.encodings.fire import FIRE
 from posenc.encodings.floater import FLOATER
 from posenc.encodings.forgetting import FoX
 from posenc.encodings.grape import GRAPEA
-from posenc.encodings.learned_rotary import FoPE, LearnedRotary, RoPEPlusPlus
+from posenc.encodings.learned_rotary import FoPE, HeadRotary, LearnedRotary, RoPEPlusPlus
 from posenc.encodings.mapped import Mapped
 from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
 from posenc.encodings.path import PaTH
@@ -52,11 +52,12 @@ from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing
 __all__ = [
     "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
     "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa",
-    "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "Hierarchical",
-    "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped", "MixedRotary",
-    "Multiplicative", "NoPE", "Normalized", "PRotary", "PaTH", "PoPE", "PrefixKV", "ProjectedRelative", "Randomized", "RoPEPlusPlus",
-    "RoVE", "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN", "StepTemperature",
-    "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window", "WindowTable", "XLNet", "XPos", "create", "from_spec",
+    "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "HeadRotary",
+    "Hierarchical", "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped",
+    "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary", "PaTH", "PoPE", "PoSE", "PrefixKV", "ProjectedRelative", "Randomized",
+    "RoPEPlusPlus", "RoVE", "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN",
+    "StepTemperature", "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window", "WindowTable", "XLNet", "XPos", "create",
+    "from_spec",
 ]
 
 ENCODINGS: dict[str, type[Encoding]] = {
@@ -68,7 +69,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # at the input, and carried into every layer
         FLOATER,
         # on queries and keys
-        Rotary, PRotary, DecoupledRotary, XPos, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
+        Rotary, PRotary, DecoupledRotary, XPos, HeadRotary, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
         LieRE, ComRoPE, STRING, PoPE, SelectiveRotary, Mamba3Rotary, CARoPE,
         # on the values
         RoVE,
@@ -79,7 +80,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
         # on the scores, by distance
         T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, FoX, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
         # on positions themselves, in training
-        SHAPE, CAPE, Randomized,
+        SHAPE, CAPE, Randomized, PoSE,
         # on the softmax
         SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature, StickBreaking,
         # on what each query sees

@@ -115,6 +115,8 @@ class Randomized(Encoding):
     max_length: longest text to prepare for (the paper's L). testing: positions outside training: "spread" gives the
     mean of the draw, n positions spread evenly, the same every time; "random" draws, as the paper does; "plain" leaves
     0 .. n-1. All but "plain" depend on the text's length, so a cache cannot be used.
+    Randomized YaRN (Mehta et al. 2026, arXiv 2606.23687) is `Randomized(longest, "plain") + Rotary(head_dim,
+    schedule={"name": "yarn", ...})`, with max_length raised from epoch to epoch.
     Raises InputError for a text longer than max_length. Source: Ruoss et al. 2023, section 3.
     """
 
@@ -135,20 +137,7 @@ class Randomized(Encoding):
     def augment(self, positions: Positions, batch: int) -> Positions:
         if not self.training and self.testing == "plain":
             return positions
-        positions.require_full_sequence("Randomized spreads a text's positions over max_length")
-        positions.require_one_axis("Randomized")
-        lengths = positions.lengths()
-        if not torch.compiler.is_compiling():
-            if int(lengths.max()) > self.max_length:
-                raise InputError(
-                    f"max_length={self.max_length}: a text of {int(lengths.max())} tokens does not fit into it; "
-                    "make it the longest length to prepare for"
-                )
-            inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
-            if positions.q.is_floating_point() or not bool(inside.all()):
-                raise InputError(
-                    "Randomized takes texts whose positions are 0 .. n-1: pass such positions, or use CAPE"
-                )
+        lengths = _lengths(self, positions)
         if self.training or self.testing == "random":
             drawn = self._drawn(positions, lengths, batch)
             return positions.moved(lambda ids, order: drawn)
@@ -158,15 +147,70 @@ class Randomized(Encoding):
     def _drawn(self, positions: Positions, lengths: Tensor, batch: int) -> Tensor:
         """(batch, n): a sorted sample without replacement for every document of every row."""
         ids, device = positions.q, positions.q.device
-        document = torch.zeros_like(positions.q_order)
-        if positions.q_document is not None:
-            document = positions.q_document.unique(return_inverse=True)[1]
-        count = int(document.max()) + 1 if positions.q_document is not None else 1
+        document, count = _documents(positions, batch)
         size = torch.zeros(batch, count, dtype=torch.long, device=device)
-        document = document.expand(batch, -1)
         size.scatter_(1, document, lengths.expand(batch, -1))
         rank = torch.rand(batch, count, self.max_length, device=device).argsort(-1).argsort(-1)
         numbers = torch.arange(self.max_length, device=device)
         drawn = torch.where(rank < size[..., None], numbers, self.max_length).sort(-1).values
         row = torch.arange(batch, device=device)[:, None]
         return drawn[row, document, ids.expand(batch, -1)]
+
+
+@dataclass(eq=False, repr=False)
+class PoSE(Encoding):
+    """Skipped positions: each training text is cut in two, and the second part is moved on by a random number, so that
+    short texts have every distance up to max_length. Order stays.
+
+    The first part has 1 to (n + 1) // 2 of n tokens, the second moves by 0 to max_length - n, drawn for each document;
+    outside training positions are unchanged. max_length: longest text to prepare for. The authors extend trained models
+    by it, as `posenc.finetune(..., pose=True)` does. Raises InputError for a text longer than max_length.
+    Source: Zhu et al. 2023; the ranges are those of the authors' code, train_pose.py.
+    """
+
+    name = "pose"
+    papers: ClassVar[tuple[str, ...]] = ("zhu2023pose",)
+    formula: ClassVar[tuple[str, ...]] = (
+        r"i' = \begin{cases} i & i < s \\ i + u & i \ge s \end{cases} \quad s \text{ and } u \text{ drawn for each text}",
+    )
+    shift_invariant = True
+    extrapolates = "yes: up to max_length, after interpolation"
+
+    max_length: int = 2048
+
+    def augment(self, positions: Positions, batch: int) -> Positions:
+        if not self.training:
+            return positions
+        lengths = _lengths(self, positions)
+        document, count = _documents(positions, batch)
+        draws = torch.rand(2, batch, count, dtype=torch.float64, device=positions.q.device)
+        part, share = (draw.gather(1, document) for draw in draws)
+        first = 1 + (part * ((lengths + 1) // 2)).long()
+        skip = (share * (self.max_length - lengths + 1)).long()
+        return positions.moved(lambda ids, order: ids + skip * (ids >= first))
+
+
+def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:
+    """The length of every token's text, of texts whose positions are 0 .. n-1 and which fit into max_length."""
+    name = type(encoding).__name__
+    positions.require_full_sequence(f"{name} draws a text's positions up to max_length")
+    positions.require_one_axis(name)
+    lengths = positions.lengths()
+    if not torch.compiler.is_compiling():
+        if int(lengths.max()) > encoding.max_length:
+            raise InputError(
+                f"max_length={encoding.max_length}: a text of {int(lengths.max())} tokens does not fit into it; "
+                "make it the longest length to prepare for"
+            )
+        inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
+        if positions.q.is_floating_point() or not bool(inside.all()):
+            raise InputError(f"{name} takes texts whose positions are 0 .. n-1: pass such positions, or use CAPE")
+    return lengths
+
+
+def _documents(positions: Positions, batch: int) -> tuple[Tensor, int]:
+    """The number of every token's document in its row, (batch, n), and how many there are."""
+    if positions.q_document is None:
+        return torch.zeros_like(positions.q_order).expand(batch, -1), 1
+    document = positions.q_document.unique(return_inverse=True)[1]
+    return document.expand(batch, -1), int(document.max()) + 1

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotations of text that learn their frequencies, or mix them, and one that scores the imaginary part as well."""
+"""Rotations of text whose frequencies differ by key head, are learned, or are mixed, and one that scores the imaginary part
+as well."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,68 @@ from posenc.positions import Positions
 
 
 @dataclass(eq=False, repr=False)
+class HeadRotary(AxesRotary):
+    """RoPE with a frequency schedule for each key head, or for groups of them; query heads turn as their key head does.
+
+    head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads: of the model. schedules: one after the other
+    for equal groups of key heads, as data ([{"name": "ntk", "factor": 4}, ..]) or as a text with "|" between them; None
+    is Ms-PoE, position interpolation by factors from 1.2 up to, not including, 1.8. Its authors leave the first two
+    layers as they are, and order the factors of each layer by the outliers in its heads' attention to the prompt;
+    `PerLayer` takes one encoding per layer. Moebius RoPE has `anti_periodic` on a quarter of the heads:
+    "anti_periodic:original_max_positions=2048|default|default|default".
+
+    Raises InputError for schedules that do not divide the key heads, or that scale cos and sin differently.
+    Source: Zhang et al. 2024 (Ms-PoE; MsPoELlamaRotaryEmbedding of the authors' code), Bae 2026 (Moebius RoPE).
+    """
+
+    name = "head_rope"
+    papers: ClassVar[tuple[str, ...]] = ("zhang2024found", "bae2026anti")
+    formula: ClassVar[tuple[str, ...]] = (
+        r"q_i' = R_{h,i} q_i, \quad k_j' = R_{h,j} k_j, \quad h \text{ the key head}",
+        r"\theta_{h,c} = b^{-2c/d} / r_h, \quad r_h = 1.2 + 0.6\, h / H_k \quad (h = 0, 1, \ldots)",
+    )
+    extrapolates = "partly: as RoPE under the same schedules"
+    equal_to = "the authors' code"
+    axes = 1
+
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    rope_theta: float = 10000.0
+    layout: Layout = "half"
+    schedules: str | Sequence[Mapping[str, Any]] | None = None
+
+    def setup(self) -> None:
+        super().setup()
+        check_positive(rope_theta=self.rope_theta)
+        heads = kv_heads_of(self.num_heads, self.num_kv_heads)
+        if self.schedules is None:
+            self.schedules = [{"name": "linear", "factor": 1.2 + 0.6 * head / heads} for head in range(heads)]
+        elif isinstance(self.schedules, str):
+            self.schedules = [frequencies.parse(text) for text in self.schedules.split("|")]
+        self.schedules = list(self.schedules)
+        if not self.schedules or heads % len(self.schedules):
+            raise InputError(f"schedules: {len(self.schedules)} of them, which must divide the {heads} key heads")
+        factors = {made.attention_factor for made in self.ladders()}  # which refuses what is no schedule
+        self.schedules = [dict(schedule) for schedule in self.schedules]
+        if len(factors) > 1:
+            raise InputError(
+                f"schedules scale cos and sin by {sorted(factors)}: pass the same attention_factor to all of them"
+            )
+        self.attention_factor = factors.pop()
+
+    def ladders(self) -> list[frequencies.Frequencies]:
+        """The frequencies of each schedule."""
+        assert isinstance(self.schedules, list)
+        return [frequencies.create(schedule, self.head_dim, self.rope_theta) for schedule in self.schedules]
+
+    def tables(self) -> dict[str, Tensor]:
+        ladders = torch.stack([made.inv_freq for made in self.ladders()])
+        repeats = kv_heads_of(self.num_heads, self.num_kv_heads) // len(ladders)
+        return {"frequency": ladders.repeat_interleave(repeats, 0)[..., None]}
+
+
+@dataclass(eq=False, repr=False)
 class LearnedRotary(AxesRotary):
     """RoPE with learned frequencies: theta_c = f_c exp(s_c), where f is a schedule's frequency and s_c starts at 0.
 
@@ -28,7 +91,8 @@ class LearnedRotary(AxesRotary):
     since a key can only be compared with queries that turn as it does. All layers share them; for ladders per layer,
     pass one object per layer to `PerLayer`. Train `log_scale`, (groups, head_dim / 2), without weight decay.
 
-    `plain()` is the same rotation as a `Rotary`, whose factors other programs load. Angles are computed in float64;
+    `plain()` is the same rotation as a `Rotary`; `posenc.pretrained.export.rope_parameters_of` writes it for the
+    configuration of a transformers model. Angles are computed in float64;
     casting the model to bfloat16 rounds the log-scales.
     Raises InputError for odd widths, or key heads that are not a multiple of groups.
     Source: arXiv 2607.10134 (LeRoPE: one ladder), arXiv 2607.19363 (AdaRoPE: one per key head).

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every frequency schedule: `default`, `linear`, `abf`, the `ntk` and `yarn` families, `llama3`, `dynamic`, `longrope`, then
-those that are applied to another one, and `explicit`. Pure functions of numbers, in float64.
+"""Every frequency schedule: `default`, `linear`, `abf`, the `ntk` and `yarn` families, `mrrope`, `llama3`, `dynamic`,
+`longrope`, those to train with from the start, those that are applied to another one, and `explicit`. Pure functions of
+numbers, in float64.
 """
 
 import math
@@ -14,9 +15,9 @@ from posenc.errors import InputError, as_numbers, check_integers, check_numbers,
 from posenc.functional import check_even, frequency_curve
 
 __all__ = [
-    "SCHEDULES", "Frequencies", "abf", "default", "dynamic", "dynamic_factor", "explicit", "fastest", "linear", "llama3",
-    "longrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "proportional", "resonance", "softmax_factor", "stretch",
-    "tapered", "wavelengths", "yarn", "yarn_paper", "yarn_revised",
+    "SCHEDULES", "Frequencies", "abf", "anti_periodic", "default", "dynamic", "dynamic_factor", "evq_cosh", "explicit",
+    "fastest", "linear", "llama3", "longrope", "mrrope", "ntk", "ntk_fixed", "ntk_mixed", "ntk_old", "proportional",
+    "resonance", "softmax_factor", "stretch", "tapered", "wavelengths", "yarn", "yarn_paper", "yarn_revised",
 ]  # fmt: skip
 
 
@@ -201,6 +202,30 @@ def yarn_paper(
     return Frequencies(_blend(plain, factor, ramp), _temperature(factor, given=attention_factor))
 
 
+def mrrope(
+    head_dim: int,
+    base: float = 10000.0,
+    *,
+    factor: float,
+    original_max_positions: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    progressive: bool = True,
+    attention_factor: float | None = None,
+) -> Frequencies:
+    """MrRoPE: between the ends of `yarn`'s ramp each frequency is divided by one more factor than the one before, its
+    radix (Tian et al. 2026, arXiv 2601.22181; mattian7/mrRoPE, LlamaYaRNRadix.py).
+
+    Of n pairs between the ends, the t-th is divided by factor^(t(t+1)/(n(n+1))), so radixes grow (MrRoPE-Pro);
+    progressive False: by factor^(t/n), so all are the same (MrRoPE-Uni). Works without fine-tuning. Otherwise as `yarn`.
+    """
+    plain = rope_frequencies(head_dim, base)
+    low, high = _ramp_ends(len(plain), base, original_max_positions, beta_slow, beta_fast)
+    ramp, between = _ramp(len(plain), low, high), max(high - low, 0.001)
+    exponents = ramp * (ramp * between + 1) / (between + 1) if progressive else ramp
+    return Frequencies(plain / check_factor(factor) ** exponents, _temperature(factor, given=attention_factor))
+
+
 def llama3(
     head_dim: int,
     base: float = 10000.0,
@@ -240,6 +265,17 @@ def _ramp_by_pair(
     pairs: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool
 ) -> Tensor:
     """0 up to the pair that turns beta_fast times over the original length, 1 from the one that turns beta_slow times."""
+    return _ramp(pairs, *_ramp_ends(pairs, base, original_max_positions, beta_slow, beta_fast, truncate))
+
+
+def _ramp(pairs: int, low: float, high: float) -> Tensor:
+    return ((torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
+
+
+def _ramp_ends(
+    pairs: int, base: float, original_max_positions: int, beta_slow: float, beta_fast: float, truncate: bool = True
+) -> tuple[float, float]:
+    """The pairs that turn beta_fast and beta_slow times over the original length, within the channels of the head."""
     check_positive(beta_slow=beta_slow, beta_fast=beta_fast)
     _check_turns(beta_slow=beta_slow, beta_fast=beta_fast)
     if not base > 1:
@@ -251,9 +287,7 @@ def _ramp_by_pair(
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
-    if low == high:
-        high += 0.001  # the authors' way out of a division by zero
-    return ((torch.arange(pairs, dtype=torch.float64, device="cpu") - low) / (high - low)).clamp(0, 1)
+    return low, high + 0.001 if low == high else high  # the authors' way out of a division by zero
 
 
 def _ramp_by_turns(plain: Tensor, original_max_positions: int, may_equal: bool = False, **turns: float) -> Tensor:
@@ -358,6 +392,44 @@ def longrope(
     return Frequencies(plain / divisors, attention_factor)
 
 
+# ---------------------------------------------------------------- for models trained with them from the start
+
+
+def evq_cosh(
+    head_dim: int, base: float = 10000.0, *, tau: float | None = None, original_max_positions: int | None = None
+) -> Frequencies:
+    """EVQ-Cosh: pairs denser among the fast frequencies, base^(-phi_c) with phi_c = 1 - arcsinh((1 - u_c) sinh tau) / tau
+    and u_c = (2c + 1) / head_dim (github.com/misaya-yang/hybrid-rope, paper/sections/03_theory.tex, eq. evq-practical).
+
+    Models are trained so. tau: None, the authors' head_dim / sqrt(original_max_positions); at 0 the frequencies are
+    geometric, each by half a step slower than plain RoPE's.
+
+    Raises:
+        InputError: neither tau nor original_max_positions, or a tau outside 0 .. 700.
+    """
+    pairs = len(rope_frequencies(head_dim, base))
+    if tau is None:
+        if original_max_positions is None:
+            raise InputError(
+                "evq_cosh: pass tau, or original_max_positions for head_dim / sqrt(original_max_positions)"
+            )
+        tau = head_dim / math.sqrt(check_length(original_max_positions))
+    check_numbers(0, 700, tau=tau)
+    rest = 1 - (torch.arange(pairs, dtype=torch.float64, device="cpu") + 0.5) / pairs
+    return Frequencies(base ** (((rest * math.sinh(tau)).asinh() / tau if tau else rest) - 1))
+
+
+def anti_periodic(head_dim: int, base: float = 10000.0, *, original_max_positions: int) -> Frequencies:
+    """Moebius RoPE: theta_c = pi (2c + 1) / original_max_positions, slowest first, so that over the trained length every
+    pair makes an odd number of half turns and the rotation is -1 (Bae 2026, arXiv 2607.21405, abstract).
+
+    Models are trained so, on a quarter of their heads, see `HeadRotary`. base is not used.
+    """
+    pairs = len(rope_frequencies(head_dim, base))
+    odd = 2 * torch.arange(pairs, dtype=torch.float64, device="cpu") + 1
+    return Frequencies(math.pi * odd / check_length(original_max_positions))
+
+
 # ---------------------------------------------------------------- applied to another schedule, `of`; the default if none
 
 
@@ -405,7 +477,8 @@ def tapered(
     as CoPE (Li et al. 2026, arXiv 2602.05258), unrelated to the encoding `cope`.
 
     The paper trains so, on the slowest 20 of 64. pairs: how many; None, those that do not finish a turn in
-    original_max_positions. hard: zeros instead. of: the frequencies it is applied to.
+    original_max_positions. hard: zeros instead; without pairs that is HoPE, which trains so (Chen et al. 2025,
+    aclanthology.org/2025.acl-long.1123). of: the frequencies it is applied to.
 
     Raises:
         InputError: neither pairs nor original_max_positions, or more pairs than there are.
@@ -445,8 +518,8 @@ def explicit(
 SCHEDULES: dict[str, Callable[..., Frequencies]] = {
     schedule.__name__: schedule
     for schedule in (
-        default, linear, ntk, ntk_old, ntk_fixed, ntk_mixed, abf, yarn, yarn_paper, yarn_revised, llama3, dynamic, longrope,
-        proportional, tapered, resonance, explicit,
+        default, linear, ntk, ntk_old, ntk_fixed, ntk_mixed, abf, yarn, yarn_paper, yarn_revised, mrrope, llama3, dynamic,
+        longrope, evq_cosh, anti_periodic, proportional, tapered, resonance, explicit,
     )
 }  # fmt: skip
 """Every schedule by name."""

@@ -25,9 +25,15 @@ from posenc.pretrained.changes import ChangeReport, config_changes
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
-from posenc.pretrained.rope_config import MAX_STRETCH, hf_config, hf_rope_parameters, same_frequencies
+from posenc.pretrained.rope_config import (
+    MAX_STRETCH,
+    hf_config,
+    hf_rope_parameters,
+    rope_parameters_of,
+    same_frequencies,
+)
 
-__all__ = ["Export", "hf_rope_parameters", "to_hf"]
+__all__ = ["Export", "hf_rope_parameters", "rope_parameters_of", "to_hf"]
 
 SAMPLE = 1024
 """Positions at which the exported rotation is compared with the model's own."""

@@ -31,7 +31,7 @@ Options = Mapping[str, Any]
 STEP = 0.01
 """Share of a length that is no shortfall: `resonance` moves wavelengths by less, to integers."""
 
-BY_FACTOR = ("linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised")
+BY_FACTOR = ("linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised", "mrrope")
 """Schedules whose factor is how many times longer texts become. llama3's is not: Llama 3.1 reads 16 times its original
 length with a factor of 8, for which it was trained."""
 
@@ -147,7 +147,7 @@ METHODS: dict[str, Method] = {
     **{name: _schedule(name) for name in ("ntk", "ntk_old", "ntk_fixed", "ntk_mixed")},
     "abf": _schedule("abf", "needs it"),
     # slow frequencies, with a ramp; and by the length of the text, fixed at the new length
-    **{name: _schedule(name) for name in ("yarn", "yarn_paper", "yarn_revised", "llama3", "dynamic")},
+    **{name: _schedule(name) for name in ("yarn", "yarn_paper", "yarn_revised", "mrrope", "llama3", "dynamic")},
     "longrope": _schedule("longrope", "comes with it"),
     "explicit": _schedule("explicit"),
     # changes to a schedule

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, check_word
+from posenc.encodings.learned_rotary import HeadRotary, LearnedRotary
+from posenc.encodings.rotary import PRotary, Rotary
+from posenc.errors import InputError, check_integers, check_word
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import attached
 from posenc.pretrained.models import ROPE_PARAMETERS, ModelStructure, Rope, head_dim_of, rope_parameters_by_type
@@ -118,18 +120,66 @@ def _written(
     shape = {"rope_theta": rope.rope_theta}
     if "partial_rotary_factor" in given and rope.schedule["name"] != "proportional":  # which reads it differently
         shape["partial_rotary_factor"] = given["partial_rotary_factor"]
-    divisors = stretch(frequencies, rope.rotary_dim, rope.rope_theta)
-    kinds = {} if structure.model_type in LONGROPE_ONLY else _kinds(divisors.max().item(), rope.original_length)
+    named = structure.model_type not in LONGROPE_ONLY
+    return _scaling(frequencies, rope.rotary_dim, rope.rope_theta, rope.original_length, length, named) | shape
+
+
+def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: int) -> dict[str, Any]:
+    """config.rope_parameters under which transformers' rotary modules turn as an encoding of a model trained from scratch
+    does: a `LearnedRotary` with what it has learned, a `Rotary`, `PRotary` or `HeadRotary`.
+
+    The rope_type with a name where it is exact, otherwise "longrope" with equal short and long factors. For transformers 4,
+    take rope_theta out of the dictionary, and pass the rest as rope_scaling.
+
+    Args:
+        length: of the new configuration, its max_position_embeddings.
+
+    Raises:
+        InputError: frequencies that differ by head, another encoding, or the interleaved layout, which no
+            configuration has: `posenc.convert_layout` changes the weights.
+    """
+    check_integers(1, length=length)
+    if type(encoding) not in (Rotary, PRotary, LearnedRotary, HeadRotary):
+        raise InputError(f"encoding={encoding!r}: pass a Rotary, PRotary, LearnedRotary or HeadRotary")
+    if encoding.layout != "half":
+        raise InputError(
+            f"layout={encoding.layout!r}: transformers turns channels c and c + head_dim/2 together; change the weights by "
+            "posenc.convert_layout, and the encoding to layout='half'"
+        )
+    shape: dict[str, Any] = {"rope_theta": encoding.rope_theta}
+    rotary_dim, schedule = encoding.head_dim, getattr(encoding, "schedule", None) or {}
+    if isinstance(encoding, Rotary):
+        frequencies = encoding.frequencies()
+        if encoding.rotary_dim is not None:
+            rotary_dim, shape["partial_rotary_factor"] = encoding.rotary_dim, encoding.rotary_dim / encoding.head_dim
+    else:
+        ladders = encoding.vectors(0)[..., 0].detach().cpu()
+        if not torch.equal(ladders, ladders[:1].expand_as(ladders)):
+            raise InputError(
+                f"{type(encoding).__name__}: its frequencies differ by key head, and a configuration has one set for all "
+                "heads; train with groups=1, or one schedule"
+            )
+        frequencies = Frequencies(ladders[0], encoding.attention_factor)
+    original = schedule.get("original_max_positions", length)
+    return _scaling(frequencies, rotary_dim, encoding.rope_theta, original, length) | shape
+
+
+def _scaling(
+    frequencies: Frequencies, rotary_dim: int, rope_theta: float, original_length: int, length: int, named: bool = True
+) -> dict[str, Any]:
+    """rope_parameters without the base. named: whether a rope_type other than "longrope" may be taken."""
+    divisors = stretch(frequencies, rotary_dim, rope_theta)
+    kinds = _kinds(divisors.max().item(), original_length) if named else {}
     renamed = {"original_max_position_embeddings": "original_max_positions"}
     for schedule, options in kinds.items():
         candidate = {"name": schedule} | {renamed.get(name, name): value for name, value in options.items()}
-        if same_frequencies(frequencies, create(candidate, rope.rotary_dim, rope.rope_theta)):
-            return {"rope_type": schedule, **options, **shape}
+        if same_frequencies(frequencies, create(candidate, rotary_dim, rope_theta)):
+            return {"rope_type": schedule, **options}
     numbers = divisors.clamp(max=MAX_STRETCH).tolist()
     return {
         "rope_type": "longrope", "short_factor": numbers, "long_factor": numbers,
-        "factor": max(1.0, length / rope.original_length), "attention_factor": float(frequencies.attention_factor),
-        "original_max_position_embeddings": rope.original_length, **shape,
+        "factor": max(1.0, length / original_length), "attention_factor": float(frequencies.attention_factor),
+        "original_max_position_embeddings": original_length,
     }  # fmt: skip
 
 

@@ -95,6 +95,16 @@ posenc.frequencies = (() => {
     return frequencies(blend(trained, o.factor, ramp), amplitude(o.factor, 1, 0, o.attention_factor));
   }
 
+  // Tian et al. 2026, MrRoPE: of n pairs between the ends, the t-th is divided by factor^(t(t+1)/(n(n+1))), or factor^(t/n).
+  function mrrope(headDim, base, o) {
+    const [low, high] = rampEnds(headDim / 2, base, { ...o, truncate: true });
+    const n = Math.max(high - low, 0.001);
+    const exponent = t => (o.progressive ? (t * (t * n + 1)) / (n + 1) : t);
+    const divisors = ramp(headDim / 2, low, high).map(t => atLeastOne(o.factor) ** exponent(t));
+    return frequencies(plain(headDim, base).map((theta, c) => theta / divisors[c]),
+      amplitude(o.factor, 1, 0, o.attention_factor));
+  }
+
   // Meta, llama-models: yarn_paper with other limits and no temperature.
   function llama3(headDim, base, o) {
     const trained = plain(headDim, base);
@@ -108,7 +118,12 @@ posenc.frequencies = (() => {
   const clamp01 = x => Math.min(Math.max(x, 0), 1);
 
   // 0 up to the pair that turns beta_fast times over the trained length, 1 from the one that turns beta_slow times.
-  function rampByPair(pairs, base, o) {
+  const rampByPair = (pairs, base, o) => ramp(pairs, ...rampEnds(pairs, base, o));
+
+  const ramp = (pairs, low, high) =>
+    Float64Array.from({ length: pairs }, (_, c) => clamp01((c - low) / (high - low)));
+
+  function rampEnds(pairs, base, o) {
     inOrder("beta_slow", "beta_fast", o);
     check("base", base, base > 1, "this schedule needs a base above 1");
     const length = aLength(o.original_max_positions);
@@ -116,8 +131,7 @@ posenc.frequencies = (() => {
     let [low, high] = [pairThatTurns(o.beta_fast), pairThatTurns(o.beta_slow)];
     if (o.truncate) [low, high] = [Math.floor(low), Math.ceil(high)];
     [low, high] = [Math.max(low, 0), Math.min(high, 2 * pairs - 1)];
-    if (low === high) high += 0.001; // the authors' way out of a division by zero
-    return Float64Array.from({ length: pairs }, (_, c) => clamp01((c - low) / (high - low)));
+    return [low, low === high ? high + 0.001 : high]; // the authors' way out of a division by zero
   }
 
   // 1 for pairs that turn at most `slow` times over the trained length, 0 from `fast` times on.
@@ -153,6 +167,24 @@ posenc.frequencies = (() => {
 
   const dynamic = (headDim, base, o) =>
     ntk(headDim, base, { factor: dynamicFactor(o.length, o.original_max_positions, o.factor) });
+
+  // ------------------------------------------------------------------ for models trained with them from the start
+
+  // misaya-yang/hybrid-rope: base^(-phi), phi = 1 - arcsinh((1 - u) sinh tau) / tau, u = (2c + 1) / d.
+  function evqCosh(headDim, base, o) {
+    const trained = plain(headDim, base);
+    const length = o.original_max_positions;
+    if (o.tau === null && length === null) fail("evq_cosh: pass tau, or original_max_positions");
+    const tau = o.tau === null ? headDim / Math.sqrt(aLength(length)) : o.tau;
+    check("tau", tau, tau >= 0 && tau <= 700, "from 0 to 700");
+    const rest = c => 1 - (2 * c + 1) / headDim;
+    const warped = c => (tau ? Math.asinh(rest(c) * Math.sinh(tau)) / tau : rest(c));
+    return frequencies(trained.map((_, c) => base ** (warped(c) - 1)));
+  }
+
+  // Bae 2026, Moebius RoPE: an odd number of half turns over the trained length.
+  const antiPeriodic = (headDim, base, o) =>
+    frequencies(plain(headDim, base).map((_, c) => (Math.PI * (2 * c + 1)) / aLength(o.original_max_positions)));
 
   // ------------------------------------------------------------------ applied to another
 
@@ -230,6 +262,9 @@ posenc.frequencies = (() => {
     yarn_revised: ["YaRN with a ramp between wavelengths", {
       ...long, ...betas, truncate, attention_factor: temperature,
     }, yarnRevised],
+    mrrope: ["slow pairs interpolated, between them and the fast ones a radix that grows from pair to pair", {
+      ...long, ...betas, progressive: flag(true, "off: all radixes are the same"), attention_factor: temperature,
+    }, mrrope],
     llama3: ["Llama 3.1's: slow pairs interpolated, a ramp over the turns, no temperature", {
       ...long,
       low_freq_factor: number(1, 0.1, 16, "pairs that turn at most so often are interpolated"),
@@ -240,6 +275,13 @@ posenc.frequencies = (() => {
       original_max_positions: required(trained),
       factor: number(1, 1, 64, "1 is length over trained length; more than the text needs for others"),
     }, dynamic],
+    evq_cosh: ["pairs denser among the fast frequencies", {
+      tau: number(null, 0, 700, "0 is geometric; unless given, head_dim / sqrt(trained length)"),
+      original_max_positions: { ...trained, default: null },
+    }, evqCosh],
+    anti_periodic: ["an odd number of half turns over the trained length: Moebius RoPE", {
+      original_max_positions: required(trained),
+    }, antiPeriodic],
     proportional: ["the fastest fraction of the pairs, the others stand still: p-RoPE", {
       fraction: number(0.75, 0, 1, "of the pairs that turn"), factor: number(1, 1, 64, "they are divided by it"),
     }, proportional],
