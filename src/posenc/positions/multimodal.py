@@ -102,7 +102,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Qwen2VL(Rule):
-    """Wang et al. 2024, "Qwen2-VL", section 2.1. count_frames: text goes on after the largest number on any axis, as in
+    """Wang et al. 2024, "Qwen2-VL" (2409.12191), section 2.1. count_frames: text goes on after the largest number on any axis, as in
     the paper, vLLM and transformers 4; False: after that of the rows and columns, as in transformers 5."""
 
     count_frames: bool = True
@@ -113,7 +113,7 @@ class Qwen2VL(Rule):
 
 @dataclass(frozen=True)
 class Qwen25VL(Qwen2VL):
-    """Bai et al. 2025, "Qwen2.5-VL", section 2.1.2: a frame is at its time, tokens_per_second times the seconds, rounded
+    """Bai et al. 2025, "Qwen2.5-VL" (2502.13923): a frame is at its time, tokens_per_second times the seconds, rounded
     down (in float32, as in transformers). tokens_per_second: of the model's vision_config."""
 
     timed = True
@@ -133,14 +133,14 @@ class Qwen25VL(Qwen2VL):
 
 @dataclass(frozen=True)
 class Qwen3VL(Rule):
-    """Bai et al. 2025, "Qwen3-VL", section 2: a frame is an image, with its timestamp as text before it."""
+    """Bai et al. 2025, "Qwen3-VL" (2511.21631): a frame is an image, with its timestamp as text before it."""
 
     framewise = True
 
 
 @dataclass(frozen=True)
 class VideoRoPE(Rule):
-    """Wei et al. 2025, "VideoRoPE", section 4: frames are `spacing` apart; rows and columns are centred around the
+    """Wei et al. 2025, "VideoRoPE" (2502.05173): frames are `spacing` apart; rows and columns are centred around the
     frame's number; text goes on after the last frame's."""
 
     spacing: float = 2.0
@@ -160,7 +160,7 @@ class VideoRoPE(Rule):
 
 @dataclass(frozen=True)
 class V2PE(Rule):
-    """Ge et al. 2024, "V2PE", section 3.2: one axis, on which an image's tokens are `delta` apart, the first of them after
+    """Ge et al. 2024, "V2PE" (2412.09616): one axis, on which an image's tokens are `delta` apart, the first of them after
     the text before it; text goes on at the next integer, as in the authors' code."""
 
     needs_sizes = False
@@ -179,7 +179,7 @@ class V2PE(Rule):
 
 @dataclass(frozen=True)
 class CircleRoPE(Rule):
-    """Wang et al. 2025, "Circle-RoPE", section 3.2: an image's tokens are on a circle around the axis of the text, all as
+    """Wang et al. 2025, "Circle-RoPE" (2505.16416): an image's tokens are on a circle around the axis of the text, all as
     far from a text token. radius: of the circle; None: the largest coordinate from the image's centre. alpha: how much an
     angle follows the token's direction from the centre; the rest follows its index."""
 
