@@ -33,7 +33,7 @@ def a_row(draw, visions=IMAGES | VIDEOS, framewise=False):
     """Parts of a row: text, then images and videos with text between them; (frames, height, width, is a video)."""
     row = [draw(st.integers(1, 4))]
     for frames, height, width in draw(st.lists(visions, max_size=3)):
-        video = frames > 1 or draw(st.booleans())
+        video = (framewise and frames > 1) or draw(st.booleans())
         for one in [1] * frames if framewise and video else [frames]:
             row += [(one, height, width, video), draw(st.integers(1, 3))]
     return row[: draw(st.integers(1, len(row)))] if not framewise else row
@@ -126,6 +126,15 @@ def test_positions_are_those_of_transformers(family, data, side, merge):
     assert torch.equal(positions.valid, mask.bool())
 
 
+def test_time_is_rounded_as_in_transformers():
+    # 3 x (5 / 3) is 5 in float32, as in transformers, and 4.9999999 in float64
+    sizes, kinds = torch.tensor([[4, 1, 1]]), torch.tensor([[2, 2, 2, 2]])
+    rate = {"second_per_grid_ts": torch.tensor([5 / 3])}
+    want, _ = theirs_of("qwen2_5_vl", 1, 1).get_rope_index(kinds, kinds, video_grid_thw=sizes, **rate)
+    ours = given_row(kinds, None, sizes, "qwen2_5_vl", tokens_per_second=1, spatial_merge_size=1, **rate)
+    assert ours.q[0, :, 0].tolist() == want[0, 0].tolist() == [0, 1, 3, 5]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data(), steps=st.integers(1, 3))
 def test_the_next_tokens_are_where_transformers_has_them(family, data, steps):
@@ -166,10 +175,14 @@ def test_the_next_tokens_are_where_transformers_has_them(family, data, steps):
 
 
 def test_text_goes_on_after_the_last_frame_of_a_video():
-    # Qwen2-VL's paper, vLLM and transformers 4; transformers 5 leaves the frames out of it, but not in decoding
+    # Qwen2-VL's paper and transformers 4. transformers 5 leaves the frames out of it in a row, but not in decoding
     parts = [1, (2, 3, 5), 1]
     assert Positions.multimodal(parts).q[0, -1].tolist() == [6] * 3
     assert Positions.multimodal(parts, count_frames=False).q[0, -1].tolist() == [4] * 3
+    kinds, _, _, videos = batch_of([[1, (5, 2, 3, True), 1]])
+    theirs, ahead = theirs_of("qwen2_vl", 1).get_rope_index(kinds, kinds, video_grid_thw=videos)
+    assert theirs[:, 0, -1].tolist() == [4] * 3
+    assert kinds.shape[1] + int(ahead) == 6, "and not 5: the next token is not where it would be in a longer row"
 
 
 # ---------------------------------------------------------------- the papers, token by token
@@ -241,6 +254,11 @@ def test_a_circle_is_its_loop_and_as_far_from_every_text_token(row, radius, alph
         assert all(float(each.max() - each.min()) < 1e-5 for each in centre)
 
 
+@pytest.mark.parametrize("empty", [[], torch.empty(0, 3), torch.empty(0, 3, dtype=torch.long)])
+def test_no_images_are_an_empty_table(empty):
+    assert given_row(torch.zeros(1, 3, dtype=torch.long), empty, empty, "qwen2_vl").q[0, :, 2].tolist() == [0, 1, 2]
+
+
 def test_v2pe_needs_no_sizes():
     kinds = torch.tensor([[0, 1, 1, 1, 0, 2, 2, 0]])
     positions = Positions.multimodal(kinds, "v2pe", delta=0.5, **IDS)
@@ -300,6 +318,7 @@ def of(rule="qwen3_vl", row=ROW, **changes):
         (lambda: Positions.multimodal([3, 0]), r"0 is neither"),
         (lambda: Positions.multimodal([3, (2,)]), r"\(2,\) is neither"),
         (lambda: Positions.multimodal([3, (2, 0)]), r"width=0"),
+        (lambda: Positions.multimodal([3, (2, None)]), r"\(2, None\) is neither"),
         (lambda: Positions.multimodal([3, (2, 2, 0)]), r"frames=0"),
         (lambda: Positions.multimodal([3], num_queries=4), r"num_queries=4"),
         (lambda: Positions.multimodal([3], "qwen2vl"), r"unknown rule 'qwen2vl': did you mean 'qwen2_vl'"),
@@ -314,8 +333,12 @@ def of(rule="qwen3_vl", row=ROW, **changes):
         (lambda: Positions.multimodal([3, (2, 2, 2)], "qwen2_5_vl"), r"second_per_grid_ts=None.*each of 1 videos"),
         (lambda: Positions.multimodal([3, (2, 2, 2)], second_per_grid_ts=[1]), r"second_per_grid_ts: this rule does not read"),
         (lambda: Positions.multimodal([3, (2, 2)], image_grid_thw=[[1, 2, 2]]), r"image_grid_thw=.*parts have their sizes"),
-        (of(row=ROW[0]), r"tokens: a tensor of shape \(9,\).*\(batch, n\)"),
-        (of(row=ROW.float()), r"pass integers"),
+        (of(row=ROW[0]), r"tokens of shape \(9,\): pass token ids \(batch, n\)"),
+        (of(row=ROW.float()), r"tokens of torch.float32: pass integers"),
+        (of(row=ROW.to_sparse()), r"pass a dense tensor"),
+        (of(video_grid_thw=[[2**40, 4, 4]]), r"video_grid_thw\[0\]=.*all rows have 18"),
+        (lambda: Positions.multimodal([2**40]), r"is neither a number of text tokens"),
+        (lambda: Positions.multimodal([2, (2**23, 2**23, 8)]), r"of at most 16777216 tokens"),
         (of(video_token_id=1), r"pass two ids"),
         (of(image_token_id=None), r"image_grid_thw without image_token_id"),
         (of(image_grid_thw=None), r"image_grid_thw is for 0 images, row 0 has tokens of one more at index 2"),
@@ -326,6 +349,7 @@ def of(rule="qwen3_vl", row=ROW, **changes):
         (of(image_grid_thw=[[4, 6]]), r"image_grid_thw=.*pass integers \(count, 3\)"),
         (of(video_grid_thw=[[3, 4, 4]]), r"video_grid_thw is for 3 video frames, the rows have tokens of 2"),
         (of("qwen2_vl"), r"video_grid_thw: video 0 has 2 x 2 x 2 = 8 tokens.*row 1 has 4 at index 0"),
+        (of(spatial_merge_size=None), r"spatial_merge_size=None: pass an integer"),
         (of(spatial_merge_size=0), r"spatial_merge_size=0: must be at least 1"),
         (of("qwen2_5_vl", second_per_grid_ts=[1.0, 2.0]), r"second_per_grid_ts=\[1.0, 2.0\].*each of 1 videos"),
         (of("qwen2_5_vl", second_per_grid_ts=[-1.0]), r"pass a number above 0"),

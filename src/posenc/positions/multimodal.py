@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import (
+    LARGEST_SIZE,
     InputError,
     as_numbers,
     check_fields,
@@ -18,6 +19,8 @@ from posenc.errors import (
     check_numbers,
     check_positive,
     check_sizes,
+    check_tensor,
+    check_value,
     holds_integers,
     is_integer,
     listed,
@@ -239,8 +242,8 @@ def create_rule(name: str, options: Mapping[str, Any]) -> Rule:
 
 
 class Grids:
-    """The images, or the videos, of a batch, which its tokens take one after another: each, or each frame of each if the rule
-    is framewise.
+    """The images, or the videos, of a batch, which its tokens take one after another: each, or each frame of a video if the
+    rule is framewise.
 
     name: of the argument they are from, what: "image" or "video", merge: of patches, for messages. sizes: (frames, height,
     width) in tokens of each. intervals: as in `Patches`.
@@ -251,10 +254,10 @@ class Grids:
             raise InputError(f"{name} has videos, this rule is for images: pass each frame as an image")
         self.name, self.what, self.merge = name, what, merge
         self.sizes, self.frames = list(sizes), [0] * len(sizes)
-        if rule.framewise:
+        if rule.framewise and what == "video":
             self.sizes = [(1, height, width) for frames, height, width in sizes for _ in range(frames)]
             self.frames = [t for frames, _, _ in sizes for t in range(frames)]
-            self.what += " frame" if what == "video" else ""
+            self.what = "video frame"
         self.intervals = [1.0] * len(self.sizes)
         self.taken = 0
 
@@ -286,15 +289,15 @@ class Grids:
         return number
 
 
-def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule) -> Grids:
-    """`Grids` of a table (count, 3) of frames, height and width, before patches are merged.
+def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule, most: int) -> Grids:
+    """`Grids` of a table (count, 3) of frames, height and width, before patches are merged. most: tokens that there are.
 
     Raises:
-        InputError: no such table, or sizes that the merge does not divide.
+        InputError: no such table, or sizes that the merge does not divide, or of more tokens.
     """
-    if table is None:
+    sizes = as_numbers(name, [] if table is None else table)
+    if sizes.numel() == 0:
         return Grids(name, what, [], rule, merge)
-    sizes = as_numbers(name, table)
     if sizes.dim() != 2 or sizes.shape[1] != 3 or not holds_integers(sizes):
         raise InputError(
             f"{name}={shown(table)}: pass integers (count, 3), frames, height and width of each in patches"
@@ -305,6 +308,11 @@ def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule) ->
             raise InputError(
                 f"{name}[{number}]={[frames, height, width]}: pass sizes of at least 1, height and width multiples of "
                 f"spatial_merge_size={merge}, as they are before patches are merged"
+            )
+        if (count := frames * height * width // merge**2) > most:
+            raise InputError(
+                f"{name}[{number}]={[frames, height, width]} has {count} tokens at spatial_merge_size={merge}, all rows have {most}: "
+                "pass the sizes, the merge and the tokens of one processor"
             )
     return Grids(
         name, what, [(frames, height // merge, width // merge) for frames, height, width in listing], rule, merge
@@ -404,20 +412,19 @@ def from_parts(parts: Sequence[Any], device: torch.device | str | None) -> tuple
     sizes: tuple[list[Size], list[Size]] = [], []
     kinds: list[Tensor] = []
     for part in parts:
-        if isinstance(part, (tuple, list)) and len(part) in (2, 3):
+        kind, count = TEXT, part
+        if isinstance(part, (tuple, list)) and len(part) in (2, 3) and all(size is not None for size in part):
             height, width = size_of(*part[:2])
             (frames,) = part[2:] or (1,)
             check_sizes(frames=frames)
-            video = len(part) == 3
-            sizes[video].append((frames, height, width))
-            kinds.append(torch.full((frames * height * width,), VIDEO if video else IMAGE, device=device))
-        elif is_integer(part) and part >= 1:
-            kinds.append(torch.full((part,), TEXT, device=device))
-        else:
+            kind, count = len(part) - 1, frames * height * width
+            sizes[kind - 1].append((frames, height, width))
+        if not is_integer(count) or not 1 <= count <= LARGEST_SIZE:
             raise InputError(
                 f"parts={shown(parts)}: {shown(part)} is neither a number of text tokens, at least 1, nor (height, width) "
-                "or (height, width, frames) of an image"
+                f"or (height, width, frames) of an image, of at most {LARGEST_SIZE} tokens"
             )
+        kinds.append(torch.full((count,), kind, device=device))
     return torch.cat(kinds)[None], *sizes
 
 
@@ -427,8 +434,9 @@ def from_tokens(row: Tensor, image_token_id: int | None, video_token_id: int | N
     Raises:
         InputError: no such row, or the same id twice.
     """
-    if row.dim() != 2 or 0 in row.shape or not holds_integers(row):
-        raise InputError(f"tokens: {shown(row)}; pass integers (batch, n), or a list of parts")
+    check_tensor("tokens", row, integers=True)
+    if row.dim() != 2 or 0 in row.shape:
+        raise InputError(f"tokens of shape {tuple(row.shape)}: pass token ids (batch, n), or a list of parts")
     check_integers(image_token_id=image_token_id, video_token_id=video_token_id)
     if image_token_id is not None and image_token_id == video_token_id:
         raise InputError(f"image_token_id={image_token_id}, video_token_id={video_token_id}: pass two ids")
@@ -458,6 +466,7 @@ def multimodal_ids(
     Raises:
         InputError: what does not fit together, by its name.
     """
+    check_value("spatial_merge_size", spatial_merge_size, int)
     check_sizes(spatial_merge_size=spatial_merge_size)
     if isinstance(tokens, Tensor):
         kinds = from_tokens(tokens if device is None else tokens.to(device), image_token_id, video_token_id)
@@ -468,8 +477,8 @@ def multimodal_ids(
                 raise InputError(
                     f"{name}_grid_thw without {name}_token_id: pass the {name}_token_id of the model's config"
                 )
-        images = grids_of("image_grid_thw", "image", image_grid_thw, spatial_merge_size, rule)
-        videos = grids_of("video_grid_thw", "video", video_grid_thw, spatial_merge_size, rule)
+        images = grids_of("image_grid_thw", "image", image_grid_thw, spatial_merge_size, rule, kinds.numel())
+        videos = grids_of("video_grid_thw", "video", video_grid_thw, spatial_merge_size, rule, kinds.numel())
     else:
         for name, value in (
             ("image_token_id", image_token_id), ("video_token_id", video_token_id), ("image_grid_thw", image_grid_thw),
