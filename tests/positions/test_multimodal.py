@@ -259,6 +259,26 @@ def test_no_images_are_an_empty_table(empty):
     assert given_row(torch.zeros(1, 3, dtype=torch.long), empty, empty, "qwen2_vl").q[0, :, 2].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_padding_alone_is_at_0(rule):
+    kinds = torch.zeros(2, 3, dtype=torch.long)
+    for hidden in ({"attention_mask": kinds}, {"document_ids": kinds[:1] - 1}):
+        positions = Positions.multimodal(kinds, rule, **hidden)
+        assert not positions.q.any()
+        assert not positions.mask().any()
+
+
+def test_one_row_of_documents_is_for_all():
+    kinds = torch.tensor([[0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 2, 2]])
+    positions = Positions.multimodal(
+        kinds, image_grid_thw=[[1, 2, 1]], video_grid_thw=[[2, 1, 1]], spatial_merge_size=1, **IDS,
+        document_ids=torch.tensor([4, 4, 4, -1, 2, 2]),
+    )  # fmt: skip
+    assert positions.q[..., 0].tolist() == [[0, 1, 1, 0, 0, 1], [0, 1, 2, 0, 0, 1]]
+    assert positions.q[..., 1].tolist() == [[0, 1, 2, 0, 0, 1], [0, 1, 2, 0, 0, 0]]
+    assert positions.q_valid.tolist() == [[True] * 3 + [False] + [True] * 2]
+
+
 def test_v2pe_needs_no_sizes():
     kinds = torch.tensor([[0, 1, 1, 1, 0, 2, 2, 0]])
     positions = Positions.multimodal(kinds, "v2pe", delta=0.5, **IDS)

@@ -79,7 +79,7 @@ class Rule:
     """
 
     framewise: ClassVar[bool] = False
-    """Whether each frame of a video is an image of its own, after the tokens of its timestamp."""
+    """Whether each frame of a video is an image by itself, after the tokens of its timestamp."""
     timed: ClassVar[bool] = False
     """Whether it needs the seconds of each video, for `interval`."""
     needs_sizes: ClassVar[bool] = True
@@ -389,7 +389,7 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
     for length, of, image in segments:
         starts.append(following[of])
         following[of] += length if image is None else extents[image]
-    lengths = torch.tensor([length for length, _, _ in segments], device=kinds.device)
+    lengths = torch.tensor([length for length, _, _ in segments], dtype=torch.long, device=kinds.device)
     index = torch.arange(len(kinds), device=kinds.device)
     index -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
     start = torch.repeat_interleave(torch.tensor(starts, dtype=local.dtype, device=kinds.device), lengths)[:, None]

@@ -298,8 +298,8 @@ class Positions:
         """Text with images and videos in it, at (t, y, x), by the rule of a model.
 
         A text token is at the same number on all axes. The rule says where an image's tokens are, and where text goes on:
-        "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "videorope", "v2pe" (one axis) or "circle_rope"; **options are
-        its own, see docs/multimodal.md and the classes in posenc/positions/multimodal.py, which name the papers.
+        "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "videorope", "v2pe" (on one axis) or "circle_rope". options are
+        those of the rule. Both are listed, with their papers, in docs/vision-grid.md and posenc/positions/multimodal.py.
 
         tokens: a list of parts, or rows of tokens. Parts, in the order of the sequence: a number of text tokens, the
         (height, width) of an image or the (height, width, frames) of a video, in tokens. Rows: token ids (batch, n) with
