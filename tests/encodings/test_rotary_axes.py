@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import AxialRotary, InputError, MixedRotary, MRotary, Positions, Rotary
+from references import multimodal as loops_of_rows
 from references import rotary as loops
 from references.calls import scores
 
@@ -175,7 +176,27 @@ def test_sections_are_those_of_the_models():
     assert letters == ["t" * 16 + "h" * 24 + "w" * 24, "thw" * 20 + "tttt"]
 
 
-@pytest.mark.parametrize("options", [{}, {"interleaved": True}, {"sections": (0, 7, 1)}, {"layout": "interleaved"}])
+@pytest.mark.parametrize(
+    ("head_dim", "sections"), [(128, (16, 24, 24)), (16, (2, 3, 3)), (16, (1, 4, 3)), (10, (0, 3, 2))]
+)
+def test_time_has_the_slowest_pairs_of_videorope(head_dim, sections):
+    encoding = MRotary(head_dim, time_last=True, sections=None if head_dim == 128 else sections)
+    assert encoding.sections == sections
+    axes = loops_of_rows.low_frequency_time(sections)
+    assert "".join("thw"[axis] for axis in encoding.frequency.argmax(1)) == axes
+    q, at = random(1, 1, 7, head_dim), torch.randint(-9, 99, (7, 3))
+    turned, _ = encoding.rotate(q, q, Positions.from_ids(at[None]))
+    for token in range(7):
+        for pair, axis in enumerate(axes):
+            angle = float(at[token]["thw".index(axis)]) * 1e6 ** (-2 * pair / head_dim)
+            a, b = (float(q[0, 0, token, pair + half]) for half in (0, head_dim // 2))
+            assert turned[0, 0, token, pair] == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"interleaved": True}, {"sections": (0, 7, 1)}, {"layout": "interleaved"}, {"time_last": True}],
+)
 def test_text_under_m_rope_is_rope(options):
     q, k, p = random(2, 3, 50, 16), random(2, 1, 50, 16), Positions.arange(50)
     rope = Rotary(16, 1e6, options.get("layout", "half"))
@@ -297,6 +318,8 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: MixedRotary(8, 4, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4"),
         (lambda: MixedRotary(8, 2, num_layers=0), "num_layers=0"),
         (lambda: MRotary(16, sections=(4, 4)), r"sections=\(4, 4\)"),
+        (lambda: MRotary(16, interleaved=True, time_last=True), "interleaved=True and time_last=True: pass one of them"),
+        (lambda: MRotary(16, sections=(2, 2, 4), time_last=True), "as many of h as of w, or one more"),
         (lambda: MRotary(16, sections=(4, 4, 4)), "add up to head_dim/2 = 8"),
         (lambda: MRotary(16, sections=(0, 4, 4), interleaved=True), "neither can exceed a third"),
         (lambda: MRotary(16, schedule={"name": "ntks"}), "did you mean 'ntk'"),

@@ -1,10 +1,9 @@
-"""Positions of images: aspect ratios, videos, tokens without a place, patches taken, several images, text between them."""
+"""Positions of images: aspect ratios, videos, tokens without a place, patches taken, several images."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,69 +129,6 @@ def test_moved_tokens_are_of_no_known_image():
     assert Positions.grid(2, 3).to("cpu").images == ((2, 3),)
 
 
-# ---------------------------------------------------------------- text and images
-
-
-@pytest.fixture(scope="module")
-def qwen():
-    config = transformers.Qwen2VLConfig(
-        text_config={
-            "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-            "intermediate_size": 8, "vocab_size": 32, "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]},
-        },
-        vision_config={"depth": 1, "embed_dim": 8, "hidden_size": 16, "num_heads": 2, "spatial_merge_size": 2},
-    )  # fmt: skip
-    with torch.device("meta"):
-        return transformers.Qwen2VLModel(config)
-
-
-def theirs(model, parts) -> tuple[torch.Tensor, int]:
-    """(t, y, x) of each token as transformers has them, and by how much the next text token is ahead of its index."""
-    kinds, images, videos = [], [], []
-    for part in parts:
-        if isinstance(part, int):
-            kinds += [0] * part
-            continue
-        height, width, frames = (*part, 1)[:3]
-        (images if len(part) == 2 else videos).append([frames, 2 * height, 2 * width])  # before 2 x 2 are merged
-        kinds += [1 if len(part) == 2 else 2] * (frames * height * width)
-    grids = {"image_grid_thw": images, "video_grid_thw": videos}
-    actual, ahead = model.get_rope_index(
-        torch.zeros(1, len(kinds), dtype=torch.long), torch.tensor([kinds]),
-        **{name: torch.tensor(sizes) if sizes else None for name, sizes in grids.items()},
-    )  # fmt: skip
-    return actual.permute(1, 2, 0), int(ahead)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [5], [3, (2, 3), 4], [(4, 2), 1], [2, (1, 5), 1, (3, 3), 6], [4, (2, 3, 2), 3], [1, (3, 2, 3), 2, (2, 2), 1, (4, 5, 2), 2],
-    ],
-    ids=str,
-)  # fmt: skip
-def test_mixed_positions_are_those_of_transformers(qwen, parts):
-    want, ahead = theirs(qwen, parts)
-    positions = Positions.mixed(parts)
-    assert torch.equal(positions.q, want)
-    continued = Positions.mixed([*parts, 1] if isinstance(parts[-1], tuple) else [*parts[:-1], parts[-1] + 1])
-    assert continued.q[0, -1].tolist() == [positions.num_keys + ahead] * 3
-
-
-def test_text_goes_on_after_the_longest_axis_of_a_video(qwen):
-    # the paper: after the largest number of what came before; transformers 5 leaves the frames out of it
-    parts = [1, (2, 3, 5), 1]
-    assert Positions.mixed(parts).q[0, -1].tolist() == [6] * 3
-    assert theirs(qwen, parts)[0][0, -1].tolist() == [4] * 3
-
-
-def test_mixed_positions_with_a_cache_are_the_last_ones():
-    parts = [3, (2, 2), 4]
-    full, last = Positions.mixed(parts, causal=True), Positions.mixed(parts, 2, causal=True)
-    assert torch.equal(last.q, full.q[:, -2:])
-    assert torch.equal(last.mask(), full.mask()[:, :, -2:])
-
-
 # ---------------------------------------------------------------- refusals
 
 
@@ -206,11 +142,6 @@ def test_mixed_positions_with_a_cache_are_the_last_ones():
         (lambda: Positions.grids([(2, 3), (2, 2, 2)]), r"images or videos, not both"),
         (lambda: Positions.grids([(2, 2.5)]), r"width=2.5"),
         (lambda: Positions.grids([4, 5]), r"pass \(height, width\)"),
-        (lambda: Positions.mixed([]), r"parts=\[\]"),
-        (lambda: Positions.mixed([3, 0]), r"0 is neither"),
-        (lambda: Positions.mixed([3, (2,)]), r"\(2,\) is neither"),
-        (lambda: Positions.mixed([3, (2, 0)]), r"width=0"),
-        (lambda: Positions.mixed([3], 4), r"num_queries=4"),
         (lambda: Positions.grid(2, 2).take([4]), r"index from 4 to 4: must lie between 0 and 3"),
         (lambda: Positions.grid(2, 2).take([1, 1]), r"names a token twice"),
         (lambda: Positions.grid(2, 2).take([0.5]), r"integers"),

@@ -205,8 +205,9 @@ class MRotary(AxesRotary):
 
     A text token has the same number on all three axes, where this is 1-D RoPE exactly. head_dim, rope_theta, layout,
     schedule: as in `Rotary` (rope_theta is Qwen2-VL's). interleaved: axes take turns, t h w t h w .. (Qwen3-VL)
-    instead of blocks t, h, w (Qwen2-VL). sections: pairs of each axis (t, h, w); None scales the models' own 16, 24,
-    24 of 64 (blocks) or 24, 20, 20 (interleaved) to head_dim. Positions come as (t, h, w), as in
+    instead of blocks t, h, w (Qwen2-VL). time_last: h and w take turns on the fastest pairs, t has the slowest
+    (VideoRoPE). sections: pairs of each axis (t, h, w); None scales the models' own 16, 24, 24 of 64 (blocks,
+    time_last) or 24, 20, 20 (interleaved) to head_dim. Positions come as (t, h, w), as in `Positions.multimodal` or
     `Positions.grid(height, width, frames)`.
     Raises InputError for sections that do not fit. Source: Wang et al. 2024, "Qwen2-VL", section 2.1.
     """
@@ -227,10 +228,13 @@ class MRotary(AxesRotary):
     interleaved: bool = False
     sections: Sequence[int] | None = None
     schedule: Mapping[str, Any] = None  # type: ignore[assignment]  # replaced in `setup`
+    time_last: bool = False
 
     def setup(self) -> None:
         super().setup()
         check_positive(rope_theta=self.rope_theta)
+        if self.interleaved and self.time_last:
+            raise InputError("interleaved=True and time_last=True: pass one of them")
         pairs = self.head_dim // 2
         if self.sections is None:
             share = pairs * (20 if self.interleaved else 24) // 64
@@ -251,6 +255,12 @@ class MRotary(AxesRotary):
             axis = torch.where((turn == 1) & (pairs < 3 * height) | (turn == 2) & (pairs < 3 * width), turn, 0)
             if axis.bincount(minlength=3).tolist() != list(self.sections):
                 raise InputError(f"sections={self.sections}: h and w take turns with t, so neither can exceed a third")
+        elif self.time_last:
+            axis = torch.where(pairs < height + width, 1 + pairs % 2, 0)
+            if height - width not in (0, 1):
+                raise InputError(
+                    f"sections={self.sections}: h and w take turns, so pass as many of h as of w, or one more"
+                )
         else:
             axis = torch.arange(3, device="cpu").repeat_interleave(torch.tensor(self.sections, device="cpu"))
         return {"frequency": inv_freq[:, None] * one_hot(axis, 3)}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, as_numbers, check_integers, check_sizes, holds_integers, is_integer, shown
+from posenc.errors import InputError, as_numbers, check_integers, check_sizes, holds_integers, shown
 
 Ids = Tensor | Sequence[Any]
 
@@ -235,31 +235,6 @@ def patch_coordinates(size: Sequence[int], prefix: int, device: torch.device | s
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
     patches = torch.stack(axes, -1).flatten(0, -2)
     return torch.cat((patches.new_full((prefix, len(size)), -1), patches))
-
-
-def mixed_coordinates(parts: Sequence[Any], device: torch.device | str | None) -> Tensor:
-    """(t, y, x) of each token of text and images, see `Positions.mixed`: (n, 3).
-
-    Raises:
-        InputError: a part that is neither a number of tokens nor the size of an image.
-    """
-    if isinstance(parts, (str, Tensor)) or not parts:
-        raise InputError(f"parts={shown(parts)}: pass a list of numbers of text tokens and sizes of images")
-    coordinates, start = [], 0
-    for part in parts:
-        if isinstance(part, (tuple, list)) and len(part) in (2, 3):
-            size = size_of(*part[:2], *(part[2:] or (1,)))
-            local, extent = patch_coordinates(size, 0, device), max(size)
-        elif is_integer(part) and part >= 1:
-            local, extent = torch.arange(part, device=device)[:, None].expand(-1, 3), part
-        else:
-            raise InputError(
-                f"parts={shown(parts)}: {shown(part)} is neither a number of text tokens, at least 1, nor (height, width) "
-                "or (height, width, frames) of an image"
-            )
-        coordinates.append(local + start)
-        start += extent
-    return torch.cat(coordinates)
 
 
 def prefix_tokens(coordinates: Tensor) -> Tensor:

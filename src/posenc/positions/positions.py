@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Positions`: positions, validity, documents and visibility of the tokens of one forward pass, in one object."""
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,13 +21,13 @@ from posenc.positions.ids import (
     documents_of,
     first_frame,
     index_in_document,
-    mixed_coordinates,
     patch_coordinates,
     prefix_index,
     prefix_mask,
     select,
     sizes_of,
 )  # fmt: skip
+from posenc.positions.multimodal import create_rule, multimodal_ids
 from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
@@ -282,6 +283,65 @@ class Positions:
         ).with_known(diagonal=0)  # fmt: skip
 
     @classmethod
+    def multimodal(
+        cls,
+        tokens: Sequence[Any] | Tensor,
+        rule: str = "qwen2_vl",
+        num_queries: int | None = None,
+        *,
+        image_token_id: int | None = None,
+        video_token_id: int | None = None,
+        image_grid_thw: Ids | None = None,
+        video_grid_thw: Ids | None = None,
+        spatial_merge_size: int = 2,
+        second_per_grid_ts: Ids | None = None,
+        attention_mask: Ids | None = None,
+        document_ids: Tensor | None = None,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> "Positions":
+        """Text with images and videos in it, at (t, y, x), by the rule of a model.
+
+        A text token is at the same number on all axes. The rule says where an image's tokens are, and where text goes on:
+        "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "videorope", "v2pe" (on one axis) or "circle_rope". options are
+        those of the rule. Both are listed, with their papers, in docs/vision-grid.md and posenc/positions/multimodal.py.
+
+        tokens: a list of parts, or rows of tokens. Parts, in the order of the sequence: a number of text tokens, the
+        (height, width) of an image or the (height, width, frames) of a video, in tokens. Rows: token ids (batch, n) with
+        image_token_id and video_token_id at the tokens of images and videos, whose sizes are (count, 3) tables of frames,
+        height and width, before spatial_merge_size x spatial_merge_size patches become a token; all named as in
+        transformers' `get_rope_index`. Its `mm_token_type_ids` are such rows, with ids 1 and 2.
+        second_per_grid_ts: seconds from one frame to the next, one for each video, for "qwen2_5_vl".
+        attention_mask: (batch, n), zeros are padding, at position 0. document_ids: (n,) or (batch, n), packed documents, as
+        in `packed`; positions start at 0 in each. num_queries: with a cache, how many of the last tokens are the queries;
+        `tokens` are then all tokens, so that the next ones go on where the rule says.
+
+        Raises:
+            InputError: an unknown rule or option, parts or tables that are none, images whose sizes do not fit to their
+                tokens, a merge that does not divide them, missing seconds, or num_queries that does not fit.
+        """
+        check_flags(causal=causal)
+        ids, valid, documents = multimodal_ids(
+            tokens, create_rule(rule, options), image_token_id, video_token_id, image_grid_thw, video_grid_thw,
+            spatial_merge_size, second_per_grid_ts, attention_mask, document_ids, device,
+        )  # fmt: skip
+        keys = ids.shape[1]
+        queries = keys if num_queries is None else num_queries
+        check_integers(1, keys, num_queries=queries)
+        order = torch.arange(keys, device=ids.device)[None]
+        first = keys - queries
+        q, q_order, q_valid, q_document = (
+            x if x is None or first == 0 else x[:, first:] for x in (ids, order, valid, documents)
+        )
+        assert q is not None
+        assert q_order is not None
+        return cls(
+            q=q, k=ids, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid,
+            q_document=q_document, k_document=documents,
+        ).with_known(diagonal=first)  # fmt: skip
+
+    @classmethod
     def mixed(
         cls,
         parts: Sequence[Any],
@@ -290,20 +350,13 @@ class Positions:
         causal: bool = False,
         device: torch.device | str | None = None,
     ) -> "Positions":
-        """Text and images in one sequence, at (t, y, x), as Qwen2-VL has them (Wang et al. 2024, section 2.1).
-
-        parts: in the order of the sequence, a number of text tokens, or the (height, width) or (height, width, frames)
-        of an image or a video in patches. A text token is at the same number on all axes; an image begins there on
-        each axis; what follows goes on after the largest number on any. num_queries: with a cache, how many of the
-        last tokens are the queries.
+        """Deprecated: `multimodal`, by the rule of Qwen2-VL.
 
         Raises:
-            InputError: a part that is neither, or num_queries that does not fit.
+            InputError: what `multimodal` refuses.
         """
-        ids = mixed_coordinates(parts, device)
-        queries = len(ids) if num_queries is None else num_queries
-        check_integers(1, len(ids), num_queries=queries)
-        return cls.from_ids(ids[None, len(ids) - queries :], ids[None], causal=causal)
+        warnings.warn("Positions.mixed is deprecated: use Positions.multimodal", DeprecationWarning, stacklevel=2)
+        return cls.multimodal(parts, "qwen2_vl", num_queries, causal=causal, device=device)
 
     @classmethod
     def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":

@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions of text with images and videos in it: the rules of the models, and the rows they apply to."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posenc.errors import (
+    LARGEST_SIZE,
+    InputError,
+    as_numbers,
+    check_fields,
+    check_integers,
+    check_numbers,
+    check_positive,
+    check_sizes,
+    check_tensor,
+    check_value,
+    holds_integers,
+    is_integer,
+    listed,
+    shown,
+    unknown,
+)  # fmt: skip
+from posenc.positions.ids import Ids, as_mask, documents_of, exact, size_of
+
+Size = tuple[int, int, int]
+TEXT, IMAGE, VIDEO = range(3)
+
+
+# ---------------------------------------------------------------- rules
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The tokens of all images and videos, in their order.
+
+    sizes: (images, 3), frames, height and width in tokens. interval: positions from one frame to the next, (images,).
+    image: which one each token is of; index: its number there; t, y, x: its frame, row and column; all (tokens,).
+    """
+
+    sizes: Tensor
+    interval: Tensor
+    image: Tensor
+    index: Tensor
+    t: Tensor
+    y: Tensor
+    x: Tensor
+
+    @classmethod
+    def of(cls, sizes: Sequence[Size], intervals: Sequence[float], device: torch.device) -> "Patches":
+        table = torch.tensor(sizes, dtype=torch.long, device=device).view(-1, 3)
+        count = table.prod(1)
+        image = torch.repeat_interleave(torch.arange(len(count), device=device), count)
+        index = torch.arange(len(image), device=device) - (count.cumsum(0) - count)[image]
+        _, height, width = table[image].unbind(1)
+        interval = torch.tensor(intervals, dtype=torch.float32, device=device)
+        return cls(table, interval, image, index, index // (height * width), index // width % height, index % width)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Of (tokens,) values the largest of each image, (images,)."""
+        return values.new_zeros(len(self.sizes)).scatter_reduce(0, self.image, values, "amax", include_self=False)
+
+    def smallest(self, values: Tensor) -> Tensor:
+        """Of (tokens,) values the smallest of each image, (images,)."""
+        return -self.largest(-values)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where the tokens of an image are, counted from where a text token would be in its place, and where text goes on.
+
+    Here: at (t, y, x), and after the largest number on any axis.
+    """
+
+    framewise: ClassVar[bool] = False
+    """Whether each frame of a video is an image by itself, after the tokens of its timestamp."""
+    timed: ClassVar[bool] = False
+    """Whether it needs the seconds of each video, for `interval`."""
+    needs_sizes: ClassVar[bool] = True
+    """Whether it needs more than the number of an image's tokens."""
+    moving: ClassVar[bool] = True
+    """Whether it serves more than one frame."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def interval(self, seconds: float) -> float:
+        """Positions from one frame to the next."""
+        return 1.0
+
+    def coordinates(self, patches: Patches) -> Tensor:
+        """(tokens, axes), int64 or float64."""
+        return torch.stack((patches.t, patches.y, patches.x), 1)
+
+    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
+        """How far after its beginning text goes on behind each image, (images,)."""
+        return patches.largest(coordinates.amax(1)) + 1
+
+
+@dataclass(frozen=True)
+class Qwen2VL(Rule):
+    """Wang et al. 2024, "Qwen2-VL" (2409.12191), section 2.1. count_frames: text goes on after the largest number on any axis, as in
+    the paper, vLLM and transformers 4; False: after that of the rows and columns, as in transformers 5."""
+
+    count_frames: bool = True
+
+    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
+        return super().extents(patches, coordinates if self.count_frames else coordinates[:, 1:])
+
+
+@dataclass(frozen=True)
+class Qwen25VL(Qwen2VL):
+    """Bai et al. 2025, "Qwen2.5-VL" (2502.13923): a frame is at its time, tokens_per_second times the seconds, rounded
+    down (in float32, as in transformers). tokens_per_second: of the model's vision_config."""
+
+    timed = True
+    tokens_per_second: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(tokens_per_second=self.tokens_per_second)
+
+    def interval(self, seconds: float) -> float:
+        return self.tokens_per_second * seconds
+
+    def coordinates(self, patches: Patches) -> Tensor:
+        t = (patches.t.float() * patches.interval[patches.image]).long()
+        return torch.stack((t, patches.y, patches.x), 1)
+
+
+@dataclass(frozen=True)
+class Qwen3VL(Rule):
+    """Bai et al. 2025, "Qwen3-VL" (2511.21631): a frame is an image, with its timestamp as text before it."""
+
+    framewise = True
+
+
+@dataclass(frozen=True)
+class VideoRoPE(Rule):
+    """Wei et al. 2025, "VideoRoPE" (2502.05173): frames are `spacing` apart; rows and columns are centred around the
+    frame's number; text goes on after the last frame's."""
+
+    spacing: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(spacing=self.spacing)
+
+    def coordinates(self, patches: Patches) -> Tensor:
+        _, height, width = patches.sizes[patches.image].unbind(1)
+        t = patches.t * int(self.spacing) if float(self.spacing).is_integer() else exact(patches.t) * self.spacing
+        return torch.stack((t, t + patches.y - (height - 1) // 2, t + patches.x - (width - 1) // 2), 1)
+
+    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
+        return super().extents(patches, coordinates[:, :1])
+
+
+@dataclass(frozen=True)
+class V2PE(Rule):
+    """Ge et al. 2024, "V2PE" (2412.09616): one axis, on which an image's tokens are `delta` apart, the first of them after
+    the text before it; text goes on at the next integer, as in the authors' code."""
+
+    needs_sizes = False
+    delta: float = 0.0625
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(delta=self.delta)
+
+    def coordinates(self, patches: Patches) -> Tensor:
+        return exact(patches.index + 1)[:, None] * self.delta - 1
+
+    def extents(self, patches: Patches, coordinates: Tensor) -> Tensor:
+        return (exact(patches.sizes.prod(1)) * self.delta).ceil()
+
+
+@dataclass(frozen=True)
+class CircleRoPE(Rule):
+    """Wang et al. 2025, "Circle-RoPE" (2505.16416): an image's tokens are on a circle around the axis of the text, all as
+    far from a text token. radius: of the circle; None: the largest coordinate from the image's centre. alpha: how much an
+    angle follows the token's direction from the centre; the rest follows its index."""
+
+    moving = False
+    radius: float | None = 10.0
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius is not None:
+            check_positive(radius=self.radius)
+        check_numbers(0, 1, alpha=self.alpha)
+
+    def coordinates(self, patches: Patches) -> Tensor:
+        image = patches.image
+        _, height, width = patches.sizes[image].unbind(1)
+        y, x = exact(patches.y) - exact(height - 1) / 2, exact(patches.x) - exact(width - 1) / 2
+        direction = torch.atan2(y, x)
+        first, last = patches.smallest(direction)[image], patches.largest(direction)[image]
+        spread = torch.where(last > first, (direction - first) / (last - first) * 2 * math.pi, direction)
+        even = exact(patches.index) / (height * width) * 2 * math.pi
+        angle = self.alpha * spread + (1 - self.alpha) * even
+        radius = patches.largest(torch.maximum(y, x))[image] if self.radius is None else self.radius
+        u, v = radius * angle.cos() / math.sqrt(2), radius * angle.sin() / math.sqrt(6)
+        return torch.stack((2 * v, u - v, -u - v), 1)  # orthogonal to (1, 1, 1), along which text goes
+
+
+RULES: dict[str, type[Rule]] = {
+    "circle_rope": CircleRoPE,
+    "qwen2_5_vl": Qwen25VL,
+    "qwen2_vl": Qwen2VL,
+    "qwen3_5": Qwen3VL,
+    "qwen3_vl": Qwen3VL,
+    "v2pe": V2PE,
+    "videorope": VideoRoPE,
+}
+"""Names of rules, as `Positions.multimodal` takes them."""
+
+
+def create_rule(name: str, options: Mapping[str, Any]) -> Rule:
+    """The rule of a name with its options.
+
+    Raises:
+        InputError: an unknown name or option, or a value that does not fit.
+    """
+    if not isinstance(name, str) or name not in RULES:
+        raise unknown("rule", name, RULES)
+    known = [field.name for field in fields(RULES[name])]
+    if wrong := [option for option in options if option not in known]:
+        raise InputError(
+            f"{wrong[0]}={shown(options[wrong[0]])}: rule {name!r} takes {listed(known or ['no options'])}"
+        )
+    return RULES[name](**options)
+
+
+# ---------------------------------------------------------------- images and videos of a row
+
+
+class Grids:
+    """The images, or the videos, of a batch, which its tokens take one after another: each, or each frame of a video if the
+    rule is framewise.
+
+    name: of the argument they are from, what: "image" or "video", merge: of patches, for messages. sizes: (frames, height,
+    width) in tokens of each. intervals: as in `Patches`.
+    """
+
+    def __init__(self, name: str, what: str, sizes: Sequence[Size], rule: Rule, merge: int = 1) -> None:
+        if not rule.moving and any(frames > 1 for frames, _, _ in sizes):
+            raise InputError(f"{name} has videos, this rule is for images: pass each frame as an image")
+        self.name, self.what, self.merge = name, what, merge
+        self.sizes, self.frames = list(sizes), [0] * len(sizes)
+        if rule.framewise and what == "video":
+            self.sizes = [(1, height, width) for frames, height, width in sizes for _ in range(frames)]
+            self.frames = [t for frames, _, _ in sizes for t in range(frames)]
+            self.what = "video frame"
+        self.intervals = [1.0] * len(self.sizes)
+        self.taken = 0
+
+    def take(self, room: int, adjacent: bool, row: int, column: int) -> int:
+        """The number of the next one, which has at most `room` tokens, from this row and column.
+
+        Raises:
+            InputError: there is none, it is larger, or it is a frame right after another, without a timestamp.
+        """
+        number = self.taken
+        if number == len(self.sizes):
+            raise InputError(
+                f"{self.name} is for {number} {self.what}s, row {row} has tokens of one more at index {column}: pass (frames, "
+                "height, width) of each, in the order of their tokens"
+            )
+        count = math.prod(self.sizes[number])
+        if count > room:
+            shape = " x ".join(map(str, self.sizes[number]))
+            raise InputError(
+                f"{self.name}: {self.what} {number} has {shape} = {count} tokens at spatial_merge_size={self.merge}, row {row} has "
+                f"{room} at index {column}: pass the sizes, the merge and the tokens of one processor"
+            )
+        if adjacent and self.frames[number] > 0:
+            raise InputError(
+                f"{self.name}: {self.what} {number} comes right after another in row {row}, at index {column}: this rule reads a "
+                "timestamp before each frame; pass its tokens (as parts: 5, (height, width), 5, (height, width), ..)"
+            )
+        self.taken += 1
+        return number
+
+
+def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule, most: int) -> Grids:
+    """`Grids` of a table (count, 3) of frames, height and width, before patches are merged. most: tokens that there are.
+
+    Raises:
+        InputError: no such table, or sizes that the merge does not divide, or of more tokens.
+    """
+    sizes = as_numbers(name, [] if table is None else table)
+    if sizes.numel() == 0:
+        return Grids(name, what, [], rule, merge)
+    if sizes.dim() != 2 or sizes.shape[1] != 3 or not holds_integers(sizes):
+        raise InputError(
+            f"{name}={shown(table)}: pass integers (count, 3), frames, height and width of each in patches"
+        )
+    listing = sizes.tolist()
+    for number, (frames, height, width) in enumerate(listing):
+        if min(frames, height, width) < 1 or height % merge or width % merge:
+            raise InputError(
+                f"{name}[{number}]={[frames, height, width]}: pass sizes of at least 1, height and width multiples of "
+                f"spatial_merge_size={merge}, as they are before patches are merged"
+            )
+        if (count := frames * height * width // merge**2) > most:
+            raise InputError(
+                f"{name}[{number}]={[frames, height, width]} has {count} tokens at spatial_merge_size={merge}, all rows have {most}: "
+                "pass the sizes, the merge and the tokens of one processor"
+            )
+    return Grids(
+        name, what, [(frames, height // merge, width // merge) for frames, height, width in listing], rule, merge
+    )
+
+
+def intervals_of(second_per_grid_ts: Ids | None, videos: int, rule: Rule) -> list[float]:
+    """`Rule.interval` of each video.
+
+    Raises:
+        InputError: seconds missing, not one for each video, not above 0, or given to a rule without them.
+    """
+    if not rule.timed and second_per_grid_ts is not None:
+        raise InputError("second_per_grid_ts: this rule does not read seconds; leave it out, or pass rule='qwen2_5_vl'")
+    if not rule.timed or (second_per_grid_ts is None and videos == 0):
+        return [1.0] * videos
+    if second_per_grid_ts is None:
+        raise InputError(
+            "second_per_grid_ts=None: this rule puts frames at their time; pass the seconds from one frame to the next, one for "
+            f"each of {videos} videos, as the model's processor returns them"
+        )
+    seconds = as_numbers("second_per_grid_ts", second_per_grid_ts)
+    fits = seconds.shape == (videos,) and seconds.dtype != torch.bool
+    if not fits or not bool(((seconds > 0) & seconds.isfinite()).all()):
+        raise InputError(
+            f"second_per_grid_ts={shown(second_per_grid_ts)}: pass a number above 0 for each of {videos} videos"
+        )
+    # a list is multiplied in float64, a tensor in its dtype, as in transformers
+    given = seconds if isinstance(second_per_grid_ts, Tensor) else second_per_grid_ts
+    return [float(rule.interval(value)) for value in given]
+
+
+def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mapping[int, Grids], rule: Rule) -> Tensor:
+    """The coordinates of tokens, (tokens, axes).
+
+    kinds: TEXT, IMAGE or VIDEO of each token, sequence: a number for the row and document that it is of, both (tokens,).
+    places: the row and the column of each, (tokens, 2), for messages.
+
+    Raises:
+        InputError: tokens of images that do not fit to their sizes.
+    """
+    begins = torch.ones_like(kinds, dtype=torch.bool)
+    begins[1:] = (kinds.diff() != 0) | (sequence.diff() != 0)
+    first = begins.nonzero()[:, 0]
+    edges = [*first.tolist(), len(kinds)]
+    runs = zip(edges, edges[1:], kinds[first].tolist(), sequence[first].tolist(), places[first].tolist(), strict=False)
+    segments: list[tuple[int, int, int | None]] = []  # tokens, sequence, which image
+    sizes: list[Size] = []
+    intervals: list[float] = []
+    for begin, end, kind, of, (row, column) in runs:
+        if kind == TEXT:
+            segments.append((end - begin, of, None))
+            continue
+        at, known = begin, grids[kind]
+        while at < end:
+            size, interval = (1, 1, end - begin), 1.0
+            if rule.needs_sizes or known.sizes:
+                number = known.take(end - at, at > begin, row, column + at - begin)
+                size, interval = known.sizes[number], known.intervals[number]
+            segments.append((math.prod(size), of, len(sizes)))
+            sizes.append(size)
+            intervals.append(interval)
+            at += math.prod(size)
+    for known in grids.values():
+        if known.taken < len(known.sizes):
+            raise InputError(
+                f"{known.name} is for {len(known.sizes)} {known.what}s, the rows have tokens of {known.taken}: pass the sizes of "
+                f"those alone, and the {known.what.split()[0]}_token_id of the model's config"
+            )
+    patches = Patches.of(sizes, intervals, kinds.device)
+    local = rule.coordinates(patches)
+    extents = rule.extents(patches, local).tolist()
+    starts, following = [], defaultdict[int, float](int)
+    for length, of, image in segments:
+        starts.append(following[of])
+        following[of] += length if image is None else extents[image]
+    lengths = torch.tensor([length for length, _, _ in segments], dtype=torch.long, device=kinds.device)
+    index = torch.arange(len(kinds), device=kinds.device)
+    index -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+    start = torch.repeat_interleave(torch.tensor(starts, dtype=local.dtype, device=kinds.device), lengths)[:, None]
+    coordinates = (start + index[:, None]).expand(-1, local.shape[1]).clone()
+    coordinates[kinds != TEXT] = local + start[kinds != TEXT]
+    return coordinates
+
+
+# ---------------------------------------------------------------- the arguments of `Positions.multimodal`
+
+
+def from_parts(parts: Sequence[Any], device: torch.device | str | None) -> tuple[Tensor, list[Size], list[Size]]:
+    """Parts as kinds of tokens, (1, n), and the sizes of the images and of the videos.
+
+    Raises:
+        InputError: a part that is neither a number of tokens nor the size of an image.
+    """
+    if isinstance(parts, (str, Tensor)) or not isinstance(parts, Sequence) or not parts:
+        raise InputError(f"parts={shown(parts)}: pass a list of numbers of text tokens and sizes of images")
+    sizes: tuple[list[Size], list[Size]] = [], []
+    kinds: list[Tensor] = []
+    for part in parts:
+        kind, count = TEXT, part
+        if isinstance(part, (tuple, list)) and len(part) in (2, 3) and all(size is not None for size in part):
+            height, width = size_of(*part[:2])
+            (frames,) = part[2:] or (1,)
+            check_sizes(frames=frames)
+            kind, count = len(part) - 1, frames * height * width
+            sizes[kind - 1].append((frames, height, width))
+        if not is_integer(count) or not 1 <= count <= LARGEST_SIZE:
+            raise InputError(
+                f"parts={shown(parts)}: {shown(part)} is neither a number of text tokens, at least 1, nor (height, width) "
+                f"or (height, width, frames) of an image, of at most {LARGEST_SIZE} tokens"
+            )
+        kinds.append(torch.full((count,), kind, device=device))
+    return torch.cat(kinds)[None], *sizes
+
+
+def from_tokens(row: Tensor, image_token_id: int | None, video_token_id: int | None) -> Tensor:
+    """Token ids as kinds of tokens, (batch, n).
+
+    Raises:
+        InputError: no such row, or the same id twice.
+    """
+    check_tensor("tokens", row, integers=True)
+    if row.dim() != 2 or 0 in row.shape:
+        raise InputError(f"tokens of shape {tuple(row.shape)}: pass token ids (batch, n), or a list of parts")
+    check_integers(image_token_id=image_token_id, video_token_id=video_token_id)
+    if image_token_id is not None and image_token_id == video_token_id:
+        raise InputError(f"image_token_id={image_token_id}, video_token_id={video_token_id}: pass two ids")
+    kinds = torch.full_like(row, TEXT, dtype=torch.long)
+    for kind, token in ((IMAGE, image_token_id), (VIDEO, video_token_id)):
+        if token is not None:
+            kinds[row == token] = kind
+    return kinds
+
+
+def multimodal_ids(
+    tokens: Sequence[Any] | Tensor,
+    rule: Rule,
+    image_token_id: int | None,
+    video_token_id: int | None,
+    image_grid_thw: Ids | None,
+    video_grid_thw: Ids | None,
+    spatial_merge_size: int,
+    second_per_grid_ts: Ids | None,
+    attention_mask: Ids | None,
+    document_ids: Tensor | None,
+    device: torch.device | str | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Positions (batch, n) or (batch, n, axes), valid tokens and documents, both (batch or 1, n) or None, see
+    `Positions.multimodal`.
+
+    Raises:
+        InputError: what does not fit together, by its name.
+    """
+    check_value("spatial_merge_size", spatial_merge_size, int)
+    check_sizes(spatial_merge_size=spatial_merge_size)
+    if isinstance(tokens, Tensor):
+        kinds = from_tokens(tokens if device is None else tokens.to(device), image_token_id, video_token_id)
+        for name, grid, token in (
+            ("image", image_grid_thw, image_token_id), ("video", video_grid_thw, video_token_id)
+        ):  # fmt: skip
+            if grid is not None and token is None:
+                raise InputError(
+                    f"{name}_grid_thw without {name}_token_id: pass the {name}_token_id of the model's config"
+                )
+        images = grids_of("image_grid_thw", "image", image_grid_thw, spatial_merge_size, rule, kinds.numel())
+        videos = grids_of("video_grid_thw", "video", video_grid_thw, spatial_merge_size, rule, kinds.numel())
+    else:
+        for name, value in (
+            ("image_token_id", image_token_id), ("video_token_id", video_token_id), ("image_grid_thw", image_grid_thw),
+            ("video_grid_thw", video_grid_thw),
+        ):  # fmt: skip
+            if value is not None:
+                raise InputError(f"{name}={shown(value)}: is for a tensor of token ids; parts have their sizes in them")
+        kinds, of_images, of_videos = from_parts(tokens, device)
+        images, videos = Grids("parts", "image", of_images, rule), Grids("parts", "video", of_videos, rule)
+    videos.intervals = intervals_of(second_per_grid_ts, len(videos.sizes), rule)
+    batch, n = kinds.shape
+    valid = documents = None
+    if attention_mask is not None and document_ids is not None:
+        raise InputError("attention_mask and document_ids: pass one of them; negative document_ids mark padding")
+    if attention_mask is not None:
+        valid = as_mask("attention_mask", attention_mask).to(kinds.device)
+    if document_ids is not None:
+        documents = documents_of(None, None, document_ids, None).to(kinds.device)
+        valid = documents >= 0 if bool((documents < 0).any()) else None
+    for name, given in (("attention_mask", valid), ("document_ids", documents)):
+        if given is not None and given.shape not in ((batch, n), (1, n)):
+            raise InputError(
+                f"{name} of shape {tuple(given.shape)}: pass one entry for each of the {batch} x {n} tokens"
+            )
+    present = torch.ones_like(kinds, dtype=torch.bool) if valid is None else valid.expand(batch, n)
+    sequence = torch.arange(batch, device=kinds.device)[:, None].expand(batch, n)
+    if documents is not None:
+        sequence = sequence * (int(documents.max()) + 1) + documents
+    coordinates = coordinates_of(
+        kinds[present], sequence[present], present.nonzero(), {IMAGE: images, VIDEO: videos}, rule
+    )  # fmt: skip
+    ids = coordinates.new_zeros(batch, n, coordinates.shape[1])
+    ids[present] = coordinates
+    return ids[..., 0] if ids.shape[2] == 1 else ids, valid, documents
