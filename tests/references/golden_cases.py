@@ -172,6 +172,16 @@ RAGGED = _begun_cases(
 PACKS = _packed_cases(
     (2, 8, 1e4, [0, 4, 8]), (2, 8, 1e4, [0, 1, 7, 10]), (1, 16, 1e6, [0, 9]), (1, 64, 1e4, [0, 2, 3, 6]), (1, 8, 5e5, [0, 5, 6]),
 )  # fmt: skip
+ELSEWHERE = {"starts": [3, 1000]}
+"""Documents that go on from an earlier row."""
+SHARDS: list[dict[str, Any]] = [
+    {**PACKS[0], **ELSEWHERE},
+    *(
+        {"x": content(1, 2, 8, 8), "cu_seqlens": [0, 4, 16], "base": 1e4, **more, "ranks": 2, "rank": rank}
+        for rank in (0, 1)
+        for more in ({}, ELSEWHERE)
+    ),
+]
 FOURIER = _fope_cases(
     ((2, 3), 16, 1e4, NEAR, 6, 4), ((1, 2), 16, 1e4, FAR, 4, 4), ((1, 2), 16, 5e5, PACKED, 5, 3), ((1, 1), 32, 1e4, NEXT, 9, 8),
     ((1, 2), 8, 1e4, NEAR, 4, 4),
@@ -220,14 +230,18 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "rotary_trailing": PARTIAL[:5] + PARTIAL[7:],
     "rotary_proportional": PROPORTIONAL,
     "rotary_ragged": RAGGED,
-    "rotary_packed": PACKS,
+    "rotary_packed": [*PACKS, *SHARDS],
     "m_rope": AXES,
     "m_rope_interleaved": AXES,
     "m_rope_ids": _ids_cases(frames=False),
     "m_rope_ids_frames": _ids_cases(frames=True),
     "fope": FOURIER,
     "softmax_scale": _grid(
-        ("head_dim", "factor", "mscale", "mscale_all_dim"), (64, 192), (0.5, 1.0, 4.0, 40.0), (1.0, 0.707), (0.0, 0.707, 1.0)
+        ("head_dim", "factor", "mscale", "mscale_all_dim"),
+        (64, 192),
+        (0.5, 1.0, 4.0, 40.0),
+        (1.0, 0.707),
+        (0.0, 0.707, 1.0),
     ),
     "sinusoidal": SINUSOIDAL,
     "sinusoidal_concat": SINUSOIDAL,

@@ -130,7 +130,9 @@ def by_tables(x, positions, base, layout="half", tables=None, first=-1, sines_fi
 
 
 def trailing(x, positions, base, rotary_dim):
-    return posenc.DecoupledRotary(x.shape[-1], base, "interleaved", rotary_dim).rotate_keys(x, Positions.from_ids(positions))
+    return posenc.DecoupledRotary(x.shape[-1], base, "interleaved", rotary_dim).rotate_keys(
+        x, Positions.from_ids(positions)
+    )
 
 
 def proportional(x, positions, base, fraction):
@@ -150,6 +152,19 @@ def ragged(x, offsets, base, change=lambda p: p):
 
 def packed(x, cu_seqlens, base):
     return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.packed(cu_seqlens=cu_seqlens))
+
+
+def sharded(x, cu_seqlens, base, starts=(), ranks=1, rank=0, own=True):
+    """One rank's tokens of a packed row; own=False: every document takes rows of the first in the table."""
+    table, rows = [], []
+    for n, (begin, end) in enumerate(itertools.pairwise(cu_seqlens.tolist())):
+        table += [(starts[n] if starts else 0) + i for i in range(end - begin)]
+        chunk = (end - begin) // (2 * ranks)
+        mine = range(end - begin) if ranks == 1 else [
+            *range(rank * chunk, (rank + 1) * chunk), *range(end - begin - (rank + 1) * chunk, end - begin - rank * chunk)
+        ]  # fmt: skip
+        rows += [(starts[0] if starts else 0) + i if not own else table[begin + i] for i in mine]
+    return turn(x, torch.tensor(rows), base)
 
 
 def m_rope(x, positions, base, sections, interleaved=False):
@@ -190,7 +205,9 @@ def m_rope_loops(*given, **options):
     return formulas.m_rope_ids(*(a.tolist() if isinstance(a, torch.Tensor) else a for a in given), **options)
 
 
-def timed_ids(token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1.0, **options):
+def timed_ids(
+    token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1.0, **options
+):
     return m_rope_loops(
         token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid, tokens_per_second, **options
     )  # fmt: skip
@@ -219,6 +236,8 @@ MUTANTS = [
     ("rotary_ragged", lambda x, o, b: ragged(x, o - x.shape[2], b), "offsets are taken for lengths: a row ends before its offset"),
     ("rotary_ragged", lambda x, o, b: ragged(x, o, b).masked_fill((o[:, None] + torch.arange(x.shape[2]) < 0)[:, None, :, None], math.nan), "in a way that is not known here"),
     ("rotary_packed", lambda x, ends, b: turn(x, torch.arange(x.shape[2]), b), "positions run on through the documents, expected 0 at each of cu_seqlens"),
+    ("rotary_packed", functools.partial(sharded, own=False), "all documents take the rows of the first in a table of the packed row"),
+    ("rotary_packed", lambda x, cu_seqlens, base, starts=(), ranks=1, rank=0: sharded(x, cu_seqlens, base, (), ranks, rank), "starts is ignored: every document is at 0 and on"),
     ("rotary_packed", lambda x, ends, b: turn(x, torch.cat([torch.arange(n).flip(0) for n in ends.diff()]), b), "documents are numbered backwards: each ends at position 0"),
     ("m_rope", lambda x, p, b, s: m_rope(x, p, b, s, interleaved=True), "pairs are dealt in turn (m_rope_interleaved), expected in blocks"),
     ("m_rope_interleaved", m_rope, "pairs are in blocks (m_rope), expected dealt in turn"),
@@ -398,6 +417,7 @@ RIGHT = [
     ("rotary_proportional", proportional),
     ("rotary_ragged", ragged),
     ("rotary_packed", packed),
+    ("rotary_packed", sharded),
     ("m_rope", m_rope),
     ("m_rope_interleaved", lambda *given: m_rope(*given, interleaved=True)),
     ("m_rope_ids", m_rope_ids),

@@ -65,7 +65,9 @@ def placed(change: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
 
     def at(formula: Formula) -> Formula:
         options = getattr(formula, "keywords", {})
-        return lambda **given: formulas.rotary(given["x"], change(formulas.positions_of(given)), given["base"], **options)
+        return lambda **given: formulas.rotary(
+            given["x"], change(formulas.positions_of(given)), given["base"], **options
+        )
 
     return at
 
@@ -245,7 +247,9 @@ IDS: Faults = {
     "rows of a video are repeated over its frames first: the height of token n is n // (frames * width)": variant(
         cell=lambda n, t, h, w: (n // (h * w), n // (w * t), n % w)
     ),
-    "tokens go down the columns, expected along the rows": variant(cell=lambda n, t, h, w: (n // (h * w), n % h, n // h % w)),
+    "tokens go down the columns, expected along the rows": variant(
+        cell=lambda n, t, h, w: (n // (h * w), n % h, n // h % w)
+    ),
     "height and width are exchanged": variant(cell=lambda n, t, h, w: (n // (h * w), n % w, n // w % h)),
     "times are multiplied with where the video begins: begin * interval, expected begin + frame * interval": variant(
         time=lambda frame, begin, interval: int(begin * interval)
@@ -309,6 +313,10 @@ FAULTS: dict[str, Faults] = {
     "rotary_packed": {
         RUNS_ON: placed(lambda p: torch.arange(p.shape[2])[:, None]),
         "documents are numbered backwards: each ends at position 0": placed(_from_the_end),
+        "all documents take the rows of the first in a table of the packed row, expected their own from cu_seqlens[n] on": {
+            "starts": lambda a: a["starts"][:1] * len(a["starts"]) if "starts" in a else ()
+        },
+        "starts is ignored: every document is at 0 and on": {"starts": ()},
         **PLACES,
     },
     "m_rope": {

@@ -71,22 +71,34 @@ def rotary_ragged(x: Any, offsets: Sequence[int], base: float, **options: Any) -
     return rotary(x, positions_of({"x": x, "offsets": offsets}), base, **options)
 
 
-def rotary_packed(x: Any, cu_seqlens: Sequence[int], base: float, **options: Any) -> Tensor:
-    """RoPE of documents in one row, each from position 0 on; document n has the tokens cu_seqlens[n] ..
-    cu_seqlens[n + 1] - 1 (cu_seqlens in Dao-AILab/flash-attention, flash_attn/layers/rotary.py)."""
-    return rotary(x, positions_of({"cu_seqlens": cu_seqlens}), base, **options)
+def rotary_packed(
+    x: Any, cu_seqlens: Sequence[int], base: float, starts: Sequence[int] = (), ranks: int = 1, rank: int = 0, **options: Any
+) -> Tensor:  # fmt: skip
+    """RoPE of documents in one row; document n has the tokens cu_seqlens[n] .. cu_seqlens[n + 1] - 1 (cu_seqlens in
+    Dao-AILab/flash-attention, flash_attn/layers/rotary.py), at the positions from starts[n] (0) on.
+
+    Of several ranks, each has chunks rank and 2 ranks - 1 - rank of the 2 ranks chunks of every document
+    (_apply_rotary_pos_emb_thd in NVIDIA/Megatron-LM).
+    """
+    given = {"cu_seqlens": cu_seqlens, "starts": starts, "ranks": ranks, "rank": rank}
+    return rotary(x, positions_of(given), base, **options)
 
 
 def positions_of(arguments: Mapping[str, Any]) -> Tensor:
     """Where the tokens of a case are, (batch or 1, 1, seq, 1); of several axes, the farthest."""
     if "offsets" in arguments:
-        ends = torch.tensor(arguments["offsets"], dtype=torch.float64)[:, None]
-        positions = ends + torch.arange(torch.as_tensor(arguments["x"]).shape[-2])
+        rows = torch.arange(torch.as_tensor(arguments["x"]).shape[-2])
+        positions = torch.as_tensor(arguments["offsets"], dtype=torch.float64)[:, None] + rows
     elif "cu_seqlens" in arguments:
-        ends = torch.tensor(arguments["cu_seqlens"], dtype=torch.float64)
-        positions = torch.cat([torch.arange(n, dtype=torch.float64) for n in ends.diff().long().tolist()])[None]
+        lengths = torch.as_tensor(arguments["cu_seqlens"]).diff().tolist()
+        ranks, rank = arguments.get("ranks", 1), arguments.get("rank", 0)
+        documents: list[Tensor] = []
+        for length, start in zip(lengths, arguments.get("starts") or [0] * len(lengths), strict=True):
+            chunks = (start + torch.arange(length, dtype=torch.float64)).chunk(2 * ranks)
+            documents += [chunks[rank], chunks[-1 - rank]] if ranks > 1 else chunks
+        positions = torch.cat(documents)[None]
     else:
-        positions = torch.tensor(arguments["positions"], dtype=torch.float64)
+        positions = torch.as_tensor(arguments["positions"], dtype=torch.float64)
         positions = positions.abs().amax(0, keepdim=True) if positions.ndim == 2 else positions[None]
     return positions[:, None, :, None]
 

@@ -13,7 +13,16 @@ from posenc.conformance import formulas
 from posenc.errors import InputError, unknown
 
 TENSORS = {"x": torch.float32, "cosines": torch.float32, "sines": torch.float32} | dict.fromkeys(
-    ("positions", "relative_position", "offsets", "cu_seqlens", "token_types", "image_grids", "video_grids", "attention_mask"),
+    (
+        "positions",
+        "relative_position",
+        "offsets",
+        "cu_seqlens",
+        "token_types",
+        "image_grids",
+        "video_grids",
+        "attention_mask",
+    ),
     torch.int64,
 )
 """Arguments that are passed as tensors, and their dtype."""
@@ -120,8 +129,9 @@ KINDS: dict[str, Convention] = {
     "rotary_ragged": _rotary(
         "RoPE, half layout; row b is at offsets[b] and on, tokens below 0 are padding", "offsets base", formulas.rotary_ragged
     ),
-    "rotary_packed": _rotary(
-        "RoPE, half layout; documents begin at cu_seqlens, each at position 0", "cu_seqlens base", formulas.rotary_packed
+    "rotary_packed": replace(
+        _rotary("RoPE, half layout; documents begin at cu_seqlens, each at position 0", "cu_seqlens base", formulas.rotary_packed),
+        options=("starts", "ranks", "rank"),
     ),
     "m_rope": _rotary(
         "M-RoPE, positions (3, seq); blocks of pairs for time, height, width (Qwen2-VL)", f"{PLACED} sections", formulas.m_rope
