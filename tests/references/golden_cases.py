@@ -183,8 +183,8 @@ SHARDS: list[dict[str, Any]] = [
     ),
 ]
 FOURIER = _fope_cases(
-    ((2, 3), 16, 1e4, NEAR, 6, 4), ((1, 2), 16, 1e4, FAR, 4, 4), ((1, 2), 16, 5e5, PACKED, 5, 3), ((1, 1), 32, 1e4, NEXT, 9, 8),
-    ((1, 2), 8, 1e4, NEAR, 4, 4),
+    ((2, 3), 16, 1e4, NEAR, 6, 6), ((1, 2), 16, 1e4, FAR, 4, 4), ((1, 2), 16, 5e5, PACKED, 5, 3), ((1, 1), 32, 1e4, NEXT, 9, 8),
+    ((1, 2), 8, 1e4, NEAR, 4, 4), ((1, 1), 64, 1e6, NEXT, 20, 20),
 )  # fmt: skip
 SINUSOIDAL: list[dict[str, Any]] = [
     *_grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)),

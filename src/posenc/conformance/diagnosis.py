@@ -19,7 +19,7 @@ from posenc.conformance.kinds import FLOAT32, Convention, get_kind, no_tolerance
 __all__ = ["Verdict", "conform"]
 
 UNKNOWN = "in a way that is not known here"
-FEW = 10
+FEW = 11
 """Faults of a kind of which more than two are tried together."""
 FaultNames = tuple[str, ...]
 """Of a kind's formula, by the names in `FAULTS`; none: it is the right one."""

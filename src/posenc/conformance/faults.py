@@ -325,7 +325,12 @@ FAULTS: dict[str, Faults] = {
     "m_rope_interleaved": {
         "pairs are in blocks (m_rope), expected dealt in turn": variant(interleaved=False), **SECTIONS, **MANY,
     },
-    "m_rope_ids": IDS,
+    "m_rope_ids": {
+        "grids of videos are split into frames, though no text separates them: tokens after the first frame count as text": variant(
+            frames=True
+        ),
+        **IDS,
+    },
     "m_rope_ids_frames": IDS,
     "fope": {
         "sin is padded with 1, expected 0: channels that pass through come back as x + rotate_half(x), as in the authors' code":

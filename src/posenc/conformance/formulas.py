@@ -150,18 +150,20 @@ def m_rope_ids(
     for row, (types, mask) in enumerate(zip(token_types, attention_mask, strict=True)):
         begin = 0
         for kind, run in groupby((n for n, seen in enumerate(mask) if seen), key=types.__getitem__):
-            tokens = list(run)
-            places = [(begin + n, begin + n, begin + n) for n in range(len(tokens))]
+            tokens, places = list(run), []
             if kind:
                 t, h, w = next(grids[kind])
                 grid = t, h // merge, w // merge
                 interval = next(seconds, 1.0) * tokens_per_second if kind in spaced else 1.0
                 cells = [cell(n, *grid) for n in range(math.prod(grid))]
                 places = [(time(frame, begin, interval), begin + y, begin + x) for frame, y, x in cells]
+                begin = 1 + last(*map(max, zip(*places, strict=True)))
+            rest = len(tokens) - len(places)  # tokens without a grid count as text
+            places += [(begin + n, begin + n, begin + n) for n in range(rest)]
+            begin += rest
             for n, place in zip(tokens, places, strict=True):
                 for axis in range(3):
                     ids[axis][row][n] = place[axis]
-            begin = 1 + last(*map(max, zip(*places, strict=True)))
     return ids
 
 

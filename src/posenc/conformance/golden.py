@@ -55,7 +55,7 @@ def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[
 def example(convention: Convention, positions: list[int], width: int) -> dict[str, Any]:
     """Arguments of a kind other than x, for tokens at these positions and heads of a width."""
     rows, pairs = len(positions), width // 2
-    weights = [[[(2 * m - 3 * c) % 5 / 4 - 0.5 for c in range(pairs // 2)] for m in range(pairs - 1)]]
+    weights = [[[(2 * m - 3 * c) % 5 / 4 - 0.5 for c in range(pairs // 2)] for m in range(pairs // 2)]]
     text = rows - 4
     values = {
         "positions": [[p // divisor for p in positions] for divisor in (1, 2, 3)] if "sections" in convention.arguments else positions,
