@@ -56,7 +56,9 @@ def rope_index(model, token_types, image_grids, video_grids, attention_mask, mer
     """model.get_rope_index, of an object that has only its configuration."""
     vision = SimpleNamespace(spatial_merge_size=merge, tokens_per_second=timing.get("tokens_per_second", 1))
     ids = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN}
-    stub = type("Stub", (model,), {"__init__": lambda self: None, "config": SimpleNamespace(vision_config=vision, **ids)})
+    stub = type(
+        "Stub", (model,), {"__init__": lambda self: None, "config": SimpleNamespace(vision_config=vision, **ids)}
+    )
     tokens = torch.where(token_types == 0, TEXT, token_types)
     begins = (token_types[:, :-1] == 0) & (token_types[:, 1:] > 0)
     tokens[:, :-1][begins] = BEGIN
@@ -87,7 +89,13 @@ def timed(model):
 
 def m_rope(modules, rotary, config, x, positions, base, sections):
     modeling, configuration = modules
-    parameters = {"rope_type": "default", "type": "default", "rope_theta": base, "mrope_section": sections, "partial_rotary_factor": 1.0}
+    parameters = {
+        "rope_type": "default",
+        "type": "default",
+        "rope_theta": base,
+        "mrope_section": sections,
+        "partial_rotary_factor": 1.0,
+    }
     shape = {"hidden_size": 2 * x.shape[-1], "num_attention_heads": 2, "head_dim": x.shape[-1]}
     given = {**shape, "rope_theta": base, "rope_parameters": parameters, "rope_scaling": dict(parameters)}
     module = getattr(modeling, rotary)(getattr(configuration, config)(**given))
@@ -131,7 +139,13 @@ def scaling(modules, attention, config, head_dim, factor, mscale, mscale_all_dim
         "mscale": mscale, "mscale_all_dim": mscale_all_dim, "beta_fast": 32, "beta_slow": 1,
         "llama_4_scaling_beta": 0.1, "max_position_embeddings": 4096,
     }  # fmt: skip
-    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16}
+    shape = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+    }
     heads = {"qk_rope_head_dim": head_dim // 2, "qk_nope_head_dim": head_dim // 2, "v_head_dim": 16, "head_dim": 16}
     made = getattr(configuration, config)(
         **shape, **heads, rope_parameters=parameters, rope_scaling={k: v for k, v in parameters.items() if k != "rope_theta"}

@@ -208,6 +208,15 @@ def _first_channels(
     return formulas.rotary(x, positions, base ** (exponent or turning / width), turning, **options)
 
 
+def _first_rows(
+    x: Any, cu_seqlens: Any, base: float, starts: Any = (), ranks: int = 1, rank: int = 0, **options: Any
+) -> Tensor:
+    """Every document takes a packed table's rows from 0 on."""
+    table = formulas.positions_of({"cu_seqlens": cu_seqlens, "starts": starts}).flatten()
+    rows = formulas.positions_of({"cu_seqlens": cu_seqlens, "ranks": ranks, "rank": rank}).flatten()
+    return formulas.rotary(x, table[rows.long()], base, **options)
+
+
 def _from_the_end(positions: Tensor) -> Tensor:
     """Positions from a document's last token back."""
     begins = (positions.flatten() == 0).nonzero().flatten().tolist()
@@ -311,11 +320,10 @@ FAULTS: dict[str, Faults] = {
         **PLACES,
     },
     "rotary_packed": {
-        RUNS_ON: placed(lambda p: torch.arange(p.shape[2])[:, None]),
+        RUNS_ON: {"starts": lambda a: a["cu_seqlens"][:-1]},
         "documents are numbered backwards: each ends at position 0": placed(_from_the_end),
-        "all documents take the rows of the first in a table of the packed row, expected their own from cu_seqlens[n] on": {
-            "starts": lambda a: a["starts"][:1] * len(a["starts"]) if "starts" in a else ()
-        },
+        "all documents take the first rows of a table of the packed row, expected document n those from cu_seqlens[n] on":
+            instead(_first_rows),
         "starts is ignored: every document is at 0 and on": {"starts": ()},
         **PLACES,
     },
