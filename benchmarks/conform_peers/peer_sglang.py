@@ -31,7 +31,16 @@ def _import():
         "sglang.srt.runtime_context", "sglang.srt.utils", "sglang.srt.layers", FOLDER,
     )  # fmt: skip
     modules["sglang.kernels.fused_op"].BaseFusedOp = _Operator
-    for name in ("is_cuda", "is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "cpu_has_amx_support", "get_bool_env_var"):
+    for name in (
+        "is_cuda",
+        "is_hip",
+        "is_npu",
+        "is_xpu",
+        "is_musa",
+        "is_mps",
+        "cpu_has_amx_support",
+        "get_bool_env_var",
+    ):
         setattr(modules["sglang.srt.utils"], name, lambda *given: False)
     modules["sglang.srt.runtime_context"].publish_role = lambda: None  # no server that asks for one path
     modules["sglang.srt.utils"].is_cpu = lambda: True
@@ -78,7 +87,9 @@ def m_rope_interleaved(x, positions, base, sections):
 
 def yarn(head_dim, base, factor, original_max_positions, beta_fast=32, beta_slow=1):
     shape = head_dim, head_dim, original_max_positions, base, True, factor, torch.float32
-    cos, sin = yarn_rope.YaRNScalingRotaryEmbedding(*shape, beta_fast=beta_fast, beta_slow=beta_slow).cos_sin_cache[1].chunk(2)
+    cos, sin = (
+        yarn_rope.YaRNScalingRotaryEmbedding(*shape, beta_fast=beta_fast, beta_slow=beta_slow).cos_sin_cache[1].chunk(2)
+    )
     return from_angles(cos, sin)
 
 
@@ -103,7 +114,9 @@ def _positions(model_type, token_types, image_grids, video_grids, attention_mask
         grids = [images[: kinds.count(IMAGE)], videos[:count]]
         images, videos = images[kinds.count(IMAGE) :], videos[count:]
         grids = [torch.tensor(part) if part else None for part in grids]
-        ids[:, row, mask] = index.get_rope_index(merge, IMAGE, VIDEO, BEGIN, model_type, rate, tokens[None], *grids, seconds)[0][:, 0]
+        ids[:, row, mask] = index.get_rope_index(
+            merge, IMAGE, VIDEO, BEGIN, model_type, rate, tokens[None], *grids, seconds
+        )[0][:, 0]
     return ids
 
 
@@ -111,7 +124,9 @@ def qwen2_vl(token_types, image_grids, video_grids, attention_mask, merge):
     return _positions("qwen2_vl", token_types, image_grids, video_grids, attention_mask, merge)
 
 
-def qwen2_5_vl(token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=None, tokens_per_second=1):
+def qwen2_5_vl(
+    token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=None, tokens_per_second=1
+):
     given = token_types, image_grids, video_grids, attention_mask, merge
     return _positions("qwen2_5_vl", *given, seconds_per_grid, tokens_per_second)
 

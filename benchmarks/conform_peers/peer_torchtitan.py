@@ -3,14 +3,21 @@
 from functools import cache
 from types import SimpleNamespace
 
-import torch
-from shared import LONGEST, stand_in
+from shared import LONGEST, stand_in, without
 from torchtitan.models.common import rope
 from torchtitan.models.deepseek_v3.model import Attention
 from torchtitan.models.qwen3_5.rope import MRoPE
 
-stand_in("torchvision", "torchvision.io", "torchvision.transforms", "torchvision.transforms.v2", "torchvision.transforms.v2.functional")
-from torchtitan.hf_datasets.multimodal.mm_collator import MultiModalCollator  # noqa: E402  reads no image here
+IMAGES = stand_in(
+    "torchvision",
+    "torchvision.io",
+    "torchvision.transforms",
+    "torchvision.transforms.v2",
+    "torchvision.transforms.v2.functional",
+)
+from torchtitan.hf_datasets.multimodal.mm_collator import MultiModalCollator  # noqa: E402
+
+without(IMAGES)
 
 PACKAGE = "torchtitan"
 
@@ -75,9 +82,17 @@ def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge):
 def softmax_scale(head_dim, factor, mscale, mscale_all_dim):
     built = SimpleNamespace(build=lambda: None)
     rope_config = SimpleNamespace(scaling="yarn", rope_factor=factor, build=lambda: None)
-    shape = {"dim": 32, "n_heads": 2, "qk_nope_head_dim": head_dim // 2, "qk_rope_head_dim": head_dim // 2, "mscale": mscale_all_dim}
+    shape = {
+        "dim": 32,
+        "n_heads": 2,
+        "qk_nope_head_dim": head_dim // 2,
+        "qk_rope_head_dim": head_dim // 2,
+        "mscale": mscale_all_dim,
+    }
     linears = dict.fromkeys(("wq", "wkv_a", "wkv_b", "wo", "kv_norm", "inner_attention"), built)
-    return Attention(SimpleNamespace(**shape, **linears, rope=rope_config, q_lora_rank=0, kv_lora_rank=16, v_head_dim=16)).softmax_scale
+    return Attention(
+        SimpleNamespace(**shape, **linears, rope=rope_config, q_lora_rank=0, kv_lora_rank=16, v_head_dim=16)
+    ).softmax_scale
 
 
 CHECKS = [

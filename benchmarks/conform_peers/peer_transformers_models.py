@@ -164,7 +164,9 @@ for name, model, kind, how in (
     ("qwen3_vl", "Qwen3VLModel", "m_rope_ids_frames", untimed),
     ("qwen3_5", "Qwen3_5Model", "m_rope_ids_frames", untimed),
 ):
-    if found := _load(name):
+    if (found := _load(name)) and (
+        name != "glm4v" or "mm_token_type_ids" in signature(found[0].Glm4vModel.get_rope_index).parameters
+    ):
         CHECKS.append((f"{model}.get_rope_index", how(getattr(found[0], model)), kind))
 for name, rotary, config, kind in (
     ("qwen2_vl", "Qwen2VLRotaryEmbedding", "Qwen2VLTextConfig", "m_rope"),

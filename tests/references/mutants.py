@@ -150,6 +150,10 @@ def ragged(x, offsets, base, change=lambda p: p):
     return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.from_ids(positions.expand(len(x), -1)))
 
 
+def at(x, offsets):
+    return (offsets[:, None] + torch.arange(x.shape[2]))[:, None, :, None]
+
+
 def packed(x, cu_seqlens, base):
     return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.packed(cu_seqlens=cu_seqlens))
 
@@ -234,7 +238,7 @@ MUTANTS = [
     ("rotary_ragged", lambda x, o, b: ragged(x, o.clamp(min=0), b), "negative offsets are taken for 0, so that text after padding is too far"),
     ("rotary_ragged", lambda x, o, b: ragged(x, o, b, lambda p: p[:, :1].expand(p.shape)), "all tokens of a row are at its offset"),
     ("rotary_ragged", lambda x, o, b: ragged(x, o - x.shape[2], b), "offsets are taken for lengths: a row ends before its offset"),
-    ("rotary_ragged", lambda x, o, b: ragged(x, o, b).masked_fill((o[:, None] + torch.arange(x.shape[2]) < 0)[:, None, :, None], math.nan), "in a way that is not known here"),
+    ("rotary_ragged", lambda x, o, b: torch.empty_like(x).masked_scatter(seen := (at(x, o) >= 0).expand(x.shape), ragged(x, o, b)[seen]), "and are not numbers, as is memory that is never written (torch.empty)"),
     ("rotary_packed", lambda x, ends, b: turn(x, torch.arange(x.shape[2]), b), "positions run on through the documents, expected 0 at each of cu_seqlens"),
     ("rotary_packed", functools.partial(sharded, own=False), "all documents take the first rows of a table of the packed row"),
     ("rotary_packed", lambda x, cu_seqlens, base, starts=(), ranks=1, rank=0: sharded(x, cu_seqlens, base, (), ranks, rank), "starts is ignored: every document is at 0 and on"),

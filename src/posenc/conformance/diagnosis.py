@@ -2,7 +2,8 @@
 """Compare a function with the golden vectors and the invariants, and report in words what is wrong."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
 from typing import Any
@@ -19,6 +20,9 @@ from posenc.conformance.kinds import FLOAT32, Convention, get_kind, no_tolerance
 __all__ = ["Verdict", "conform"]
 
 UNKNOWN = "in a way that is not known here"
+UNWRITTEN = (
+    "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
+)
 FEW = 11
 """Faults of a kind of which more than two are tried together."""
 FaultNames = tuple[str, ...]
@@ -60,10 +64,21 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
     """
     convention = get_kind(kind)
     wrapped = from_angles(function, convention)
-    with torch.device("cpu"):  # a default device would move the inputs
+    with torch.device("cpu"), unwritten_is_nan():  # a default device would move the inputs
         verdict = _verdict(Caller(wrapped or function, convention), kind)
     given = "cos and sin were given to it, (1, seq, channels) in x's dtype, so how it makes angles was not judged"
     return replace(verdict, notes=(given, *verdict.notes)) if wrapped else verdict
+
+
+@contextmanager
+def unwritten_is_nan() -> Iterator[None]:
+    """Memory of `torch.empty` has NaN in it, so that rows that are never written show."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _verdict(caller: Caller, kind: str) -> Verdict:
@@ -154,7 +169,8 @@ def _wrong_values(caller: Caller, answered: Sequence[CaseResult], cases: int, fa
     listed = {name: ", ".join(str(r.case.arguments.get(name)) for r in wrong) for name in convention.arguments}
     where = convention.failing.format(**{**listed, "count": len(wrong), "cases": cases})
     if faults is None:
-        return [f"{where}, {UNKNOWN}"]
+        empty = any(result.values is not None and bool(result.values.isnan().any()) for result in wrong)
+        return [f"{where} {UNWRITTEN}" if empty else f"{where}, {UNKNOWN}"]
     causes = []
     for fault in faults:
         name, ignored, rest = fault.partition(" is ignored")
