@@ -36,6 +36,16 @@ def traditional(x, positions, base):
     return _turn(x, positions, base, traditional=True)
 
 
+def ragged(x, offsets, base):
+    """Every row at an offset of its own; equal offsets as one number."""
+    if x.dtype not in DTYPES:
+        raise NotImplementedError
+    given = int(offsets[0]) if len(set(offsets.tolist())) == 1 else mx.array(offsets.tolist())
+    rows = mx.array(x.float().numpy()).astype(DTYPES[x.dtype])
+    turned = mx.fast.rope(rows, x.shape[-1], traditional=False, base=base, scale=1.0, offset=given)
+    return torch.tensor(numpy.array(turned.astype(mx.float32))).to(x.dtype)
+
+
 def slopes(num_heads):
     return numpy.array(nn.ALiBi.create_alibi_slope(num_heads)).reshape(-1)
 
@@ -43,5 +53,6 @@ def slopes(num_heads):
 CHECKS = [
     ("nn.RoPE(traditional=False)", rotary, "rotary"),
     ("nn.RoPE(traditional=True)", traditional, "rotary_interleaved"),
+    ("fast.rope(offset)", ragged, "rotary_ragged"),
     ("nn.ALiBi", slopes, "alibi"),
 ]

@@ -39,11 +39,12 @@ def _import():
     modules |= stand_in("vllm.model_executor", "vllm.model_executor.custom_op", "vllm.model_executor.layers", FOLDER)
     modules["vllm.model_executor.custom_op"].CustomOp = _Operator
     modules[FOLDER].__path__ = [str(path / "model_executor" / "layers" / "rotary_embedding")]
-    names = "base", "llama3_rope", "linear_scaling_rope", "yarn_scaling_rope"
+    modules |= stand_in("vllm.distributed", "vllm.triton_utils", "vllm.utils.flashinfer")
+    names = "base", "llama3_rope", "linear_scaling_rope", "yarn_scaling_rope", "fope", "gemma4_rope", "mrope"
     return [importlib.import_module(f"{FOLDER}.{name}") for name in names]
 
 
-base_rope, llama3_rope, linear_rope, yarn_rope = _import()
+base_rope, llama3_rope, linear_rope, yarn_rope, fope_rope, gemma4_rope, m_rope_module = _import()
 
 
 @cache
@@ -52,11 +53,14 @@ def _module(dim, base, neox, dtype):
 
 
 def _turn(x, positions, base, neox):
+    return _apply(_module(x.shape[-1], base, neox, x.dtype), x, positions)
+
+
+def _apply(module, x, positions):
     dim = x.shape[-1]
-    module = _module(dim, base, neox, x.dtype)
     rows = [row.transpose(0, 1).flatten(1).clone() for row in x]  # (seq, heads * head_dim), one sequence at a time
     turned = [module.forward_native(positions, row, row.clone())[0] for row in rows]
-    return torch.stack([row.unflatten(1, (-1, dim)).transpose(0, 1) for row in turned])
+    return torch.stack([row.flatten(1).unflatten(1, (-1, dim)).transpose(0, 1) for row in turned])
 
 
 def neox(x, positions, base):
@@ -65,6 +69,43 @@ def neox(x, positions, base):
 
 def gptj(x, positions, base):
     return _turn(x, positions, base, False)
+
+
+@cache
+def _gemma4(dim, base, fraction, dtype):
+    return gemma4_rope.Gemma4RotaryEmbedding(dim, 2 * int(fraction * dim // 2), LONGEST, base, True, dtype)
+
+
+def gemma4(x, positions, base, fraction):
+    return _apply(_gemma4(x.shape[-1], base, fraction, x.dtype), x, positions)
+
+
+@cache
+def _m_rope(dim, base, sections, interleaved, dtype):
+    return m_rope_module.MRotaryEmbedding(
+        dim, dim, LONGEST, base, True, dtype, list(sections), interleaved, positions_factor=1
+    )
+
+
+def m_rope(x, positions, base, sections, interleaved=False):
+    return _apply(_m_rope(x.shape[-1], base, tuple(sections), interleaved, x.dtype), x, positions)
+
+
+def m_rope_interleaved(x, positions, base, sections):
+    return m_rope(x, positions, base, sections, interleaved=True)
+
+
+def fope(x, positions, base, cosines, sines):
+    heads, frequencies, pairs = cosines.shape
+    if frequencies != pairs:  # it has square weights
+        raise NotImplementedError
+    longest = int(positions.max()) + 1  # a table for every head
+    module = fope_rope.FourierRotaryEmbedding(
+        x.shape[-1], x.shape[-1], longest, base, True, x.dtype, False, num_key_value_heads=heads,
+        num_inv_freq=frequencies, fope_sep_head=True, fope_init_factor=0.1,
+    )  # fmt: skip
+    module.cos_coef.data, module.sin_coef.data = cosines.clone(), sines.clone()
+    return _apply(module, x, positions)
 
 
 def _schedule(module, head_dim):
@@ -91,6 +132,10 @@ def linear(head_dim, base, factor):
 
 
 CHECKS = [
+    ("FourierRotaryEmbedding.forward_native", fope, "fope"),
+    ("Gemma4RotaryEmbedding.forward_native", gemma4, "rotary_proportional"),
+    ("MRotaryEmbedding.forward_native", m_rope, "m_rope"),
+    ("MRotaryEmbedding(mrope_interleaved=True).forward_native", m_rope_interleaved, "m_rope_interleaved"),
     ("RotaryEmbedding(is_neox_style=True).forward_native", neox, "rotary"),
     ("RotaryEmbedding(is_neox_style=False).forward_native", gptj, "rotary_interleaved"),
     ("LinearScalingRotaryEmbedding", linear, "linear"),

@@ -1,8 +1,9 @@
 """Compare functions of installed packages with posenc's golden vectors; print the findings table of docs/conform.md.
 
-    python benchmarks/conform_peers/run.py [peer_litgpt ...] [--write docs/conform.md]
+    python benchmarks/conform_peers/run.py [peer_litgpt ...] [--write docs/conform.md] [--earlier]
 
 Each peer_*.py adapts one package to the conventions; a package that cannot be imported is listed with the reason.
+--earlier: of the installed releases, put what does not conform into the table of earlier releases.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from posenc.conformance import Verdict, conform, golden
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- findings: written by benchmarks/conform_peers/run.py -->", "<!-- end of findings -->"
+
+EARLIER, END_EARLIER = "<!-- earlier: written by run.py --earlier -->", "<!-- end of earlier releases -->"
 
 
 def in_words(verdict: Verdict) -> str:
@@ -56,19 +59,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("peers", nargs="*", help="modules of this folder (default: all)")
     parser.add_argument("--write", metavar="FILE", help="replace the table between the marks of this file")
+    parser.add_argument("--earlier", action="store_true", help="write the table of earlier releases")
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
     tested, missing = rows(options.peers or sorted(path.stem for path in HERE.glob("peer_*.py")))
     when = f"{datetime.date.today().isoformat()}, torch {torch.__version__}, Python {platform.python_version()}."
     table = ["| package | version | function | kind | verdict |", "|---|---|---|---|---|", *tested]
     lines = [BEGIN, when, "", *table, *(["", "Not tested on this machine:", "", *missing] if missing else []), END]
-    if options.write:
-        path = Path(options.write)
-        text = path.read_text(encoding="utf-8")
-        before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
-        path.write_text(before + "\n".join(lines) + after, encoding="utf-8")
+    if options.write and options.earlier:
+        earlier(Path(options.write), tested)
+    elif options.write:
+        replace(Path(options.write), BEGIN, END, lines)
     else:
         print("\n".join(lines))
+
+
+def replace(path: Path, begin: str, end: str, lines: list[str]) -> None:
+    """Exchange what is between two marks, which the lines include."""
+    text = path.read_text(encoding="utf-8")
+    before, after = text[: text.index(begin)], text[text.index(end) + len(end) :]
+    path.write_text(before + "\n".join(lines) + after, encoding="utf-8")
+
+
+def earlier(path: Path, tested: list[str]) -> None:
+    """Exchange the rows of these releases in the table of earlier ones."""
+    text = path.read_text(encoding="utf-8")
+    rows = [line for line in text[text.index(EARLIER) : text.index(END_EARLIER)].splitlines() if line.startswith("| ")][
+        1:
+    ]
+    new = [line.replace(" | ", " ", 1) for line in tested if "| conforms" not in line]
+    releases = {line.replace(" | ", " ", 1).split(" | ")[0] for line in tested}
+    table = sorted([row for row in rows if row.split(" | ")[0] not in releases] + new)
+    replace(
+        path,
+        EARLIER,
+        END_EARLIER,
+        [EARLIER, "| release | function | kind | verdict |", "|---|---|---|---|", *table, END_EARLIER],
+    )
 
 
 if __name__ == "__main__":

@@ -56,3 +56,10 @@ def stand_in(*names: str) -> dict[str, StandIn]:
     modules = {name: StandIn(name) for name in names}
     sys.modules.update(modules)
     return modules
+
+
+def without(modules: dict[str, StandIn]) -> None:
+    """Take the stubs away again: another package may need the modules, or ask whether they exist."""
+    for name, module in modules.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]

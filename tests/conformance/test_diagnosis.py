@@ -52,6 +52,19 @@ def test_what_was_not_judged_is_reported():
     assert conform(frequencies.yarn, "yarn").cases == verdict.cases + 42
 
 
+def test_memory_is_filled_while_a_function_is_tested_only():
+    filled = []
+
+    def empties(num_heads):
+        filled.append(bool(torch.empty(num_heads).isnan().all()))
+        return F.alibi_slopes(num_heads)
+
+    assert conform(empties, "alibi").passed
+    assert filled
+    assert all(filled)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_the_first_difference_is_shown():
     verdict = conform(slopes, "alibi")
     assert verdict.example == "for num_heads=3: at [0] expected 0.0625, got 0.15749013"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PEERS = ROOT / "benchmarks" / "conform_peers"
 TABLE = [
     line for line in (ROOT / "docs" / "conform.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
 ]
@@ -15,11 +16,11 @@ TABLE = [
 
 @pytest.mark.parametrize("name", ["transformers", "rotary_embedding_torch"])
 def test_the_table_matches_the_installed_packages(name, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "conform_peers"))
+    monkeypatch.syspath_prepend(str(PEERS))
     before = set(sys.modules)
     import run
 
-    tested, missing = run.rows([f"peer_{name}"])
+    tested, missing = run.rows(sorted(path.stem for path in PEERS.glob(f"peer_{name}*.py")))
     for module in set(sys.modules) - before:
         if module in ("run", "shared") or module.startswith("peer_"):
             del sys.modules[module]

@@ -53,12 +53,87 @@ NEXT = [1000]
 """A single token, as in generation."""
 
 
-def _rotary_cases(*shapes: tuple[Any, ...], partial: bool = False) -> list[dict[str, Any]]:
+def _rotary_cases(*shapes: tuple[Any, ...], more: str = "") -> list[dict[str, Any]]:
     cases = []
-    for (batch, heads), dim, base, positions, *rotary_dim in shapes:
-        x = content(batch, heads, len(positions), dim)
-        case = {"x": _inexact(x) if partial else x, "positions": positions, "base": base}
-        cases.append({**case, "rotary_dim": rotary_dim[0]} if partial else case)
+    for (batch, heads), dim, base, positions, *value in shapes:
+        rows = len(positions[0]) if isinstance(positions[0], list) else len(positions)
+        x = content(batch, heads, rows, dim)
+        x = _inexact(x) if more in ("rotary_dim", "fraction", "cosines") else x
+        case = {"x": x, "positions": positions, "base": base}
+        cases.append({**case, more: value[0]} if more else case)
+    return cases
+
+
+def _begun_cases(*shapes: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return [
+        {"x": content(len(offsets), heads, rows, dim), "offsets": offsets, "base": base}
+        for heads, rows, dim, base, offsets in shapes
+    ]
+
+
+def _packed_cases(*shapes: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return [
+        {"x": content(1, heads, ends[-1], dim), "cu_seqlens": ends, "base": base} for heads, dim, base, ends in shapes
+    ]
+
+
+def _fope_cases(*shapes: tuple[Any, ...]) -> list[dict[str, Any]]:
+    cases = _rotary_cases(*(shape[:4] for shape in shapes))
+    for case, ((_, heads), _, _, _, frequencies, pairs) in zip(cases, shapes, strict=True):
+        cosines, sines = (
+            [[[((7 * h + 5 * m + 3 * c + k) % 11) / 8 - 0.5 for c in range(pairs)] for m in range(frequencies)] for h in range(heads)]
+            for k in (0, 4)
+        )  # fmt: skip
+        case |= {"x": _inexact(case["x"]), "cosines": cosines, "sines": sines}
+    return cases
+
+
+def _prompt(*parts: Any, merge: int = 2, frames: bool = False) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    """The tokens of a prompt: numbers of text tokens, ("image", t, h, w) and ("video", t, h, w) in merged patches."""
+    types: list[int] = []
+    grids: dict[str, list[list[int]]] = {"image": [], "video": []}
+    for part in parts:
+        if isinstance(part, int):
+            types += [0] * part
+            continue
+        kind, t, h, w = part
+        grids[kind].append([t, merge * h, merge * w])
+        if kind == "video" and frames:  # <timestamp> <begin> frame <end>
+            types += ([0, 0, 0] + [2] * h * w + [0]) * t
+        else:
+            types += [1 if kind == "image" else 2] * (t * h * w)
+    return types, grids["image"], grids["video"]
+
+
+def _ids_cases(frames: bool) -> list[dict[str, Any]]:
+    """Batches of prompts padded on the left (False) or on the right (True)."""
+    image, oblong, video, longer = ("image", 1, 2, 2), ("image", 1, 2, 5), ("video", 2, 3, 2), ("video", 9, 2, 3)
+    prompts: list[tuple[list[tuple[Any, ...]], int, bool]] = [
+        ([(3, image, 4)], 2, False),
+        ([(2, oblong, 3, image, 2)], 2, False),
+        ([(5, video, 3)], 1, False),
+        ([(4, longer, 6)], 2, False),
+        ([(3, video, 2, oblong, 3, longer, 2)], 2, False),
+        ([(7,), (2, oblong, 3)], 2, False),
+        ([(2, image, 2), (1, video, 4, image, 2)], 3, True),
+    ]
+    cases = []
+    for batch, merge, right in prompts:
+        rows = [_prompt(*parts, merge=merge, frames=frames) for parts in batch]
+        length = max(len(types) for types, _, _ in rows)
+        fill = [length - len(types) for types, _, _ in rows]
+        cases.append({
+            "token_types": [[0] * (n * (not right)) + row[0] + [0] * (n * right) for n, row in zip(fill, rows, strict=True)],
+            "image_grids": [grid for row in rows for grid in row[1]],
+            "video_grids": [grid for row in rows for grid in row[2]],
+            "attention_mask": [
+                [0] * (n * (not right)) + [1] * len(row[0]) + [0] * (n * right) for n, row in zip(fill, rows, strict=True)
+            ],
+            "merge": merge,
+        })  # fmt: skip
+    if not frames:
+        timed = [(2, [0.5, 1.0]), (4, [1.5, 2.0]), (25, [1.0, 3.0])]
+        cases += [{**cases[4], "tokens_per_second": rate, "seconds_per_grid": seconds} for rate, seconds in timed]
     return cases
 
 
@@ -75,7 +150,41 @@ ROTARY = _rotary_cases(
 PARTIAL = _rotary_cases(
     ((2, 3), 16, 1e4, NEAR, 4), ((1, 2), 16, 1e4, FAR, 8), ((1, 2), 16, 5e5, FAR, 8), ((2, 3), 16, 1e4, PACKED, 12),
     ((2, 2), 16, 1e4, NEXT, 16), ((1, 2), 80, 1e4, FAR[:3], 32), ((1, 1), 96, 1e4, JUMPY, 24), ((1, 1), 128, 1e6, NEXT, 64),
-    partial=True,
+    more="rotary_dim",
+)  # fmt: skip
+PROPORTIONAL = _rotary_cases(
+    ((2, 3), 16, 1e4, NEAR, 0.25), ((1, 2), 16, 1e6, FAR, 0.5), ((1, 2), 8, 1e4, PACKED, 0.75), ((2, 2), 16, 1e4, NEXT, 1.0),
+    ((1, 1), 64, 1e6, FAR[:3], 0.25), ((1, 1), 128, 1e6, NEXT, 0.25),
+    more="fraction",
+)  # fmt: skip
+PICTURE = [[0, 1, 2, 2, 2, 2, 5, 6], [0, 1, 2, 2, 3, 3, 5, 6], [0, 1, 2, 3, 2, 3, 5, 6]]
+"""Two words, four patches, two words, at time, height and width."""
+FILM = [[40, 40, 90, 90, 40000], [40, 41, 40, 41, 40000], [40, 47, 40, 49, 40000]]
+AXES = _rotary_cases(
+    ((2, 3), 16, 1e4, PICTURE, [3, 3, 2]), ((1, 2), 16, 1e6, FILM, [4, 2, 2]), ((1, 1), 32, 1e6, FILM, [6, 5, 5]),
+    ((2, 1), 24, 1e4, [[1000], [900], [950]], [4, 4, 4]), ((1, 1), 128, 1e6, [row[3:] for row in FILM], [24, 20, 20]),
+    more="sections",
+)  # fmt: skip
+RAGGED = _begun_cases(
+    (2, 1, 8, 1e4, [7, 7, 7]), (2, 1, 8, 1e4, [0, 300, 5, 40000]), (2, 4, 8, 1e4, [-2, 0]), (1, 5, 16, 1e4, [1000, -3, 2]),
+    (1, 3, 16, 1e6, [20, 20]), (2, 6, 8, 1e4, [-5, -1, 0, 3]), (1, 2, 64, 5e5, [511, 4096]), (1, 1, 128, 1e6, [17, 0]),
+)  # fmt: skip
+PACKS = _packed_cases(
+    (2, 8, 1e4, [0, 4, 8]), (2, 8, 1e4, [0, 1, 7, 10]), (1, 16, 1e6, [0, 9]), (1, 64, 1e4, [0, 2, 3, 6]), (1, 8, 5e5, [0, 5, 6]),
+)  # fmt: skip
+ELSEWHERE = {"starts": [3, 1000]}
+"""Documents that go on from an earlier row."""
+SHARDS: list[dict[str, Any]] = [
+    {**PACKS[0], **ELSEWHERE},
+    *(
+        {"x": content(1, 2, 8, 8), "cu_seqlens": [0, 4, 16], "base": 1e4, **more, "ranks": 2, "rank": rank}
+        for rank in (0, 1)
+        for more in ({}, ELSEWHERE)
+    ),
+]
+FOURIER = _fope_cases(
+    ((2, 3), 16, 1e4, NEAR, 6, 6), ((1, 2), 16, 1e4, FAR, 4, 4), ((1, 2), 16, 5e5, PACKED, 5, 3), ((1, 1), 32, 1e4, NEXT, 9, 8),
+    ((1, 2), 8, 1e4, NEAR, 4, 4), ((1, 1), 64, 1e6, NEXT, 20, 20),
 )  # fmt: skip
 SINUSOIDAL: list[dict[str, Any]] = [
     *_grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)),
@@ -118,6 +227,22 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "rotary": ROTARY,
     "rotary_interleaved": ROTARY,
     "rotary_partial": PARTIAL,
+    "rotary_trailing": PARTIAL[:5] + PARTIAL[7:],
+    "rotary_proportional": PROPORTIONAL,
+    "rotary_ragged": RAGGED,
+    "rotary_packed": [*PACKS, *SHARDS],
+    "m_rope": AXES,
+    "m_rope_interleaved": AXES,
+    "m_rope_ids": _ids_cases(frames=False),
+    "m_rope_ids_frames": _ids_cases(frames=True),
+    "fope": FOURIER,
+    "softmax_scale": _grid(
+        ("head_dim", "factor", "mscale", "mscale_all_dim"),
+        (64, 192),
+        (0.5, 1.0, 4.0, 40.0),
+        (1.0, 0.707),
+        (0.0, 0.707, 1.0),
+    ),
     "sinusoidal": SINUSOIDAL,
     "sinusoidal_concat": SINUSOIDAL,
     "sinusoidal_endpoint": SINUSOIDAL,

@@ -1,12 +1,14 @@
 """Functions for `conform`: wrong ones, each with the words it must bring out, and right ones in many forms."""
 
 import functools
+import itertools
 import math
 
 import numpy
 import torch
 
-from posenc import frequencies
+import posenc
+from posenc import Positions, frequencies
 from posenc import functional as F
 from posenc.conformance import formulas
 from posenc.conformance.kinds import KINDS
@@ -127,7 +129,152 @@ def by_tables(x, positions, base, layout="half", tables=None, first=-1, sines_fi
     return (x.double() * cos + turned.double() * sin).to(x.dtype)
 
 
+def trailing(x, positions, base, rotary_dim):
+    return posenc.DecoupledRotary(x.shape[-1], base, "interleaved", rotary_dim).rotate_keys(
+        x, Positions.from_ids(positions)
+    )
+
+
+def proportional(x, positions, base, fraction):
+    return posenc.PRotary(x.shape[-1], base, fraction=fraction).rotate_keys(x, Positions.from_ids(positions))
+
+
+def first_pairs(x, positions, base, fraction, exponent=None):
+    """Gemma 4's frequencies, or those of partial rotary, on the first channels."""
+    width = int(fraction * x.shape[-1])
+    return turn(x, positions, base ** (exponent or width / x.shape[-1]), width)
+
+
+def ragged(x, offsets, base, change=lambda p: p):
+    positions = change(offsets[:, None] + torch.arange(x.shape[2]))
+    return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.from_ids(positions.expand(len(x), -1)))
+
+
+def at(x, offsets):
+    return (offsets[:, None] + torch.arange(x.shape[2]))[:, None, :, None]
+
+
+def packed(x, cu_seqlens, base):
+    return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.packed(cu_seqlens=cu_seqlens))
+
+
+def sharded(x, cu_seqlens, base, starts=(), ranks=1, rank=0, own=True):
+    """One rank's tokens of a packed row; own=False: every document takes the first rows of the table."""
+    ends = list(itertools.pairwise(cu_seqlens.tolist()))
+    table = [(starts[n] if starts else 0) + i for n, (begin, end) in enumerate(ends) for i in range(end - begin)]
+    rows = []
+    for begin, end in ends:
+        chunk, mine = (end - begin) // (2 * ranks), list(range(end - begin))
+        if ranks > 1:
+            mine = mine[rank * chunk : (rank + 1) * chunk] + mine[::-1][rank * chunk : (rank + 1) * chunk][::-1]
+        rows += [table[begin * own + i] for i in mine]
+    return turn(x, torch.tensor(rows), base)
+
+
+def m_rope(x, positions, base, sections, interleaved=False):
+    encoding = posenc.MRotary(x.shape[-1], base, interleaved=interleaved, sections=sections)
+    return encoding.rotate_keys(x, Positions.from_ids(positions.T[None]))
+
+
+def fope(x, positions, base, cosines, sines, padding=None):
+    heads, inputs, pairs = cosines.shape
+    curve = F.frequency_curve(x.shape[-1], base)
+    length = 1.01 * 2 * math.pi / float(curve[inputs - 1])  # as many frequencies complete a turn
+    encoding = posenc.FoPE(x.shape[-1], heads, math.ceil(length), rope_theta=base, pairs=pairs)
+    encoding.cosines, encoding.sines = cosines[None], sines[None]
+    turned = encoding.rotate_keys(x, Positions.from_ids(positions))
+    if padding:  # as the authors' code
+        first, second = x.chunk(2, -1)
+        turned.unflatten(-1, (2, -1))[..., pairs:] = torch.stack((first - second, second + first), -2)[..., pairs:]
+    return turned
+
+
+def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, frames=False, change=lambda ids: ids):
+    """By Positions.mixed, a prompt at a time."""
+    grids = {1: iter(image_grids.tolist()), 2: iter(video_grids.tolist())}
+    if frames:
+        grids[2] = iter([(1, h, w) for t, h, w in video_grids.tolist() for _ in range(t)])
+    ids = torch.full((3, *token_types.shape), -7)
+    for row, (types, mask) in enumerate(zip(token_types, attention_mask.bool(), strict=True)):
+        parts = []
+        for kind, run in itertools.groupby(types[mask].tolist()):
+            tokens = len(list(run))
+            t, h, w = next(grids[kind]) if kind else (0, 0, 0)
+            parts.append((h // merge, w // merge, t) if kind else tokens)
+        ids[:, row, mask] = Positions.mixed(parts).q[0].T
+    return change(ids)
+
+
+def m_rope_loops(*given, **options):
+    return formulas.m_rope_ids(*(a.tolist() if isinstance(a, torch.Tensor) else a for a in given), **options)
+
+
+def timed_ids(
+    token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1.0, **options
+):
+    return m_rope_loops(
+        token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid, tokens_per_second, **options
+    )  # fmt: skip
+
+
+def softmax_scale(head_dim, factor, mscale, mscale_all_dim):
+    return head_dim**-0.5 * frequencies.softmax_factor(max(factor, 1.0), mscale_all_dim)
+
+
 MUTANTS = [
+    ("rotary_trailing", lambda x, p, b, r: turn(x, p, b, r, layout="interleaved"), "the first rotary_dim channels are turned, expected the last"),
+    ("rotary_trailing", lambda x, p, b, r: torch.cat((x[..., :-r], turn(x[..., -r:], p, b)), -1), "layout is half, expected interleaved"),
+    ("rotary_trailing", lambda x, p, b, r: turn(x, p, b, layout="interleaved"), "the complete head is turned: rotary_dim is ignored"),
+    ("rotary_trailing", lambda x, p, b, r: trailing(x, p, b ** (r / x.shape[-1]), r), "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)"),
+    ("rotary_trailing", lambda x, p, b, r: trailing(x, -p, b, r), "rotates backwards"),
+    ("rotary_proportional", first_pairs, "the right frequencies turn the wrong pairs: (c, c + r/2) of the first r = fraction * head_dim channels"),
+    ("rotary_proportional", lambda x, p, b, f: first_pairs(x, p, b, f, 1.0), "is partial rotary: the first fraction * head_dim channels turn"),
+    ("rotary_proportional", lambda x, p, b, f: proportional(x, p, b ** (1 / f), f), "wrong exponent: base^(-2c/r)"),
+    ("rotary_proportional", lambda x, p, b, f: turn(x, p, b), "fraction is ignored: all pairs turn"),
+    ("rotary_ragged", lambda x, o, b: ragged(x, 0 * o, b), "offsets are ignored: every row begins at 0"),
+    ("rotary_ragged", lambda x, o, b: ragged(x, o[:1].expand(o.shape), b), "the offset of the first row is used for all"),
+    ("rotary_ragged", lambda x, o, b: torch.cat((ragged(x, o, b)[:1], x[1:])), "only the first row of the batch is turned"),
+    ("rotary_ragged", lambda x, o, b: torch.cat((ragged(x, o, b)[:1], 0 * x[1:])), "only the first row of the batch is written"),
+    ("rotary_ragged", lambda x, o, b: ragged(x, o.clamp(min=0), b), "negative offsets are taken for 0, so that text after padding is too far"),
+    ("rotary_ragged", lambda x, o, b: ragged(x, o, b, lambda p: p[:, :1].expand(p.shape)), "all tokens of a row are at its offset"),
+    ("rotary_ragged", lambda x, o, b: ragged(x, o - x.shape[2], b), "offsets are taken for lengths: a row ends before its offset"),
+    ("rotary_ragged", lambda x, o, b: torch.empty_like(x).masked_scatter(seen := (at(x, o) >= 0).expand(x.shape), ragged(x, o, b)[seen]), "and are not numbers, as is memory that is never written (torch.empty)"),
+    ("rotary_packed", lambda x, ends, b: turn(x, torch.arange(x.shape[2]), b), "positions run on through the documents, expected 0 at each of cu_seqlens"),
+    ("rotary_packed", functools.partial(sharded, own=False), "all documents take the first rows of a table of the packed row"),
+    ("rotary_packed", lambda x, cu_seqlens, base, starts=(), ranks=1, rank=0: sharded(x, cu_seqlens, base, (), ranks, rank), "starts is ignored: every document is at 0 and on"),
+    ("rotary_packed", lambda x, ends, b: turn(x, torch.cat([torch.arange(n).flip(0) for n in ends.diff()]), b), "documents are numbered backwards: each ends at position 0"),
+    ("m_rope", lambda x, p, b, s: m_rope(x, p, b, s, interleaved=True), "pairs are dealt in turn (m_rope_interleaved), expected in blocks"),
+    ("m_rope_interleaved", m_rope, "pairs are in blocks (m_rope), expected dealt in turn"),
+    ("m_rope", lambda x, p, b, s: m_rope(x, p[[0, 2, 1]], b, s), "height and width are exchanged"),
+    ("m_rope", lambda x, p, b, s: turn(x, p[0], b), "only time turns: height and width are ignored"),
+    ("m_rope", lambda x, p, b, s: m_rope(x, p, b, s[::-1]), "sections are taken from the last to the first"),
+    ("m_rope", lambda x, p, b, s: turn(x, torch.arange(x.shape[2]), b), "positions are ignored: row n is taken to be at position n"),
+    ("m_rope_interleaved", lambda x, p, b, s: formulas.m_rope(x, -p, b, s, interleaved=True).to(x.dtype), "rotates backwards"),
+    ("m_rope_ids", lambda *given: m_rope_loops(*given, last=lambda t, h, w: max(h, w)), "text after a video goes on after its last row or column"),
+    ("m_rope_ids", lambda *given: m_rope_loops(*given, time=lambda n, begin, every: begin), "time stands still"),
+    ("m_rope_ids", lambda *given: m_rope_loops(*given, cell=lambda n, t, h, w: (n // h // w, n // w // t, n % w)), "rows of a video are repeated over its frames first"),
+    ("m_rope_ids", lambda *given: m_rope_loops(*given, cell=lambda n, t, h, w: (n // h // w, n % h, n // h % w)), "tokens go down the columns"),
+    ("m_rope_ids", lambda *given: m_rope_ids(*given, change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
+    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, frames=True, change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
+    ("m_rope_ids", functools.partial(timed_ids, time=lambda n, begin, every: int(begin * every)), "times are multiplied with where the video begins"),
+    ("m_rope_ids", functools.partial(timed_ids, spaced=(1, 2)), "images are spaced as videos"),
+    ("m_rope_ids", lambda token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1: timed_ids(token_types, image_grids, video_grids, attention_mask, merge, [int(s) for s in seconds_per_grid], tokens_per_second), "seconds_per_grid are cut to integers"),
+    ("m_rope_ids", lambda token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1: timed_ids(token_types, image_grids, video_grids, attention_mask, merge, (), tokens_per_second), "seconds_per_grid is ignored: 1 is used"),
+    ("m_rope_ids", lambda *given: m_rope_loops(*given, frames=True), "grids of videos are split into frames, though no text separates them"),
+    ("m_rope_ids", lambda t, i, v, mask, merge: m_rope_loops(t, i, v, mask | 1, merge), "attention_mask is ignored: padding counts as text"),
+    ("m_rope_ids", lambda *given: m_rope_loops(*given, last=lambda t, h, w: max(h, w), cell=lambda n, t, h, w: (n // h // w, n // w // t, n % w), spaced=()), "rows of a video are repeated over its frames first; text after a video goes on after its last row"),
+    ("m_rope_ids", lambda t, i, v, mask, *rest, seconds_per_grid=(), tokens_per_second=1: m_rope_loops(t, i, v, mask | 1, *rest, [int(s) for s in seconds_per_grid], tokens_per_second, last=lambda t, h, w: max(h, w), cell=lambda n, t, h, w: (n // h // w, n // w // t, n % w)), "rows of a video are repeated over its frames first; text after a video goes on after its last row; seconds_per_grid are cut to integers; attention_mask is ignored"),
+    ("fope", lambda *given: fope(*given, padding=1.0), "sin is padded with 1, expected 0: channels that pass through come back as x + rotate_half(x)"),
+    ("fope", lambda x, p, b, cosines, sines: fope(x, p, b, sines, cosines), "cosines and sines are exchanged"),
+    ("fope", lambda x, p, b, cosines, sines: fope(x, p, b, cosines, cosines), "sines is ignored: cosines weighs both"),
+    ("fope", lambda x, p, b, cosines, sines: formulas.fope(x, p, b, cosines.mT, sines.mT).to(x.dtype) if cosines.shape[1] == cosines.shape[2] else declines(), "weights are transposed"),
+    ("fope", lambda x, p, b, cosines, sines: fope(x, p, b, cosines[:1].expand(cosines.shape), sines[:1].expand(sines.shape)), "all heads take the weights of the first"),
+    ("softmax_scale", lambda d, s, m, every: d**-0.5, "mscale_all_dim is ignored: the scale is 1/sqrt(head_dim), expected times m^2"),
+    ("softmax_scale", lambda d, s, m, every: d**-0.5 * (softmax_scale(d, s, m, every) * d**0.5) ** 0.5, "m is not squared"),
+    ("softmax_scale", lambda d, s, m, every: softmax_scale(d, s, m, m), "mscale is taken for mscale_all_dim"),
+    ("softmax_scale", lambda d, s, m, every: softmax_scale(d, s, m, 1.0), "mscale_all_dim is taken for 1"),
+    ("softmax_scale", lambda d, s, m, every: softmax_scale(1, s, m, every), "1/sqrt(head_dim) is missing"),
+    ("softmax_scale", lambda d, s, m, every: d**-0.5 * (0.1 * every * math.log(s) + 1) ** 2, "m grows from factor 0 on, expected 1 for factors up to 1"),
     ("rotary", lambda x, p, b: by_tables(x, p, b, tables="interleaved"), "layouts are mixed: x is turned by halves with tables of interleaved pairs"),
     ("rotary_interleaved", lambda x, p, b: by_tables(x, p, b, "interleaved", "half"), "layouts are mixed: pairs are interleaved with tables of halves"),
     ("rotary", lambda x, p, b: by_tables(x, p, b, sines_first=True), "cos and sin are exchanged"),
@@ -271,6 +418,18 @@ def numpy_rotary(x, positions, base):
 
 
 RIGHT = [
+    ("rotary_trailing", trailing),
+    ("rotary_proportional", proportional),
+    ("rotary_ragged", ragged),
+    ("rotary_packed", packed),
+    ("rotary_packed", sharded),
+    ("m_rope", m_rope),
+    ("m_rope_interleaved", lambda *given: m_rope(*given, interleaved=True)),
+    ("m_rope_ids", m_rope_ids),
+    ("m_rope_ids", timed_ids),
+    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, frames=True)),
+    ("fope", fope),
+    ("softmax_scale", softmax_scale),
     ("rotary", by_tables),
     ("rotary", numpy_rotary),
     ("rotary", lambda x, positions, theta=10000.0: turn(x, positions, theta)),

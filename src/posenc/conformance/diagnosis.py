@@ -2,7 +2,8 @@
 """Compare a function with the golden vectors and the invariants, and report in words what is wrong."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from posenc.conformance import golden
 from posenc.conformance.faults import ATTENTION_FACTORS, CLAMPS, FAULTS, expected_values
+from posenc.conformance.formulas import positions_of
 from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
 from posenc.conformance.kinds import FLOAT32, Convention, get_kind, no_tolerance
@@ -18,6 +20,11 @@ from posenc.conformance.kinds import FLOAT32, Convention, get_kind, no_tolerance
 __all__ = ["Verdict", "conform"]
 
 UNKNOWN = "in a way that is not known here"
+UNWRITTEN = (
+    "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
+)
+FEW = 11
+"""Faults of a kind of which more than two are tried together."""
 FaultNames = tuple[str, ...]
 """Of a kind's formula, by the names in `FAULTS`; none: it is the right one."""
 
@@ -57,10 +64,21 @@ def conform(function: Callable[..., Any], kind: str) -> Verdict:
     """
     convention = get_kind(kind)
     wrapped = from_angles(function, convention)
-    with torch.device("cpu"):  # a default device would move the inputs
+    with torch.device("cpu"), unwritten_is_nan():  # a default device would move the inputs
         verdict = _verdict(Caller(wrapped or function, convention), kind)
     given = "cos and sin were given to it, (1, seq, channels) in x's dtype, so how it makes angles was not judged"
     return replace(verdict, notes=(given, *verdict.notes)) if wrapped else verdict
+
+
+@contextmanager
+def unwritten_is_nan() -> Iterator[None]:
+    """Memory of `torch.empty` has NaN in it, so that rows that are never written show."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _verdict(caller: Caller, kind: str) -> Verdict:
@@ -97,11 +115,13 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
 def explain(
     kind: str, results: Sequence[CaseResult], known: FaultNames = (), *, pairs: bool = True
 ) -> FaultNames | None:
-    """One or two known faults, besides those given, that explain every result; None if there are none."""
+    """One or two known faults, besides those given, that explain every result (of a kind with few, up to four); None if
+    there are none."""
     candidates = [name for name in FAULTS[kind] if name not in known]
     combined = [name for name in candidates if name not in CLAMPS] if pairs else []
     wrong_first = sorted(results, key=lambda result: result.right)  # they reject a fault soonest
-    for group in chain(combinations(candidates, 1), combinations(combined, 2)):
+    sizes = range(2, 5 if len(combined) <= FEW else 3)
+    for group in chain(combinations(candidates, 1), *(combinations(combined, size) for size in sizes)):
         if all(_explained(kind, known + group, result) for result in wrong_first):
             return known + group
     return None
@@ -149,7 +169,8 @@ def _wrong_values(caller: Caller, answered: Sequence[CaseResult], cases: int, fa
     listed = {name: ", ".join(str(r.case.arguments.get(name)) for r in wrong) for name in convention.arguments}
     where = convention.failing.format(**{**listed, "count": len(wrong), "cases": cases})
     if faults is None:
-        return [f"{where}, {UNKNOWN}"]
+        empty = any(result.values is not None and bool(result.values.isnan().any()) for result in wrong)
+        return [f"{where} {UNWRITTEN}" if empty else f"{where}, {UNKNOWN}"]
     causes = []
     for fault in faults:
         name, ignored, rest = fault.partition(" is ignored")
@@ -206,10 +227,10 @@ def _other_dtypes(caller: Caller, kind: str, faults: FaultNames | None) -> tuple
     notes: list[str] = []
     for dtype, width in WIDTHS.items() if "x" in caller.convention.arguments else ():
         cases = []
-        for positions, base in ((list(range(TEXTS.get(dtype, 10))), 1e4), (SPREAD, 1e4), (SPREAD, 5e5)):
-            given = {"x": golden.content(1, 1, len(positions), width), "positions": positions, "base": base}
-            if "rotary_dim" in caller.convention.arguments:
-                given["rotary_dim"] = width // 2
+        texts = [(list(range(TEXTS.get(dtype, 10))), 1e4), (SPREAD, 1e4), (SPREAD, 5e5)]
+        for positions, base in texts if "positions" in caller.convention.arguments else texts[:1]:
+            given = golden.example(caller.convention, positions, width)
+            given = {**given, "x": golden.content(1, 1, len(positions), width), "base": base}
             cases.append(GoldenCase(given, [] if faults is None else expected_values(kind, given, faults).tolist()))
         results = [replace(run_case(caller, case, x=dtype), dtype=dtype) for case in cases]
         afterwards = [run_case(caller, case) for case in cases]
@@ -244,9 +265,9 @@ def _extent(result: CaseResult) -> str:
     if wrong is None:
         return f"the result has the shape {tuple(result.values.shape)}"
     error = (result.values.reshape(wrong.shape) - result.expected).abs().max().item()
-    positions = result.case.arguments["positions"]
+    positions = positions_of(result.case.arguments).flatten()
     rows = wrong.flatten(0, -3).any(0).any(-1) if wrong.shape[-2] == len(positions) else None
-    first = f" from position {positions[int(rows.nonzero()[0])]} on" if rows is not None else ""
+    first = f" from position {positions[rows][0]:.0f} on" if rows is not None else ""
     return f"values are wrong{first}, by up to {error:.2g}"
 
 
@@ -269,12 +290,16 @@ def _example(answered: Sequence[CaseResult]) -> str | None:
 def _described(case: GoldenCase) -> str:
     shown = []
     for name, value in case.arguments.items():
-        if name == "x":
-            continue
-        if isinstance(value, list):
-            value = f"[{', '.join(map(str, value[:3]))}{', ...' if len(value) > 3 else ''}]"
-        shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+        if name not in ("x", "cosines", "sines"):
+            shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={_shortened(value)}")
     return ", ".join(shown)
+
+
+def _shortened(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    most = 3 if not value or not isinstance(value[0], list) else 2
+    return f"[{', '.join(map(_shortened, value[:most]))}{', ...' if len(value) > most else ''}]"
 
 
 def _notes(caller: Caller, cases: Sequence[GoldenCase], results: Sequence[CaseResult]) -> list[str]:

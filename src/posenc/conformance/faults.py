@@ -53,7 +53,23 @@ def result(change: Callable[[Any], Any]) -> Callable[[Formula], Formula]:
 
 def each(change: Callable[[Any], Any], name: str = "positions") -> dict[str, Any]:
     """Every number of an argument, changed."""
-    return {name: lambda given: [change(number) for number in given[name]]}
+
+    def changed(value: Any) -> Any:
+        return [changed(item) for item in value] if isinstance(value, list) else change(value)
+
+    return {name: lambda given: changed(given[name])}
+
+
+def placed(change: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
+    """RoPE at changed positions, which are (batch or 1, 1, seq, 1)."""
+
+    def at(formula: Formula) -> Formula:
+        options = getattr(formula, "keywords", {})
+        return lambda **given: formulas.rotary(
+            given["x"], change(formulas.positions_of(given)), given["base"], **options
+        )
+
+    return at
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -69,6 +85,8 @@ def _quarter_turn(angle: Tensor) -> Tensor:
 
 SHORT_DTYPES = {"bfloat16": (torch.bfloat16, 256), "float16": (torch.float16, 2048)}
 """Name -> dtype, and the last integer up to which it represents all."""
+BACKWARDS = "rotates backwards (the sign of the sine is wrong)"
+UNTURNED = "x comes back as it was"
 BASES: Faults = {
     "base is ignored: 10000 is used": {"base": 10000.0},
     "wrong exponent: base^(-c/d), expected base^(-2c/d) (as of a head twice as wide)": {"base": lambda a: a["base"] ** 0.5},
@@ -91,9 +109,7 @@ POSITIONS: Faults = {
     **BASES,
     **CLAMPS,
 }  # fmt: skip
-ROTATIONS: Faults = {
-    "rotates backwards (the sign of the sine is wrong)": each(lambda p: -p),
-    "x comes back as it was": each(lambda p: 0),
+TABLES: Faults = {
     **{
         f"{what} {name}": variant(**{option: partial(_rounded, dtype=dtype)})
         for what, option in (("frequencies are stored in", "frequency"), ("angles are rounded to", "angle"))
@@ -101,13 +117,28 @@ ROTATIONS: Faults = {
     },
     "cos and sin are exchanged": variant(angle=_quarter_turn),
     "axes 1 and 2 come back exchanged: (batch, seq, heads, head_dim)": result(lambda x: x.transpose(1, 2)),
-    **POSITIONS,
-}
+}  # fmt: skip
+ROTATIONS: Faults = {BACKWARDS: each(lambda p: -p), UNTURNED: each(lambda p: 0), **TABLES, **POSITIONS}
 HALF: Faults = {
     "layout is interleaved, expected half": variant(layout="interleaved"),
     "layouts are mixed: x is turned by halves with tables of interleaved pairs (repeat_interleave, expected cat)":
         variant(tables="interleaved"),
 }  # fmt: skip
+LAYOUT: Faults = {"layout is interleaved, expected half": variant(layout="interleaved")}
+PARTIAL: Faults = {
+    "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)": {
+        "base": lambda a: a["base"] ** (a["rotary_dim"] / len(a["x"][0][0][0]))
+    },
+    "the complete head is turned: rotary_dim is ignored": {"rotary_dim": None},
+}
+RUNS_ON = "positions run on through the documents, expected 0 at each of cu_seqlens"
+PLACES: Faults = {
+    BACKWARDS: placed(lambda p: -p),
+    UNTURNED: placed(lambda p: 0 * p),
+    "positions start at 1 (position + 1 is used)": placed(lambda p: p + 1),
+    **LAYOUT,
+    **BASES,
+}
 CODES: Faults = {
     "cosines come where sines belong": variant(angle=_quarter_turn),
     "the last frequency is 1/base: exponents c/(dim/2 - 1), expected 2c/dim": variant(endpoint=True),
@@ -168,6 +199,78 @@ def _powers_of_two(num_heads: int) -> list[float]:
     return [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)]
 
 
+def _first_channels(
+    x: Any, positions: Any, base: float, fraction: float, *, exponent: float | None = None, **options: Any
+) -> Tensor:
+    """Partial rotary of a share of the head; exponent None: with the frequencies of the complete head."""
+    width = len(x[0][0][0])
+    turning = 2 * int(fraction * width // 2)
+    return formulas.rotary(x, positions, base ** (exponent or turning / width), turning, **options)
+
+
+def _first_rows(
+    x: Any, cu_seqlens: Any, base: float, starts: Any = (), ranks: int = 1, rank: int = 0, **options: Any
+) -> Tensor:
+    """Every document takes a packed table's rows from 0 on."""
+    table = formulas.positions_of({"cu_seqlens": cu_seqlens, "starts": starts}).flatten()
+    rows = formulas.positions_of({"cu_seqlens": cu_seqlens, "ranks": ranks, "rank": rank}).flatten()
+    return formulas.rotary(x, table[rows.long()], base, **options)
+
+
+def _from_the_end(positions: Tensor) -> Tensor:
+    """Positions from a document's last token back."""
+    begins = (positions.flatten() == 0).nonzero().flatten().tolist()
+    ends = [*begins[1:], positions.numel()]
+    counts = [torch.arange(end - begin).flip(0) for begin, end in zip(begins, ends, strict=True)]
+    return torch.cat(counts).double()[:, None]
+
+
+def _unsquared(head_dim: int, **given: float) -> list[float]:
+    return [(formulas.softmax_scale(head_dim, **given)[0] * head_dim**-0.5) ** 0.5]
+
+
+def _unclamped(head_dim: int, factor: float, mscale: float, mscale_all_dim: float) -> list[float]:
+    return [head_dim**-0.5 * (0.1 * mscale_all_dim * math.log(factor) + 1) ** 2]
+
+
+SECTIONS: Faults = {
+    "height and width are exchanged": {"positions": lambda a: [a["positions"][axis] for axis in (0, 2, 1)]},
+    "only time turns: height and width are ignored": {"positions": lambda a: [a["positions"][0]] * 3},
+    "sections are taken from the last to the first": {"sections": lambda a: a["sections"][::-1]},
+}
+MANY: Faults = {
+    **HALF,
+    BACKWARDS: each(lambda p: -p),
+    UNTURNED: each(lambda p: 0),
+    **TABLES,
+    "positions are ignored: row n is taken to be at position n": {
+        "positions": lambda a: [list(range(len(a["positions"][0])))] * 3
+    },
+    **BASES,
+}
+IDS: Faults = {
+    "text after a video goes on after its last row or column, expected after the largest number on any axis": variant(
+        last=lambda t, h, w: max(h, w)
+    ),
+    "time stands still: all frames of a video are where it begins": variant(time=lambda frame, begin, interval: begin),
+    "rows of a video are repeated over its frames first: the height of token n is n // (frames * width)": variant(
+        cell=lambda n, t, h, w: (n // (h * w), n // (w * t), n % w)
+    ),
+    "tokens go down the columns, expected along the rows": variant(
+        cell=lambda n, t, h, w: (n // (h * w), n % h, n // h % w)
+    ),
+    "height and width are exchanged": variant(cell=lambda n, t, h, w: (n // (h * w), n % w, n // w % h)),
+    "times are multiplied with where the video begins: begin * interval, expected begin + frame * interval": variant(
+        time=lambda frame, begin, interval: int(begin * interval)
+    ),
+    "images are spaced as videos: they take seconds_per_grid": variant(spaced=(1, 2)),
+    "seconds_per_grid are cut to integers before they are multiplied": {
+        "seconds_per_grid": lambda a: [int(seconds) for seconds in a.get("seconds_per_grid", ())]
+    },
+    "seconds_per_grid is ignored: 1 is used": {"seconds_per_grid": ()},
+    "attention_mask is ignored: padding counts as text": each(lambda seen: 1, "attention_mask"),
+}
+
 # -------------------------------------------------------------------- the faults of each kind, the likeliest first
 
 FAULTS: dict[str, Faults] = {
@@ -179,11 +282,85 @@ FAULTS: dict[str, Faults] = {
     },
     "rotary_partial": {
         **HALF,
-        "wrong exponent: base^(-2c/head_dim), expected base^(-2c/rotary_dim)": {
-            "base": lambda a: a["base"] ** (a["rotary_dim"] / len(a["x"][0][0][0]))
-        },
-        "the complete head is turned: rotary_dim is ignored": {"rotary_dim": None},
+        **PARTIAL,
         **ROTATIONS,
+    },
+    "rotary_trailing": {
+        "the first rotary_dim channels are turned, expected the last": variant(trailing=False),
+        "layout is half, expected interleaved": variant(layout="half"),
+        **PARTIAL,
+        **ROTATIONS,
+    },
+    "rotary_proportional": {
+        "the right frequencies turn the wrong pairs: (c, c + r/2) of the first r = fraction * head_dim channels, expected (c, c + head_dim/2)":
+            instead(_first_channels),
+        "is partial rotary: the first fraction * head_dim channels turn by base^(-2c/r) as a head of that width r":
+            instead(partial(_first_channels, exponent=1.0)),
+        "wrong exponent: base^(-2c/r) with r = fraction * head_dim, expected base^(-2c/head_dim)": {
+            "base": lambda a: a["base"] ** (1 / a["fraction"])
+        },
+        "fraction is ignored: all pairs turn": {"fraction": 1.0},
+        **HALF,
+        **ROTATIONS,
+    },
+    "rotary_ragged": {
+        "offsets are ignored: every row begins at 0": placed(lambda p: torch.arange(p.shape[2])[:, None]),
+        "the offset of the first row is used for all": placed(lambda p: p[:1]),
+        "only the first row of the batch is turned, the others come back as they were": placed(
+            lambda p: torch.cat((p[:1], 0 * p[1:]))
+        ),
+        "only the first row of the batch is written, the others come back as 0": result(
+            lambda x: torch.cat((x[:1], 0 * x[1:]))
+        ),
+        "negative offsets are taken for 0, so that text after padding is too far": placed(
+            lambda p: p - p[:, :, :1].clamp(max=0)
+        ),
+        "all tokens of a row are at its offset": placed(lambda p: p[:, :, :1].expand(p.shape)),
+        "offsets are taken for lengths: a row ends before its offset": placed(lambda p: p - p.shape[2]),
+        **PLACES,
+    },
+    "rotary_packed": {
+        RUNS_ON: {"starts": lambda a: a["cu_seqlens"][:-1]},
+        "documents are numbered backwards: each ends at position 0": placed(_from_the_end),
+        "all documents take the first rows of a table of the packed row, expected document n those from cu_seqlens[n] on":
+            instead(_first_rows),
+        "starts is ignored: every document is at 0 and on": {"starts": ()},
+        **PLACES,
+    },
+    "m_rope": {
+        "pairs are dealt in turn (m_rope_interleaved), expected in blocks": variant(interleaved=True), **SECTIONS, **MANY,
+    },
+    "m_rope_interleaved": {
+        "pairs are in blocks (m_rope), expected dealt in turn": variant(interleaved=False), **SECTIONS, **MANY,
+    },
+    "m_rope_ids": {
+        "grids of videos are split into frames, though no text separates them: tokens after the first frame count as text": variant(
+            frames=True
+        ),
+        **IDS,
+    },
+    "m_rope_ids_frames": IDS,
+    "fope": {
+        "sin is padded with 1, expected 0: channels that pass through come back as x + rotate_half(x), as in the authors' code":
+            variant(padding=1.0),
+        "cosines and sines are exchanged": {"cosines": lambda a: a["sines"], "sines": lambda a: a["cosines"]},
+        "sines is ignored: cosines weighs both": {"sines": lambda a: a["cosines"]},
+        "weights are transposed: (heads, pairs, frequencies), expected (heads, frequencies, pairs)": {
+            name: lambda a, name=name: torch.tensor(a[name]).mT.tolist() for name in ("cosines", "sines")
+        },
+        "all heads take the weights of the first": {
+            name: lambda a, name=name: [a[name][0]] * len(a[name]) for name in ("cosines", "sines")
+        },
+        **LAYOUT,
+        **ROTATIONS,
+    },
+    "softmax_scale": {
+        "mscale_all_dim is ignored: the scale is 1/sqrt(head_dim), expected times m^2": {"mscale_all_dim": 0.0},
+        "m is not squared: expected m^2, as queries and keys are scaled alike": instead(_unsquared),
+        "mscale is taken for mscale_all_dim": {"mscale_all_dim": lambda a: a["mscale"]},
+        "mscale_all_dim is taken for 1": {"mscale_all_dim": 1.0},
+        "1/sqrt(head_dim) is missing: this is m^2 alone": {"head_dim": 1},
+        "m grows from factor 0 on, expected 1 for factors up to 1": instead(_unclamped),
     },
     "sinusoidal": {"layout is concat (all sines first), expected interleaved": variant(layout="concat"), **CODES},
     "sinusoidal_concat": {**CONCATENATED, **CODES},

@@ -7,7 +7,8 @@ common fault (`posenc.conformance.faults`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -22,26 +23,173 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 def rotary(
-    x: Any, positions: Sequence[float], base: float, rotary_dim: int | None = None, *, layout: str = "half",
+    x: Any, positions: Any, base: float, rotary_dim: int | None = None, *, layout: str = "half", trailing: bool = False,
     tables: str | None = None, frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
 ) -> Tensor:  # fmt: skip
     """x (batch, heads, seq, head_dim), each row turned by its position: pair c by the angle position * base^(-2c/d).
 
     The pairs are channels (2c, 2c+1) in the interleaved layout (Su et al. 2021, RoFormer, eq. 34) and (c, c + d/2) in
-    the half layout (GPT-NeoX; Llama in transformers). Only the first d = rotary_dim channels turn (GPT-J, GPT-NeoX).
+    the half layout (GPT-NeoX; Llama in transformers). Only the first d = rotary_dim channels turn (GPT-J, GPT-NeoX), or
+    with trailing the last ones (DeepSeek-V4).
+
+    positions: one of each row, or any shape that broadcasts to (batch, heads, seq, d/2).
 
     Faults: tables is the layout of cos and sin; frequency and angle change the frequencies and the angles.
     """
-    x = torch.as_tensor(x, dtype=torch.float64)
+    x, positions = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(positions, dtype=torch.float64)
     d = rotary_dim or x.shape[-1]
     frequencies = frequency(torch.tensor(default(d, base), dtype=torch.float64))
-    angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
+    angles = angle((positions[:, None] if positions.ndim == 1 else positions) * frequencies)
     angles = _by_layout(tables or layout, angles, angles)
+    return _turned(x, angles.cos(), angles.sin(), layout, x.shape[-1] - d if trailing else 0)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
+    """x with the channels from start on turned, by cos and sin of each of them."""
+    d = cos.shape[-1]
     first, second = (slice(0, d // 2), slice(d // 2, d)) if layout == "half" else (slice(0, d, 2), slice(1, d, 2))
-    cos, sin, turned = angles.cos(), angles.sin(), x.clone()
-    turned[..., first] = x[..., first] * cos[:, first] - x[..., second] * sin[:, first]
-    turned[..., second] = x[..., second] * cos[:, second] + x[..., first] * sin[:, second]
+    turned = x.clone()
+    part, result = x[..., start : start + d], turned[..., start : start + d]
+    result[..., first] = part[..., first] * cos[..., first] - part[..., second] * sin[..., first]
+    result[..., second] = part[..., second] * cos[..., second] + part[..., first] * sin[..., second]
     return turned
+
+
+def rotary_proportional(
+    x: Any, positions: Any, base: float, fraction: float, *, frequency: OfTensor = unchanged, **options: Any
+) -> Tensor:
+    """RoPE with the frequencies of `proportional`: pairs (c, c + head_dim/2) of the complete head, of which the first
+    share turns (transformers' rope_type "proportional", Gemma 4)."""
+    width = torch.as_tensor(x).shape[-1]
+    turning = torch.arange(width // 2) < int(fraction * width // 2)
+    return rotary(x, positions, base, frequency=lambda f: frequency(f) * turning, **options)
+
+
+def rotary_ragged(x: Any, offsets: Sequence[int], base: float, **options: Any) -> Tensor:
+    """RoPE of a batch whose rows begin at positions of their own, in generation or after padding on the left, whose
+    tokens are at negative positions (seqlen_offsets in Dao-AILab/flash-attention, flash_attn/layers/rotary.py)."""
+    return rotary(x, positions_of({"x": x, "offsets": offsets}), base, **options)
+
+
+def rotary_packed(
+    x: Any, cu_seqlens: Sequence[int], base: float, starts: Sequence[int] = (), ranks: int = 1, rank: int = 0, **options: Any
+) -> Tensor:  # fmt: skip
+    """RoPE of documents in one row; document n has the tokens cu_seqlens[n] .. cu_seqlens[n + 1] - 1 (cu_seqlens in
+    Dao-AILab/flash-attention, flash_attn/layers/rotary.py), at the positions from starts[n] (0) on.
+
+    Of several ranks, each has chunks rank and 2 ranks - 1 - rank of the 2 ranks chunks of every document
+    (_apply_rotary_pos_emb_thd in NVIDIA/Megatron-LM).
+    """
+    given = {"cu_seqlens": cu_seqlens, "starts": starts, "ranks": ranks, "rank": rank}
+    return rotary(x, positions_of(given), base, **options)
+
+
+def positions_of(arguments: Mapping[str, Any]) -> Tensor:
+    """Where the tokens of a case are, (batch or 1, 1, seq, 1); of several axes, the farthest."""
+    if "offsets" in arguments:
+        rows = torch.arange(torch.as_tensor(arguments["x"]).shape[-2])
+        positions = torch.as_tensor(arguments["offsets"], dtype=torch.float64)[:, None] + rows
+    elif "cu_seqlens" in arguments:
+        lengths = torch.as_tensor(arguments["cu_seqlens"]).diff().tolist()
+        ranks, rank = arguments.get("ranks", 1), arguments.get("rank", 0)
+        documents: list[Tensor] = []
+        for length, start in zip(lengths, arguments.get("starts") or [0] * len(lengths), strict=True):
+            chunks = (start + torch.arange(length, dtype=torch.float64)).chunk(2 * ranks)
+            documents += [chunks[rank], chunks[-1 - rank]] if ranks > 1 else chunks
+        positions = torch.cat(documents)[None]
+    else:
+        positions = torch.as_tensor(arguments["positions"], dtype=torch.float64)
+        positions = positions.abs().amax(0, keepdim=True) if positions.ndim == 2 else positions[None]
+    return positions[:, None, :, None]
+
+
+def m_rope(
+    x: Any, positions: Any, base: float, sections: Sequence[int], *, interleaved: bool = False, **options: Any
+) -> Tensor:
+    """M-RoPE, half layout: the pairs are dealt to time, height and width, positions (3, seq), as sections counts them.
+
+    In blocks, one after the other (Qwen2-VL, Wang et al. 2024, section 2.1); interleaved: t h w t h w .. with the last
+    ones to time (Qwen3-VL).
+    """
+    if interleaved:
+        axes = [c % 3 if c % 3 and c < 3 * sections[c % 3] else 0 for c in range(sum(sections))]
+    else:
+        axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+    return rotary(x, torch.as_tensor(positions, dtype=torch.float64)[axes].T, base, **options)
+
+
+def cell(n: int, t: int, h: int, w: int) -> tuple[int, int, int]:
+    """Frame, row and column of token n of a grid: along the rows, frame by frame."""
+    return n // (h * w), n // w % h, n % w
+
+
+def frame_time(frame: int, begin: int, interval: float) -> int:
+    return begin + int(frame * interval)
+
+
+def m_rope_ids(
+    token_types: Sequence[Sequence[int]], image_grids: Sequence[Sequence[int]], video_grids: Sequence[Sequence[int]],
+    attention_mask: Sequence[Sequence[int]], merge: int, seconds_per_grid: Sequence[float] = (),
+    tokens_per_second: float = 1.0, *, frames: bool = False, cell: Callable[..., tuple[int, int, int]] = cell,
+    time: Callable[[int, int, float], int] = frame_time, last: Callable[..., int] = max, spaced: Sequence[int] = (2,),
+) -> list[list[list[int]]]:  # fmt: skip
+    """Positions of text (0), image (1) and video tokens (2): (3, batch, seq) for time, height and width.
+
+    A text token is at the same number on all axes. An image or video begins there on each axis and has a grid of
+    frames, rows and columns, of merge x merge patches; what follows goes on after the largest number on any axis (Wang
+    et al. 2024, section 2.1; get_rope_index in transformers). The frames of video n are seconds_per_grid[n] *
+    tokens_per_second apart, rounded down (Qwen2.5-VL). frames: text separates the frames of a video, each of which is a
+    grid of one frame (Qwen3-VL).
+
+    Faults: cell and time change where a token and a frame are; last is the number after which text goes on; spaced are
+    the types of which seconds_per_grid counts the grids.
+    """
+    videos = [grid for t, h, w in video_grids for grid in ([(1, h, w)] * t if frames else [(t, h, w)])]
+    grids, seconds = {1: iter(image_grids), 2: iter(videos)}, iter(seconds_per_grid)
+    ids = [[[0] * len(row) for row in token_types] for _ in range(3)]
+    for row, (types, mask) in enumerate(zip(token_types, attention_mask, strict=True)):
+        begin = 0
+        for kind, run in groupby((n for n, seen in enumerate(mask) if seen), key=types.__getitem__):
+            tokens, places = list(run), []
+            if kind:
+                t, h, w = next(grids[kind])
+                grid = t, h // merge, w // merge
+                interval = next(seconds, 1.0) * tokens_per_second if kind in spaced else 1.0
+                cells = [cell(n, *grid) for n in range(math.prod(grid))]
+                places = [(time(frame, begin, interval), begin + y, begin + x) for frame, y, x in cells]
+                begin = 1 + last(*map(max, zip(*places, strict=True)))
+            rest = len(tokens) - len(places)  # tokens without a grid count as text
+            places += [(begin + n, begin + n, begin + n) for n in range(rest)]
+            begin += rest
+            for n, place in zip(tokens, places, strict=True):
+                for axis in range(3):
+                    ids[axis][row][n] = place[axis]
+    return ids
+
+
+def fope(
+    x: Any, positions: Any, base: float, cosines: Any, sines: Any, *, layout: str = "half", padding: float = 0.0,
+    frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
+) -> Tensor:  # fmt: skip
+    """FoPE: cos and sin of pair c are sums over the first frequencies base^(-2m/head_dim), weighted by column c of cosines
+    and sines, (heads, frequencies, pairs); further pairs pass through, with cos 1 and sin 0 (Hua et al. 2024, section 3).
+
+    Faults: padding is the sine of pairs that pass through; frequency and angle as in `rotary`.
+    """
+    x = torch.as_tensor(x, dtype=torch.float64)
+    weights = [torch.as_tensor(w, dtype=torch.float64) for w in (cosines, sines)]
+    frequencies = frequency(torch.tensor(default(x.shape[-1], base), dtype=torch.float64))[: weights[0].shape[1]]
+    angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
+    cos, sin = angles.cos() @ weights[0], angles.sin() @ weights[1]
+    ends = (0, x.shape[-1] // 2 - cos.shape[-1])
+    cos, sin = torch.nn.functional.pad(cos, ends, value=1.0), torch.nn.functional.pad(sin, ends, value=padding)
+    return _turned(x, _by_layout(layout, cos, cos), _by_layout(layout, sin, sin), layout)
+
+
+def softmax_scale(head_dim: int, factor: float, mscale: float, mscale_all_dim: float) -> list[float]:
+    """What multiplies the scores of latent attention under YaRN: m^2 / sqrt(head_dim), m = 0.1 mscale_all_dim ln(factor) + 1
+    for factors above 1; mscale is for cos and sin (deepseek-ai/DeepSeek-V2, modeling_deepseek.py; DeepSeek-V3)."""
+    return [head_dim**-0.5 * (0.1 * mscale_all_dim * math.log(max(factor, 1)) + 1) ** 2]
 
 
 def sinusoidal(

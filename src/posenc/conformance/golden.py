@@ -19,6 +19,8 @@ from posenc.conformance.kinds import FLAGS, FLOAT32, FREQUENCIES, KINDS, TENSORS
 from posenc.errors import InputError
 
 PATH = Path(__file__).with_name("golden.json")
+TABLES = "rotary", "rotary_interleaved", "rotary_partial"
+"""Kinds whose function may take cos and sin."""
 DECLINED = "raises NotImplementedError"
 
 
@@ -48,6 +50,23 @@ def content(batch: int, heads: int, rows: int, dim: int) -> list[list[list[list[
     numbers = torch.tensor([(37 * n * n + 11 * n + n // 33) % 33 / 8 - 2 for n in range(batch * heads * rows * dim)])
     nested: list[list[list[list[float]]]] = numbers.view(batch, heads, rows, dim).tolist()
     return nested
+
+
+def example(convention: Convention, positions: list[int], width: int) -> dict[str, Any]:
+    """Arguments of a kind other than x, for tokens at these positions and heads of a width."""
+    rows, pairs = len(positions), width // 2
+    weights = [[[(2 * m - 3 * c) % 5 / 4 - 0.5 for c in range(pairs // 2)] for m in range(pairs // 2)]]
+    text = rows - 4
+    values = {
+        "positions": [[p // divisor for p in positions] for divisor in (1, 2, 3)] if "sections" in convention.arguments else positions,
+        "relative_position": [p - rows // 2 for p in positions],
+        "base": 1e4, "rotary_dim": pairs, "dim": width, "head_dim": width, "scale_base": 512, "fraction": 0.5,
+        "sections": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3], "offsets": positions[:1], "cu_seqlens": [0, rows],
+        "cosines": weights, "sines": weights, "bidirectional": True, "num_buckets": 32, "max_distance": 128,
+        "buckets": 32, "max_position": 128, "merge": 2, "attention_mask": [[1] * rows],
+        "token_types": [[0, 1, 1, *[0] * (text - 1), 2, 2]], "image_grids": [[1, 2, 4]], "video_grids": [[1, 4, 2]],
+    }  # fmt: skip
+    return {name: values[name] for name in convention.arguments if name != "x"}
 
 
 # -------------------------------------------------------------------- calling
@@ -141,7 +160,7 @@ def from_angles(function: Callable[..., Any], convention: Convention) -> Callabl
     them as transformers does: (1, seq, channels) in x's dtype, an angle for each channel. None: it is no such function."""
     names = [p.name for p in _parameters(function)]
     before = names.index("cos") if "cos" in names else 0
-    if "x" not in convention.arguments or inspect.isclass(function) or before not in (1, 2):
+    if convention not in map(KINDS.get, TABLES) or inspect.isclass(function) or before not in (1, 2):
         return None
     if names[before : before + 2] != ["cos", "sin"] or names[0] == "self":
         return None
@@ -219,11 +238,16 @@ class CaseResult:
         return ~((self.values.reshape(values.shape) - values).abs() <= allowed)  # NaN is wrong
 
 
+def _tensor(name: str, value: Any, dtype: torch.dtype) -> Tensor:
+    tensor = torch.tensor(value, dtype=dtype)
+    return tensor.view(-1, 3) if name.endswith("grids") else tensor  # none are (0, 3)
+
+
 def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseResult:
     """Call the function with a case's arguments; dtypes replace those of `TENSORS`."""
     convention, types = caller.convention, {**TENSORS, **dtypes}
     given = {
-        name: torch.tensor(value, dtype=types[name]) if name in types else copy.copy(value)
+        name: _tensor(name, value, types[name]) if name in types else copy.copy(value)
         for name, value in case.arguments.items()
     }
     try:

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.conformance import golden
 from posenc.conformance.golden import Caller, declines, format_exception
+from posenc.conformance.kinds import TENSORS
 
 HEAD_DIM = 32
 DTYPES = {
@@ -55,12 +57,12 @@ def dtype_preserved(call: Caller) -> str | None:
 
 def shift_invariant(call: Caller) -> str | None:
     """Scores of rotated queries and keys depend on the difference of their positions alone."""
-    given = arguments(call, 1)
+    given = arguments(call, 40)
     vectors = [torch.randn(1, 2, 40, HEAD_DIM, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    (name,) = given.keys() & {*call.convention.shifts}
 
     def scores(offset: int) -> Tensor:
-        positions = torch.arange(40) + offset
-        q, k = (_values(call({**given, "x": x, "positions": positions})) for x in vectors)
+        q, k = (_values(call({**given, "x": x, name: given[name] + offset})) for x in vectors)
         return q @ k.transpose(-1, -2)
 
     moved = (scores(1000) - scores(0)).abs().max().item()
@@ -98,10 +100,12 @@ def broken_invariants(call: Caller) -> tuple[list[str], list[str]]:
     """The findings, and notes on what could not be tested because the function does not offer it."""
     findings, notes = [], []
     invariants: list[Callable[[Caller], str | None]] = []
-    if {"x", "positions", "relative_position"} & {*call.convention.arguments}:
+    if TENSORS.keys() & {*call.convention.arguments}:
         invariants.append(inputs_unchanged)
     if "x" in call.convention.arguments:
-        invariants += [dtype_preserved, shift_invariant, strided, differentiable]
+        invariants += [dtype_preserved, strided, differentiable]
+    if "x" in call.convention.arguments and {*call.convention.shifts} & {*call.convention.arguments}:
+        invariants.insert(2, shift_invariant)
     for invariant in invariants:
         claim = (invariant.__doc__ or "").rstrip(".")
         try:
@@ -117,15 +121,16 @@ def broken_invariants(call: Caller) -> tuple[list[str], list[str]]:
 
 def arguments(call: Caller, length: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Arguments of the kind, with tensors of a length."""
-    generator = torch.Generator().manual_seed(length)
-    values = {
-        "x": torch.randn(1, 2, length, HEAD_DIM, generator=generator).to(dtype),
-        "positions": torch.arange(length),
-        "relative_position": torch.arange(length) - length // 2,
-        "base": 10000.0, "rotary_dim": HEAD_DIM // 2, "dim": HEAD_DIM, "head_dim": HEAD_DIM, "scale_base": 512,
-        "bidirectional": True, "num_buckets": 32, "max_distance": 128, "buckets": 32, "max_position": 128,
-    }  # fmt: skip
-    return {name: values[name] for name in call.convention.arguments}
+    given = {
+        name: torch.tensor(value, dtype=TENSORS[name]) if name in TENSORS else value
+        for name, value in golden.example(call.convention, list(range(length)), HEAD_DIM).items()
+    }
+    if "x" in call.convention.arguments:
+        x = torch.randn(
+            1, 1 if "cosines" in given else 2, length, HEAD_DIM, generator=torch.Generator().manual_seed(length)
+        )
+        given["x"] = x.to(dtype)
+    return given
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

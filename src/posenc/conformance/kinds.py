@@ -2,7 +2,7 @@
 """The kinds of functions that have golden vectors: their arguments, results, formulas and tolerances."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,19 @@ from torch import Tensor
 from posenc.conformance import formulas
 from posenc.errors import InputError, unknown
 
-TENSORS = {"x": torch.float32, "positions": torch.int64, "relative_position": torch.int64}
+TENSORS = {"x": torch.float32, "cosines": torch.float32, "sines": torch.float32} | dict.fromkeys(
+    (
+        "positions",
+        "relative_position",
+        "offsets",
+        "cu_seqlens",
+        "token_types",
+        "image_grids",
+        "video_grids",
+        "attention_mask",
+    ),
+    torch.int64,
+)
 """Arguments that are passed as tensors, and their dtype."""
 FLAGS = {"bidirectional", "truncate"}
 """Arguments that are True or False."""
@@ -23,12 +35,18 @@ Tolerance = Callable[[Tensor, Mapping[str, Any], float], Tensor]
 
 def angle_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Tensor:
     """Eight roundings of the result's dtype (at least float32), and position * 2^-22 for angles from frequencies in
-    float32; times the largest |x|."""
+    float32; times the largest |x| and the largest sum of weights. Padding, at negative offsets, must be finite."""
     size = float(torch.tensor(arguments["x"]).abs().max()) if "x" in arguments else 1.0
-    angles = torch.tensor(arguments["positions"], dtype=torch.float64).abs()[:, None] * 2.0**-22
-    if expected.shape[-2] != len(angles):  # the fault (batch, seq, heads, head_dim)
-        angles = angles[:, None]
-    return ((8 * eps + angles) * size).expand(expected.shape)
+    sums = [torch.tensor(arguments[name]).abs().sum(-2).max() for name in ("cosines", "sines") if name in arguments]
+    positions = formulas.positions_of(arguments)
+    angles = (8 * eps + positions.abs() * 2.0**-22) * size * max(1.0, *map(float, sums), 1.0)
+    if "offsets" in arguments:
+        angles = angles.masked_fill(positions < 0, torch.finfo(torch.float64).max)
+    if expected.ndim == 2:
+        angles = angles[0, 0]
+    elif expected.shape[-2] != angles.shape[-2]:  # the fault (batch, seq, heads, head_dim)
+        angles = angles.transpose(1, 2)
+    return angles.expand(expected.shape)
 
 
 def relative_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Tensor:
@@ -43,8 +61,9 @@ def power_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) 
 
 
 def no_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Tensor:
-    """Integers, equal."""
-    return torch.zeros_like(expected)
+    """Integers, equal; any where attention_mask is 0."""
+    hidden = torch.tensor(arguments.get("attention_mask", 1)) == 0
+    return torch.zeros_like(expected).masked_fill(hidden, torch.finfo(expected.dtype).max)
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,7 @@ class Convention:
     formula: Callable[..., Any]
     options: tuple[str, ...] = ()
     failing: str = "{count} of {cases} cases differ"
+    shifts: tuple[str, ...] = ("positions", "offsets")
 
     @property
     def call(self) -> str:
@@ -77,10 +97,9 @@ class Convention:
 FREQUENCIES = "(head_dim/2,) inv_freq, or (inv_freq, attention_factor)"
 
 
-def _rotary(what: str, *arguments: str, layout: str = "half") -> Convention:
-    formula = partial(formulas.rotary, layout=layout)
-    names = ("x", "positions", "base", *arguments)
-    return Convention(what, names, "x turned, (batch, heads, seq, head_dim)", angle_tolerance, formula)
+def _rotary(what: str, arguments: str, formula: Callable[..., Any] = formulas.rotary, **options: Any) -> Convention:
+    names, returns = ("x", *arguments.split()), "x turned, (batch, heads, seq, head_dim)"
+    return Convention(what, names, returns, angle_tolerance, partial(formula, **options))
 
 
 def _sinusoidal(what: str, **options: Any) -> Convention:
@@ -93,11 +112,48 @@ def _schedule(what: str, formula: Callable[..., Any], arguments: str, *options: 
     return Convention(what, names, FREQUENCIES, relative_tolerance, formula, options)
 
 
+PLACED = "positions base"
+IDS = ("token_types", "image_grids", "video_grids", "attention_mask", "merge")
 SCALED = "factor original_max_positions"
 KINDS: dict[str, Convention] = {
-    "rotary": _rotary("RoPE in the half layout: pairs (c, c + head_dim/2)"),
-    "rotary_interleaved": _rotary("RoPE in the interleaved layout: pairs (2c, 2c + 1)", layout="interleaved"),
-    "rotary_partial": _rotary("RoPE, half layout, on the first rotary_dim channels", "rotary_dim"),
+    "rotary": _rotary("RoPE in the half layout: pairs (c, c + head_dim/2)", PLACED),
+    "rotary_interleaved": _rotary("RoPE in the interleaved layout: pairs (2c, 2c + 1)", PLACED, layout="interleaved"),
+    "rotary_partial": _rotary("RoPE, half layout, on the first rotary_dim channels", f"{PLACED} rotary_dim"),
+    "rotary_trailing": _rotary(
+        "RoPE, interleaved, on the last rotary_dim channels (DeepSeek-V4)", f"{PLACED} rotary_dim", layout="interleaved", trailing=True
+    ),
+    "rotary_proportional": _rotary(
+        "RoPE, half layout, pairs of the complete head, of which the first share turns (Gemma 4)",
+        f"{PLACED} fraction", formulas.rotary_proportional,
+    ),
+    "rotary_ragged": _rotary(
+        "RoPE, half layout; row b is at offsets[b] and on, tokens below 0 are padding", "offsets base", formulas.rotary_ragged
+    ),
+    "rotary_packed": replace(
+        _rotary("RoPE, half layout; documents begin at cu_seqlens, each at position 0", "cu_seqlens base", formulas.rotary_packed),
+        options=("starts", "ranks", "rank"),
+    ),
+    "m_rope": _rotary(
+        "M-RoPE, positions (3, seq); blocks of pairs for time, height, width (Qwen2-VL)", f"{PLACED} sections", formulas.m_rope
+    ),
+    "m_rope_interleaved": _rotary(
+        "M-RoPE, positions (3, seq); pairs dealt in turn (Qwen3-VL)", f"{PLACED} sections", formulas.m_rope, interleaved=True
+    ),
+    "m_rope_ids": Convention(
+        "M-RoPE's positions: text 0, image 1, video 2; grids (t, h, w) in patches (Qwen2-VL, Qwen2.5-VL)", IDS,
+        "(3, batch, seq) integers, any at padding", no_tolerance, formulas.m_rope_ids, ("seconds_per_grid", "tokens_per_second"),
+    ),
+    "m_rope_ids_frames": Convention(
+        "the same, with text between the frames of a video (Qwen3-VL)", IDS,
+        "(3, batch, seq) integers, any at padding", no_tolerance, partial(formulas.m_rope_ids, frames=True),
+    ),
+    "fope": replace(
+        _rotary("FoPE, half layout; weights (heads, frequencies, pairs)", f"{PLACED} cosines sines", formulas.fope), shifts=()
+    ),
+    "softmax_scale": Convention(
+        "the factor of the scores in latent attention under YaRN (DeepSeek-V2, V3)",
+        ("head_dim", "factor", "mscale", "mscale_all_dim"), "a number", relative_tolerance, formulas.softmax_scale,
+    ),
     "sinusoidal": _sinusoidal("sin and cos alternating"),
     "sinusoidal_concat": _sinusoidal("all sines, then all cosines", layout="concat"),
     "sinusoidal_endpoint": _sinusoidal("all sines, then all cosines, slowest frequency 1/base", layout="concat", endpoint=True),
@@ -139,7 +195,8 @@ NICKNAMES = {
     "rope": "rotary", "neox": "rotary", "half": "rotary", "gptj": "rotary_interleaved", "interleaved": "rotary_interleaved",
     "sincos": "sinusoidal", "sin": "sinusoidal", "concat": "sinusoidal_concat", "pi": "linear", "slopes": "alibi",
     "llama": "llama3", "llama31": "llama3", "prope": "proportional", "p-rope": "proportional", "inv_freq": "default",
-    "relative": "t5", "partial": "rotary_partial",
+    "relative": "t5", "partial": "rotary_partial", "trailing": "rotary_trailing", "mrope": "m_rope", "packed": "rotary_packed",
+    "thd": "rotary_packed", "ragged": "rotary_ragged", "mscale": "softmax_scale",
 }  # fmt: skip
 """Other words for some kinds; they are only suggested, as several kinds could be meant."""
 
