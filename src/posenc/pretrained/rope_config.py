@@ -151,7 +151,8 @@ def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: in
     if isinstance(encoding, Rotary):
         frequencies = encoding.frequencies()
         if encoding.rotary_dim is not None:
-            rotary_dim, shape["partial_rotary_factor"] = encoding.rotary_dim, encoding.rotary_dim / encoding.head_dim
+            rotary_dim = int(encoding.rotary_dim)
+            shape["partial_rotary_factor"] = rotary_dim / encoding.head_dim
     else:
         ladders = encoding.vectors(0)[..., 0].detach().cpu()
         if not torch.equal(ladders, ladders[:1].expand_as(ladders)):
