@@ -475,6 +475,8 @@ def test_a_step_is_planned_in_every_mode(name, mode):
     with mode():
         p = Positions.arange(1, offset=6, causal=True)
         q, (k, v) = torch.randn(1, 2, 1, 8), torch.randn(2, 1, 2, 7, 8)
+        if name == "selective_attention":
+            encoding.share([(torch.nn.Linear(16, 16), None)])
         gates = gates_of(encoding, torch.randn(1, 7, 16)) or None
         want = attention(q, k, v, encoding, p, gates=gates, backend="reference")
         for layer in (0, 0):

@@ -84,22 +84,12 @@ def test_what_has_places_in_an_image():
     served = {
         name for name in posenc.ENCODINGS if run_check("images_are_separate", EncodingUnderTest(named(name))).passed
     }
+    # no position, or what is read off the order of the tokens alone
     without_place = {
-        "none",
-        "cope",
-        "wall",
-        "path",
-        "stick_breaking",
-        "shape",
-        "cape",
-        "softmax_n",
-        "sink",
-        "log_n",
-        "temperature",
-        "window",
-        "chunks",
-        "prefix_kv",
-    }
+        "none", "cope", "wall", "path", "stick_breaking", "shape", "cape", "pose", "softmax_n", "sink", "log_n",
+        "temperature", "window", "chunks", "prefix_kv", "fox", "selective_rope", "mamba3_rope", "carope",
+        "selective_attention",
+    }  # fmt: skip
     assert served - without_place == {
         "axial_table", "grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2",
         "grid_alibi",

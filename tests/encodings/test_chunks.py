@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks against a loop and transformers' mask of Llama 4; blocks themselves are tested in tests/positions/test_blocks.py."""
+"""Chunks against a loop and transformers' mask of Llama 4; blocks themselves are tested in tests/positions/test_visible_blocks.py."""
 
 import pytest
 import torch

@@ -132,9 +132,9 @@ def test_rows_of_different_lengths_are_what_each_is_alone():
 
 def test_blocks_select_from_what_they_see():
     # blocks of 3 that see themselves alone are documents, but for the first token, which is that of the text
-    positions = Positions.arange(6, causal=True).with_blocks(torch.eye(2, dtype=torch.bool), 3)
+    positions = Positions.arange(6, causal=True).with_blocks(3, torch.eye(2, dtype=torch.bool))
     q, k, v = qkv(positions)
-    encoding, cached = SelectiveAttention(4), Positions.arange(2, 4, causal=True).with_blocks(torch.eye(2).bool(), 3)
+    encoding, cached = SelectiveAttention(4), Positions.arange(2, 4, causal=True).with_blocks(3, torch.eye(2).bool())
     out = attention(q, k, v, encoding, positions, gates=q[:, :1])
     seen = positions.mask()[0, 0]
     scores = (q @ k.mT / 2).masked_fill(~seen, -torch.inf)
