@@ -18,6 +18,7 @@ from posenc.transformer import Cache, Transformer, TransformerConfig
 from references.calls import visited
 from references.commands import run
 
+CHUNKED, STEPS = "rope:rope_theta=500000.0+chunks:size=4", "step_temperature:train_length=4"
 ROPE, LOCAL, WIDE = "rope:rope_theta=10000.0", "rope:rope_theta=10000.0+window:before=3", "rope:rope_theta=1000000.0"
 WRITTEN = {
     "rope_nope": f"{ROPE}/{ROPE}/{ROPE}/none",
@@ -27,6 +28,8 @@ WRITTEN = {
     "local_rope:window=4": "/".join([LOCAL] * 5 + [WIDE]),
     "local_p_rope:window=4:every=2": f"{LOCAL}/p_rope:rope_theta=1000000.0:fraction=0.25",
     "partial_rope": "rope:rotary_dim=2",
+    "irope:chunk=4": f"{CHUNKED}/{CHUNKED}/{CHUNKED}/{STEPS}",
+    "irope:chunk=4:every=2+sink": f"{CHUNKED}+sink/{STEPS}+sink",
     "local_nope:window=4:every=2+sink": f"{LOCAL}+sink/none+sink",
     "sink+local_nope:window=4:every=2/alibi": f"sink+{LOCAL}/sink+none/alibi",
 }
@@ -68,6 +71,8 @@ MODELS = {
     "Gemma 3": ("Gemma3TextConfig", "Gemma3TextModel", "local_rope:window=4", 6, {"sliding_window": 4}),
     "Gemma 4": ("Gemma4TextConfig", "Gemma4TextModel", "local_p_rope:window=4", 6,
                 {"sliding_window": 4, "global_head_dim": 8, "hidden_size_per_layer_input": 0}),
+    "Llama 4": ("Llama4TextConfig", "Llama4TextModel", "irope:chunk=4", 4,
+                {"attention_chunk_size": 4, "floor_scale": 4, "use_qk_norm": False, "num_local_experts": 2, "intermediate_size_mlp": 32}),
     "StableLM": ("StableLmConfig", "StableLmModel", "partial_rope", 2, {}),
 }  # fmt: skip
 
@@ -79,7 +84,7 @@ def test_the_layers_of_models_attend_so(name):
     config = getattr(transformers, config)(**SMALL, num_hidden_layers=layers, **more)
     model, tokens = getattr(transformers, made)(config).double().eval(), torch.randint(32, (1, 11))
     written = read(text)
-    if name == "Cohere2":  # its weights have interleaved pairs
+    if name in ("Cohere2", "Llama 4"):  # their weights have interleaved pairs
         written = read(str(written).replace("rope:", "rope:layout=interleaved:"))
     encoding, positions, given = create(written, head_dim=8, num_heads=4), Positions.arange(11, causal=True), {}
     for layer, block in enumerate(model.layers):
@@ -177,6 +182,7 @@ def test_names_of_ones_own_come_first():
 REFUSED = {
     "every": ("rope_nope:every=1", "every=1"),
     "window": ("local_nope:window=0", "window=0"),
+    "chunk": ("irope:chunk=0", "chunk=0"),
     "fraction": ("partial_rope:fraction=16", "fraction=16"),
     "theta": ("local_rope:local_theta=0", "rope_theta=0"),
     "option": ("local_nope:widnow=4", "unknown option of local_nope 'widnow=4': did you mean 'window'"),

@@ -70,6 +70,17 @@ def local_nope(window: int = 4096, every: int = 4, rope_theta: float = 10000.0) 
     return _turns(_local(window, rope_theta), every, "none")
 
 
+@_pattern("Llama 4", "meta2025llama4")
+def irope(chunk: int = 8192, every: int = 4, rope_theta: float = 500000.0) -> str:
+    """RoPE within chunks, and in every fourth layer no position, no chunks and a temperature that grows in steps (iRoPE).
+
+    chunk: tokens of a chunk, and of a step of the temperature. every, rope_theta: as in rope_nope. Sources: Meta 2025;
+    transformers, llama4.
+    """
+    check_integers(1, chunk=chunk)
+    return _turns(f"{_rope(rope_theta)}+chunks:size={chunk}", every, f"step_temperature:train_length={chunk}")
+
+
 @_pattern("Gemma 3, Gemma 2 (every=2), OLMo 3 (every=4), gpt-oss (every=2)", "gemma2025gemma3")
 def local_rope(window: int = 1024, every: int = 6, rope_theta: float = 1000000.0, local_theta: float = 10000.0) -> str:
     """RoPE in a sliding window, and RoPE of a larger base without a window in every sixth layer.

@@ -109,8 +109,8 @@ class StepTemperature(QueryScale):
     """Queries at position p times 1 + beta ln(1 + floor((p + first) / train_length)): as they are at first, and
     sharper by a step for each trained length.
 
-    first: 1 counts tokens (the last one of the trained length is sharper already), as Llama 4 does, in those of its layers that have no position; 0 counts positions, as
-    Ministral 3 does. Source: Meta 2025, llama-models, models/llama4/model.py.
+    first: 1 counts tokens (the last one of the trained length is sharper already), as Llama 4 does, in those of its layers
+    that have no position; 0 counts positions, as Ministral 3 does. Source: Meta 2025, llama-models, models/llama4/model.py.
     """
 
     name = "step_temperature"

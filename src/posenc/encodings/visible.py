@@ -80,8 +80,7 @@ class Chunks(Encoding):
     """Each query sees the keys of its chunk alone: text is cut every `size` tokens, counted from the start of its row or
     document as in `Positions.with_blocks`, and other chunks are skipped.
 
-    Llama 4 has chunks of 8192 in three of four layers, "rope+chunks:size=8192/rope+chunks:size=8192/rope+chunks:size=8192/none";
-    transformers names the size attention_chunk_size.
+    Llama 4 has chunks of 8192 in three of four layers (the pattern `irope`); transformers names the size attention_chunk_size.
     Source: Meta 2025, "The Llama 4 herd"; blocks: Child et al. 2019.
     """
 
