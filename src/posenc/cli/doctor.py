@@ -2,19 +2,48 @@
 """posenc doctor."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-from posenc.cli.common import DONE, FAILED, WithModel, WithOutput
+from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, check_limits
+from posenc.errors import InputError
 
 
 @dataclass(kw_only=True)
 class Doctor(WithModel, WithOutput):
     """Report how a pretrained model encodes positions, and what is wrong with it."""
 
+    config_only: Annotated[
+        bool, "compare what transformers 4 and 5, vLLM, SGLang, llama.cpp and DeepSpeed compute from the configuration"
+    ] = False
+    length: Annotated[int | None, "with a configuration alone: tokens of the text (default: the model's length)"] = None
+
     @classmethod
     def epilog(cls) -> str:
-        return "docs/doctor.md explains each finding. Exit code 0: nothing is wrong (there may be hazards and notes), 1: something is."
+        return (
+            "MODEL may also be a config.json, or a folder with one and no weights, as with --config-only; a GGUF file's header is read\n"
+            "by --config-only. docs/doctor.md explains each finding. Exit code 0: nothing is wrong (there may be hazards and notes),\n"
+            "1: something is, or programs compute different positions."
+        )
 
     def run(self) -> int:
+        check_limits(self, length=(1, 2**40))
+        path = Path(self.model)
+        weights = path.suffix == ".gguf" or (
+            path.is_dir() and any(any(path.glob(each)) for each in ("*.safetensors", "*.gguf"))
+        )
+        bare = path.suffix == ".json" or (path.is_dir() and (path / "config.json").exists() and not weights)
+        if self.config_only or bare:
+            from posenc.pretrained.load import needs
+            from posenc.pretrained.readers import compare, read_config
+
+            needs("transformers", "lab")
+            comparison = compare(read_config(self.model), self.length)
+            self.emit({"command": self.typed, **comparison.to_dict()}, str(comparison))
+            return FAILED if comparison.differ else DONE
+        if self.length is not None:
+            raise InputError(f"length={self.length}: is for a configuration alone; add config_only, or leave it out")
+
         from posenc.pretrained.doctor import doctor
 
         model, tokenizer = self.load()

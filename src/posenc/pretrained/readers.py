@@ -1,0 +1,658 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What six programs compute from one configuration: a config.json or the header of a GGUF file, without weights.
+
+The rules follow from the code of transformers 5 (which is run), transformers 4.57.6, vLLM 0.33.0, SGLang 0.5.23, llama.cpp as
+of llama-cpp-python 0.3.36 (its converter and its loader) and DeepSpeed 0.19.8; docs/doctor.md names the files.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import frequencies
+from posenc.errors import InputError, check_integers, listed, on_one_line, unknown
+from posenc.pretrained.models import FAMILIES, Family, rope_parameters_by_type
+
+ALL, SLIDING, FULL = "all layers", "sliding_attention", "full_attention"
+NOTE = "note"
+"""Key of what llama.cpp's converter leaves out, beside the keys that it writes."""
+TOLERANCE = 1e-5
+"""Relative difference of frequencies that is rounding in float32."""
+
+V4_BASES: dict[str, float] = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6, "gpt_oss": 150000.0}
+"""Bases of transformers 4 for a configuration without one, where they are not 10000."""
+V4_FRACTIONS: dict[str, float] = {"phi": 0.5, "stablelm": 0.25, "glm": 0.5, "glm4": 0.5, "gpt_neox": 0.25}
+"""Shares of a head that transformers 4 rotates, for a configuration that does not state it."""
+V4_HEADS: dict[str, int] = {"qwen3": 128, "qwen3_moe": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
+                            "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip
+V4_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+              "original_max_position_embeddings": 4096}  # fmt: skip
+"""The rope_scaling of transformers 4 for gpt_oss, where a configuration has none."""
+DEEPSPEED = ("llama", "mistral", "mixtral", "phi", "phi3", "qwen2", "qwen2_moe")
+"""Model types of DeepSpeed's inference engine (inference/v2), among those of `FAMILIES`."""
+LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
+"""Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a program computes in the layers of one type.
+
+    base: rope_theta. schedule: rope_type that it applies, which may not be the one that the file states. rotary_dim: channels
+    of a head that rotate. attention_factor: on cos and sin, so its square is on scores. inv_freq: (rotary_dim / 2,) float64,
+    for a text of the length that was asked for. note: what it does not read.
+    """
+
+    program: str
+    layers: str
+    base: float
+    schedule: str
+    rotary_dim: int
+    attention_factor: float
+    inv_freq: Tensor = field(repr=False)
+    note: str = ""
+
+    def same(self, other: "Reading") -> bool:
+        """Whether both rotate alike, but for rounding."""
+        return (
+            self.inv_freq.shape == other.inv_freq.shape
+            and torch.allclose(self.inv_freq, other.inv_freq, rtol=TOLERANCE, atol=0)
+            and math.isclose(self.attention_factor, other.attention_factor, rel_tol=TOLERANCE)
+        )
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A program that does not run the configuration, and why."""
+
+    program: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What each program makes of a configuration. length: tokens of the text for which frequencies are compared. windows:
+    keys that a query sees, by layer type, None: all."""
+
+    name: str
+    model_type: str
+    length: int
+    readings: tuple[Reading, ...]
+    refused: tuple[Refused, ...]
+    windows: Mapping[str, int | None]
+
+    def groups(self) -> dict[str, list[list[Reading]]]:
+        """By layer type: programs that compute the same frequencies and attention factor, the largest group first."""
+        found: dict[str, list[list[Reading]]] = {}
+        types = [kind for kind in dict.fromkeys(reading.layers for reading in self.readings) if kind != ALL]
+        for reading in self.readings:
+            for kind in types if reading.layers == ALL and types else [reading.layers]:
+                groups = found.setdefault(kind, [])
+                for group in groups:
+                    if group[0].same(reading):
+                        group.append(reading)
+                        break
+                else:
+                    groups.append([reading])
+        return {kind: sorted(groups, key=len, reverse=True) for kind, groups in found.items()}
+
+    @property
+    def differ(self) -> bool:
+        """Whether two programs compute different positions."""
+        return any(len(groups) > 1 for groups in self.groups().values())
+
+    def apart(self) -> list[str]:
+        """A sentence for each program that differs from the largest group."""
+        sentences = []
+        for kind, (most, *others) in self.groups().items():
+            where = "" if kind == ALL else f" in {kind}"
+            for reading in (reading for group in others for reading in group):
+                sentences.append(f"{reading.program} differs{where}: {_difference(reading, most[0], self.length)}")
+        return sentences
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = []
+        for reading in self.readings:
+            row = {name: value for name, value in asdict(reading).items() if name != "inv_freq"}
+            rows.append(row | {"inv_freq": reading.inv_freq.tolist()})
+        return {
+            "name": self.name, "model_type": self.model_type, "length": self.length, "differ": self.differ,
+            "windows": dict(self.windows), "readings": rows, "refused": [asdict(each) for each in self.refused],
+            "apart": self.apart(),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        titles = ("program", "layers", "base", "schedule", "rotated", "attention factor", "as")
+        letters = {
+            id(reading): chr(ord("A") + number)
+            for groups in self.groups().values()
+            for number, group in enumerate(groups)
+            for reading in group
+        }
+        rows = [titles] + [
+            (
+                r.program,
+                r.layers,
+                f"{r.base:.10g}",
+                r.schedule,
+                str(r.rotary_dim),
+                f"{r.attention_factor:.6g}",
+                letters[id(r)],
+            )
+            for r in self.readings
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        windows = ", ".join(
+            f"{kind} {'all keys' if size is None else f'{size} keys'}" for kind, size in self.windows.items()
+        )
+        lines = [
+            f"{self.name}: {self.model_type}, frequencies for a text of {self.length} tokens; a query sees: {windows}",
+            "",
+            *lines,
+        ]
+        lines += [f"{each.program}: does not run it: {each.why}" for each in self.refused]
+        lines += [""] + (self.apart() or ["All programs that run it compute the same positions."])
+        lines += [f"{each.program}: {each.note}" for each in self.readings if each.note]
+        return "\n".join(lines)
+
+
+def _difference(reading: Reading, most: Reading, length: int) -> str:
+    parts = []
+    if reading.base != most.base:
+        parts.append(f"base {reading.base:.10g}, not {most.base:.10g}")
+    if reading.schedule != most.schedule:
+        parts.append(f"schedule {reading.schedule}, not {most.schedule}")
+    if reading.rotary_dim != most.rotary_dim:
+        parts.append(f"{reading.rotary_dim} rotated channels, not {most.rotary_dim}")
+    elif not torch.allclose(reading.inv_freq, most.inv_freq, rtol=TOLERANCE, atol=0):
+        phase = float((reading.inv_freq - most.inv_freq).abs().max()) * (length - 1)
+        parts.append(f"angles off by up to {phase:.3g} rad at position {length - 1}")
+    if not math.isclose(reading.attention_factor, most.attention_factor, rel_tol=TOLERANCE):
+        parts.append(f"attention factor {reading.attention_factor:.4g}, not {most.attention_factor:.4g}")
+    return "; ".join(parts)
+
+
+# ------------------------------------------------------------------------------------------ the file
+
+
+class ConfigFile:
+    """A configuration as it is in a file.
+
+    raw: the fields of the language model. gguf: header of a GGUF file, by key, else None.
+    """
+
+    def __init__(self, name: str, raw: Mapping[str, Any], gguf: Mapping[str, Any] | None = None) -> None:
+        inner = raw.get("text_config")
+        self.name, self.gguf = name, gguf
+        self.raw: dict[str, Any] = dict(inner if isinstance(inner, Mapping) else raw)
+        self.model_type = str(self.raw.get("model_type") or "")
+        if not self.model_type:
+            raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
+        _check_contradictions(name, self.raw)
+
+    @cached_property
+    def hf(self) -> Any:
+        """The configuration of transformers 5.
+
+        Raises:
+            InputError: transformers refuses it.
+        """
+        from transformers import CONFIG_MAPPING
+
+        if self.model_type not in CONFIG_MAPPING:
+            raise InputError(f"transformers does not know the model type {self.model_type!r}")
+        fields = {key: value for key, value in json.loads(json.dumps(self.raw)).items() if key != "model_type"}
+        try:
+            return CONFIG_MAPPING[self.model_type](**fields)
+        except Exception as error:  # transformers raises errors of many types here
+            raise InputError(f"transformers refuses it: {type(error).__name__}: {on_one_line(error)}") from error
+
+    @cached_property
+    def head_dim(self) -> int:
+        stated = self.raw.get("head_dim") or V4_HEADS.get(self.model_type)
+        return int(stated or self.number("hidden_size") // self.number("num_attention_heads"))
+
+    @cached_property
+    def length(self) -> int:
+        return self.number("max_position_embeddings")
+
+    def number(self, key: str) -> int:
+        """A field, or transformers' value for it.
+
+        Raises:
+            InputError: it is no number above 0.
+        """
+        value = self.raw[key] if key in self.raw else getattr(self.hf, key, None)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{self.name}: {key}={value!r}: must be an integer above 0")
+        return value
+
+    def windows(self) -> dict[str, int | None]:
+        """By layer type."""
+        window = getattr(self.hf, "sliding_window", None)
+        if not getattr(self.hf, "use_sliding_window", True):
+            window = None
+        types = getattr(self.hf, "layer_types", None) or [FULL if window is None else SLIDING]
+        return {kind: None if kind == FULL else window for kind in dict.fromkeys(types)}
+
+
+def _check_contradictions(name: str, raw: Mapping[str, Any]) -> None:
+    """Raises:
+    InputError: two fields for one number that differ."""
+    tables = {key: raw[key] for key in ("rope_parameters", "rope_scaling") if isinstance(raw.get(key), Mapping)}
+    for key, table in tables.items():
+        one, other = table.get("rope_type"), table.get("type")
+        if one and other and one != other and {one, other} not in ({"su", "longrope"}, {"mrope", "default"}):
+            raise InputError(f"{name}: {key} has rope_type={one!r} and type={other!r}: remove one of them")
+        theta = table.get("rope_theta")
+        if theta is not None and raw.get("rope_theta") not in (None, theta):
+            raise InputError(
+                f"{name}: rope_theta={raw['rope_theta']} and {key}.rope_theta={theta}: programs read different ones; remove one"
+            )
+    if len(tables) == 2:
+        parameters, scaling = tables.values()
+        for key in scaling.keys() & parameters.keys():
+            if scaling[key] != parameters[key]:
+                raise InputError(
+                    f"{name}: rope_parameters.{key}={parameters[key]!r} and rope_scaling.{key}={scaling[key]!r}: programs read "
+                    "different ones; remove one"
+                )
+
+
+def read_config(path: str | Path) -> ConfigFile:
+    """A config.json, a folder with one, or the header of a .gguf file.
+
+    Raises:
+        InputError: there is none, it is not JSON, or it is no configuration of a model.
+    """
+    given = Path(path)
+    file = given / "config.json" if given.is_dir() else given
+    if not file.is_file():
+        what = "has no config.json" if given.is_dir() else "no such file or folder"
+        raise InputError(f"{path}: {what}; pass a config.json, a folder with one, or a .gguf file")
+    if file.suffix == ".gguf":
+        return _gguf_config(file)
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{file}: holds {type(raw).__name__}; pass the config.json of a transformers model")
+    return ConfigFile(str(path), raw)
+
+
+def _gguf_config(file: Path) -> ConfigFile:
+    from posenc.pretrained.load import needs
+
+    needs("gguf", "gguf")
+    from gguf import GGUFReader
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    try:
+        reader = GGUFReader(file)
+        header = {key: value.contents() for key, value in reader.fields.items() if not key.startswith("tokenizer.")}
+        for tensor in reader.tensors:
+            if tensor.name.startswith(("rope_freqs", "rope_factors")):
+                header[tensor.name] = torch.tensor(tensor.data).double().flatten().tolist()
+    except (ValueError, OSError, IndexError) as error:
+        raise InputError(f"{file}: is no GGUF file: {on_one_line(error)}") from None
+    try:
+        raw = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
+    except ValueError as error:
+        raise InputError(f"{file}: {on_one_line(error)}") from None
+    return ConfigFile(str(file), raw, header)
+
+
+# ------------------------------------------------------------------------------------------ the programs
+
+Found = Iterator[Reading]
+
+
+def compare(config: ConfigFile, length: int | None = None) -> Comparison:
+    """What each program computes from a configuration.
+
+    length: tokens of the text for which frequencies that depend on it are compared; None: max_position_embeddings.
+
+    Raises:
+        InputError: a length below 1, or a configuration that no program runs.
+    """
+    check_integers(1, length=length)
+    length = length or config.length
+    readings: list[Reading] = []
+    refused: list[Refused] = []
+    for program, read in PROGRAMS.items():
+        if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
+            continue
+        try:
+            readings += [replace(reading, program=program) for reading in _collapsed(list(read(config, length)))]
+        except InputError as error:
+            refused.append(Refused(program, str(error).removeprefix(f"{config.name}: ")))
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+            refused.append(Refused(program, f"it fails: {type(error).__name__}: {on_one_line(error)}"))
+    if not readings:
+        if config.model_type not in FAMILIES:
+            raise unknown("model type", config.model_type, FAMILIES, 0.7)
+        raise InputError(
+            f"{config.name}: no program runs it: {'; '.join(f'{each.program}: {each.why}' for each in refused)}"
+        )
+    try:
+        windows = config.windows()
+    except InputError:
+        windows = {}
+    return Comparison(config.name, config.model_type, length, tuple(readings), tuple(refused), windows)
+
+
+def _collapsed(readings: list[Reading]) -> list[Reading]:
+    """One reading where all layer types rotate alike."""
+    first, *others = readings
+    alike = others and all(first.same(other) and first.base == other.base for other in others)
+    return [replace(first, layers=ALL)] if alike else readings
+
+
+def _reading(
+    layers: str, base: Any, schedule: Mapping[str, Any], rotary_dim: int, factor: float | None = None, note: str = ""
+) -> Reading:
+    """factor: the attention factor, where it is not the schedule's."""
+    found = frequencies.create(schedule, rotary_dim, float(base))
+    attention = found.attention_factor if factor is None else factor
+    return Reading("", layers, float(base), str(schedule["name"]), rotary_dim, float(attention), found.inv_freq, note)
+
+
+def _transformers5(config: ConfigFile, length: int) -> Found:
+    """Its functions are called."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    hf = config.hf
+    tables = rope_parameters_by_type(hf)
+    if not any(tables.values()):
+        raise InputError("its model has no rotary positions")
+    module = sys.modules[MODEL_FOR_CAUSAL_LM_MAPPING[type(hf)].__module__]
+    classes = [kind for name, kind in vars(module).items() if name.endswith("RotaryEmbedding") and "Vision" not in name]
+    for kind, parameters in tables.items():
+        name = parameters.get("rope_type", "default")
+        if name == "default":
+            function = classes[0].compute_default_rope_parameters
+        elif name in ROPE_INIT_FUNCTIONS:
+            function = ROPE_INIT_FUNCTIONS[name]
+        else:
+            raise unknown("rope_type", name, ("default", *ROPE_INIT_FUNCTIONS))
+        by_type = {} if kind is None else {"layer_type": kind}
+        seq_len = {} if name == "default" and kind is None else {"seq_len": length}
+        inv_freq, factor = function(hf, device="cpu", **seq_len, **by_type)
+        base = float(parameters["rope_theta"])
+        yield Reading("", kind or ALL, base, name, 2 * inv_freq.numel(), float(factor), inv_freq.double())
+
+
+def _require_rules(config: ConfigFile) -> None:
+    if config.model_type not in FAMILIES:
+        raise InputError(f"posenc does not have its rules for the model type {config.model_type!r}")
+
+
+def _transformers4(config: ConfigFile, length: int) -> Found:
+    raw = config.raw
+    _require_rules(config)
+    neox = config.model_type == "gpt_neox"
+    base = raw.get("rotary_emb_base" if neox else "rope_theta", V4_BASES.get(config.model_type, 10000.0))
+    fraction = raw.get("rotary_pct" if neox else "partial_rotary_factor", V4_FRACTIONS.get(config.model_type, 1.0))
+    scaling = raw.get("rope_scaling", V4_GPT_OSS if config.model_type == "gpt_oss" else None) or {}
+    rotary_dim, ignored = int(config.head_dim * fraction), ""
+    if "rope_parameters" in raw:
+        ignored = "does not read rope_parameters, which transformers 5 writes"
+    if config.model_type == "gemma3_text":
+        yield _reading(
+            SLIDING, raw.get("rope_local_base_freq", 10000.0), {"name": "default"}, rotary_dim, None, ignored
+        )
+    layers = FULL if config.model_type == "gemma3_text" else ALL
+    original = raw.get("original_max_position_embeddings")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "longrope" and not original:
+        scaling = {**scaling, "original_max_position_embeddings": config.length}
+    schedule = _schedule(kind, scaling, config, length, original if kind == "longrope" else None)
+    yield _reading(layers, base, schedule, rotary_dim, None, ignored)
+
+
+def _schedule(
+    kind: str, given: Mapping[str, Any], config: ConfigFile, length: int, original: int | None = None
+) -> dict[str, Any]:
+    """A table of rope_parameters as a schedule of `posenc.frequencies`, by the formulas that transformers, vLLM and SGLang share."""
+    start = int(original or given.get("original_max_position_embeddings") or config.length)
+    if kind == "default":
+        return {"name": kind}
+    if kind == "linear":
+        return {"name": kind, "factor": float(given["factor"])}
+    if kind == "dynamic":
+        longest = max(length, config.length)
+        return {
+            "name": kind,
+            "factor": float(given["factor"]),
+            "original_max_positions": config.length,
+            "length": longest,
+        }
+    if kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        return {"name": kind, "original_max_positions": start} | {name: float(given[name]) for name in names}
+    if kind == "yarn":
+        options = ("attention_factor", "beta_fast", "beta_slow", "truncate")
+        more = {name: given[name] for name in options if given.get(name) is not None}
+        if given.get("mscale") and given.get("mscale_all_dim"):
+            more |= {"mscale": given["mscale"], "mscale_all_dim": given["mscale_all_dim"]}
+        return {"name": kind, "factor": float(given["factor"]), "original_max_positions": start} | more
+    if kind in ("longrope", "su"):
+        factor = config.length / start if original or not given.get("factor") else float(given["factor"])
+        more = {} if given.get("attention_factor") is None else {"attention_factor": given["attention_factor"]}
+        return {
+            "name": "longrope", "short_factor": given["short_factor"], "long_factor": given["long_factor"], "length": length,
+            "factor": max(factor, 1.0), "original_max_positions": start,
+        } | more  # fmt: skip
+    if kind == "proportional":
+        return {"name": kind, "fraction": given.get("partial_rotary_factor") or 1.0}
+    raise InputError(f"it does not know the rope_type {kind!r}")
+
+
+Served = tuple[dict[str, Any], float | None, str]
+"""A table of rope_parameters as it is applied, the attention factor where it is not the schedule's, and what is not read."""
+
+
+def _served(config: ConfigFile, length: int, adapt: Callable[[str, dict[str, Any]], Served]) -> Found:
+    """vLLM and SGLang: transformers 5's configuration, rotated by modules of their own. adapt: what differs in a table."""
+    for kind, parameters in rope_parameters_by_type(config.hf).items():
+        given, factor, note = adapt(kind or ALL, dict(parameters))
+        name = given.get("rope_type", "default")
+        fraction = 1.0 if name == "proportional" else given.get("partial_rotary_factor") or 1.0
+        rotary_dim = int(_head_dim(config) * fraction)
+        schedule = _schedule(name, given, config, given.get("at_length", length))
+        yield _reading(kind or ALL, given.get("rope_theta") or 10000.0, schedule, rotary_dim, factor, note)
+
+
+def _head_dim(config: ConfigFile) -> int:
+    return int(getattr(config.hf, "head_dim", None) or config.head_dim)
+
+
+def _longrope_factor(config: ConfigFile, given: Mapping[str, Any], length: int) -> float:
+    """The factor of vLLM's and SGLang's class: of the lengths, whatever attention_factor says, unless the mscales are given."""
+    original = given["original_max_position_embeddings"]
+    scale = config.length / original
+    stated = given.get("long_mscale" if length > original else "short_mscale")
+    return float(stated or (1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))))
+
+
+def _vllm(config: ConfigFile, length: int) -> Found:
+    def adapt(kind: str, given: dict[str, Any]) -> Served:
+        name = given.get("rope_type", "default")
+        if name == "longrope":
+            if FAMILIES.get(config.model_type, Family()).layout == "interleaved":
+                raise InputError("its longrope is for models that pair channels across halves")
+            note = "does not read attention_factor of longrope" if given.get("attention_factor") is not None else ""
+            return given, _longrope_factor(config, given, length), note
+        if name == "dynamic" and "alpha" not in given and "max_trained_positions" not in given:
+            note = "scales dynamic by max_trained_positions, which the file lacks: no stretch at any length"
+            return {**given, "rope_type": "default"}, None, note
+        return given, None, ""
+
+    yield from _served(config, length, adapt)
+
+
+def _sglang(config: ConfigFile, length: int) -> Found:
+    nested = None not in rope_parameters_by_type(config.hf)
+    if nested and config.model_type != "gemma3_text":
+        raise InputError("its class for the model type reads no tables by layer type")
+
+    def adapt(kind: str, given: dict[str, Any]) -> Served:
+        name, factor = given.get("rope_type", "default"), None
+        notes = []
+        if nested and name != "default":
+            notes.append(f"on CPUs with AMX it applies no {name} to {kind}")
+        if name == "yarn":
+            if given.pop("attention_factor", None) is not None:
+                notes.append("does not read attention_factor of yarn")
+            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), 10000.0)
+            factor = usual.attention_factor * given.get("attn_factor", 1.0)
+        elif name == "longrope":
+            if given.get("attention_factor") is not None:
+                notes.append("does not read attention_factor of longrope")
+            factor = _longrope_factor(config, given, length)
+        elif name == "dynamic" and "alpha" not in given:
+            notes.append("takes dynamic's base for factor times the length, at every length")
+            given["at_length"] = int(config.length * given["factor"])
+        return given, factor, "; ".join(notes)
+
+    yield from _served(config, length, adapt)
+
+
+def _llama_cpp(config: ConfigFile, length: int) -> Found:
+    header = config.gguf if config.gguf is not None else _converted(config)
+    name = header["general.architecture"]
+
+    def key(text: str, default: Any) -> Any:
+        return header.get(f"{name}.{text}", default)
+
+    context = int(key("context_length", config.length))
+    dim = int(key("rope.dimension_count", 0) or key("attention.key_length", config.head_dim))
+    base, kind = float(key("rope.freq_base", 10000.0)), key("rope.scaling.type", "linear")
+    factor = float(key("rope.scaling.factor", 0.0)) or 1.0
+    original = int(key("rope.scaling.original_context_length", context))
+    attention = float(key("rope.scaling.attn_factor", 1.0))
+    divisors = header.get("rope_freqs.weight")
+    if divisors is None and length > original:
+        divisors = header.get("rope_factors_long.weight")
+    elif divisors is None:
+        divisors = header.get("rope_factors_short.weight")
+    note = str(header.get(NOTE, ""))
+    schedule: dict[str, Any] = {"name": "default"}
+    if kind == "yarn":
+        stated = {
+            "beta_fast": key("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": key("rope.scaling.yarn_beta_slow", 1.0),
+        }
+        schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **stated}
+        log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0))
+        usual = 0.1 * math.log(factor) + 1
+        attention *= usual / (0.1 * log_multiplier * math.log(factor) + 1) if log_multiplier else usual
+    elif kind == "linear" and factor != 1:
+        schedule = {"name": "linear", "factor": factor}
+    found = frequencies.create(schedule, dim, base)
+    inv_freq, shown = found.inv_freq, schedule["name"]
+    if divisors is not None:
+        inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
+    local = key("rope.freq_base_swa", 10000.0 if name == "gemma3" else None)
+    if local is not None:
+        yield _reading(SLIDING, local, {"name": "default"}, dim, 1.0)
+    yield Reading("", ALL if local is None else FULL, base, shown, dim, attention, inv_freq, note)
+
+
+def _converted(config: ConfigFile) -> dict[str, Any]:
+    """Keys and tensors that llama.cpp's converter writes for a config.json (conversion/base.py and its classes)."""
+    raw, kind = config.raw, config.model_type
+    _require_rules(config)
+    table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    inner = dict(table.get(FULL) or table)
+    if FULL not in table and SLIDING not in table:
+        for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+            if raw.get(key) is not None:
+                inner.setdefault(key, raw[key])
+        if "rotary_emb_base" in raw:
+            inner.setdefault("rope_theta", raw["rotary_emb_base"])
+    rope_type = inner.get("rope_type", inner.get("type"))
+    arch = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"}.get(kind, kind)
+    fraction = inner.get("partial_rotary_factor") or raw.get("rotary_pct") or V4_FRACTIONS.get(kind, 1.0)
+    dim = config.head_dim if arch == "llama" else int(config.head_dim * fraction)
+    header: dict[str, Any] = {"general.architecture": arch}
+    keys: dict[str, Any] = {"context_length": config.length, "rope.dimension_count": dim}
+    notes = []
+    theta = inner.get("rope_theta", 1e6 if kind == "gemma3_text" else None)
+    if theta is not None:
+        keys["rope.freq_base"] = theta
+    factor = inner.get("factor")
+    if rope_type in ("linear", "yarn") and factor is not None:
+        keys |= {"rope.scaling.type": rope_type, "rope.scaling.factor": factor}
+        if rope_type == "yarn":
+            if "original_max_position_embeddings" not in inner:
+                raise InputError("its converter needs original_max_position_embeddings for yarn")
+            keys["rope.scaling.original_context_length"] = inner["original_max_position_embeddings"]
+            for beta in ("beta_fast", "beta_slow"):
+                if inner.get(beta) is not None:
+                    keys[f"rope.scaling.yarn_{beta}"] = inner[beta]
+            if inner.get("attention_factor") is not None:
+                notes.append(
+                    "writes attention_factor of yarn, and replaces it by 0.1 ln(factor) + 1 when it loads the file"
+                )
+            if inner.get("truncate") is False:
+                notes.append("has no truncate=false: the ramp begins and ends at integers")
+    elif rope_type == "llama3" and kind in LLAMA3_ARCHITECTURES:
+        schedule = _schedule("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0,
+                                        "original_max_position_embeddings": 8192} | inner, config, 1)  # fmt: skip
+        header["rope_freqs.weight"] = frequencies.stretch(
+            frequencies.create(schedule, dim, float(theta or 10000.0)), dim, float(theta or 10000.0)
+        ).tolist()
+    elif rope_type in ("longrope", "su"):
+        original = inner.get("original_max_position_embeddings") or config.length
+        keys |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
+        if kind == "phi3":
+            scale = config.length / original
+            if scale > 1:
+                keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original))
+            header |= {f"rope_factors_{each}.weight": inner[f"{each}_factor"] for each in ("long", "short")}
+        else:
+            notes.append(f"its converter writes longrope's factors for phi3 alone, not for {kind}")
+    elif rope_type not in (None, "default"):
+        notes.append(f"its converter drops rope_type {rope_type!r}")
+    if kind == "gemma3_text":
+        keys["rope.freq_base_swa"] = dict(table.get(SLIDING) or {}).get("rope_theta") or raw.get(
+            "rope_local_base_freq", 10000.0
+        )
+    header[NOTE] = "; ".join(notes)
+    return header | {f"{arch}.{key}": value for key, value in keys.items()}
+
+
+def _deepspeed(config: ConfigFile, length: int) -> Found:
+    if config.model_type not in DEEPSPEED:
+        raise InputError(f"its inference engine carries {listed(DEEPSPEED)} of posenc's model types")
+    tables = rope_parameters_by_type(config.hf)
+    kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
+    for kind in sorted(kinds - {"default"}):
+        raise InputError(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
+    (parameters,) = tables.values()
+    fraction = parameters.get("partial_rotary_factor") or 1.0 if config.model_type == "phi" else 1.0
+    yield _reading(ALL, parameters["rope_theta"], {"name": "default"}, int(_head_dim(config) * fraction))
+
+
+TRANSFORMERS, LLAMA_CPP = "transformers 5", "llama.cpp"
+PROGRAMS: dict[str, Callable[[ConfigFile, int], Found]] = {
+    TRANSFORMERS: _transformers5,
+    "transformers 4": _transformers4,
+    "vLLM": _vllm,
+    "SGLang": _sglang,
+    LLAMA_CPP: _llama_cpp,
+    "DeepSpeed": _deepspeed,
+}
+"""Each program's rules, in the order of the report."""

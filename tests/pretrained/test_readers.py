@@ -1,0 +1,241 @@
+"""What programs compute from one configuration: transformers 5 as its modules have it, the others by their rules, and traps."""
+
+import json
+import math
+
+import pytest
+import torch
+import transformers
+from gguf import GGUFWriter
+
+from posenc import InputError
+from posenc.frequencies import create
+from posenc.pretrained.models import FAMILIES, model_structure
+from posenc.pretrained.readers import PROGRAMS, ConfigFile, compare, read_config
+from references.commands import run
+from references.small_models import small_model
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1024,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 256,
+}
+GEMMA = {
+    "model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 6, "max_position_embeddings": 1024,
+    "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 64, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}  # fmt: skip
+
+
+def read(fields, length=None):
+    return compare(ConfigFile("config.json", fields), length)
+
+
+def by_program(comparison, layers="all layers"):
+    return {reading.program: reading for reading in comparison.readings if reading.layers in (layers, "all layers")}
+
+
+def apart(comparison):
+    return {sentence.split(" differs")[0] for sentence in comparison.apart()}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_transformers_5_is_what_its_model_computes(model_type):
+    model = small_model(model_type)
+    structure = model_structure(model)
+    comparison = read(model.config.to_dict(), length=8)
+    for layers, rope in structure.ropes.items():
+        reading = by_program(comparison, layers)["transformers 5"]
+        torch.testing.assert_close(reading.inv_freq, rope.frequencies().inv_freq, rtol=1e-5, atol=0)
+        assert reading.attention_factor == pytest.approx(rope.frequencies().attention_factor)
+    assert {"transformers 5", "vLLM", "llama.cpp"} <= {reading.program for reading in comparison.readings}
+    assert str(comparison)
+
+
+def test_all_agree_on_a_plain_model():
+    comparison = read(LLAMA | {"rope_theta": 5e5})
+    assert [reading.program for reading in comparison.readings] == list(PROGRAMS)
+    assert not comparison.differ
+    assert not comparison.apart()
+    assert "All programs that run it compute the same positions." in str(comparison)
+    want = create({"name": "default"}, 16, 5e5).inv_freq
+    for reading in comparison.readings:
+        torch.testing.assert_close(reading.inv_freq, want, rtol=1e-6, atol=0)
+
+
+def test_a_file_of_transformers_5_read_by_4_has_its_base_and_no_schedule():
+    comparison = read(LLAMA | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}})
+    assert apart(comparison) == {"transformers 4"}
+    reading = by_program(comparison)["transformers 4"]
+    assert (reading.base, reading.schedule) == (10000.0, "default")
+    assert "transformers 4 differs: base 10000, not 500000; schedule default, not llama3" in str(comparison)
+    assert "rope_parameters" in reading.note
+    assert [each.program for each in comparison.refused] == ["DeepSpeed"]
+
+
+def test_a_base_that_is_missing():
+    readings = by_program(read(LLAMA | {"model_type": "mixtral"}))
+    assert readings["transformers 4"].base == 1e6
+    assert readings["llama.cpp"].base == 10000.0
+
+
+def test_yarn_with_an_attention_factor():
+    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": YARN | {"attention_factor": 1.0}})
+    assert apart(comparison) == {"SGLang", "llama.cpp"}
+    usual = 0.1 * math.log(4) + 1
+    assert [by_program(comparison)[each].attention_factor for each in ("vLLM", "SGLang", "llama.cpp")] == pytest.approx(
+        [1.0, usual, usual]
+    )
+    assert not read(LLAMA | {"rope_theta": 1e4, "rope_scaling": YARN}).differ
+
+
+def test_yarn_without_truncation():
+    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": YARN | {"truncate": False}})
+    assert apart(comparison) == {"llama.cpp"}
+    assert "has no truncate=false" in str(comparison)
+
+
+def test_dynamic_is_four_schedules():
+    fields = LLAMA | {"rope_theta": 1e4, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    short, long = read(fields), read(fields, length=4096)
+    assert apart(short) == {"SGLang"}
+    assert [len(group) for group in long.groups()["all layers"]] == [2, 2, 1]
+    stretched = create({"name": "dynamic", "factor": 2.0, "original_max_positions": 1024, "length": 2048}, 16, 1e4)
+    torch.testing.assert_close(by_program(long)["SGLang"].inv_freq, stretched.inv_freq)
+
+
+def test_longrope_outside_phi3():
+    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": LONGROPE | {"attention_factor": 1.0}})
+    usual = math.sqrt(1 + math.log(4) / math.log(256))
+    assert by_program(comparison)["vLLM"].attention_factor == pytest.approx(usual)
+    assert by_program(comparison)["llama.cpp"].schedule == "default"
+    assert by_program(comparison)["transformers 5"].attention_factor == 1.0
+    assert "writes longrope's factors for phi3 alone" in str(comparison)
+
+
+@pytest.mark.parametrize("length", [200, 1000])
+def test_phi3_by_the_length_of_the_text(length):
+    scaling = {key: value for key, value in LONGROPE.items() if key != "original_max_position_embeddings"}
+    comparison = read(
+        LLAMA
+        | {"model_type": "phi3", "rope_theta": 1e4, "rope_scaling": scaling, "original_max_position_embeddings": 256},
+        length,
+    )
+    assert not comparison.differ
+    plain = create({"name": "default"}, 16, 1e4).inv_freq
+    for reading in comparison.readings:
+        torch.testing.assert_close(reading.inv_freq, plain / (1 if length == 200 else 2), rtol=1e-6, atol=0)
+
+
+def test_layer_types_with_two_bases():
+    comparison = read(GEMMA)
+    assert not comparison.differ
+    for layers, base in (("sliding_attention", 1e4), ("full_attention", 1e6)):
+        assert {reading.base for reading in by_program(comparison, layers).values()} == {base}
+    assert comparison.windows == {"sliding_attention": 64, "full_attention": None}
+    assert apart(read({"model_type": "gemma3", "text_config": GEMMA})) == set()
+
+
+def test_a_head_that_rotates_in_part():
+    comparison = read(LLAMA | {"model_type": "glm", "head_dim": 16, "rope_theta": 1e4, "partial_rotary_factor": 0.5})
+    assert not comparison.differ
+    assert {reading.rotary_dim for reading in comparison.readings} == {8}
+    odd = read(LLAMA | {"rope_theta": 1e4, "partial_rotary_factor": 0.5})
+    assert {name: reading.rotary_dim for name, reading in by_program(odd).items()} == {
+        "transformers 5": 16, "transformers 4": 8, "vLLM": 8, "SGLang": 8, "llama.cpp": 16, "DeepSpeed": 16,
+    }  # fmt: skip
+
+
+def gguf_file(path, architecture="llama", **keys):
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_block_count(2)
+    writer.add_rope_dimension_count(16)
+    for name, value in keys.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.add_tensor("rope_freqs.weight", torch.full((8,), 3.0).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_the_header_of_a_gguf_file(tmp_path):
+    comparison = compare(read_config(gguf_file(tmp_path / "model.gguf", rope_freq_base=5e4)))
+    readings = by_program(comparison)
+    assert list(readings) == ["transformers 5", "llama.cpp"]
+    torch.testing.assert_close(readings["llama.cpp"].inv_freq, create({"name": "default"}, 16, 5e4).inv_freq / 3)
+    assert apart(comparison)
+
+
+def test_the_command_needs_no_weights(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}))
+    for path in (tmp_path, tmp_path / "config.json"):
+        code, out, _ = run(capsys, "doctor", str(path))
+        assert code == 1
+        assert "transformers 4 differs" in out
+    code, out, _ = run(capsys, "doctor", str(tmp_path), "--config-only", "--length", "77", "--json")
+    printed = json.loads(out)
+    assert (printed["length"], printed["differ"], len(printed["readings"])) == (77, True, 5)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"rope_theta": 5e5}))
+    assert run(capsys, "doctor", str(tmp_path))[0] == 0
+
+
+BAD = {
+    "two bases": (LLAMA | {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta=10000.0 and rope_parameters.rope_theta=500000.0"),
+    "two types": (LLAMA | {"rope_scaling": {"rope_type": "yarn", "type": "linear"}}, "rope_type='yarn' and type='linear'"),
+    "two tables": (LLAMA | {"rope_scaling": {"factor": 2.0}, "rope_parameters": {"factor": 4.0}}, "rope_parameters.factor=4.0 and rope_scaling.factor=2.0"),
+    "no model type": ({"hidden_size": 64}, "has no model_type"),
+    "unknown": (LLAMA | {"model_type": "lama"}, "lama"),
+    "no length": (LLAMA | {"max_position_embeddings": 0}, "max_position_embeddings=0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD.values(), ids=BAD)
+def test_refusals(fields, message):
+    with pytest.raises(InputError, match=message):
+        read(fields)
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "text.gguf").write_text("no")
+    for name, message in (
+        ("", "has no config.json"),
+        ("none", "no such file"),
+        ("list.json", "holds list"),
+        ("broken.json", "is no JSON"),
+        ("text.gguf", "is no GGUF"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_config(tmp_path / name)
+    with pytest.raises(InputError, match="length=0"):
+        read(LLAMA, 0)
+
+
+def test_a_program_that_fails_is_reported_beside_the_others():
+    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear"}})
+    assert {each.program: each.why for each in comparison.refused}["transformers 4"].startswith(
+        "it fails: KeyError: 'factor'"
+    )
+    assert [reading.program for reading in comparison.readings] == ["llama.cpp"]
+    assert transformers.__version__.startswith("5.")
