@@ -38,7 +38,7 @@ class Diff(WithOutput):
         from posenc.frequencies import diff
         from posenc.lab.files import Folder
 
-        check_limits(self, head_dim=(2, 2**14))
+        check_limits(self, head_dim=(2, 2**14), length=(1, 2**40))
         shape = self.head_dim, self.base
         difference = diff(self.first, self.second, *shape, factor=self.factor, length=self.length, at=self.at)
         if self.out is not None:
