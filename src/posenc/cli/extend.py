@@ -69,6 +69,7 @@ class Extend(WithModel, WithOutput):
     verify: Annotated[bool, "measure the loss before and after"] = True
     finetune: Annotated[str | None, "a text to train on, other than the one that verifies", How("FILE")] = None
     out: Annotated[str | None, "save the model into this folder, and the JSON with it", How("DIR")] = None
+    gguf: Annotated[str | None, "write the model as this new .gguf file, in float16, for llama.cpp", How("FILE")] = None
 
     @classmethod
     def groups(cls) -> dict[str, type]:
@@ -93,6 +94,7 @@ class Extend(WithModel, WithOutput):
         from posenc.pretrained.export import to_hf
         from posenc.pretrained.extend import extend
         from posenc.pretrained.finetune import Checkpoint, prepared
+        from posenc.pretrained.gguf_file import check_file, to_gguf
         from posenc.pretrained.load import AUTO, HALF, STEPS_LOST, chosen_because, widen
         from posenc.pretrained.verify import TUNED
         from posenc.report.terminal import Display
@@ -113,6 +115,8 @@ class Extend(WithModel, WithOutput):
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
         self._check_out()
+        if self.gguf is not None:
+            check_file(self.gguf)
         model, tokenizer = self.load()
         if tokenizer is None and (self.verify or training is not None):
             raise InputError(f"{self.model}: it has no tokenizer to read a text with; give --no-verify, no --finetune")
@@ -160,6 +164,10 @@ class Extend(WithModel, WithOutput):
             printed.append(saved)
             if checkpoint is not None:
                 checkpoint.remove()
+        if self.gguf is not None:
+            written = to_gguf(model, self.gguf, tokenizer)
+            results["gguf"] = written.to_dict()
+            printed.append(written)
         self.emit(results, "\n\n".join(map(str, printed)))
         return DONE if tuned is None or tuned.complete else FAILED
 
@@ -167,7 +175,7 @@ class Extend(WithModel, WithOutput):
         """Extend a vision model to another image size."""
         from posenc.pretrained.vision.resize import resize
 
-        for name in ("factor", "target_length", "option", "text", "verify_tokens", "finetune"):
+        for name in ("factor", "target_length", "option", "text", "verify_tokens", "finetune", "gguf"):
             if getattr(self, name):
                 raise InputError(f"{name}: is for language models, leave it out beside --image-size")
         self._check_training()

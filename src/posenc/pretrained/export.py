@@ -234,7 +234,7 @@ def vllm_overrides(parameters: Mapping[str, Any], rope: Rope, frequencies: Frequ
     """
     if parameters.get("rope_type") != "longrope":
         return None
-    base = new_base(rope, frequencies)
+    base = new_base(rope.rotary_dim, frequencies)
     if base is not None:
         partial = {k: v for k, v in parameters.items() if k == "partial_rotary_factor"}
         return {"rope_type": "default", "rope_theta": base, **partial}
@@ -304,7 +304,7 @@ def _flags(rope: Rope, wanted: Frequencies) -> str | None:
         return ""
     if same_frequencies(wanted, Frequencies(loaded / factor)):
         return f" --rope-scaling linear --rope-scale {factor:.10g}"
-    base = new_base(rope, wanted)
+    base = new_base(rope.rotary_dim, wanted)
     if base is not None:
         return f" --rope-freq-base {base:.10g}"
     if 1 < factor < MAX_STRETCH and same_frequencies(
@@ -314,10 +314,10 @@ def _flags(rope: Rope, wanted: Frequencies) -> str | None:
     return None
 
 
-def new_base(rope: Rope, frequencies: Frequencies) -> float | None:
+def new_base(rotary_dim: int, frequencies: Frequencies) -> float | None:
     """The base with which plain RoPE has these frequencies; None: there is none."""
-    pairs = rope.rotary_dim // 2
+    pairs = rotary_dim // 2
     if pairs < 2 or not bool((frequencies.inv_freq > 0).all()):
         return None
     base = float(frequencies.inv_freq[-1]) ** (-pairs / (pairs - 1))
-    return base if base > 0 and same_frequencies(frequencies, abf(rope.rotary_dim, new_base=base)) else None
+    return base if base > 0 and same_frequencies(frequencies, abf(rotary_dim, new_base=base)) else None

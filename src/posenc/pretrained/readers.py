@@ -21,6 +21,8 @@ from posenc import frequencies
 from posenc.errors import InputError, check_integers, listed, on_one_line, unknown
 from posenc.pretrained.models import FAMILIES, Family, rope_parameters_by_type
 
+__all__ = ["Comparison", "ConfigFile", "Reading", "Refused", "compare", "read_config"]
+
 ALL, SLIDING, FULL = "all layers", "sliding_attention", "full_attention"
 NOTE = "note"
 """Key of what llama.cpp's converter leaves out, beside the keys that it writes."""

@@ -1,0 +1,134 @@
+"""GGUF files: llama.cpp computes what the model does, for every architecture, schedule and tokenizer; and refusals."""
+
+import numpy
+import pytest
+import torch
+from gguf import GGUFReader
+
+import posenc
+from posenc import InputError, to_gguf
+from posenc.pretrained.gguf_file import ARCHITECTURES
+from posenc.pretrained.readers import compare, read_config
+from references import llama_cpp, stories15m
+from references.commands import run
+from references.small_models import small_model, tokens
+
+SETTINGS = {
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3_text": {"query_pre_attn_scalar": 16},
+    "qwen2": {"use_sliding_window": False, "layer_types": ["full_attention"] * 2},
+    "smollm3": {"no_rope_layer_interval": 4},
+}
+SCHEDULES = ("linear", "ntk", "abf:new_base=50000", "yarn", "yarn_paper", "llama3", "ntk_mixed", "dynamic")
+GELU = 3e-3
+"""Of Gemma: llama.cpp reads GELU from a table of float16."""
+
+
+def model_of(name):
+    return small_model(name, **SETTINGS.get(name, {}))
+
+
+@torch.no_grad()
+def differs(model, ids, found):
+    """The largest difference of log-probabilities after each row of ids."""
+    wanted = model(ids).logits[:, -1].float().log_softmax(-1)
+    return max(
+        abs(value - float(row[token])) for row, one in zip(wanted, found, strict=True) for token, value in one.items()
+    )
+
+
+def test_llama_cpp_computes_every_architecture_and_schedule(tmp_path):
+    models, ids = {}, {"all": tokens(2, 50), "long": tokens(2, 200)}
+    for name in ARCHITECTURES:
+        models[tmp_path / f"{name}.gguf"] = (model_of(name), "all", GELU if "gemma" in name else 1e-3)
+    for method in SCHEDULES:
+        for name in ("llama", "phi3", "qwen2"):
+            model = model_of(name)
+            posenc.extend(model, method, factor=4)
+            if name == "qwen2" and method in ("yarn_paper", "llama3", "ntk_mixed"):
+                with pytest.raises(InputError, match=r"llama.cpp's qwen2 has no key for these frequencies"):
+                    to_gguf(model, tmp_path / "refused.gguf")
+                continue
+            models[tmp_path / f"{name}-{method.replace(':', '-')}.gguf"] = (model, "long", 1e-3)
+    for path, (model, _, _) in models.items():
+        assert str(to_gguf(model, path, dtype="float32"))
+    found = llama_cpp.log_probabilities({path: ids[which].tolist() for path, (_, which, _) in models.items()}, 256)
+    off = {path.stem: differs(model, ids[which], found[path]) for path, (model, which, _) in models.items()}
+    assert {
+        name: error for (name, error), (_, _, most) in zip(off.items(), models.values(), strict=True) if error > most
+    } == {}
+    plain = llama_cpp.log_probabilities({tmp_path / "llama.gguf": tokens(2, 60).tolist()}, 256)[tmp_path / "llama.gguf"]
+    assert differs(models[tmp_path / "llama-linear.gguf"][0], tokens(2, 60), plain) > 0.1, "the schedule matters"
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "yarn", "llama3", "ntk_mixed"])
+@pytest.mark.slow
+def test_stories15m_past_its_length(method, tmp_path):
+    stories15m.require()
+    model, texts = stories15m.load(), stories15m.texts()[:2, :1000]
+    posenc.extend(model, method, factor=4)
+    to_gguf(model, tmp_path / "s.gguf", dtype="float32")
+    found = llama_cpp.log_probabilities({tmp_path / "s.gguf": texts.tolist()}, 1024)[tmp_path / "s.gguf"]
+    assert differs(model, texts, found) < 1e-3
+
+
+@pytest.mark.slow
+def test_smollm2_with_its_tokenizer(demo, tmp_path):
+    model, tokenizer = demo
+    texts = ["The capital of France is", "Once upon a time, in 1999,\n\n  there was", "def f(x):\n    return"]
+    to_gguf(model, tmp_path / "d.gguf", tokenizer, dtype="float32")
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    found = llama_cpp.log_probabilities({tmp_path / "d.gguf": [*prompts, *texts]})[tmp_path / "d.gguf"]
+    for ids, of_ids, of_text in zip(prompts, found[:3], found[3:], strict=True):
+        assert differs(model, torch.tensor([ids]), [of_ids]) < 1e-3
+        assert of_ids == pytest.approx(of_text, abs=1e-3)
+
+
+def test_the_file_says_what_the_model_is(tmp_path, tokenizer):
+    model = model_of("llama")
+    posenc.extend(model, "yarn", factor=4)
+    report = to_gguf(model, tmp_path / "m.gguf")
+    assert (report.method, report.length, report.dtype) == ("yarn", 256, "float16")
+    fields = {key: value.contents() for key, value in GGUFReader(tmp_path / "m.gguf").fields.items()}
+    assert fields["llama.context_length"] == 256
+    assert (fields["llama.rope.scaling.type"], fields["llama.rope.scaling.original_context_length"]) == ("yarn", 64)
+    kinds = {tensor.name: tensor.data.dtype for tensor in GGUFReader(tmp_path / "m.gguf").tensors}
+    assert kinds["blk.0.attn_q.weight"] == numpy.float16
+    assert kinds["blk.0.attn_norm.weight"] == numpy.float32
+    assert not any("posenc" in each.name for each in tmp_path.iterdir())
+    (reading,) = [each for each in compare(read_config(tmp_path / "m.gguf")).readings if each.program == "llama.cpp"]
+    assert (reading.schedule, reading.attention_factor) == ("yarn", pytest.approx(report.rope and 1.138629436))
+
+
+def test_the_command_writes_one(tmp_path, capsys, llama, tokenizer):
+    llama.save_pretrained(tmp_path / "model")
+    file = tmp_path / "longer.gguf"
+    command = ("extend", str(tmp_path / "model"), "--method", "linear", "--factor", "4", "--no-verify")
+    code, out, _ = run(capsys, *command, "--gguf", str(file))
+    assert code == 0
+    assert f"{file}: llama, float16, linear, 256 tokens" in out
+    code, _, err = run(capsys, *command, "--gguf", str(file))
+    assert code == 2
+    assert "name a new file that ends in .gguf" in err
+
+
+def test_refusals(tmp_path, llama, tokenizer):
+    file = tmp_path / "m.gguf"
+    with pytest.raises(InputError, match="glm"):
+        to_gguf(small_model("glm4"), file)
+    with pytest.raises(InputError, match="dtype 'int4'"):
+        to_gguf(llama, file, dtype="int4")
+    with pytest.raises(InputError, match="folder does not exist"):
+        to_gguf(llama, tmp_path / "none" / "m.gguf")
+    with pytest.raises(InputError, match="layer 0 sees 24 keys"):
+        to_gguf(small_model("qwen2"), file)
+    with pytest.raises(InputError, match="query_pre_attn_scalar=256"):
+        to_gguf(small_model("gemma2"), file)
+    with pytest.raises(InputError, match="layer 1 has no positions"):
+        to_gguf(small_model("smollm3"), file)
+    with pytest.raises(InputError, match="its model is WordLevel"):
+        to_gguf(llama, file, tokenizer)
+    posenc.extend(llama, "rerope", factor=4, window=16)
+    with pytest.raises(InputError, match="cannot express the position map rerope"):
+        to_gguf(llama, file)
+    assert list(tmp_path.iterdir()) == []
