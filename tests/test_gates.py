@@ -324,7 +324,8 @@ def test_every_gated_encoding_refuses_other_gates(name):
 def test_gates_of_a_model_in_bfloat16_are_not_rounded(name):
     """A sum over a long text would add up what each is wrong by."""
     encoding, x = Transformer(CONFIG, name).bfloat16().encoding, call(dtype=torch.bfloat16)[3]
-    (gates,) = gates_of(encoding, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        (gates,) = gates_of(encoding, x)
     assert gates.dtype == torch.float32
     assert_close(gates.double(), gates_of(encoding.double(), x.double())[0], atol=1e-5, rtol=1e-4)
 

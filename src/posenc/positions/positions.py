@@ -772,6 +772,8 @@ class Positions:
         if (self.axes, axes) == (2, 3):
             q = first_frame(self.q)
             return q, q if self.k is self.q else first_frame(self.k)
+        if axes == 1:
+            self.require_one_axis(user)
         if self.axes != axes:
             raise InputError(f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}")
         return self.q, self.k
