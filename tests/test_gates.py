@@ -246,11 +246,14 @@ REFUSED = {
     "too few tokens": (
         lambda: bad(two_gates(torch.zeros(2, HEADS, N - 1, 1))), "gates are of 8 tokens, there are 9 keys: cache the gates"
     ),
-    "rank": (lambda: bad(two_gates(torch.zeros(2, HEADS, N))), r"pass \(batch, heads, num_keys, width\), batch 2"),
-    "rows": (lambda: bad(two_gates(torch.zeros(3, HEADS, N, 1))), "pass .batch, heads, num_keys, width., batch 2"),
+    "rank": (lambda: bad(two_gates(torch.zeros(2, HEADS, N))), r"pass \(batch, heads, num_keys, width\) of a floating dtype, batch 2"),
+    "rows": (lambda: bad(two_gates(torch.zeros(3, HEADS, N, 1))), "pass .batch, heads, num_keys, width. of a floating dtype, batch 2"),
     "nan": (lambda: bad(two_gates(torch.full((2, HEADS, N, 1), torch.nan))), "not finite; check the layer's input"),
     "infinite": (lambda: bad(two_gates(None, torch.full((2, KV, N, 3), torch.inf))), "not finite"),
     "no tensor": (lambda: bad(two_gates("gates")), "gates='gates': pass"),
+    "a number": (lambda: bad(1.0, Temperate(DIM, KV)), "gates=1.0: pass"),
+    "integers": (lambda: bad(two_gates(torch.zeros(2, HEADS, N, 1).long())), "torch.int64: pass .* of a floating dtype"),
+    "of an input without rows": (lambda: gates_of(made("one"), torch.zeros(N, DIM)), "pass the input of the layer's proj"),
     "device": (lambda: bad(two_gates(torch.zeros(2, HEADS, N, 1, device="meta"))), "gates are on meta, k on cpu"),
     "linear attention": (
         lambda: posenc.linear_attention(*call()[:3], Temperate(DIM, KV), causal=True), "gates=0 tensors, Temperate makes 1"
@@ -288,6 +291,61 @@ def test_what_the_hook_returns(function, found):
         InputError, match=f"Mine.gates returned {found}.*: return .batch, heads, seq, width., 1 x any x 6"
     ):
         model(torch.arange(6)[None])
+
+
+GATED = [name for name, cls in posenc.ENCODINGS.items() if "gates" in cls.sites()]
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_every_gated_encoding_refuses_other_gates(name):
+    model = Transformer(CONFIG, name).double().eval()
+    encoding, (q, k, v, x) = model.encoding, call()
+    model(torch.arange(N)[None])  # which gives the encoding the model's projections
+    (gates,) = gates_of(encoding, x)
+
+    def attend(gates):
+        return attention(q, k, v, encoding, Positions.arange(N, causal=True), gates=gates)
+
+    for other in (
+        gates[..., :-1],
+        torch.cat((gates, gates[..., :1]), 3),
+        gates[:, [0] * (gates.shape[1] + 1)],
+        gates[:, :0],
+    ):
+        with pytest.raises(InputError, match=rf"gates of shape .*: {name} makes .* pass gates=gates_of"):
+            attend(other)
+    if name != "selective_attention":  # whose gates are the model's projection
+        with pytest.raises(InputError, match=f"{DIM + 1}.*dim={DIM}"):
+            gates_of(encoding, torch.zeros(2, N, DIM + 1))
+    assert_close(attend(gates[:1]), attend(gates[:1].expand_as(gates)), **EXACT)
+
+
+@pytest.mark.parametrize("name", [name for name in GATED if name != "selective_attention"])
+def test_gates_of_a_model_in_bfloat16_are_not_rounded(name):
+    """A sum over a long text would add up what each is wrong by."""
+    encoding, x = Transformer(CONFIG, name).bfloat16().encoding, call(dtype=torch.bfloat16)[3]
+    with torch.autocast("cpu", torch.bfloat16):
+        (gates,) = gates_of(encoding, x)
+    assert gates.dtype == torch.float32
+    assert_close(gates.double(), gates_of(encoding.double(), x.double())[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_cut_cache(name):
+    """All of a layer's tensors cut alike are a shorter text; less is refused."""
+    model, tokens = Transformer(CONFIG, name).double().eval(), torch.arange(N)[None]
+
+    def after(cut):
+        cache = Cache()
+        model(tokens[:, :6], None, cache)
+        cache.layers = {layer: cut(tensors) for layer, tensors in cache.layers.items()}
+        return model(tokens[:, len(cache) :], None, cache)
+
+    assert_close(after(lambda kept: tuple(x[:, :, :4] for x in kept)), model(tokens)[:, 4:], **EXACT)
+    with pytest.raises(InputError, match="gates are of 11 tokens, there are 9 keys: cache the gates as the keys"):
+        after(lambda kept: (kept[0][:, :, :4], kept[1][:, :, :4], *kept[2:]))
+    with pytest.raises(InputError, match=r"cache: layer 0 has 2 tensors, its encoding makes 3.*keep all of a layer"):
+        after(lambda kept: kept[:2])
 
 
 def test_a_hook_without_gates_says_how_to_pass_them():

@@ -512,6 +512,8 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
 
     x: (batch, seq, dim), the input of the layer's projections.
     """
+    if not isinstance(x, Tensor) or x.dim() != 3:
+        raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
     with exactly(x):
         result = encoding.gates(x, layer)
     gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
@@ -534,12 +536,12 @@ def number_of_gates(encoding: Encoding, layer: int) -> int:
 def checked_gates(
     encoding: Encoding | None, gates: Tensor | Sequence[Tensor] | None, k: Tensor, layer: int
 ) -> tuple[Tensor, ...]:
-    """The gates that a call is given.
+    """The gates that a call is given, with a row for each of k.
 
     Raises:
         InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
     """
-    given = () if gates is None else (gates,) if isinstance(gates, Tensor) else tuple(gates)
+    given = () if gates is None else tuple(gates) if isinstance(gates, (list, tuple)) else (gates,)
     wanted = 0 if encoding is None else number_of_gates(encoding, layer)
     if len(given) != wanted:
         name = "no encoding" if encoding is None else encoding.known_as
@@ -548,8 +550,11 @@ def checked_gates(
             "input of the layer's projections, with those of cached keys in front"
         )
     for gate in given:
-        if not isinstance(gate, Tensor) or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
-            raise InputError(f"gates={shown(gate)}: pass (batch, heads, num_keys, width), batch {k.shape[0]}")
+        fits = isinstance(gate, Tensor) and gate.is_floating_point()
+        if not fits or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
+            raise InputError(
+                f"gates={shown(gate)}: pass (batch, heads, num_keys, width) of a floating dtype, batch {k.shape[0]}"
+            )
         if gate.shape[2] != k.shape[2]:
             raise InputError(
                 f"gates are of {gate.shape[2]} tokens, there are {k.shape[2]} keys: cache the gates as the keys are, and pass all"
@@ -563,7 +568,7 @@ def checked_gates(
             and not bool(gate.isfinite().all())
         ):
             raise InputError(f"gates={shown(gate)}: not finite; check the layer's input and the weights of {encoding}")
-    return given
+    return tuple(gate.expand(len(k), -1, -1, -1) for gate in given)
 
 
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:

@@ -121,6 +121,11 @@ class Cache:
     def append(self, layer: int, new: tuple[Tensor, ...], positions: Positions) -> tuple[Tensor, ...]:
         """Append to their rows what new tokens have, keys, values and gates (batch, heads, n, width); return it of all tokens."""
         if layer in self.layers:
+            if len(self.layers[layer]) != len(new):
+                raise InputError(
+                    f"cache: layer {layer} has {len(self.layers[layer])} tensors, its encoding makes {len(new)}, keys, values and "
+                    f"{len(new) - 2} of gates: keep all of a layer when you cut a cache, and use it with one encoding"
+                )
             new = tuple(_appended(old, more, positions) for old, more in zip(self.layers[layer], new, strict=True))
         self.layers[layer] = new
         return new

@@ -132,7 +132,6 @@ def bad(encoding, gates, q=None, positions=None):
 
 REFUSED = {
     "width": (lambda: gates_of(CARoPE(4, DIM, 4), torch.zeros(1, 3, 7)), "makes gates of .batch, seq, dim=6."),
-    "rows": (lambda: gates_of(Mamba3Rotary(4, DIM, 4), torch.zeros(3, 6)), "makes gates"),
     "odd": (lambda: SelectiveRotary(5, DIM, 2), "head_dim=5"),
     "groups": (lambda: SelectiveRotary(4, 7, 2), "dim=7: must be a multiple of the 2 key heads"),
     "key heads": (lambda: CARoPE(4, DIM, 4, 3), "num_kv_heads=3"),

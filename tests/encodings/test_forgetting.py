@@ -43,14 +43,6 @@ def test_fox_is_that_of_x_transformers():
     assert_close(mine.tril(), theirs(x).tril(), **EXACT)
 
 
-def test_gates_are_float32_at_least_under_autocast():
-    encoding, x = FoX(2, DIM), torch.randn(1, 5, DIM)
-    want = encoding.gates(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(gates_of(encoding, x)[0], want)
-    assert encoding.bfloat16().gates(x.bfloat16()).dtype == torch.float32
-
-
 # ---------------------------------------------------------------- pruning
 
 

@@ -100,10 +100,12 @@ def test_schedules_that_do_not_fit_are_refused(options, named):
         HeadRotary(**{"head_dim": 8, "num_heads": 4} | options)
 
 
-def test_other_heads_than_the_encodings_are_refused():
+def test_other_heads_and_axes_than_the_encodings_are_refused():
     q, k, v = qkv(Positions.arange(3), 6, 3)
     with pytest.raises(InputError, match="3 heads: this HeadRotary has 2 key heads"):
         posenc.attention(q, k, v, HeadRotary(4, 4, 2), Positions.arange(3))
+    with pytest.raises(InputError, match="HeadRotary takes one coordinate per token, these positions have 2"):
+        posenc.attention(q[:, :4], k[:, :2], v[:, :2], HeadRotary(4, 4, 2), Positions.grid(1, 3))
 
 
 # ---------------------------------------------------------------- learned frequencies

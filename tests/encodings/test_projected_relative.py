@@ -120,13 +120,9 @@ REFUSED = {
     "profiles": (lambda: ProjectedRelative(8, 2, profiles=0), "profiles=0"),
     "init_std": (lambda: ProjectedRelative(8, 2, init_std=-1.0), "init_std=-1"),
     "no gates": (call, "gates=0 tensors, projected_relative makes 1"),
-    "narrow gates": (lambda: call(gates=torch.zeros(2, 3, 7, 3)), r"table of shape .* pass \(num_heads or 1, rows, 3\)"),
-    "gates of other heads": (lambda: call(gates=torch.zeros(2, 2, 7, 2)), "has 2 heads, q has 3"),
-    "gates of other tokens": (lambda: call(gates=torch.zeros(2, 3, 6, 2)), "gates are of 6 tokens, there are 7 keys"),
     "heads": (lambda: call(heads=2, gates=torch.zeros(2, 2, 7, 2)), "num_heads=3"),
     "fractional": (lambda: call(positions=LAYOUTS["fractional"], gates=torch.zeros(2, 3, 7, 2)), "integer distances"),
     "grid": (lambda: call(positions=Positions.grid(2, 2), gates=torch.zeros(2, 3, 4, 2)), "one coordinate"),
-    "x": (lambda: gates_of(made(), torch.zeros(1, 3, DIM + 1)), f"x of {DIM + 1} channels.*dim={DIM}"),
     "layer": (lambda: gates_of(made(num_layers=2), torch.zeros(1, 3, DIM), 2), "num_layers=2"),
 }  # fmt: skip
 

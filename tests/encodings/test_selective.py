@@ -175,8 +175,6 @@ def call(positions=CAUSAL["causal"], gates=None, **options):
 
 REFUSED = {
     "no gates": (call, "gates=0 tensors, selective_attention makes 1"),
-    "gates of all heads": (lambda: call(gates=torch.zeros(2, 3, 7, 4)), r"queries of the first head, \(batch, 1, 7, 4\)"),
-    "narrow gates": (lambda: call(gates=torch.zeros(2, 1, 7, 3)), r"queries of the first head, \(batch, 1, 7, 4\)"),
     "not causal": (lambda: call(Positions.arange(7), torch.zeros(2, 1, 7, 4)), "pass causal positions"),
     "prefix": (lambda: call(Positions.prefix_lm(2, 7), torch.zeros(2, 1, 7, 4)), "pass causal positions"),
     "no projection": (lambda: gates_of(SelectiveAttention(4), torch.zeros(1, 3, 8)), "no query projection for layer 0"),

@@ -66,8 +66,11 @@ def test_equal_to_a_dense_mask(sides, layout, added, tiles):
             assert torch.allclose(a, b, atol=1e-10)
 
 
-@pytest.mark.parametrize("sides", ["two sides", "per head", "unlimited head"])
-@pytest.mark.parametrize("layout", ["plain", "causal", "padded", "packed", "scattered"])
+@pytest.mark.parametrize(
+    ("sides", "layout"),
+    [("two sides", "causal"), ("unlimited head", "causal")]
+    + [("per head", layout) for layout in ("plain", "causal", "padded", "packed", "scattered")],
+)
 def test_flex(sides, layout):
     window, positions = Window(*SIDES[sides]), LAYOUTS[layout]
     qkv = [x.detach() for x in tensors(positions.num_queries)]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -18,6 +18,7 @@ from posenc.positions.multimodal import RULES
 from references import multimodal as loops
 
 SIDE = st.integers(1, 5)
+SOME = settings(max_examples=40)
 IMAGES = st.tuples(st.just(1), SIDE, SIDE)
 VIDEOS = st.tuples(st.integers(1, 7), SIDE, SIDE)
 STILLS = ["circle_rope"]
@@ -100,6 +101,7 @@ def theirs_of(family: str, merge: int, tokens_per_second: float = 2):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@SOME
 @given(data=st.data(), side=st.sampled_from(["left", "right"]), merge=st.integers(1, 3))
 def test_positions_are_those_of_transformers(family, data, side, merge):
     rule = FAMILIES[family][0]
@@ -136,6 +138,7 @@ def test_time_is_rounded_as_in_transformers():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@SOME
 @given(data=st.data(), steps=st.integers(1, 3))
 def test_the_next_tokens_are_where_transformers_has_them(family, data, steps):
     rule = FAMILIES[family][0]
@@ -189,6 +192,7 @@ def test_text_goes_on_after_the_last_frame_of_a_video():
 
 
 @pytest.mark.parametrize("rule", LOOPS)
+@SOME
 @given(data=st.data(), side=st.sampled_from(["left", "right"]))
 def test_rows_are_their_loops(rule, data, side):
     framewise = RULES[rule].framewise
@@ -210,6 +214,7 @@ def test_rows_are_their_loops(rule, data, side):
 
 
 @pytest.mark.parametrize("rule", LOOPS)
+@SOME
 @given(data=st.data())
 def test_parts_are_rows(rule, data):
     visions = IMAGES if rule in STILLS or RULES[rule].framewise else IMAGES | VIDEOS
@@ -224,6 +229,7 @@ def test_parts_are_rows(rule, data):
     assert torch.equal(step.mask(), Positions.multimodal([*parts, 2], rule, causal=True).mask()[:, :, -2:])
 
 
+@SOME
 @given(row=a_row(), spacing=st.sampled_from([0.5, 1.0, 2.0, 1.25]), delta=st.sampled_from([1.0, 0.25, 1 / 256]),
        rate=st.sampled_from([1.0, 2.0, 4.0]), seconds=st.sampled_from([0.25, 0.5, 1.0, 1.75]))  # fmt: skip
 def test_options_are_those_of_the_loops(row, spacing, delta, rate, seconds):
@@ -242,6 +248,7 @@ def test_options_are_those_of_the_loops(row, spacing, delta, rate, seconds):
     assert fine.q[0].tolist() == [at for (at,) in loops.v2pe(plain(row), delta)]
 
 
+@SOME
 @given(row=a_row(IMAGES), radius=st.none() | st.floats(0.5, 20), alpha=st.floats(0, 1))
 def test_a_circle_is_its_loop_and_as_far_from_every_text_token(row, radius, alpha):
     kinds, _, images, videos = batch_of([row])

@@ -2,6 +2,7 @@
 code."""
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -65,14 +66,15 @@ def accumulated(step, positions, layout: str, kv_heads: int, scale: float = 0.5)
     def of_call(q, k, seen, x):
         group = q.shape[1] // kv_heads
 
+        @cache
         def angles(b, h, tokens):
             each = [step(h, tokens[: n + 1], x[b]) for n in range(len(tokens))]
             return [sum(parts) for parts in zip(*each, strict=True)]
 
         def bias(b, h, i, j):
             of_q, of_k = q[b, h, i], k[b, h // group, j]
-            turned_q = turned(of_q, angles(b, h // group, at_query(positions, b, i)), layout)
-            turned_k = turned(of_k, angles(b, h // group, at_key(positions, b, j)), layout)
+            turned_q = turned(of_q, angles(b, h // group, tuple(at_query(positions, b, i))), layout)
+            turned_k = turned(of_k, angles(b, h // group, tuple(at_key(positions, b, j))), layout)
             return scale * float(turned_q @ turned_k - of_q @ of_k)
 
         return bias

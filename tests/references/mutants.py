@@ -189,20 +189,12 @@ def fope(x, positions, base, cosines, sines, padding=None):
     return turned
 
 
-def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, frames=False, change=lambda ids: ids):
-    """By Positions.mixed, a prompt at a time."""
-    grids = {1: iter(image_grids.tolist()), 2: iter(video_grids.tolist())}
-    if frames:
-        grids[2] = iter([(1, h, w) for t, h, w in video_grids.tolist() for _ in range(t)])
-    ids = torch.full((3, *token_types.shape), -7)
-    for row, (types, mask) in enumerate(zip(token_types, attention_mask.bool(), strict=True)):
-        parts = []
-        for kind, run in itertools.groupby(types[mask].tolist()):
-            tokens = len(list(run))
-            t, h, w = next(grids[kind]) if kind else (0, 0, 0)
-            parts.append((h // merge, w // merge, t) if kind else tokens)
-        ids[:, row, mask] = Positions.mixed(parts).q[0].T
-    return change(ids)
+def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge, rule="qwen2_vl", change=lambda ids: ids):
+    ids = Positions.multimodal(
+        token_types, rule, image_token_id=1, video_token_id=2, image_grid_thw=image_grids, video_grid_thw=video_grids,
+        spatial_merge_size=merge, attention_mask=attention_mask,
+    ).q  # fmt: skip
+    return change(ids.movedim(2, 0))
 
 
 def m_rope_loops(*given, **options):
@@ -255,7 +247,7 @@ MUTANTS = [
     ("m_rope_ids", lambda *given: m_rope_loops(*given, cell=lambda n, t, h, w: (n // h // w, n // w // t, n % w)), "rows of a video are repeated over its frames first"),
     ("m_rope_ids", lambda *given: m_rope_loops(*given, cell=lambda n, t, h, w: (n // h // w, n % h, n // h % w)), "tokens go down the columns"),
     ("m_rope_ids", lambda *given: m_rope_ids(*given, change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
-    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, frames=True, change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
+    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, rule="qwen3_vl", change=lambda ids: ids[[0, 2, 1]]), "height and width are exchanged"),
     ("m_rope_ids", functools.partial(timed_ids, time=lambda n, begin, every: int(begin * every)), "times are multiplied with where the video begins"),
     ("m_rope_ids", functools.partial(timed_ids, spaced=(1, 2)), "images are spaced as videos"),
     ("m_rope_ids", lambda token_types, image_grids, video_grids, attention_mask, merge, seconds_per_grid=(), tokens_per_second=1: timed_ids(token_types, image_grids, video_grids, attention_mask, merge, [int(s) for s in seconds_per_grid], tokens_per_second), "seconds_per_grid are cut to integers"),
@@ -427,7 +419,7 @@ RIGHT = [
     ("m_rope_interleaved", lambda *given: m_rope(*given, interleaved=True)),
     ("m_rope_ids", m_rope_ids),
     ("m_rope_ids", timed_ids),
-    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, frames=True)),
+    ("m_rope_ids_frames", lambda *given: m_rope_ids(*given, rule="qwen3_vl")),
     ("fope", fope),
     ("softmax_scale", softmax_scale),
     ("rotary", by_tables),

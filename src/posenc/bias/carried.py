@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from posenc.bias import Block, Score
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.segments import segments
+from posenc.positions.order import at, order_of
 
 SIZE = 64
 """Tokens of a chunk, a power of 2."""
@@ -25,25 +25,19 @@ class Stream(NamedTuple):
     """The tokens of a call one after the other: the documents, each in its order, without gaps; padding somewhere else.
 
     index: (batch or 1, num_keys), the keys in that order; None: they are in it. rank: (batch or 1, num_queries), where the
-    queries are in it; None: side by side from `first` on. follows: (batch or 1, num_keys) bool, in that order: whether a token
-    has one of its document just before it. valid: in that order, as `Positions.valid`.
+    queries are in it; None: side by side from `first` on. valid: in that order, as `Positions.valid`.
     """
 
     index: Tensor | None  # type: ignore[assignment]
     rank: Tensor | None
     first: int
-    follows: Tensor
     valid: Tensor | None
 
     def of(self, x: Tensor) -> Tensor:
         """A tensor over the keys (batch, heads, num_keys, width) in the stream's order, with zeros for padding."""
         if self.index is not None:
-            x = _take(x, self.index)
+            x = at(x, self.index)
         return x if self.valid is None else x.masked_fill(~self.valid[:, None, :, None], 0.0)
-
-    def before(self, x: Tensor) -> Tensor:
-        """For each token of such a tensor the one before it in its document, or zeros."""
-        return pad(x, (0, 0, 1, -1)) * self.follows[:, None, :, None]
 
 
 def stream(positions: Positions, user: str) -> Stream:
@@ -59,26 +53,28 @@ def stream(positions: Positions, user: str) -> Stream:
 
 
 def _stream(p: Positions, user: str) -> Stream:
-    first, document, valid = p.diagonal, p.k_document, p.valid
+    first = p.diagonal
     if first is not None and not 0 <= first <= p.num_keys - p.num_queries:
         raise InputError(
             f"{user}: the {p.num_queries} queries are not among the {p.num_keys} keys, as in self-attention"
         )
-    index = rank = None
-    if first is None or (p.hides_tokens and segments(p) is None):
-        index = p.k_order.expand(p.batch, -1).argsort(dim=1, stable=True)
-        for group in (document, valid):  # padding first
-            if group is not None:
-                index = index.gather(1, group.expand(p.batch, -1).gather(1, index).long().argsort(dim=1, stable=True))
-        slots = torch.arange(p.num_keys, device=p.k.device)[None, None, :, None].expand(p.batch, -1, -1, -1)
-        rank = index.argsort(1).gather(1, p.of_queries(slots)[:, 0, :, 0].expand(p.batch, -1))
-        document, valid = (None if x is None else x.expand(p.batch, -1).gather(1, index) for x in (document, valid))
-    follows = torch.ones_like(p.k_order, dtype=torch.bool) if valid is None else valid.clone()
-    for group in (document, valid):
-        if group is not None:
-            follows = follows & (group == group.roll(1, 1))
-    follows = follows & (torch.arange(p.num_keys, device=p.k.device) > 0)
-    return Stream(index, rank, first or 0, follows, valid)
+    if first is not None and (not p.hides_tokens or _in_order(p)):
+        return Stream(None, None, first, p.valid)
+    keys, ranks = order_of(p)[:2]
+    slots = torch.arange(p.num_keys, device=p.k.device)[None, None, :, None].expand(len(keys), -1, -1, -1)
+    rank = ranks.gather(1, p.of_queries(slots)[:, 0, :, 0])
+    return Stream(keys, rank, 0, None if p.valid is None else p.valid.expand(keys.shape).gather(1, keys))
+
+
+def _in_order(p: Positions) -> bool:
+    """Whether each key is stored just behind the one before it in its document."""
+    if torch.compiler.is_compiling():
+        return False  # a graph may not read tensors
+    keys, _, _, first = order_of(p)
+    follows = torch.arange(p.num_keys, device=p.k.device) > first
+    if p.valid is not None:
+        follows = follows & p.valid.expand(keys.shape).gather(1, keys)
+    return bool(((keys.diff(dim=1) == 1) | ~follows[:, 1:]).all())
 
 
 class Carried(Score):
@@ -118,14 +114,14 @@ class Carried(Score):
             skip = 0 if graph else first // size
             start = first - skip * size
             q = _chunks(pad(self.q, (0, 0, start, 0)), size)
-            at = slice(skip, skip + q.shape[2])
-            inner, carried = self.inside(q, k[:, :, at], tuple(table[:, :, at] for table in tables))
+            here = slice(skip, skip + q.shape[2])
+            inner, carried = self.inside(q, k[:, :, here], tuple(table[:, :, here] for table in tables))
             inner, carried = (x.flatten(2, 3)[:, :, start : start + count] for x in (inner, carried))
             chunk = torch.arange(first, first + count, device=device)[None] // size
         else:
             places = rank[:, None, :, None].expand(*self.q.shape)
             q = _chunks(torch.zeros_like(self.k).scatter(2, places, self.q), size)
-            inner, carried = (_take(x.flatten(2, 3), rank) for x in self.inside(q, k, tables))
+            inner, carried = (at(x.flatten(2, 3), rank) for x in self.inside(q, k, tables))
             chunk = rank // size
         of_chunk = list(
             zip(*(table.unbind(2) for table in tables), strict=True)
@@ -161,8 +157,3 @@ def _chunks(x: Tensor, size: int) -> Tensor:
     """(batch, heads, n, width) -> (batch, heads, chunks, size, width), with zeros at the end."""
     missing = -x.shape[2] % size
     return (x if missing == 0 else pad(x, (0, 0, 0, missing))).unflatten(2, (-1, size))
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Tokens of (batch, heads, n, width) at (batch or 1, m) indices."""
-    return x.gather(2, index[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3]))

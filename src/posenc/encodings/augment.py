@@ -185,9 +185,16 @@ class PoSE(Encoding):
         document, count = _documents(positions, batch)
         draws = torch.rand(2, batch, count, dtype=torch.float64, device=positions.q.device)
         part, share = (draw.gather(1, document) for draw in draws)
-        first = 1 + (part * ((lengths + 1) // 2)).long()
-        skip = (share * (self.max_length - lengths + 1)).long()
-        return positions.moved(lambda ids, order: ids + skip * (ids >= first))
+        return positions.moved(lambda ids, order: skipped_positions(ids, lengths, self.max_length, part, share))
+
+
+def skipped_positions(ids: Tensor, lengths: Tensor | int, max_length: int, part: Tensor, share: Tensor) -> Tensor:
+    """PoSE's positions of texts of these lengths: ids up to the start of the second part, then moved on.
+
+    part, share: drawn from 0 to below 1, for the length of the first part and how far the second moves; broadcastable.
+    """
+    first = 1 + (part * ((lengths + 1) // 2)).long()
+    return ids + (share * (max_length - lengths + 1)).long() * (ids >= first)
 
 
 def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:

@@ -59,4 +59,4 @@ class FoX(Encoding):
         check_heads(self, q, self.num_heads)
         if positions.sees_future:
             raise InputError("FoX forgets from a key up to its query: pass causal positions (causal=True)")
-        return RunningSum(positions.gate(self.known_as)[..., 0], positions.with_gates(()))
+        return RunningSum(positions.gate(self.known_as, self.num_heads, 1)[..., 0], positions.with_gates(()))

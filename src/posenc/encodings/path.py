@@ -10,9 +10,10 @@ from torch.nn.functional import linear, silu
 
 from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding
-from posenc.encodings.shared import check_head_dim, check_heads, kv_heads_of
-from posenc.errors import InputError, check_integers
+from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of
+from posenc.errors import check_integers
 from posenc.positions import Positions
+from posenc.positions.order import convolved
 
 
 @dataclass(eq=False, repr=False)
@@ -68,34 +69,26 @@ class PaTH(Encoding):
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         """w before its convolution and norm, and the logit of beta, (batch, num_kv_heads, seq, head_dim + 1)."""
-        if x.shape[-1] != self.dim:
-            raise InputError(f"x is {x.shape[-1]} wide: this PaTH was made with dim={self.dim}")
-        at = self.own_layer(layer)
-        middle = x if self.down is None else linear(x, self.down[at].to(x.dtype))
-        w = linear(middle, self.up[at].to(x.dtype)).unflatten(-1, (-1, self.head_dim))
-        logit = linear(x, self.beta_weight[at].to(x.dtype), self.beta_bias[at].to(x.dtype))
+        x, at = check_input(self, x, self.dim), self.own_layer(layer)
+        middle = x if self.down is None else linear(x, self.down[at].to(x))
+        w = linear(middle, self.up[at].to(x)).unflatten(-1, (-1, self.head_dim))
+        logit = linear(x, self.beta_weight[at].to(x), self.beta_bias[at].to(x))
         return torch.cat((w, logit[..., None]), -1).transpose(1, 2)
 
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> "Reflected":
         check_heads(self, q, self.num_heads)
         check_head_dim(self, q, self.head_dim)
         order = stream(positions, "PaTH")
-        gate, heads = positions.gate(self.known_as), kv_heads_of(self.num_heads, self.num_kv_heads)
-        if gate.shape[1] != heads or gate.shape[3] != self.head_dim + 1:
-            raise InputError(
-                f"gates of shape {tuple(gate.shape)}: pass (batch, {heads}, num_keys, {self.head_dim + 1})"
-            )
-        gate = order.of(gate.to(torch.promote_types(q.dtype, torch.float32)))
+        heads = kv_heads_of(self.num_heads, self.num_kv_heads)
+        gate = positions.gate(self.known_as, heads, self.head_dim + 1)
+        gate = gate.to(torch.promote_types(q.dtype, torch.float32))
         w, beta = gate[..., :-1], 2 * torch.sigmoid(gate[..., -1:])
         if self.filter is not None:
-            filters, tap, w = self.filter[self.own_layer(layer)].to(w), w, torch.zeros_like(w)
-            for back in range(self.conv_size):
-                tap = order.before(tap) if back else tap
-                w = w + filters[:, self.conv_size - 1 - back, None] * tap
-            w = silu(w)
+            newest_first = self.filter[self.own_layer(layer)].flip(1).mT
+            w = silu(convolved(w, newest_first.to(w), positions))
         w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
         # padding has w = 0: it reflects nothing
-        return Reflected(scale * q, order.of(k), torch.cat((w, beta), -1), positions, order)
+        return Reflected(scale * q, order.of(k), order.of(torch.cat((w, beta), -1)), positions, order)
 
 
 class Reflected(Carried):

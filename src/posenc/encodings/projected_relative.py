@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from posenc.bias import QueryRelative
 from posenc.encoding import Encoding
-from posenc.encodings.shared import HeadProjection, check_heads, normal_parameter
+from posenc.encodings.shared import HeadProjection, check_heads, check_input, normal_parameter
 from posenc.errors import LARGEST_SIZE, InputError, check_integers
 from posenc.positions import Positions
 
@@ -56,9 +56,7 @@ class ProjectedRelative(Encoding):
         self.table: nn.Parameter = normal_parameter(self.num_layers, self.extent, self.profiles, init_std=self.init_std)
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise InputError(f"x of {x.shape[-1]} channels: this ProjectedRelative was made with dim={self.dim}")
-        return self.projection(x, self.own_layer(layer))
+        return self.projection(check_input(self, x, self.dim), self.own_layer(layer))
 
     def row(self, distance: Tensor) -> Tensor:
         """The row of a distance in the table with a row of zeros before it, for keys after the query, and after it."""
@@ -70,6 +68,6 @@ class ProjectedRelative(Encoding):
         if positions.fractional:
             raise InputError("ProjectedRelative has rows for integer distances only: round the positions")
         dtype = torch.promote_types(q.dtype, torch.float32)
-        weights = positions.of_queries(positions.gate(self.known_as))
+        weights = positions.of_queries(positions.gate(self.known_as, self.num_heads, self.profiles))
         table = pad(self.table[self.own_layer(layer)], (0, 0, 1, 1))
         return QueryRelative(weights.to(dtype), table.to(dtype)[None], self.row, positions)

@@ -18,6 +18,7 @@ from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError
 from posenc.functional import Layout
 from posenc.positions import Positions
+from posenc.positions.order import order_of
 
 TOKENS = 256
 """Tokens whose selections are added up at a time."""
@@ -80,11 +81,7 @@ class SelectiveAttention(Encoding):
                 "selective_attention looks at the tokens between a key and its query: pass causal positions"
             )
         dtype = torch.promote_types(q.dtype, torch.float32)
-        queries = positions.gate(self.known_as).to(dtype)
-        if queries.shape[1:] != (1, k.shape[2], self.head_dim):
-            raise InputError(
-                f"gates of shape {tuple(queries.shape)}: pass the queries of the first head, (batch, 1, {k.shape[2]}, {self.head_dim})"
-            )
+        queries = positions.gate(self.known_as, 1, self.head_dim).to(dtype)
         tokens = positions.shared("tokens as queries", partial(_as_queries, positions))
         keys = k[:, :1].to(dtype)
         if self.rope_theta is not None:
@@ -110,7 +107,9 @@ class Selection(Score):
     def __init__(self, queries: Tensor, keys: Tensor, positions: Positions, tokens: Positions) -> None:
         self.queries, self.keys, self.positions, self.tokens = queries, keys, positions, tokens
         self.batch, self.num_queries, self.num_keys = len(keys), positions.num_queries, positions.num_keys
-        self.first: Tensor = tokens.shared("first of documents", partial(_first_of_documents, tokens))
+        order = order_of(positions)
+        here = torch.arange(positions.num_keys, device=keys.device)
+        self.first: Tensor = (order.first == here).gather(1, order.rank)  # keys that are the first of their documents
 
     def selected(self, first: int, end: int) -> Tensor:
         """What tokens first .. end - 1 score each key, where it counts: (batch, end - first, num_keys)."""
@@ -145,18 +144,3 @@ class Selection(Score):
     def _in_any_order(self, first: int, end: int) -> Tensor:
         earlier = self.tokens.k_order[:, None] < self.positions.q_order[:, first:end, None]
         return -(earlier.to(self.keys) @ self.selected(0, self.num_keys))[:, None]
-
-
-def _first_of_documents(tokens: Positions) -> Tensor:
-    """Which keys are the first of their document, or of their row, (batch or 1, num_keys) bool."""
-    order = tokens.k_order
-    document = torch.zeros_like(order) if tokens.k_document is None else tokens.k_document
-    if tokens.valid is not None:
-        document = torch.where(tokens.valid, document, document.amax() + 1)
-    rows = torch.broadcast_shapes(order.shape, document.shape)
-    order, document = order.expand(rows), document.expand(rows)
-    index = order.argsort(dim=1, stable=True)
-    index = index.gather(1, document.gather(1, index).argsort(dim=1, stable=True))
-    ordered = document.gather(1, index)
-    changes = (ordered != ordered.roll(1, 1)) | (torch.arange(rows[1], device=order.device) == 0)
-    return torch.zeros_like(changes).scatter(1, index, changes)

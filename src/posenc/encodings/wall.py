@@ -11,8 +11,7 @@ from torch.nn.functional import linear, logsigmoid, pad
 
 from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding
-from posenc.encodings.shared import check_head_dim, check_heads
-from posenc.errors import InputError
+from posenc.encodings.shared import check_head_dim, check_heads, check_input
 from posenc.positions import Positions
 
 
@@ -55,22 +54,18 @@ class Wall(Encoding):
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         """The logarithm of each channel's gate, (batch, num_heads, seq, head_dim), float32 or better."""
-        if x.shape[-1] != self.dim:
-            raise InputError(f"x is {x.shape[-1]} wide: this Wall was made with dim={self.dim}")
-        at = self.own_layer(layer)
-        logits = linear(x, self.weight[at].to(x.dtype), self.bias_in[at].to(x.dtype))
-        logits = logits.to(torch.promote_types(x.dtype, torch.float32))
-        return logsigmoid(logits).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        x, at = check_input(self, x, self.dim), self.own_layer(layer)
+        return (
+            logsigmoid(linear(x, self.weight[at].to(x), self.bias_in[at].to(x)))
+            .unflatten(-1, (self.num_heads, -1))
+            .transpose(1, 2)
+        )
 
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> "Decayed":
         check_heads(self, q, self.num_heads)
         check_head_dim(self, q, self.head_dim)
         order = stream(positions, "Wall")
-        gate = positions.gate(self.known_as)
-        if gate.shape[1] != self.num_heads or gate.shape[3] != self.head_dim:
-            raise InputError(
-                f"gates of shape {tuple(gate.shape)}: pass (batch, {self.num_heads}, num_keys, {self.head_dim})"
-            )
+        gate = positions.gate(self.known_as, self.num_heads, self.head_dim)
         return Decayed(scale * q, order.of(k), order.of(gate), positions, order)
 
 

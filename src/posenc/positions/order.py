@@ -73,16 +73,18 @@ def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
 def convolved(x: Tensor, weight: Tensor, positions: Positions) -> Tensor:
     """sum_s weight[.., s] x[t - s] over the tokens before t in its document, s = 0 .. steps - 1, for each channel. x: (batch or 1,
     heads, num_keys, width), of the keys; weight: (heads, width, steps)."""
-    order, steps = order_of(positions), weight.shape[2]
-    x = at(x, order.keys)
-    n = x.shape[2]
+    stored = positions.diagonal is not None and not positions.hides_tokens  # in their order
+    order = None if stored else order_of(positions)
+    x = x if order is None else at(x, order.keys)
+    n, steps = x.shape[2], weight.shape[2]
     padded, place = torch.nn.functional.pad(x, (0, 0, steps - 1, 0)), torch.arange(n, device=x.device)
     total = x * weight[:, None, :, 0]
     for step in range(1, steps):
-        inside = (place - step >= order.first)[:, None, :, None]
         before = padded[:, :, steps - 1 - step : steps - 1 - step + n]
-        total = total + before.masked_fill(~inside, 0.0) * weight[:, None, :, step]
-    return at(total, order.rank)
+        if order is not None:
+            before = before.masked_fill((place - step < order.first)[:, None, :, None], 0.0)
+        total = total + before * weight[:, None, :, step]
+    return total if order is None else at(total, order.rank)
 
 
 def at(x: Tensor, index: Tensor) -> Tensor:

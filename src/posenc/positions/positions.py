@@ -526,18 +526,26 @@ class Positions:
         object.__setattr__(gated, "ungated", ungated)
         return gated
 
-    def gate(self, user: str) -> Tensor:
-        """The gates of every key, (batch, heads, num_keys, width), for the one encoding that asks.
+    def gate(self, user: str, heads: int | None = None, width: int | None = None) -> Tensor:
+        """The gates of every key, (batch, heads, num_keys, width), for the one encoding that asks. heads, width: those that
+        it made; None: any.
 
         Raises:
-            InputError: none were given.
+            InputError: none were given, or of other heads or another width.
         """
         if len(self.gates) != 1:
             raise InputError(
                 f"{user} takes gates that it makes of a layer's input: pass gates=gates_of({user}, x, layer) to attention, with "
                 "those of cached keys in front"
             )
-        return self.gates[0]
+        (gate,) = self.gates
+        wanted = tuple(of if size is None else size for of, size in zip(gate.shape[1::2], (heads, width), strict=True))
+        if gate.shape[1::2] != wanted:
+            raise InputError(
+                f"gates of shape {tuple(gate.shape)}: {user} makes (batch, {wanted[0]}, num_keys, {wanted[1]}); pass "
+                f"gates=gates_of({user}, x, layer)"
+            )
+        return gate
 
     def of_queries(self, x: Tensor) -> Tensor:
         """Of a tensor over the keys, (batch, heads, num_keys, width), the part of the queries' tokens."""
@@ -764,6 +772,8 @@ class Positions:
         if (self.axes, axes) == (2, 3):
             q = first_frame(self.q)
             return q, q if self.k is self.q else first_frame(self.k)
+        if axes == 1:
+            self.require_one_axis(user)
         if self.axes != axes:
             raise InputError(f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}")
         return self.q, self.k

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from posenc.encodings.augment import skipped_positions
 from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
@@ -179,17 +180,6 @@ def _modes_restored(model: nn.Module) -> Iterator[None]:
             weight.grad = None
 
 
-def skipped_positions(length: int, target_length: int, rows: int, generator: torch.Generator) -> Tensor:
-    """PoSE's positions: 0 to the start of the second part, then on from a random number; (rows, length), int64.
-
-    The first part has 1 to (length + 1) // 2 tokens, the second is moved by 0 to target_length - length.
-    """
-    first = torch.randint(1, (length + 1) // 2 + 1, (rows, 1), generator=generator)
-    skip = torch.randint(0, target_length - length + 1, (rows, 1), generator=generator)
-    at = torch.arange(length)[None]
-    return at + skip * (at >= first)
-
-
 def _train(
     model: nn.Module,
     trained: list[nn.Parameter],
@@ -254,7 +244,8 @@ def _loss(model: nn.Module, rows: Tensor, settings: Mapping[str, Any], generator
     windows = torch.stack([rows[t, s : s + length] for t, s in zip(texts.tolist(), starts.tolist(), strict=True)])
     positions = torch.arange(length).expand(batch, -1)
     if settings["pose"]:
-        positions = skipped_positions(length, settings["target_length"], batch, generator)
+        draws = torch.rand(2, batch, 1, dtype=torch.float64, generator=generator)
+        positions = skipped_positions(positions, length, settings["target_length"], *draws)
     windows, positions = windows.to(device), positions.to(device)
     # without a mask, transformers takes positions that jump for packed texts which do not see each other
     inputs = {"position_ids": positions, "attention_mask": torch.ones_like(windows), "use_cache": False}
