@@ -39,6 +39,10 @@ class LieRE(Encoding):
         r"R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a^\top = -A_a, \quad i = (x_1, \ldots)",
     )
     extrapolates = "partly: holds at larger images"
+    use_when = (
+        "Take it for images and video where learned rotations may mix several channels; `comrope` needs no matrix "
+        "exponential per token."
+    )
     equal_to = "the authors' code"
 
     head_dim: int
@@ -150,6 +154,10 @@ class ComRoPE(LieRE):
         r"q_i' = R(i)\, q_i, \quad R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a A_b = A_b A_a",
         r"A_a = \lambda_a A \ \text{(ld)}, \qquad A_a = M_a \odot A \ \text{(ap)}",
     )
+    use_when = (
+        "Take it for images and video where learned rotations should depend on differences alone; `axial_rope` "
+        "learns nothing."
+    )
 
     variant: Literal["ld", "ap"] = "ld"
 
@@ -193,6 +201,9 @@ class STRING(AxialRotary):
         r"P = (I - S)(I + S)^{-1}, \quad S^\top = -S",
     )
     extrapolates = "partly: as RoPE on each axis"
+    use_when = (
+        "Take it in place of `axial_rope`, or of `rope`, where each head should learn the channels that turn together."
+    )
     equal_to = "the formula"
 
     num_heads: int = field(kw_only=True)

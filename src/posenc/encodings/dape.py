@@ -43,6 +43,10 @@ class DAPE(Encoding):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",
     )
     extrapolates = "yes: better than the bias that it adapts, by the paper"
+    use_when = (
+        "Take it on top of rotations or alone, for texts longer than in training, where time matters less; `kerple` "
+        "is its bias without the network."
+    )
     equal_to = "the authors' code"
 
     num_heads: int

@@ -36,6 +36,10 @@ class FoX(Encoding):
     )
     shift_invariant = True
     extrapolates = "yes: far keys are forgotten"
+    use_when = (
+        "Take it in a causal model, with `rope` or alone, where tokens should say what is forgotten; `alibi` forgets "
+        "at a fixed rate."
+    )
     equal_to = "x-transformers"
     causal_only = True
     bias_reads_keys = False

@@ -42,6 +42,9 @@ class HeadRotary(AxesRotary):
         r"\theta_{h,c} = b^{-2c/d} / r_h, \quad r_h = 1.2 + 0.6\, h / H_k \quad (h = 0, 1, \ldots)",
     )
     extrapolates = "partly: as RoPE under the same schedules"
+    use_when = (
+        "Take it for schedules that differ by head, such as Ms-PoE's and Moebius RoPE's; `rope` has one schedule."
+    )
     equal_to = "the authors' code"
     axes = 1
 
@@ -105,6 +108,10 @@ class LearnedRotary(AxesRotary):
         r"\theta_c = b^{-2c/d} e^{s_c}, \quad s_c \text{ learned}",
     )
     extrapolates = "partly: as RoPE, with frequencies that fit the trained length"
+    use_when = (
+        "Take it in place of `rope` in a model that you train: a number for each pair is learned, and `rope` is "
+        "where it starts."
+    )
     learned = True
     axes = 1
 
@@ -180,6 +187,10 @@ class FoPE(AxesRotary):
         r"C_c(i) = \sum_m a_{mc} \cos i\theta_m, \quad S_c(i) = \sum_m b_{mc} \sin i\theta_m, \quad \theta_m \ge 2\pi / L",
     )
     extrapolates = "yes, by the paper: frequencies that are not fully trained are gone"
+    use_when = (
+        "Take it in place of `rope` for texts longer than in training; scores then depend on both positions. vLLM "
+        "serves Intern-S1-Pro with it."
+    )
     shift_invariant = False
     axes = 1
 
@@ -262,6 +273,9 @@ class RoPEPlusPlus(Rotary):
         r"s_{ij} = \mathrm{Im} \sum_c \tilde q_{ic} \overline{\tilde k_{jc}} e^{\mathrm{i}(i-j)\theta_c} \quad (h \text{ odd})",
     )
     extrapolates = "partly: the imaginary heads attend further away, by the paper"
+    use_when = (
+        "Take it in place of `rope` for twice the query heads from the same projections and the same cached keys."
+    )
     equal_to = "the authors' code"
 
     def quarter_turn(self, q: Tensor) -> Tensor:

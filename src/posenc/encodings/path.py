@@ -38,6 +38,9 @@ class PaTH(Encoding):
     )
     shift_invariant = True
     extrapolates = "partly: reflections add up along the way"
+    use_when = (
+        "Take it in a causal model that must follow a state through a text; `path+fox` (PaTH-FoX) forgets as well."
+    )
     equal_to = "the authors' expression"
     causal_only = True
 

@@ -39,6 +39,7 @@ class ProjectedRelative(Encoding):
     shift_invariant = True
     bias_reads_keys = False
     extrapolates = "yes: far keys have no bias"
+    use_when = "Take it in a causal model without RoPE, as Inkling does; the bias of `t5` does not depend on the token."
     equal_to = "transformers' Inkling, x-transformers"
 
     dim: int

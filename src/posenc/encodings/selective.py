@@ -48,6 +48,9 @@ class SelectiveAttention(Encoding):
     )
     shift_invariant = True
     extrapolates = "not claimed"
+    use_when = (
+        "Take it beside `rope` in a causal model that should drop what it no longer needs; `fox` takes linear memory."
+    )
     equal_to = "x-transformers"
     causal_only = True
 

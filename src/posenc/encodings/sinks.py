@@ -27,6 +27,7 @@ class SoftmaxN(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
+    use_when = "Add it to any encoding, so that heads may attend to nothing; `sink` learns how much."
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
 
     n: float = 1.0
@@ -51,6 +52,10 @@ class LearnedSink(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
+    use_when = (
+        "Add it to any encoding, so that each head learns how much it attends to no token, as in gpt-oss; "
+        "`softmax_n` is fixed."
+    )
     equal_to = "transformers' gpt-oss"
 
     num_heads: int
@@ -82,6 +87,9 @@ class PrefixKV(Encoding):
     )
     shift_invariant = True
     extrapolates = "no claim"
+    use_when = (
+        "Add it to adapt a frozen model by learned keys and values (prefix tuning); `sink` is a logit without a value."
+    )
     equal_to = "torch's MultiheadAttention(add_bias_kv=True)"
 
     num_heads: int
