@@ -22,11 +22,11 @@ class LieRE(Encoding):
     """LieRE: blocks of channels are rotated by exp(sum_a x_a A_a), with a learned skew-symmetric generator A_a per axis.
 
     head_dim: width of a head, a multiple of block. num_heads, num_kv_heads, num_layers: of the model; each key head and
-    layer has generators of its own. axes: coordinates per token, 1 for text. block: channels that rotate together; None
+    layer has separate generators. axes: coordinates per token, 1 for text. block: channels that rotate together; None
     takes 8, or the largest power of two below that divides head_dim. init_std: of the generators' entries, radians per step.
 
-    On one axis scores depend on distances alone; on several the generators do not commute, and they do not (`ComRoPE`
-    is the variant whose generators commute). One axis takes the generators' eigenvectors and a phase per token; several
+    On one axis scores depend on distances alone. On several axes the generators do not commute, so that scores depend on
+    both positions (`ComRoPE` is the variant whose generators commute). One axis takes the generators' eigenvectors and a phase per token; several
     take a matrix exponential per token and block, which is slow: 100 times RoPE's time or more. Rotations are computed
     in float64. Prefix tokens, at -1 on every axis of a grid, are not rotated. Raises InputError for sizes that do not divide.
     Source: Ostmeier et al. 2024, section 3.
@@ -189,7 +189,7 @@ class STRING(AxialRotary):
     """Cayley-STRING: RoPE in a learned orthogonal basis, P = (I - S)(I + S)^-1 with S skew-symmetric, on any number of axes.
 
     Scores depend on differences of coordinates alone. head_dim, axes, rope_theta, layout: as in `AxialRotary` (for
-    text, axes=1). num_heads, num_kv_heads, num_layers: of the model; each key head and layer has its own basis, which
+    text, axes=1). num_heads, num_kv_heads, num_layers: of the model; each key head and layer has a separate basis, which
     starts near the identity, where this is `AxialRotary`. init_std: of S. Raises InputError for sizes that do not divide.
     Source: Schenck et al. 2025, section 3.
     """

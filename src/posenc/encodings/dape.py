@@ -18,7 +18,7 @@ from posenc.errors import check_word
 from posenc.positions import Positions
 
 PAIRS = 2**14
-"""Pairs of tokens whose hidden numbers are held at a time: what stays in a core's second-level cache."""
+"""Pairs of tokens whose hidden numbers are computed at a time: what stays in a core's second-level cache."""
 
 
 @dataclass(eq=False, repr=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Forgetting Transformer: scores fall by what the tokens in between make of themselves."""
+"""The Forgetting Transformer: scores fall by the forget gates of the tokens in between."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotations of text whose frequencies differ by key head, are learned, or are mixed, and one that scores the imaginary part
-as well."""
+"""Rotations of text: with frequencies that differ by key head, are learned or are mixed, and with scores of the imaginary part."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -90,7 +89,7 @@ class LearnedRotary(AxesRotary):
     """RoPE with learned frequencies: theta_c = f_c exp(s_c), where f is a schedule's frequency and s_c starts at 0.
 
     head_dim, rope_theta, layout, schedule: as in `Rotary`; the schedule is where the frequencies start. groups: ladders
-    of frequencies. 1: all heads share one. num_kv_heads: each group of query heads that shares a key head has its own,
+    of frequencies. 1: all heads share one. num_kv_heads: each group of query heads that shares a key head has one,
     since a key can only be compared with queries that turn as it does. All layers share them; for ladders per layer,
     pass one object per layer to `PerLayer`. Train `log_scale`, (groups, head_dim / 2), without weight decay.
 
@@ -171,7 +170,7 @@ class FoPE(AxesRotary):
     head_dim / 2 are rotated by sums over the others, and the rest pass unchanged (cos 1, sin 0).
 
     head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads, num_layers: of the model; each key head and
-    layer has weights of its own, for cosines and for sines. train_length: the trained length. pairs: None takes
+    layer has separate weights, for cosines and for sines. train_length: the trained length. pairs: None takes
     head_dim / 4, or as many as there are frequencies. gain: of the Xavier-normal noise around the identity, from which
     the weights start (the authors take 0.3 to 0.6 for 60 million to 1.2 billion parameters).
     trainable: make parameters of them; False: they stay as drawn, as buffers that the state_dict has and `spec` has not.

@@ -73,7 +73,7 @@ class PrefixKV(Encoding):
     """Learned keys and values that every query of every text sees, as if they came before it; they have no position.
 
     num_heads, head_dim: of the model; values are as wide as keys. length: how many keys. num_kv_heads: key and value heads,
-    if fewer. num_layers: layers with keys and values of their own (the source: all of them); 1: shared by all.
+    if fewer. num_layers: layers with separate keys and values (the source: all of them); 1: shared by all.
     init_std: of both.
     The source makes them by a perceptron while it trains; here they are parameters.
     Source: Li and Liang 2021, section 4; without it, as part of a model: Sukhbaatar et al. 2019, section 3.
