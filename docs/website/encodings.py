@@ -247,7 +247,7 @@ def _traits(cls: type[Encoding]) -> str:
 def _source(cls: type[Encoding]) -> str:
     """The papers as BibTeX, and how to get it."""
     if not cls.papers:
-        return "No paper: it serves as a baseline."
+        return "No paper."
     return (
         f"```bibtex\n{posenc.cite(cls)}\n```\n\nAlso printed by `posenc cite {cls.name}`, `posenc.cite({cls.name!r})`."
     )
