@@ -49,7 +49,8 @@ class SelectiveAttention(Encoding):
     shift_invariant = True
     extrapolates = "not claimed"
     use_when = (
-        "Take it beside `rope` in a causal model that should drop what it no longer needs; `fox` takes linear memory."
+        "Take it beside `rope` in a causal model that should drop what it no longer needs; a step of decoding takes "
+        "quadratic time, with `fox` linear."
     )
     equal_to = "x-transformers"
     causal_only = True

@@ -39,7 +39,7 @@ class StickBreaking(Encoding):
     shift_invariant = True
     extrapolates = "yes: nearer keys take their share first"
     use_when = (
-        "Take it in a causal model in place of the softmax; it needs no other encoding, and `alibi` keeps the softmax."
+        "Take it in a causal model in place of the softmax and of other encodings; `fox` forgets and has the softmax."
     )
     equal_to = "the authors' expression"
     causal_only = True
