@@ -28,6 +28,18 @@ def test_list_and_cite(capsys, tmp_path):
     assert set(tasks) == set(TASKS)
     assert (tasks["passkey"], tasks["facts"]) == ([], ["items", "query_aware"])
     assert set(posenc.position_maps.MAPS) - {"inverse_leaky"} <= set(methods)
+    code, out, _ = run(capsys, "list", "fox", "@rerope", "rope_nope")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines() if line[:1].strip()] == [
+        "fox (encoding)", "rope_nope (pattern)", "rerope (position map)", "rerope (method)",
+    ]  # fmt: skip
+    assert posenc.FoX.use_when in out
+    code, out, _ = run(capsys, "list", "wall", "--json")
+    assert {kind: [row["use_when"] for row in rows] for kind, rows in json.loads(out).items()} == {
+        "encodings": [posenc.Wall.use_when]
+    }
+    code, _, err = run(capsys, "list", "foxx")
+    assert (code, err.split("?")[0]) == (2, "posenc list: error: unknown name 'foxx': did you mean 'fox'")
     code, out, _ = run(capsys, "cite", "rope+alibi")
     assert (code, out.count("@")) == (0, 2)
     code, out, _ = run(capsys, "cite", "t5", "--json")

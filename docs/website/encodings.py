@@ -7,15 +7,17 @@ from functools import cache
 from html import escape
 from typing import Any
 
+import torch
+
 import posenc
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import SHAPE, rows
 from posenc.report.analyze import drawn
-from website.measured import measured, mentions, parity
+from website.measured import accuracy, mentions, parity, speed
 from website.page import Page, formula, plain, table
-from website.pictures import has_grid, pictures
-from website.snippets import snippet
+from website.pictures import has_grid, of_input, pictures
+from website.snippets import NEEDED, snippet
 
 FAMILIES = {
     "On the input": "The encoding is combined with each token's vector before the first layer.",
@@ -123,16 +125,22 @@ def _page(name: str) -> Page:
         "## Formula",
         f'<div class="formulas">{"".join(map(formula, cls.formula))}</div>',
         "[Symbols](index.md#symbols).",
-        *(["## Picture", f'<div class="drawings">{"".join(drawings)}</div>'] if drawings else []),
-        "Shown at initialisation, before training." if drawings and declared()[name]["learned"] else "",
+        "## Picture",
+        f'<div class="drawings">{"".join(drawings)}</div>',
+        "Shown at initialisation, before training." if declared()[name]["learned"] else "",
+        "It depends on what the tokens say; here they are drawn (seed 0)." if of_input(name) else "",
         f"More pictures: `posenc analyze {name}` ([description](../analyze.md)).",
         "## What it does",
         _signature(cls),
         *(_prose(paragraph, cls) for paragraph in rest),
         "## When to use it",
+        _named(cls.use_when),
         _traits(cls),
-        *measured(name),
+        *accuracy(name),
         *mentions(name, cls),
+        "## Cost",
+        _cost(name),
+        *speed(name),
         "## Code",
         f"```python\n{snippet(name)}```",
         "## Source",
@@ -153,13 +161,13 @@ def _said(cls: type[Encoding]) -> tuple[str, list[str]]:
 def _prose(paragraph: str, cls: type[Encoding]) -> str:
     """A paragraph of a docstring; one that names arguments becomes a list of them."""
     names = "|".join(map(re.escape, cls.arguments()))
-    argument = re.compile(rf"(?:^|(?<=[.;:)] )|(?<=\n))((?:{names})(?:, (?:{names}))*): ", re.MULTILINE)
+    argument = re.compile(rf"(?:^|(?<=[.;:)] )|(?<=\n))((?:{names})(?:,\s(?:{names}))*): ", re.MULTILINE)
     if not names or not argument.search(paragraph):
         return _linked(plain(" ".join(paragraph.split())))
     before, *found = argument.split(paragraph)
     items = [
-        f"- **{plain(told)}**: {_linked(plain(' '.join(text.split())))}"
-        for told, text in zip(found[::2], found[1::2], strict=True)
+        f"- **{plain(' '.join(named.split()))}**: {_linked(plain(' '.join(text.split()).rstrip(';')))}"
+        for named, text in zip(found[::2], found[1::2], strict=True)
     ]
     intro = _linked(plain(" ".join(before.split())))
     return "\n\n".join(part for part in (intro, "\n".join(items)) if part)
@@ -170,6 +178,46 @@ def _linked(text: str) -> str:
     classes = {cls.__name__: name for name, cls in ENCODINGS.items()}
     text = re.sub(r"`(\w+)`", lambda m: f"[{m[0]}]({classes[m[1]]}.md)" if m[1] in classes else m[0], text)
     return re.sub(r"`(?:posenc\.)?functional\.(\w+)`", r"[`functional.\1`][posenc.functional.\1]", text)
+
+
+def _named(text: str) -> str:
+    """Names of encodings in code lead to their pages."""
+    return re.sub(r"`(\w+)`", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in ENCODINGS else m[0], plain(text))
+
+
+def _cost(name: str) -> str:
+    """What it learns and caches, and the memory of attention with it, in a model of some size, as a list."""
+    cls, images, count = ENCODINGS[name], has_grid(name), 2048
+    shape: dict[str, Any] = {"dim": 512, "num_heads": 8, "head_dim": 64, "causal": True, "max_positions": count}
+    if images:
+        count = 14 * 14
+        shape |= {"max_positions": None, "grid": (14, 14)}
+    encoding, deeper = (posenc.create(NEEDED.get(name, name), num_layers=layers, **shape) for layers in (1, 2))
+    numbers, more = (sum(each.numel() for each in made.parameters()) for made in (encoding, deeper))
+    learned = [
+        f"{x:,} {words}" for x, words in ((2 * numbers - more, "shared"), (more - numbers, "in each layer")) if x
+    ]
+    positions = posenc.Positions.grid(14, 14) if images else posenc.Positions.arange(count, causal=True)
+    encoding.share([(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))])
+    q, k, v = torch.randn(3, 1, 8, count, 64, generator=torch.Generator().manual_seed(0))
+    gates = gates_of(encoding, torch.zeros(1, count, 512)) if "gates" in cls.sites() else ()
+    cached = sum(gate.shape[1] * gate.shape[3] for gate in gates)
+    explained = posenc.explain(q, k, v, encoding, positions, gates=gates or None)
+    memory = (
+        f"{explained.extra_bytes / 2**20:.1f} MiB beside queries, keys, values and output"
+        if explained.extra_bytes
+        else "none"
+    )
+    lines = [
+        ("learned numbers", " and ".join(learned) or "none"),
+        ("numbers cached for each token and layer, beside keys and values", str(cached or "none")),
+        ("memory of attention, forward", f"{memory} ({plain(explained.reason)})"),
+    ]
+    size = "an image of 14 x 14 patches" if images else f"a text of {count} tokens"
+    head = (
+        f"In a model with 512 channels and 8 heads, {size}, float32, on a CPU ([how attention runs](../attention.md)):"
+    )
+    return "\n".join([head, "", *(f"- **{name}**: {value}" for name, value in lines)])
 
 
 def _signature(cls: type[Encoding]) -> str:
@@ -199,7 +247,7 @@ def _traits(cls: type[Encoding]) -> str:
 def _source(cls: type[Encoding]) -> str:
     """The papers as BibTeX, and how to get it."""
     if not cls.papers:
-        return "No paper: it serves as a baseline."
+        return "No paper."
     return (
         f"```bibtex\n{posenc.cite(cls)}\n```\n\nAlso printed by `posenc cite {cls.name}`, `posenc.cite({cls.name!r})`."
     )

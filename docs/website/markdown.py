@@ -40,7 +40,7 @@ def place(path: Path) -> Path | None:
         return name if path.suffix in (".json", ".md") else Path("results.md")
     if name.parts[0] == "examples":
         return name.with_suffix(".md") if path.is_file() else Path("examples.md")
-    if path.parent == ROOT and path.is_file():
+    if path.parent == ROOT and (path.suffix == ".md" or path.name == "LICENSE"):
         return Path("project", f"{path.stem.lower()}.md")
     return None
 

@@ -16,12 +16,8 @@ GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch
 """Pages that name every encoding, or say nothing of a single one."""
 
 
-def measured(name: str) -> list[str]:
-    """Its speed, and its accuracy on images, as Markdown; empty where neither was measured."""
-    return [*_speed(name), *_vision(name)]
-
-
-def _speed(name: str) -> list[str]:
+def speed(name: str) -> list[str]:
+    """Its speed, as Markdown; empty where it was not measured."""
     trials = [
         trial
         for trial in json.loads(SPEED.read_text(encoding="utf-8"))["trials"]
@@ -45,8 +41,8 @@ def _ratio(trial: dict[str, Any]) -> float | None:
     return next((row["ratio"]["median"] for row in trial["rows"] if row["name"] == "posenc" and row["ratio"]), None)
 
 
-def _vision(name: str) -> list[str]:
-    """Rows of the tables on images that are about it."""
+def accuracy(name: str) -> list[str]:
+    """Its accuracy on images, as Markdown: rows of the tables that are about it; empty where it was not measured."""
     found, head, about = [], [], ""
     for line in VISION.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

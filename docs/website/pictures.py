@@ -15,8 +15,9 @@ from posenc.analysis.finding import PALETTE, SOFT, Picture, image, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
-from posenc.encoding import Encoding
-from posenc.encodings import ENCODINGS, create
+from posenc.encoding import Encoding, gates_of
+from posenc.encodings import ENCODINGS, HeadRotary, RoPEPlusPlus, SelectiveAttention, StickBreaking, create
+from posenc.encodings.accumulated_rotary import AccumulatedRotary
 from posenc.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,12 +30,19 @@ SIDE = 15
 
 
 def pictures(name: str) -> list[Picture]:
-    """Up to two pictures of an encoding, the most telling first: none of one that leaves positions and scores as they are."""
-    sites = ENCODINGS[name].sites()
-    if sites in (("prefix_kv",), ("rotate_values",)):
-        return []
+    """One or two pictures of an encoding, the most telling first."""
+    cls = ENCODINGS[name]
+    sites = cls.sites()
     if "augment" in sites:
         return [Picture(placed, [_draws(name)])]
+    if {"restrict", "prefix_kv"} & set(sites):
+        return [Picture(seen, [*_seen(name)])]
+    if sites == ("rotate_values",):
+        return [Picture(arriving, [_arriving(name)])]
+    if cls is StickBreaking:
+        return [Picture(shares, [_shares()])]
+    if cls is SelectiveAttention:
+        return [Picture(selected, [_selected(name)])]
     if "sink" in sites:
         return [Picture(weight_kept, [_kept(name)])]
     if ENCODINGS[name].rotates_last:
@@ -44,13 +52,24 @@ def pictures(name: str) -> list[Picture]:
     if "embed" in sites:
         codes = codes_of(name)
         return [Picture(plots.heat_map, [codes, LENGTH]), Picture(plots.dot_products, [codes, LENGTH])]
-    found = [*_of_distance(name), *_of_pairs(name), Picture(plots.effective_scores, [scores(name, LENGTH)])]
-    return found[:2]
+    of_scores = Picture(plots.effective_scores, [scores(name, LENGTH)])
+    if issubclass(cls, AccumulatedRotary):
+        return [Picture(accumulated, [_accumulated(name)]), of_scores]
+    if cls is RoPEPlusPlus:
+        of_scores = Picture(plots.scores_by_head, [scores(posenc.create(name, **SHAPE), LENGTH, num_heads=2)])
+    if cls is HeadRotary:
+        return [Picture(turns_by_head, [_turns_by_head(name)]), of_scores]
+    return [*_of_distance(name), *_of_pairs(name), of_scores][:2]
 
 
 def has_grid(name: str) -> bool:
     """Whether it is an encoding of images."""
     return bool({"height", "axes"} & set(ENCODINGS[name].arguments())) or name in ("m_rope", "grid_alibi")
+
+
+def of_input(name: str) -> bool:
+    """Whether its picture depends on what the tokens say, which is drawn."""
+    return "gates" in ENCODINGS[name].sites()
 
 
 def _of_distance(name: str) -> list[Picture]:
@@ -108,6 +127,125 @@ def factor_by_position(ax: "Axes", found: tuple[Tensor, int]) -> None:
     ax.set(xlabel="position of the query", ylabel="factor of its scores")
     ax.set_ylim(bottom=min(0.9, float(factors.min())))
     ax.legend()
+
+
+@plot(
+    "A query sees the keys of the blue cells of its row. Keys before 0 are learned ones, without a position.", (5, 4.2)
+)
+def seen(ax: "Axes", visible: Tensor, learned: int) -> None:
+    """Which keys each query of a causal text sees."""
+    queries, keys = visible.shape
+    extent = (-learned - 0.5, keys - learned - 0.5, queries - 0.5, -0.5)
+    ax.imshow(visible, cmap="Blues", vmin=0, vmax=1.4, interpolation="nearest", extent=extent)
+    ax.grid(False)
+    ax.set(xlabel="key", ylabel="query")
+
+
+@plot(
+    "What arrives of a value of ones from so many tokens back, channel by channel: fast pairs differ from token to token."
+)
+def arriving(ax: "Axes", values: Tensor) -> None:
+    """A value of ones as its query gets it, by distance."""
+    image(ax, values, aspect="auto")
+    ax.set(xlabel="channel", ylabel="tokens back")
+
+
+@plot("Each key takes a fixed share of what nearer keys have left; the softmax would give all of them the same weight.")
+def shares(ax: "Axes", found: Tensor) -> None:
+    """Weights of the last query of a text where all scores are alike, a line for each score."""
+    for score, row, colour in zip((-4, -2, 0, 2), found, PALETTE, strict=False):
+        ax.plot(range(1, len(row)), row[1:], color=colour, label=f"all scores {score}")
+    ax.set(xlabel="tokens back", ylabel="weight", yscale="log", ylim=(1e-6, 1))
+    ax.legend()
+
+
+@plot(
+    "Blue columns are keys that tokens have selected: what follows attends to them less. The first key stays.", (5, 4.2)
+)
+def selected(ax: "Axes", values: Tensor) -> None:
+    """What is subtracted from the scores of every pair."""
+    image(ax, values)
+    ax.set(xlabel="key", ylabel="query")
+
+
+@plot("Angles grow with what the tokens say; those of RoPE would be straight lines.")
+def accumulated(ax: "Axes", angles: Tensor) -> None:
+    """The angle by which some pairs of the first head have turned, by position."""
+    for pair in range(0, angles.shape[1], max(1, angles.shape[1] // 5)):
+        ax.plot(angles[:, pair], label=f"pair {pair}")
+    ax.set(xlabel="position", ylabel="angle, radians")
+    ax.legend()
+
+
+@plot("A line for each key head: at 1.5, its pairs turn as those of RoPE would if every distance were divided by 1.5.")
+def turns_by_head(ax: "Axes", factors: Tensor) -> None:
+    """Positions a turn, pair by pair, of each key head, over those of RoPE."""
+    for head, row in enumerate(factors):
+        ax.plot(row, label=f"head {head}")
+    ax.set(xlabel="pair of channels", ylabel="positions a turn, over RoPE's")
+    ax.legend()
+
+
+@torch.no_grad()
+def _seen(name: str) -> tuple[Tensor, int]:
+    """(queries, keys) of zeros and ones, and how many of the keys, the first ones, are learned."""
+    options = {"window": "window:before=5", "chunks": "chunks:size=8"}
+    encoding = create(options.get(name, name), **SHAPE)
+    visible = encoding.restrict(posenc.Positions.arange(24, causal=True)).mask(0, 24)[0, 0].double()
+    prefix = encoding.prefix_kv()
+    learned = 0 if prefix is None else prefix[0].shape[1]
+    return torch.cat((visible.new_ones(24, learned), visible), 1), learned
+
+
+@torch.no_grad()
+def _arriving(name: str) -> Tensor:
+    """(distances, channels): what the query gets of a value of ones so many tokens back."""
+    encoding, count = create(name, **SHAPE), 48
+    positions = posenc.Positions.from_ids([count - 1] * count, torch.arange(count).flip(0))
+    values = torch.ones(1, 1, count, SHAPE["head_dim"], dtype=torch.float64)
+    return encoding.turn_back(encoding.rotate_values(values, positions), positions)[0, 0]
+
+
+@torch.no_grad()
+def _shares() -> Tensor:
+    """(scores, keys): the weights of a query's keys from its token on, where all have the same score."""
+    positions, count = posenc.Positions.from_ids([32], torch.arange(33), causal=True), 33
+    q = torch.tensor([-4.0, -2.0, 0.0, 2.0], dtype=torch.float64)[:, None, None, None]
+    values = torch.eye(count, dtype=torch.float64).expand(4, 1, -1, -1)
+    keys = torch.ones(4, 1, count, 1, dtype=torch.float64)
+    return posenc.attention(q, keys, values, create("stick_breaking"), positions, scale=1.0)[:, 0, 0].flip(-1)
+
+
+@torch.no_grad()
+def _selected(name: str) -> Tensor:
+    """(queries, keys): what is added to the scores of a text of drawn queries and keys."""
+    drawn = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 48, SHAPE["head_dim"], generator=drawn, dtype=torch.float64)
+    positions = posenc.Positions.arange(48, causal=True)
+    problem = prepare(q, k, k, create(name, **SHAPE), positions, None, None, None, 0.0, 0, gates=q)
+    added = dense_sum(problem.bias, q.device)
+    assert added is not None
+    return added[0, 0].masked_fill(~positions.mask(0, 48)[0, 0], torch.nan)
+
+
+@torch.no_grad()
+def _accumulated(name: str) -> Tensor:
+    """(positions, pairs): the angles of the first key head in a text of drawn tokens."""
+    torch.manual_seed(0)
+    encoding = create(name, **SHAPE)
+    assert isinstance(encoding, AccumulatedRotary)
+    x = torch.randn(1, LENGTH, SHAPE["dim"], generator=torch.Generator().manual_seed(0))
+    positions = posenc.Positions.arange(LENGTH, causal=True).with_gates(tuple(gates_of(encoding, x)))
+    return encoding.steps(positions, 0).double().cumsum(2)[0, 0]
+
+
+@torch.no_grad()
+def _turns_by_head(name: str) -> Tensor:
+    """(key heads, pairs): positions a turn over those of RoPE."""
+    plain, angles = (
+        create(each, **SHAPE).key_angles(posenc.Positions.from_ids([1]))[0, :, 0] for each in ("rope", name)
+    )
+    return plain / angles
 
 
 @torch.no_grad()

@@ -119,6 +119,8 @@ class Encoding(nn.Module):
     """What it computes, in LaTeX, a formula each."""
     extrapolates: ClassVar[str] = ""
     """What the source claims happens past the training length."""
+    use_when: ClassVar[str] = ""
+    """When to use it, and what to use otherwise: a sentence, with names of encodings between backticks."""
     equal_to: ClassVar[str] = "the formula"
     """What the tests compare it with, besides the formula."""
     constant: ClassVar[bool] = False

@@ -79,6 +79,21 @@ def test_the_scores_are_those_of_attention(name):
     torch.testing.assert_close((found.same - found.same[:, :1]).expand(2, -1), expected, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["wall", "path"])
+def test_other_products_differ_from_q_k_by_the_tokens_in_between_alone(name):
+    found = scores(name, LENGTH, samples=4)
+    assert found.same[:, 0].abs().max() < 1e-9
+    assert found.content == pytest.approx(1, abs=0.5)
+
+
+def test_weights_without_a_softmax_change_no_score():
+    assert scores("stick_breaking", LENGTH).sentences() == [f"Position changes no score within {LENGTH} tokens."]
+
+
+def test_heads_that_turn_otherwise_are_named():
+    assert rotation("head_rope").name == "head_rope, head 0"
+
+
 def test_tokens_out_of_sight_have_no_score():
     found = scores("rope@streaming:sinks=2:recent=10", LENGTH, samples=2)
     assert found.same[0].isfinite().tolist() == [d < 10 or d >= LENGTH - 2 for d in range(LENGTH)]
@@ -135,6 +150,7 @@ def test_the_callers_encoding_stays_as_it_is():
     [
         (lambda: bias("rope"), r"rope: it adds nothing to the scores"),
         (lambda: rotation("alibi"), r"alibi: it rotates no channels"),
+        (lambda: rotation("selective_attention"), r"selective_attention: it rotates no channels"),
         (lambda: rotation("log_n"), r"log_n: it rotates no pair of channels"),
         (lambda: rotation("rope", 0), r"trained=0: must be at least 1"),
         (lambda: scores("rope", 1), r"length=1: must lie between 2 and 65536"),

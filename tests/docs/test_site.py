@@ -7,13 +7,15 @@ import yaml
 from website import build, encodings, reference, repository, snippets
 from website.markdown import for_site
 from website.page import DOCS, ROOT, formula, plain
+from website.pictures import pictures
 
 import posenc
 from docs.checker import Site
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS
+from posenc.encodings.patterns import PATTERNS
 
-SECTIONS = ("Formula", "Picture", "What it does", "When to use it", "Code", "Source", "What holds")
+SECTIONS = ("Formula", "Picture", "What it does", "When to use it", "Cost", "Code", "Source", "What holds")
 
 
 def targets(nav):
@@ -39,6 +41,20 @@ def test_every_encoding_declares_formulas_that_can_be_drawn(name):
     assert "formula" in vars(ENCODINGS[name]) or name == "xlnet"  # whose scores are Transformer-XL's
     for latex in ENCODINGS[name].formula:
         assert "<path" in formula(latex)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_encoding_says_when_to_use_it_and_has_a_picture(name):
+    said = vars(ENCODINGS[name])["use_when"]  # not its parent's
+    assert said.startswith(("Take it", "Add it"))
+    assert said.endswith(".")
+    assert len(said) < 160
+    named = re.findall(r"`([a-z_0-9]+)`", said)
+    assert set(named) <= {*ENCODINGS, *PATTERNS}
+    assert name not in named
+    drawn = pictures(name)
+    assert drawn
+    assert all(picture.see for picture in drawn)
 
 
 def test_a_mistyped_command_is_not_drawn():
@@ -72,6 +88,7 @@ def test_links_out_of_docs_lead_to_what_the_site_has():
     with pytest.raises(ValueError, match=r"compare\.md: the link to nothing\.md leads nowhere"):
         for_site("[a](nothing.md)", page)
     assert for_site("[a](docs/bench.md#b)", ROOT / "LICENSE") == "[a](../bench.md#b)"
+    assert for_site("[a](mkdocs.yml)", ROOT / "CONTRIBUTING.md") == "a"
     assert for_site("see [a `b`](../src/posenc), [c](#c)", page) == "see a `b`, [c](#c)"
     shot = "[![a](images/report.png)](../README.md)"
     assert for_site(shot, page) == "[![a](images/report.png)](index.md)"
@@ -124,7 +141,7 @@ def test_the_built_site_is_whole(site):
         assert headings == list(SECTIONS), name
         assert page.source.count("<svg") >= 2, name
         assert 'class="formula"' in page.source, name
-        assert "✓ holds" in page.source, name
+        assert "✓ passed" in page.source, name
     api = set().union(*(site.page(f"reference/{module}.html").ids for module in reference.MODULES))
     for name in posenc.__all__:
         thing = getattr(posenc, name)

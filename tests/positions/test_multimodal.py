@@ -369,7 +369,7 @@ def of(rule="qwen3_vl", row=ROW, **changes):
         (of(video_token_id=1), r"pass two ids"),
         (of(image_token_id=None), r"image_grid_thw without image_token_id"),
         (of(image_grid_thw=None), r"image_grid_thw is for 0 images, row 0 has tokens of one more at index 2"),
-        (of(image_grid_thw=[[1, 4, 4]]), r"image_grid_thw is for 1 images, row 0 has tokens of one more at index 6"),
+        (of(image_grid_thw=[[1, 4, 4]]), r"image_grid_thw is for 1 image, row 0 has tokens of one more at index 6"),
         (of(image_grid_thw=[[1, 4, 8]]), r"image_grid_thw: image 0 has 1 x 2 x 4 = 8 tokens.*row 0 has 6 at index 2"),
         (of(image_grid_thw=[[1, 4, 6], [1, 2, 2]]), r"image_grid_thw is for 2 images, the rows have tokens of 1"),
         (of(image_grid_thw=[[1, 4, 5]]), r"image_grid_thw\[0\]=\[1, 4, 5\].*multiples of spatial_merge_size=2"),

@@ -13,53 +13,13 @@ from posenc.errors import InputError
 from posenc.frequencies import SCHEDULES
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
+from posenc.report import explorer
 from report.formulas import SIZES, each, same, says
 
 pytestmark = pytest.mark.browser
 
 LISTS = {"explicit", "longrope"}
 """Schedules that need a number for every pair, which the page has no control for."""
-
-LEARNED = {"learned", "hierarchical", "multiplicative", "complex_order", "axial_table", "grid_table", "floater"}
-LEARNED |= {"pope", "fire", "learned_rope", "fope", "liere", "comrope", "cayley_string"}
-"""Encodings that are noise before training, or start as another one."""
-
-OF_CONTENT = {"shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "cope", "fox"}
-OF_CONTENT |= {
-    "selective_rope",
-    "mamba3_rope",
-    "carope",
-    "wall",
-    "path",
-    "stick_breaking",
-    "projected_relative",
-    "grape_a",
-    "dape",
-    "selective_attention",
-}
-"""Encodings whose effect depends on queries, keys or a layer's input, which are not on the page."""
-
-GRIDS = {"grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"}
-"""Encodings of places with several coordinates."""
-
-WITHOUT_CODES = {
-    "shape",
-    "cape",
-    "randomized",
-    "pose",
-    "softmax_n",
-    "sink",
-    "log_n",
-    "temperature",
-    "step_temperature",
-    "window",
-    "chunks",
-    "prefix_kv",
-    "rope_pp",
-    "rove",
-    "head_rope",
-}
-"""Encodings that move positions in training, act on the softmax, the keys or the values, or have the codes of another one."""
 
 NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"train_length", "bidirectional"}
 """Arguments that say how codes meet the model, or how weights start."""
@@ -111,7 +71,9 @@ def test_every_map_with_its_options(ask):
 
 def test_every_encoding_with_its_options(ask):
     found = registry(ask, "posenc.codes.ENCODINGS")
-    assert set(found) == set(ENCODINGS) - LEARNED - OF_CONTENT - GRIDS - WITHOUT_CODES
+    undrawn = [name for names in explorer.settings()["undrawn"].values() for name in names]
+    assert sorted([*found, *undrawn]) == sorted(ENCODINGS)
+    assert sorted(name for names in explorer.settings()["encodings"].values() for name in names) == sorted(found)
     for name, options in found.items():
         is_declared(options, ENCODINGS[name].arguments(), NOT_OF_THE_CODE)
 

@@ -1,6 +1,7 @@
 """The explorer as a file, as a part of another page, and what neither takes."""
 
 import re
+from html import unescape
 
 import pytest
 
@@ -34,6 +35,12 @@ def test_without_scripts_a_sentence_stands_there(visit):
     assert tab.locator(".layout").is_hidden()
 
 
+def test_it_says_what_is_not_drawn():
+    text = unescape(explorer.page())
+    for reason, names in explorer.settings()["undrawn"].items():
+        assert f"{', '.join(names)}: {reason}." in text
+
+
 def test_it_is_one_file_and_nothing_breaks_out_of_it():
     text = explorer.page({"tokens": "</script><b>"})
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
@@ -44,7 +51,11 @@ def test_it_is_one_file_and_nothing_breaks_out_of_it():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"encoding": "shaw"}, "unknown encoding in the explorer 'shaw'"),
+        ({"encoding": "shaws"}, "unknown encoding in the explorer 'shaws'"),
+        (
+            {"encoding": "fox:init_bias=1"},
+            "encoding='fox:init_bias=1': the explorer does not draw it, since it depends on",
+        ),
         ({"method": "yran"}, "did you mean 'yarn'"),
         ({"dim": 63}, "dim=63: dim of a code, head_dim of a rotation; two make a pair; an even number from 4 to 256"),
         ({"length": 8.5}, "an integer from 8 to 1024"),

@@ -127,8 +127,9 @@ class Target:
     @cached_property
     def rotary(self) -> Rotary:
         """RoPE, where it rotates queries and keys of the first layer."""
-        rotary = next((part for part in self.encoding.at(0)[0].modules() if isinstance(part, Rotary)), None)
-        if rotary is None:
+        acting = self.encoding.at(0)[0]
+        rotary = next((part for part in acting.modules() if isinstance(part, Rotary)), None)
+        if rotary is None or "rotate" not in acting.sites():
             raise InputError("it has no frequencies of RoPE")
         return rotary
 

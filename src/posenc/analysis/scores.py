@@ -3,7 +3,7 @@
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, refuse_ga
 from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, first_sentence, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
-from posenc.bias import dense_sum
-from posenc.encoding import Encoding, bias_of, gates_of
+from posenc.bias import Weights, dense_sum
+from posenc.encoding import Encoding, bias_of, gates_of, scale_in
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
@@ -206,7 +206,8 @@ def rotation(encoding: Encoding | str, trained: int = 512, *, name: str | None =
     prepared = _prepared(encoding, name, shape)
     name = prepared.name
     check_sizes(trained=trained)
-    rotating = [part for part in parts_of(prepared.acting) if "rotate" in part.sites()]
+    acts = "rotate" in prepared.acting.sites()  # what turns vectors for its bias alone has a rotation inside
+    rotating = [part for part in parts_of(prepared.acting) if acts and "rotate" in part.sites()]
     turning = next((part for part in rotating if not list(part.children())), next(iter(rotating), None))
     if turning is None:
         raise InputError(f"{name}: it rotates no channels")
@@ -216,6 +217,8 @@ def rotation(encoding: Encoding | str, trained: int = 512, *, name: str | None =
             angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at)
         except InputError:
             raise InputError(f"{name}: it rotates no pair of channels by an angle") from None
+    if not torch.equal(angles, angles[:, :1].expand_as(angles)):
+        name = f"{name}, head 0"
     angles = angles[0, 0]
     step = angles[1] - angles[0]
     if not torch.allclose(angles[2] - angles[1], step, rtol=1e-9):
@@ -332,8 +335,9 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     last = Positions.arange(1, len(x) - 1, causal=True)
     gates = gates_of(encoding, repeated(x, sizes.dim)[None])
     problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, 0, gates=gates)
+    problem = replace(problem, modifiers=[each for each in problem.modifiers if not isinstance(each, Weights)])
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
-    without = problem.scale * (x @ x[-1])
+    without = scale_in(encoding, 0, q.shape[-1]) * (x @ x[-1])
     return score - without, without.expand_as(score)
 
 

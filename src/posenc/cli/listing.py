@@ -8,14 +8,19 @@ from typing import Annotated, Any
 
 from posenc.cli.command import How
 from posenc.cli.common import WithOutput, aligned
+from posenc.errors import unknown
 
 
 @dataclass(kw_only=True)
 class List(WithOutput):
     """List every encoding, pattern of layers, schedule, method and task: what it is, its paper, its options."""
 
+    names: Annotated[
+        tuple[str, ...], "of these all that is declared (default: a line for each)", How("NAME", flag="name", positional=True)
+    ] = ()  # fmt: skip
+
     def run(self) -> int:
-        return self.emit(catalogue(), table())
+        return self.emit(named(self.names), details(self.names)) if self.names else self.emit(catalogue(), table())
 
 
 @dataclass(kw_only=True)
@@ -52,6 +57,45 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         "methods": [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()],
         "tasks": [row(name, task, (field.name for field in fields(task))) for name, task in TASKS.items()],
     }
+
+
+def named(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of `catalogue` with these names, and no empty lists; a map's name may begin with "@".
+
+    Raises:
+        InputError: an unknown name.
+    """
+    listing, names = catalogue(), [name.removeprefix("@") for name in names]
+    known = {row["name"] for rows in listing.values() for row in rows}
+    for name in names:
+        if name not in known:
+            raise unknown("name", name, known)
+    found = {kind: [row for row in rows if row["name"] in names] for kind, rows in listing.items()}
+    return {kind: rows for kind, rows in found.items() if rows}
+
+
+def details(names: Iterable[str]) -> str:
+    """The rows of `named` as text, a line for each of their entries."""
+    return "\n\n".join(_entry(kind, row) for kind, rows in named(names).items() for row in rows)
+
+
+def _entry(kind: str, row: Mapping[str, Any]) -> str:
+    lines = []
+    for key, value in row.items():
+        if key in ("name", "summary") or (key == "options" and "arguments" in row):
+            continue
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, Mapping):
+            value = " ".join(name if default is None else f"{name}={default}" for name, default in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = {"options": " ", "acts_on": ", "}.get(key, "; ").join(value)
+        if value:
+            lines.append((key.replace("_", " "), value))
+    head = f"{row['name']} ({kind.removesuffix('s').replace('_', ' ')})"
+    return "\n".join(
+        [": ".join(filter(None, (head, row.get("summary")))), *("  " + x for x in aligned(lines, str.ljust))]
+    )
 
 
 def table() -> str:

@@ -93,6 +93,10 @@ class Sinusoidal(Absolute):
         r"x_i' = x_i + p_i, \quad \theta_c = b^{-2c/d}",
     )
     extrapolates = "not claimed"
+    use_when = (
+        "Take it where a fixed code at the input is enough, as in Marian and Whisper; `rope` rotates queries and "
+        "keys instead."
+    )
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
     dim: int
@@ -138,6 +142,9 @@ class GridSinusoidal(Absolute):
         r"p(t) = [\sin(t \theta_c); \cos(t \theta_c)], \quad \theta_c = b^{-4c/d}",
     )
     extrapolates = "not claimed"
+    use_when = (
+        "Take it for images and video where nothing is to be learned, as MAE and DETR do; `axial_rope` rotates instead."
+    )
     equal_to = "transformers' ViTMAE, DETR"
     one_axis = False
 
@@ -184,6 +191,9 @@ class Learned(Absolute):
     papers: ClassVar[tuple[str, ...]] = ("gehring2017convolutional",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_i, \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
+    use_when = (
+        "Take it for texts of a fixed greatest length, as BERT and GPT-2 do; `hierarchical` extends a trained table."
+    )
     equal_to = "transformers' BERT, GPT-2"
 
     max_positions: int = field()  # required, though Encoding has a default

@@ -96,6 +96,10 @@ class SelectiveRotary(AccumulatedRotary):
         r"\omega_t = \sigma(g \cdot \hat x_t + b) \sum_{s=0}^{3} a_s \odot W_2 W_1 \hat x_{t-s}",
     )
     extrapolates = "partly: angles depend on the text"
+    use_when = (
+        "Take it in a causal model whose text should set how far tokens are apart; with `rope`, cached keys can be "
+        "rotated once."
+    )
     equal_to = "the authors' expression"
 
     head_dim: int
@@ -168,6 +172,7 @@ class Mamba3Rotary(AccumulatedRotary):
         r"\Delta_t = \mathrm{softplus}(w_h \cdot x_t + b_h)",
     )
     extrapolates = "partly: angles depend on the text"
+    use_when = "Take it for Mamba-3's rotation in attention; `selective_rope` also convolves angles over some tokens."
     equal_to = "the authors' expression"
 
     head_dim: int
@@ -212,6 +217,7 @@ class CARoPE(AccumulatedRotary):
         r"f_t = \frac{1}{1 + \mathrm{softplus}(w_h \cdot x_t + b_h)}, \quad c = 1 \ldots d/2",
     )
     extrapolates = "partly: lower perplexity than RoPE at twice the length, by the paper"
+    use_when = "Take it where each token sets one frequency for each head; `selective_rope` has an angle for each pair."
     equal_to = "the formula"
 
     head_dim: int

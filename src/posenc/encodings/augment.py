@@ -32,6 +32,9 @@ class SHAPE(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"i' = i + u, \quad u \in \{0, \dots, K - 1\} \text{ drawn for each text}",)
     shift_invariant = True
     extrapolates = "yes: its loss stays level where the unshifted code's rises"
+    use_when = (
+        "Add it in training to a code at the input, such as `sinusoidal`; encodings of the distance do not need it."
+    )
 
     max_shift: int = 500
 
@@ -71,6 +74,9 @@ class CAPE(Encoding):
         r"u \text{ and } \lambda \text{ drawn for each text}, \ \epsilon_i \text{ for each token}",
     )
     extrapolates = "partly: better than sinusoidal codes, on speech and images"
+    use_when = (
+        "Add it in training to an encoding that takes fractional positions, for speech and images; `shape` only shifts."
+    )
 
     max_shift: float = 5.0
     max_jitter: float = 0.5
@@ -124,6 +130,10 @@ class Randomized(Encoding):
     papers: ClassVar[tuple[str, ...]] = ("ruoss2023randomized",)
     formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
+    use_when = (
+        "Add it in training to any encoding, for tasks whose texts grow up to max_length; `pose` keeps neighbours "
+        "together."
+    )
 
     max_length: int = 2048
     testing: str = "spread"
@@ -175,6 +185,10 @@ class PoSE(Encoding):
     )
     shift_invariant = True
     extrapolates = "yes: up to max_length, after interpolation"
+    use_when = (
+        "Add it where a trained model is fine-tuned for longer texts on short ones; `randomized` is for training "
+        "from the start."
+    )
 
     max_length: int = 2048
 

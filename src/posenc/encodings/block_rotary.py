@@ -22,11 +22,11 @@ class LieRE(Encoding):
     """LieRE: blocks of channels are rotated by exp(sum_a x_a A_a), with a learned skew-symmetric generator A_a per axis.
 
     head_dim: width of a head, a multiple of block. num_heads, num_kv_heads, num_layers: of the model; each key head and
-    layer has generators of its own. axes: coordinates per token, 1 for text. block: channels that rotate together; None
+    layer has separate generators. axes: coordinates per token, 1 for text. block: channels that rotate together; None
     takes 8, or the largest power of two below that divides head_dim. init_std: of the generators' entries, radians per step.
 
-    On one axis scores depend on distances alone; on several the generators do not commute, and they do not (`ComRoPE`
-    is the variant whose generators commute). One axis takes the generators' eigenvectors and a phase per token; several
+    On one axis scores depend on distances alone. On several axes the generators do not commute, so that scores depend on
+    both positions (`ComRoPE` is the variant whose generators commute). One axis takes the generators' eigenvectors and a phase per token; several
     take a matrix exponential per token and block, which is slow: 100 times RoPE's time or more. Rotations are computed
     in float64. Prefix tokens, at -1 on every axis of a grid, are not rotated. Raises InputError for sizes that do not divide.
     Source: Ostmeier et al. 2024, section 3.
@@ -39,6 +39,10 @@ class LieRE(Encoding):
         r"R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a^\top = -A_a, \quad i = (x_1, \ldots)",
     )
     extrapolates = "partly: holds at larger images"
+    use_when = (
+        "Take it for images and video where learned rotations may mix several channels; `comrope` needs no matrix "
+        "exponential per token."
+    )
     equal_to = "the authors' code"
 
     head_dim: int
@@ -150,6 +154,10 @@ class ComRoPE(LieRE):
         r"q_i' = R(i)\, q_i, \quad R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a A_b = A_b A_a",
         r"A_a = \lambda_a A \ \text{(ld)}, \qquad A_a = M_a \odot A \ \text{(ap)}",
     )
+    use_when = (
+        "Take it for images and video where learned rotations should depend on differences alone; `axial_rope` "
+        "learns nothing."
+    )
 
     variant: Literal["ld", "ap"] = "ld"
 
@@ -181,7 +189,7 @@ class STRING(AxialRotary):
     """Cayley-STRING: RoPE in a learned orthogonal basis, P = (I - S)(I + S)^-1 with S skew-symmetric, on any number of axes.
 
     Scores depend on differences of coordinates alone. head_dim, axes, rope_theta, layout: as in `AxialRotary` (for
-    text, axes=1). num_heads, num_kv_heads, num_layers: of the model; each key head and layer has its own basis, which
+    text, axes=1). num_heads, num_kv_heads, num_layers: of the model; each key head and layer has a separate basis, which
     starts near the identity, where this is `AxialRotary`. init_std: of S. Raises InputError for sizes that do not divide.
     Source: Schenck et al. 2025, section 3.
     """
@@ -193,6 +201,9 @@ class STRING(AxialRotary):
         r"P = (I - S)(I + S)^{-1}, \quad S^\top = -S",
     )
     extrapolates = "partly: as RoPE on each axis"
+    use_when = (
+        "Take it in place of `axial_rope`, or of `rope`, where each head should learn the channels that turn together."
+    )
     equal_to = "the formula"
 
     num_heads: int = field(kw_only=True)

@@ -53,7 +53,7 @@ def entries() -> dict[str, str]:
 
 def rows() -> list[dict[str, Any]]:
     """One row per encoding: name, class, where it acts, whether it learns, what its source claims past the training
-    length, what it equals, options, papers, summary."""
+    length, when to use it, its formula, what it equals, options, papers, summary."""
     papers = entries()
     table = []
     for name, cls in ENCODINGS.items():
@@ -66,6 +66,8 @@ def rows() -> list[dict[str, Any]]:
                 "learned": any(True for _ in made.parameters()),
                 "shift_invariant": bool(made.shift_invariant),
                 "extrapolates": cls.extrapolates,
+                "use_when": cls.use_when,
+                "formula": list(cls.formula),
                 "equal_to": cls.equal_to,
                 "options": [n for n in cls.arguments() if n not in OF_THE_MODEL],
                 "arguments": {n: None if p.default is p.empty else p.default for n, p in cls.arguments().items()},

@@ -41,6 +41,10 @@ class ComplexOrder(Encoding):
         r"x_i' = W [\operatorname{Re} z_i; \operatorname{Im} z_i]",
     )
     extrapolates = "not claimed"
+    use_when = (
+        "Take it where order may act on each word differently; `sinusoidal` is one code for all words and learns "
+        "nothing."
+    )
 
     dim: int
     base: float = 10000.0

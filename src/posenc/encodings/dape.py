@@ -18,7 +18,7 @@ from posenc.errors import check_word
 from posenc.positions import Positions
 
 PAIRS = 2**14
-"""Pairs of tokens whose hidden numbers are held at a time: what stays in a core's second-level cache."""
+"""Pairs of tokens whose hidden numbers are computed at a time: what stays in a core's second-level cache."""
 
 
 @dataclass(eq=False, repr=False)
@@ -43,6 +43,10 @@ class DAPE(Encoding):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",
     )
     extrapolates = "yes: better than the bias that it adapts, by the paper"
+    use_when = (
+        "Take it on top of rotations or alone, for texts longer than in training, where time matters less; `kerple` "
+        "is its bias without the network."
+    )
     equal_to = "the authors' code"
 
     num_heads: int

@@ -122,6 +122,7 @@ class DeBERTa(_Disentangled):
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K p_r + k_j \cdot W_h^Q p_r}{\sqrt{3d}}",
         r"r = \operatorname{clip}(i - j + m, 0, 2m - 1)",
     )
+    use_when = "Take it for the first DeBERTa's weights; `deberta_v2` shares the model's projections."
     equal_to = "transformers' DeBERTa"
 
     dim: int
@@ -159,6 +160,7 @@ class DeBERTaV2(_Disentangled):
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K \bar{p}_r + k_j \cdot W_h^Q \bar{p}_r}{\sqrt{3d}}",
         r"r = \operatorname{clip}(\beta(i - j) + m, 0, 2m - 1), \quad \bar{p} = \operatorname{LayerNorm}(p)",
     )
+    use_when = "Take it in an encoder, as DeBERTa v2 and v3 do; `t5` adds a number in place of products."
     equal_to = "transformers' DeBERTa-v2"
 
     dim: int

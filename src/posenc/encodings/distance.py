@@ -56,6 +56,7 @@ class T5(_DistanceBias):
         r"\text{and } 2m \text{ more where } j > i",
     )
     extrapolates = "yes: one bias for all far distances"
+    use_when = "Take it in encoders and encoder-decoders, as T5 and MPNet do; `alibi` learns nothing."
     equal_to = "transformers' T5, MPNet"
 
     num_heads: int
@@ -99,6 +100,10 @@ class ALiBi(_DistanceBias):
         r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
     )
     extrapolates = "yes: trained short, tested long"
+    use_when = (
+        "Take it for texts longer than in training where nothing is to be learned, as BLOOM and MPT do; `kerple` "
+        "learns the decay."
+    )
     equal_to = "transformers' BLOOM, MPT"
     constant = True
 
@@ -129,6 +134,10 @@ class GridALiBi(ALiBi):
         r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
     )
     extrapolates = "yes: to larger images"
+    use_when = (
+        "Take it for images larger than in training where nothing is to be learned, as CROMA does; `swin` is a "
+        "learned table."
+    )
     equal_to = "the formula"
 
     def bias(  # type: ignore[override]
@@ -170,6 +179,10 @@ class KERPLE(_DistanceBias):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - a_h |i - j|^{p_h} \quad \text{(power)}",
     )
     extrapolates = "yes: trained short, tested long"
+    use_when = (
+        "Take it where the decay with the distance is to be learned; `alibi` has fixed slopes, `fire` a learned "
+        "function."
+    )
 
     num_heads: int
     num_layers: int = 1
@@ -206,6 +219,7 @@ class Sandwich(_DistanceBias):
         r"\theta_c = b^{-2c/\bar{d}}",
     )
     extrapolates = "yes: trained short, tested long"
+    use_when = "Take it where scores should fall as products of sinusoidal codes do; `alibi` falls in a straight line."
     constant = True
 
     num_heads: int
@@ -238,6 +252,7 @@ class Sines(_DistanceBias):
         r"t = \frac{i - j}{L}",
     )
     extrapolates = "no: distances repeat after twice the training length"
+    use_when = "Take it as the smallest learned bias, for texts up to train_length; `t5` serves longer ones."
 
     num_heads: int
     train_length: int

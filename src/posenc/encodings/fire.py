@@ -38,6 +38,10 @@ class FIRE(Encoding):
     bias_reads_keys = False
     papers: ClassVar[tuple[str, ...]] = ("li2024functional",)
     extrapolates = "yes: any length is mapped to one interval"
+    use_when = (
+        "Take it where the function of the distance is to be learned and texts grow; `kerple` depends on the "
+        "distance alone and costs less memory."
+    )
 
     num_heads: int
     num_layers: int = 1

@@ -267,6 +267,9 @@ class FLOATER(Encoding):
         r"x_i' = x_i + \text{a sinusoidal code}",
     )
     extrapolates = "yes: the flow goes on"
+    use_when = (
+        "Take it where learned codes must go on past the training length; every code takes computing those before it."
+    )
     sequential = True
     equal_to = "torchdiffeq's solvers"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Forgetting Transformer: scores fall by what the tokens in between make of themselves."""
+"""The Forgetting Transformer: scores fall by the forget gates of the tokens in between."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -36,6 +36,10 @@ class FoX(Encoding):
     )
     shift_invariant = True
     extrapolates = "yes: far keys are forgotten"
+    use_when = (
+        "Take it in a causal model, with `rope` or alone, where tokens should say what is forgotten; `alibi` forgets "
+        "at a fixed rate."
+    )
     equal_to = "x-transformers"
     causal_only = True
     bias_reads_keys = False

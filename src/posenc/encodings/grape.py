@@ -40,6 +40,9 @@ class GRAPEA(ContentBias):
     shift_invariant = True
     bias_reads_keys = True
     extrapolates = "yes: a penalty that grows with the distance"
+    use_when = (
+        "Take it in place of `alibi` where each key should set how fast it fades; `fox` counts the tokens in between."
+    )
     equal_to = "the authors' code"
 
     num_heads: int

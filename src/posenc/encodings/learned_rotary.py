@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotations of text whose frequencies differ by key head, are learned, or are mixed, and one that scores the imaginary part
-as well."""
+"""Rotations of text: with frequencies that differ by key head, are learned or are mixed, and with scores of the imaginary part."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,6 +41,9 @@ class HeadRotary(AxesRotary):
         r"\theta_{h,c} = b^{-2c/d} / r_h, \quad r_h = 1.2 + 0.6\, h / H_k \quad (h = 0, 1, \ldots)",
     )
     extrapolates = "partly: as RoPE under the same schedules"
+    use_when = (
+        "Take it for schedules that differ by head, such as Ms-PoE's and Moebius RoPE's; `rope` has one schedule."
+    )
     equal_to = "the authors' code"
     axes = 1
 
@@ -87,7 +89,7 @@ class LearnedRotary(AxesRotary):
     """RoPE with learned frequencies: theta_c = f_c exp(s_c), where f is a schedule's frequency and s_c starts at 0.
 
     head_dim, rope_theta, layout, schedule: as in `Rotary`; the schedule is where the frequencies start. groups: ladders
-    of frequencies. 1: all heads share one. num_kv_heads: each group of query heads that shares a key head has its own,
+    of frequencies. 1: all heads share one. num_kv_heads: each group of query heads that shares a key head has one,
     since a key can only be compared with queries that turn as it does. All layers share them; for ladders per layer,
     pass one object per layer to `PerLayer`. Train `log_scale`, (groups, head_dim / 2), without weight decay.
 
@@ -105,6 +107,10 @@ class LearnedRotary(AxesRotary):
         r"\theta_c = b^{-2c/d} e^{s_c}, \quad s_c \text{ learned}",
     )
     extrapolates = "partly: as RoPE, with frequencies that fit the trained length"
+    use_when = (
+        "Take it in place of `rope` in a model that you train: a number for each pair is learned, and `rope` is "
+        "where it starts."
+    )
     learned = True
     axes = 1
 
@@ -164,7 +170,7 @@ class FoPE(AxesRotary):
     head_dim / 2 are rotated by sums over the others, and the rest pass unchanged (cos 1, sin 0).
 
     head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads, num_layers: of the model; each key head and
-    layer has weights of its own, for cosines and for sines. train_length: the trained length. pairs: None takes
+    layer has separate weights, for cosines and for sines. train_length: the trained length. pairs: None takes
     head_dim / 4, or as many as there are frequencies. gain: of the Xavier-normal noise around the identity, from which
     the weights start (the authors take 0.3 to 0.6 for 60 million to 1.2 billion parameters).
     trainable: make parameters of them; False: they stay as drawn, as buffers that the state_dict has and `spec` has not.
@@ -180,6 +186,10 @@ class FoPE(AxesRotary):
         r"C_c(i) = \sum_m a_{mc} \cos i\theta_m, \quad S_c(i) = \sum_m b_{mc} \sin i\theta_m, \quad \theta_m \ge 2\pi / L",
     )
     extrapolates = "yes, by the paper: frequencies that are not fully trained are gone"
+    use_when = (
+        "Take it in place of `rope` for texts longer than in training; scores then depend on both positions. vLLM "
+        "serves Intern-S1-Pro with it."
+    )
     shift_invariant = False
     axes = 1
 
@@ -262,6 +272,9 @@ class RoPEPlusPlus(Rotary):
         r"s_{ij} = \mathrm{Im} \sum_c \tilde q_{ic} \overline{\tilde k_{jc}} e^{\mathrm{i}(i-j)\theta_c} \quad (h \text{ odd})",
     )
     extrapolates = "partly: the imaginary heads attend further away, by the paper"
+    use_when = (
+        "Take it in place of `rope` for twice the query heads from the same projections and the same cached keys."
+    )
     equal_to = "the authors' code"
 
     def quarter_turn(self, q: Tensor) -> Tensor:

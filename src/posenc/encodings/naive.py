@@ -26,6 +26,10 @@ class NoPE(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
     extrapolates = "better than RoPE on small algorithmic tasks"
+    use_when = (
+        "Take it as the baseline, or in some layers of a causal model whose others have RoPE, as in SmolLM3 "
+        "(`rope_nope`)."
+    )
     equal_to = "the same attention without it"
 
 
@@ -70,6 +74,7 @@ class Normalized(_Scalar):
     name = "normalized"
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
+    use_when = "Take it to see why a code must not depend on the length of a text; `sinusoidal` does not."
 
     length: int | None = None
 
@@ -96,6 +101,7 @@ class Integer(_Scalar):
     name = "integer"
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + i\, w",)
     extrapolates = "no: unbounded"
+    use_when = "Take it to see why a code must be bounded; `sinusoidal` is."
 
     def number(self, positions: Positions) -> Tensor:
         return exact(positions.q)
@@ -115,6 +121,7 @@ class Binary(Absolute):
         r"p_{i,c} = \left\lfloor \frac{i}{2^c} \right\rfloor \bmod 2, \quad x_i' = x_i + p_i",
     )
     extrapolates = "no: unseen digits, then repetition"
+    use_when = "Take it to see why neighbours need similar codes; `sinusoidal` is the same idea without jumps."
 
     dim: int
     merge: str = "add"

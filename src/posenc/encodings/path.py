@@ -18,7 +18,7 @@ from posenc.positions.order import convolved
 
 @dataclass(eq=False, repr=False)
 class PaTH(Encoding):
-    """Between query and key stands the product of I - beta_t w_t w_t^T over the tokens t after the key up to the query.
+    """Between query and key stands the product of I - beta_t w_t w_t^T over the tokens t after the key, up to the query.
 
     dim: width of the layer's input x, of which w and beta are made. num_heads, num_kv_heads, head_dim: of the model; each key head
     has its w and beta. num_layers: layers with separate parameters; 1: shared by all. rank: of the map from x to w; None: a full
@@ -26,7 +26,7 @@ class PaTH(Encoding):
     0: no convolution. It and the product stay within a document and leave padding out; a window does not hide what it reads.
 
     Scores are computed by chunks of 64 tokens (the UT transform). Time is quadratic, memory is that of a block of queries;
-    a cached step goes through all chunks again. PaTH-FoX is the sum with a forget gate.
+    a cached step goes through all chunks again. PaTH-FoX is `path+fox`.
     Raises InputError for positions that are not causal, or another width or number of heads.
     Source: Yang et al. 2025, "PaTH Attention"; fla-org/flash-linear-attention, fla/layers/path_attn.py.
     """
@@ -39,6 +39,9 @@ class PaTH(Encoding):
     )
     shift_invariant = True
     extrapolates = "partly: reflections add up along the way"
+    use_when = (
+        "Take it in a causal model that must follow a state through a text; `path+fox` (PaTH-FoX) forgets as well."
+    )
     equal_to = "the authors' expression"
     causal_only = True
 

@@ -38,6 +38,10 @@ class PoPE(Encoding):
     )
     shift_invariant = True
     extrapolates = "yes: trained short, tested long"
+    use_when = (
+        "Take it in a decoder where content and position should not mix; queries and keys become twice as wide, as "
+        "those of `rope` do not."
+    )
     equal_to = "x-transformers"
 
     head_dim: int

@@ -33,12 +33,14 @@ class ProjectedRelative(Encoding):
     """
 
     name = "projected_relative"
+    papers: ClassVar[tuple[str, ...]] = ("thinkingmachines2026inkling",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + (W_r x_i) \cdot P_{i-j} \text{ where } 0 \le i - j < E",
     )
     shift_invariant = True
     bias_reads_keys = False
     extrapolates = "yes: far keys have no bias"
+    use_when = "Take it in a causal model without RoPE, as Inkling does; the bias of `t5` does not depend on the token."
     equal_to = "transformers' Inkling, x-transformers"
 
     dim: int

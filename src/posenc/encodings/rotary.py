@@ -117,6 +117,10 @@ class Rotary(PairRotation):
     )
     shift_invariant = True
     extrapolates = "partly: degrades past the training length"
+    use_when = (
+        "Take it first in a decoder, as Llama, GPT-NeoX and Gemma do: frequency schedules and position maps extend "
+        "it to longer texts."
+    )
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
 
     @property
@@ -210,6 +214,10 @@ class PRotary(Rotary):
         r"\theta_c = \begin{cases} b^{-2c/d} & c < \lfloor f d/2 \rfloor \\ 0 & \text{otherwise} \end{cases}",
     )
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
+    use_when = (
+        "Take it where some channels should compare content at any distance, as Gemma 4 does without a window; "
+        "`rope` turns all pairs."
+    )
     equal_to = "transformers' proportional RoPE"
 
     def __init__(
@@ -248,6 +256,10 @@ class DecoupledRotary(Rotary):
         r"q_i = [q_i^C; q_i^R], \quad k_j = [k_j^C; k_j^R]",
         r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
     )
+    use_when = (
+        "Take it with latent attention, as DeepSeek-V3 does; `rope` with rotary_dim turns the first channels instead "
+        "of the last."
+    )
     equal_to = "transformers' DeepSeek-V3"
 
     layout: Layout = "interleaved"
@@ -284,6 +296,10 @@ class XPos(Rotary):
         r"\zeta_c = \frac{2c/d + \gamma}{1 + \gamma}, \quad \theta_c = b^{-2c/d}",
     )
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
+    use_when = (
+        "Take it in a causal model for texts longer than in training; `alibi` fades with the distance, too, and "
+        "rotates nothing."
+    )
     equal_to = "x-transformers, rotary-embedding-torch"
     centres_keys = True
 

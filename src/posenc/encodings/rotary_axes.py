@@ -139,6 +139,9 @@ class AxialRotary(AxesRotary):
         r"\varphi(i) = [x \theta; y \theta], \quad \theta_c = b^{-4c/d}, \quad i = (y, x)",
     )
     extrapolates = "partly: holds at larger images, less so than learned directions"
+    use_when = (
+        "Take it for images and video, as Pixtral and DINOv3 do; `mixed_rope` learns the directions of its rotations."
+    )
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
 
     head_dim: int
@@ -219,6 +222,7 @@ class MRotary(AxesRotary):
         r"\varphi_c(i) = i_{a(c)} \theta_c, \quad \theta_c = b^{-2c/d}, \quad i = (t, y, x)",
     )
     extrapolates = "partly: images and videos use up fewer numbers"
+    use_when = "Take it for text with images and video, as Qwen2-VL and Qwen3-VL do; `rope` is the same for text alone."
     equal_to = "transformers' Qwen2-VL, Qwen3-VL"
 
     axes = 3
@@ -291,6 +295,7 @@ class MixedRotary(AxesRotary):
     learned = True
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     extrapolates = "yes: holds at larger images"
+    use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
 
     head_dim: int
     num_heads: int

@@ -35,6 +35,10 @@ class RoVE(PairRotation):
     )
     shift_invariant = True
     extrapolates = "no claim"
+    use_when = (
+        "Take it beside `rope`, as DeepSeek-V4 does, where what arrives of a value should depend on its distance. "
+        "Nothing is learned."
+    )
     equal_to = "transformers' DeepSeek-V4"
 
     trailing: bool = False

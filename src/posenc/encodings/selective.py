@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selective attention: tokens tell later ones which keys are not needed any more."""
+"""Selective attention: tokens select keys that later queries no longer need."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ class SelectiveAttention(Encoding):
     head_dim: width of a head. rope_theta, layout: of the rotation that is in the scores s; None: there is none. It does not
     rotate queries and keys: in a model with RoPE the encoding is rope+selective_attention:rope_theta=10000.
 
-    What earlier tokens have selected is computed of their queries: they are the gates, taken through the model's query
-    projection (`share`) and cached with the keys. `gates=q[:, :1]` passes them to `attention` in a model of your own that
-    changes queries in no other way. Time grows with the square of the keys also where a single query is new. Memory is that of
-    some queries at a time, where rows are alike in their order; else one number for each pair of tokens.
+    What earlier tokens have selected is computed from their queries. These are the gates: they go through the model's query
+    projection (`share`) and are cached with the keys. `gates=q[:, :1]` passes them to `attention` in a model that
+    changes queries in no other way. Time grows with the square of the keys, also where a single query is new. Memory is
+    that of some queries at a time where all rows have the same order, otherwise one number for each pair of tokens.
     Raises InputError for positions that are not causal, and where `attention` is not given gates.
     Source: Leviathan et al. 2025, section 3; x-transformers.
     """
@@ -49,6 +49,10 @@ class SelectiveAttention(Encoding):
     )
     shift_invariant = True
     extrapolates = "not claimed"
+    use_when = (
+        "Take it beside `rope` in a causal model that should drop what it no longer needs; a step of decoding takes "
+        "quadratic time, with `fox` linear."
+    )
     equal_to = "x-transformers"
     causal_only = True
 

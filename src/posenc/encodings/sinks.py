@@ -27,6 +27,7 @@ class SoftmaxN(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
+    use_when = "Add it to any encoding, so that heads may attend to nothing; `sink` learns how much."
     equal_to = "torch's MultiheadAttention(add_zero_attn=True)"
 
     n: float = 1.0
@@ -51,6 +52,10 @@ class LearnedSink(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
     shift_invariant = True
     extrapolates = "no claim"
+    use_when = (
+        "Add it to any encoding, so that each head learns how much it attends to no token, as in gpt-oss; "
+        "`softmax_n` is fixed."
+    )
     equal_to = "transformers' gpt-oss"
 
     num_heads: int
@@ -68,7 +73,7 @@ class PrefixKV(Encoding):
     """Learned keys and values that every query of every text sees, as if they came before it; they have no position.
 
     num_heads, head_dim: of the model; values are as wide as keys. length: how many keys. num_kv_heads: key and value heads,
-    if fewer. num_layers: layers with keys and values of their own (the source: all of them); 1: shared by all.
+    if fewer. num_layers: layers with separate keys and values (the source: all of them); 1: shared by all.
     init_std: of both.
     The source makes them by a perceptron while it trains; here they are parameters.
     Source: Li and Liang 2021, section 4; without it, as part of a model: Sukhbaatar et al. 2019, section 3.
@@ -82,6 +87,9 @@ class PrefixKV(Encoding):
     )
     shift_invariant = True
     extrapolates = "no claim"
+    use_when = (
+        "Add it to adapt a frozen model by learned keys and values (prefix tuning); `sink` is a logit without a value."
+    )
     equal_to = "torch's MultiheadAttention(add_bias_kv=True)"
 
     num_heads: int

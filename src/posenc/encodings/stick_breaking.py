@@ -24,7 +24,7 @@ class StickBreaking(Encoding):
     to a learned value per head, which starts at zero, as in IBM/dolomite-engine; False: it goes to nothing. num_heads,
     head_dim: of the values, for remainder alone. num_layers: layers with separate values; 1: shared by all.
 
-    Nothing else tells positions apart: weights depend on the keys' order, and fall with the number of keys that took theirs.
+    Positions act through the keys' order alone: the more keys are nearer, the less is left.
     A sum may bias the scores or rotate queries and keys. Weights are computed from scores by blocks of queries.
     Raises InputError for positions that are not causal, a sink, learned keys, or remainder without num_heads and head_dim.
     Source: Tan et al. 2025, "Scaling Stick-Breaking Attention"; shawntan/stickbreaking-attention, sb_ref.py.
@@ -38,6 +38,9 @@ class StickBreaking(Encoding):
     )
     shift_invariant = True
     extrapolates = "yes: nearer keys take their share first"
+    use_when = (
+        "Take it in a causal model in place of the softmax and of other encodings; `fox` forgets and has the softmax."
+    )
     equal_to = "the authors' expression"
     causal_only = True
 

@@ -35,6 +35,9 @@ class Hierarchical(Absolute):
         r"u_r = \frac{P_r - \alpha P_0}{1 - \alpha}, \quad P \in \mathbb{R}^{n \times d}",
     )
     extrapolates = "yes: from n to n^2 positions without training"
+    use_when = (
+        "Take it to extend a trained table, such as BERT's, without training; `learned` is a table for a new model."
+    )
 
     rows: int
     dim: int
@@ -70,6 +73,7 @@ class Multiplicative(Learned):
     papers: ClassVar[tuple[str, ...]] = ("su2021positions",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i \odot (1 + P_i), \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
+    use_when = "Take it to compare products at the input with sums; `learned` adds the same table."
     equal_to = "the formula"
 
     def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
@@ -96,6 +100,10 @@ class AxialTable(Absolute):
     papers: ClassVar[tuple[str, ...]] = ("kitaev2020reformer",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + [A_{\lfloor i/n \rfloor}; B_{i \bmod n}]",)
     extrapolates = "no: undefined past the table"
+    use_when = (
+        "Take it for a learned table of many positions with few parameters, as Reformer does; `learned` has a row "
+        "for each."
+    )
     equal_to = "transformers' Reformer"
     one_axis = False
 
@@ -143,6 +151,7 @@ class GridTable(Absolute):
     papers: ClassVar[tuple[str, ...]] = ("dosovitskiy2021image",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_{y,x}, \quad i = (y, x)",)
     extrapolates = "partly: to larger images by interpolation"
+    use_when = "Take it for images of one size, as ViT and DINOv2 do; `axial_rope` has no table."
     equal_to = "transformers' ViT, DINOv2"
     one_axis = False
 

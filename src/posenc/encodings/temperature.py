@@ -60,6 +60,7 @@ class LogN(QueryScale):
     )
     shift_invariant = True
     extrapolates = "yes: entropy stays level"
+    use_when = "Add it to any encoding for texts longer than train_length; `temperature` is one factor for all lengths."
 
     train_length: int
     clip: bool = True
@@ -90,6 +91,9 @@ class Temperature(QueryScale):
     formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \beta\, \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
     extrapolates = "partly: keeps a longer text's attention from thinning out"
+    use_when = (
+        "Add it to a pretrained model that is extended, as YaRN and DroPE do; `log_n` depends on the number of keys."
+    )
 
     beta: float = 1.0
 
@@ -120,6 +124,7 @@ class StepTemperature(QueryScale):
         r"n_i = \left\lfloor \frac{i + f}{L} \right\rfloor",
     )
     extrapolates = "yes: keeps a longer text's attention from thinning out"
+    use_when = "Add it as Llama 4 does, in layers without position; `log_n` grows without steps."
     equal_to = "transformers' Llama 4, Ministral 3"
 
     train_length: int

@@ -41,6 +41,7 @@ class TransformerXL(ContentBias):
     papers: ClassVar[tuple[str, ...]] = ("dai2019transformer",)
     shift_invariant = True
     extrapolates = "yes: attends further back than in training"
+    use_when = "Take it with a memory of earlier segments, as Transformer-XL does; `rope` needs no projection of codes."
     equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"
 
     dim: int
@@ -151,6 +152,10 @@ class XLNet(TransformerXL):
     name = "xlnet"
     papers: ClassVar[tuple[str, ...]] = ("yang2019xlnet", "dai2019transformer")
     extrapolates = "no claim made"
+    use_when = (
+        "Take it for XLNet, or where both directions are visible; `transformer_xl` shares its vectors u and v among "
+        "layers."
+    )
     equal_to = "transformers' XLNet"
 
     untie: bool = True

@@ -39,6 +39,10 @@ class TUPE(ContentBias):
     )
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking",)
     extrapolates = "no: undefined past the table"
+    use_when = (
+        "Take it in an encoder with a [CLS] token and texts of a fixed greatest length; `tupe_r` adds a bias of the "
+        "distance."
+    )
 
     max_positions: int = field()  # required, though Encoding has a default
     dim: int
@@ -111,6 +115,10 @@ class TUPER(TUPE):
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j + U_h^Q p_i \cdot U_h^K p_j}{\sqrt{2d}} + B_{h,\beta(j-i)}",
         r"\text{[CLS], at 0: a learned number instead of all but the first term}",
+    )
+    use_when = (
+        "Take it in an encoder with a [CLS] token and texts of a fixed greatest length; `t5` has the bias of the "
+        "distance alone."
     )
 
     def __init__(

@@ -37,6 +37,10 @@ class Window(Encoding):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \text{ if } -a_h \le i - j \le b_h, \text{ else } -\infty",
     )
     extrapolates = "partly: no distance is farther than the window"
+    use_when = (
+        "Add it to layers that need near tokens alone, as in Gemma 3 (`local_rope`): their cost grows with the "
+        "window, not with the text."
+    )
     shift_invariant = True
     bias_reads_keys = False
 
@@ -90,6 +94,7 @@ class Chunks(Encoding):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \text{ if } \lfloor i / c \rfloor = \lfloor j / c \rfloor, \text{ else } -\infty",
     )
     extrapolates = "partly: no distance is as far as a chunk is long"
+    use_when = "Add it to some layers, as Llama 4 does; `window` has no borders that hide near tokens."
     shift_invariant = True
     bias_reads_keys = False
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wall attention: every channel of a query forgets at a separate rate, which the tokens set."""
+"""Wall attention: each channel of a query forgets at a separate rate, which the tokens set."""
 
 import math
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from posenc.positions import Positions
 
 @dataclass(eq=False, repr=False)
 class Wall(Encoding):
-    """Each channel n of q . k decays by the product of gates f_tn between 0 and 1 over the tokens t after the key up to the query.
+    """Each channel n of q . k decays by the product of gates f_tn, between 0 and 1, over the tokens t after the key, up to the query.
 
     dim: width of the layer's input x, of which the gates are made. num_heads, head_dim: of the model. num_layers: layers with
     separate gates; 1: shared by all. init_bias: of the gates' logits; 8: the authors', near attention without position.
 
-    The authors' scalar gate per head is a sum, Wall(..) + a forget gate. Scores are computed by chunks of 64 tokens, from decays
+    The authors' optional gate per head is the sum `wall+fox`. Scores are computed by chunks of 64 tokens, from decays
     that are at most 1, so that none overflows. Time is quadratic, memory is that of a block of queries.
     Raises InputError for positions that are not causal, or another width or number of heads.
     Source: Averbuch and Pai 2026, "Wall Attention"; fla-org/flash-linear-attention, fla/layers/wall_attn.py.
@@ -36,6 +36,10 @@ class Wall(Encoding):
     )
     shift_invariant = True
     extrapolates = "yes: far keys have decayed"
+    use_when = (
+        "Take it in a causal model for texts much longer than in training; `fox` has a gate for each head in place "
+        "of each channel."
+    )
     equal_to = "the authors' expression"
     causal_only = True
 

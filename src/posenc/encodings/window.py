@@ -102,6 +102,9 @@ class WindowTable(_PatchBias):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
     )
     extrapolates = "partly: to other windows by interpolation"
+    use_when = (
+        "Take it in windows of images, as Swin does; `swin_v2` is a function, which serves windows of other sizes."
+    )
     equal_to = "transformers' Swin"
 
     special_rows = 0
@@ -213,6 +216,7 @@ class ClassWindowTable(WindowTable):
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
         r"\text{and } B_{h,1},\ B_{h,2},\ B_{h,3} \text{ from [CLS], to it, and within it}",
     )
+    use_when = "Take it in an image encoder with a [CLS] token, as BEiT does; `swin` has no entries for one."
     equal_to = "transformers' BEiT"
     special_rows = 3
 
@@ -263,6 +267,7 @@ class LogWindow(_PatchBias):
         r"g(t) = \frac{\operatorname{sign} t}{3} \log_2\left( 1 + \frac{8 |t|}{n - 1} \right)",
     )
     extrapolates = "yes: the function is defined for windows of any size"
+    use_when = "Take it in windows of images that grow after training, as Swin v2 does; `swin` is a table."
     equal_to = "transformers' Swin v2"
 
     num_heads: int

@@ -270,7 +270,7 @@ class Grids:
         number = self.taken
         if number == len(self.sizes):
             raise InputError(
-                f"{self.name} is for {number} {self.what}s, row {row} has tokens of one more at index {column}: pass (frames, "
+                f"{self.name} is for {number} {self.what}{'s' * (number != 1)}, row {row} has tokens of one more at index {column}: pass (frames, "
                 "height, width) of each, in the order of their tokens"
             )
         count = math.prod(self.sizes[number])
@@ -379,7 +379,7 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
     for known in grids.values():
         if known.taken < len(known.sizes):
             raise InputError(
-                f"{known.name} is for {len(known.sizes)} {known.what}s, the rows have tokens of {known.taken}: pass the sizes of "
+                f"{known.name} is for {len(known.sizes)} {known.what}{'s' * (len(known.sizes) != 1)}, the rows have tokens of {known.taken}: pass the sizes of "
                 f"those alone, and the {known.what.split()[0]}_token_id of the model's config"
             )
     patches = Patches.of(sizes, intervals, kinds.device)

@@ -46,7 +46,8 @@ def block(state: Mapping[str, Any] | None = None) -> "Markup":
 
 @cache
 def settings() -> dict[str, Any]:
-    """Fields with their defaults and limits, the encodings by where they act, and the presets."""
+    """Fields with their defaults and limits, the encodings by where they act, those that are not drawn by the reason, and the
+    presets."""
     return dict(json.loads(asset("explorer/settings.json")))
 
 
@@ -78,6 +79,11 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
                 raise InputError(
                     f"{name}={value!r}: the explorer shows one encoding; leave out what follows the plus sign"
                 )
+            for reason, undrawn in settings()["undrawn"].items():
+                if name == "encoding" and terms[0].name in undrawn:
+                    raise InputError(
+                        f"encoding={value!r}: the explorer does not draw it, since {reason}; `posenc analyze {value}` has pictures"
+                    )
             if terms[0].name not in names[name]:
                 raise unknown(f"{name} in the explorer", terms[0].name, names[name])
         if field["kind"] == "choice" and value not in field["choices"]:
@@ -99,4 +105,5 @@ def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":
     scripts.insert(SCRIPTS.index("state"), f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};")
     css = asset("explorer/explorer.css")
     values = {"state": checked(state), "embedded": embedded, "css": css, "scripts": scripts}
+    values["undrawn"] = settings()["undrawn"]
     return Markup(filled("explorer/explorer.html", **values))

@@ -91,7 +91,8 @@ posenc.state = (() => {
   function named(of, text, notes) {
     const [name, ...given] = text.split(":");
     if (name !== "none" && !LOOKUPS[of].of(name)) {
-      notes.push(`there is no ${of} “${shortened(name)}” here`);
+      const why = of === "encoding" && Object.entries(posenc.settings.undrawn).find(([, names]) => names.includes(name));
+      notes.push(why ? `${name} is not drawn: ${why[0]}` : `there is no ${of} “${shortened(name)}” here`);
       return named(of, FIELDS[of].default, notes);
     }
     const known = options(of, name), found = {};
