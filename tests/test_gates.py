@@ -341,11 +341,11 @@ def test_a_cut_cache(name):
         cache.layers = {layer: cut(tensors) for layer, tensors in cache.layers.items()}
         return model(tokens[:, len(cache) :], None, cache)
 
-    assert_close(after(lambda kept: tuple(x[:, :, :4] for x in kept)), model(tokens)[:, 4:], **EXACT)
+    assert_close(after(lambda tensors: tuple(x[:, :, :4] for x in tensors)), model(tokens)[:, 4:], **EXACT)
     with pytest.raises(InputError, match="gates are of 11 tokens, there are 9 keys: cache the gates as the keys"):
-        after(lambda kept: (kept[0][:, :, :4], kept[1][:, :, :4], *kept[2:]))
+        after(lambda tensors: (tensors[0][:, :, :4], tensors[1][:, :, :4], *tensors[2:]))
     with pytest.raises(InputError, match=r"cache: layer 0 has 2 tensors, its encoding makes 3.*keep all of a layer"):
-        after(lambda kept: kept[:2])
+        after(lambda tensors: tensors[:2])
 
 
 def test_a_hook_without_gates_says_how_to_pass_them():
