@@ -240,29 +240,26 @@ def _chunks(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 
 # ---------------------------------------------------------------- schemes
 
-_SIZES: dict[str, int] = {"head_dim": HEAD_DIM, "dim": DIM, "num_heads": HEADS}
-
 
 def _start(**paths: str) -> dict[str, tuple[str, None]]:
     """Parameters that keep the values they start with."""
     return {name: (path, None) for name, path in paths.items()}
 
 
-_WALL_SIZES = {"dim": DIM, "num_heads": HEADS, "head_dim": HEAD_DIM}
 FRONTIER: dict[str, Scheme] = {
     "fox": Scheme(
         _fox, lambda n: posenc.FoX(HEADS, DIM, init_bias=5.0), _start(weight="weight", logit="logit"), "weight", causal=True
     ),
     "selective_rope": Scheme(
-        _selective_rope, lambda n: posenc.SelectiveRotary(**_SIZES), _start(down="down", up="up", kernel="kernel"), "kernel",
+        _selective_rope, lambda n: posenc.SelectiveRotary(HEAD_DIM, DIM, HEADS), _start(down="down", up="up", kernel="kernel"), "kernel",
         causal=True,
     ),
     "mamba3_rope": Scheme(
-        _mamba3, lambda n: posenc.Mamba3Rotary(**_SIZES), _start(angle="angle", weight="weight", bias="bias_of_dt"), "angle",
+        _mamba3, lambda n: posenc.Mamba3Rotary(HEAD_DIM, DIM, HEADS), _start(angle="angle", weight="weight", bias="bias_of_dt"), "angle",
         causal=True,
     ),
     "carope": Scheme(
-        _carope, lambda n: posenc.CARoPE(**_SIZES), _start(weight="weight", logit="logit"), "weight", causal=True
+        _carope, lambda n: posenc.CARoPE(HEAD_DIM, DIM, HEADS), _start(weight="weight", logit="logit"), "weight", causal=True
     ),
     "projected_relative": Scheme(
         _projected_relative, lambda n: posenc.ProjectedRelative(DIM, HEADS, profiles=PROFILES, extent=EXTENT),
