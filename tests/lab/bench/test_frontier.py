@@ -59,9 +59,8 @@ def test_the_sentences_say_what_was_measured():
     assert f"selective attention on RoPE ({behind('rope+selective_attention')} behind)" in text
     assert f"Inkling's bias ({behind('projected_relative')}); RoPE is {behind('rope')} behind" in text
     assert f"instead of {arms['mamba3_rope'][0]['loss']['mean']:.3f}" in text
-    holding = (
-        "stick_breaking projected_relative dape grape_a fox alibi path rope+selective_attention rope+chunks".split()
-    )
+    holding = "stick_breaking", "projected_relative", "dape", "grape_a", "fox", "alibi", "path"
+    holding = (*holding, "rope+selective_attention", "rope+chunks")
     assert all(arms[name][-1]["change"]["mean"] < 0.05 for name in holding)
-    rotating = "rope rope+rove rope_pp rope_nope learned_rope head_rope fope pope".split()
+    rotating = "rope", "rope+rove", "rope_pp", "rope_nope", "learned_rope", "head_rope", "fope", "pope"
     assert all(arms[name][-1]["change"]["mean"] > 0.575 for name in rotating)
