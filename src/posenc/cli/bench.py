@@ -12,7 +12,7 @@ from posenc.cli.common import FAILED, run_study
 class Bench(Command):
     """Measure speed and memory against the packages installed here."""
 
-    cases: Annotated[tuple[str, ...], "what to measure (default: all)", How("CASE", positional=True)] = ()
+    cases: Annotated[tuple[str, ...], "what to measure (default: all but frontier)", How("CASE", positional=True)] = ()
     lengths: Annotated[tuple[int, ...], "tokens (default: the preset's, by case and mode)", How("N", flag="n")] = ()
     modes: Annotated[tuple[str, ...], "forward, train or decode (default: the preset's)", How("MODE", flag="mode")] = ()
     dtypes: Annotated[tuple[str, ...], "float32 or bfloat16 (default: the preset's)", How("DTYPE", flag="dtype")] = ()
@@ -35,9 +35,10 @@ class Bench(Command):
         width = max(map(len, CASES))
         return (
             "cases:\n" + "\n".join(f"  {name:{width}}  {case.summary}" for name, case in CASES.items()) + "\n\n"
-            "One thread and processor time by default, which other programs hardly affect. A benchmark that was stopped\n"
-            "continues when the same command is run again. Exit code 1: stopped, or a candidate without a package failed\n"
-            "or differs from the formula."
+            "A family stands for its cases: attention, rotary, call, tables; frontier, the encodings of 2024 to 2026, is measured\n"
+            "only where it is named. One thread and processor time by default, which other programs hardly affect. A benchmark\n"
+            "that was stopped continues when the same command is run again. Exit code 1: stopped, or a candidate without a\n"
+            "package failed or differs from the formula."
         )
 
     def run(self) -> int:

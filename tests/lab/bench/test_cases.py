@@ -12,8 +12,10 @@ from posenc.lab.bench import attention, rotary
 from posenc.lab.bench.attention import CLIP, SCHEMES
 from posenc.lab.bench.case import DTYPES, Built, Case, Missing, Refusal, Workload, difference, load
 from posenc.lab.bench.cases import CASES
+from posenc.lab.bench.frontier import CHUNK, FRONTIER
 
 LENGTH = 2 * CLIP + 30  # some distances are clipped
+FEW = 70  # more than a chunk of PaTH's and Wall's 64
 PLANNED = [
     (case.name, candidate.name, mode, dtype)
     for case in CASES.values()
@@ -32,7 +34,8 @@ COMPILED = [
 
 
 @cache
-def inputs(case: str, mode: str, dtype: str, length: int = LENGTH):
+def inputs(case: str, mode: str, dtype: str, length: int = 0):
+    length = length or (FEW if case in FRONTIER else LENGTH)
     return CASES[case].prepare(Workload(length, mode, DTYPES[dtype]))
 
 
@@ -75,9 +78,9 @@ def test_compiled_candidates_agree_too(case, name, mode):
         assert difference(made.results(), made.truth()) < 1e-5
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [*SCHEMES, *FRONTIER])
 def test_the_gradient_of_the_learned_weight_is_compared(name):
-    scheme = SCHEMES[name]
+    scheme = (SCHEMES | FRONTIER)[name]
     truth = inputs(name, "train", "float32").truth
     assert len(truth) == (3 if scheme.learned else 2)
     if scheme.learned:
@@ -91,6 +94,13 @@ def test_position_matters_in_every_case(name):
     case = CASES[name]
     plain = case.candidates[0].build(inputs(name, "forward", "float32")).results()
     assert difference(plain, inputs(name, "forward", "float32").truth) > 0.05
+
+
+@pytest.mark.parametrize("name", FRONTIER)
+def test_position_matters_as_the_encodings_start(name):
+    given = inputs(name, "forward", "float32", CHUNK + 30 if name == "chunks" else FEW)
+    plain = CASES[name].candidates[0].build(given).results()
+    assert difference(plain, given.truth) > 0.005, "Wall and selective RoPE start near attention without position"
 
 
 def test_a_wrong_candidate_is_noticed():

@@ -16,6 +16,7 @@ from posenc import cli
 from posenc.errors import InputError
 from posenc.lab.bench.case import Built, Candidate, Case, Refusal, load
 from posenc.lab.bench.cases import CASES
+from posenc.lab.bench.frontier import FRONTIER
 from posenc.lab.bench.measure import MEMORY, TIME, BenchSettings, Effort, Row, Trial, measure, timed_rows
 from posenc.lab.bench.study import QUICK, STANDARD, BenchStudy, plan
 from posenc.lab.bench.table import markdown, tables
@@ -33,13 +34,23 @@ TABLES = Trial(TIME, "tables", "forward", "float32", 24)
 def test_the_presets_cover_every_case_and_what_each_can_do():
     for preset in (STANDARD, QUICK):
         trials = plan(preset=preset)
-        assert {t.case for t in trials} == set(CASES)
+        assert {t.case for t in trials} == {case.name for case in CASES.values() if case.family != "frontier"}
         assert len(trials) == len(set(trials))
         assert {t.mode for t in trials} == {"forward", "train", "decode"}
         assert {t.what for t in plan(preset=preset, memory=False)} == {TIME}
     assert {t.dtype for t in plan()} == {"float32", "bfloat16"}
     order = [t.case for t in plan()]
     assert order == sorted(order, key=list(CASES).index), "case by case"
+
+
+def test_a_family_stands_for_its_cases():
+    for preset in (STANDARD, QUICK):
+        frontier = plan(["frontier"], preset=preset)
+        assert {t.case for t in frontier} == set(FRONTIER)
+        assert {t.mode for t in frontier} == {"forward", "train"}
+        assert [t for t in frontier if t.case == "fox"] == plan(["fox"], preset=preset)
+    assert len(plan(["alibi", "attention"])) == len(plan(["attention"]))
+    assert {t.case for t in plan(["rotary"])} == {"rotary"}
 
 
 def test_what_is_given_replaces_what_the_preset_has():

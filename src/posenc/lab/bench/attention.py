@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 import posenc
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, gates_of
 from posenc.functional import alibi_slopes, deberta_bucket, rotary, sinusoidal, t5_bucket
 from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, rope_tables, sampled
 from posenc.positions import Positions
@@ -27,23 +27,39 @@ Weights = Mapping[str, Tensor]
 Terms = tuple[Tensor, Tensor, Tensor | None]
 Formula = Callable[[Weights, Tensor, Tensor, Tensor], Terms]
 """(weights, queries of some rows, all keys, the rows) -> queries and keys as compared, and the bias (1, H, rows, keys)
-added to their scaled product."""
+added to their scaled product. The weights also have "x", the module's input."""
 
 
 @dataclass(frozen=True)
 class Scheme:
     """An encoding in attention: its formula, its weights, and posenc's encoding.
 
-    make: posenc's encoding for a length. parameters: name -> its parameter's path, and the standard deviation of its values.
-    learned: the one whose gradient is compared. scale: of the product of queries and keys.
+    make: posenc's encoding for a length. parameters: name -> its parameter's path, and the standard deviation of its values;
+    None: those it starts with. learned: the one whose gradient is compared. scale: of the product of queries and keys.
+    weigh: makes weights of scores, hidden ones -inf; None: the softmax. turn: turns values (1, H, n, HEAD_DIM) at these
+    positions, and outputs back where its last argument is -1.
     """
 
     terms: Formula
     make: Callable[[int], Encoding]
-    parameters: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
     learned: str | None = None
     scale: float = HEAD_DIM**-0.5
     causal: bool = False
+    weigh: Callable[[Tensor], Tensor] | None = None
+    turn: Callable[[Tensor, Tensor, int], Tensor] | None = None
+
+    def attended(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
+        """The formula: outputs (1, H, rows, HEAD_DIM) of the queries of some rows, all keys and values."""
+        q, k, bias = self.terms(w, q, k, rows)
+        scores = q @ k.mT * self.scale
+        scores = scores if bias is None else scores + bias
+        if self.causal:
+            scores = scores.masked_fill(hidden(rows, k.shape[2]), -torch.inf)
+        weights = scores.softmax(-1) if self.weigh is None else self.weigh(scores)
+        if self.turn is None:
+            return weights @ v
+        return self.turn(weights @ self.turn(v, torch.arange(k.shape[2], device=v.device), 1), rows, -1)
 
 
 def heads(x: Tensor) -> Tensor:
@@ -149,7 +165,8 @@ SCHEMES: dict[str, Scheme] = {
 """By the name of the case. RoPE's weights are interleaved."""
 
 
-Core = Callable[[Tensor, Tensor, Tensor], Tensor]
+Core = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(x, queries, keys, values) -> outputs."""
 Gradient = Callable[[], Tensor]
 """Reads the gradient of the scheme's learned weight, in that weight's shape."""
 
@@ -169,9 +186,12 @@ class AttentionInputs:
         # scores of standard deviation 1, whatever the scale
         stds = {"q": DIM**-0.5 * HEAD_DIM**-0.5 / scheme.scale, "k": DIM**-0.5, "v": DIM**-0.5, "o": DIM**-0.5}
         self.weights: dict[str, Tensor] = {name: normal((DIM, DIM), std) for name, std in stds.items()}
-        encoding = scheme.make(problem.length)
-        for name, (path, std) in scheme.parameters.items():
-            self.weights[name] = normal(encoding.get_parameter(path).shape, std)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            encoding = scheme.make(problem.length)
+        for name, (path, spread) in scheme.parameters.items():
+            start = encoding.get_parameter(path).detach()
+            self.weights[name] = start.to(self.x) if spread is None else normal(start.shape, spread)
         self.upstream: Tensor = normal((1, problem.length, DIM), 1.0)
         rows = self.query_rows
         self.rows: Tensor = rows[sampled(len(rows), problem.device)]
@@ -211,12 +231,7 @@ class AttentionInputs:
         for leaf in leaves:
             leaf.requires_grad_()
         q, k, v = heads(x[:, self.rows] @ w["q"].mT), heads(x @ w["k"].mT), heads(x @ w["v"].mT)
-        q, k, bias = self.scheme.terms(w, q, k, self.rows)
-        scores = q @ k.mT * self.scheme.scale
-        scores = scores if bias is None else scores + bias
-        if self.scheme.causal:
-            scores = scores.masked_fill(hidden(self.rows, k.shape[2]), -torch.inf)
-        out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w["o"].mT
+        out = self.scheme.attended(w | {"x": x}, q, k, v, self.rows).transpose(1, 2).flatten(2) @ w["o"].mT
         grads = torch.autograd.grad(out, leaves, self.upstream[:, self.rows].double()) if leaves else ()
         return out.detach(), *grads
 
@@ -261,7 +276,7 @@ class BenchModel(nn.Module):
         q, k, v = (heads(projection(x)) for projection in (self.q, self.k, self.v))
         if self.cache is not None:
             k, v = self.cache.update(k, v)
-        return self.o(self.core(q, k, v).transpose(1, 2).flatten(2))
+        return self.o(self.core(x, q, k, v).transpose(1, 2).flatten(2))
 
 
 def linear(weight: Tensor) -> nn.Linear:
@@ -317,23 +332,30 @@ def plain(inputs: AttentionInputs) -> Built:
     """The limit: no position at all."""
     host = BenchModel(inputs)
     causal = inputs.scheme.causal and inputs.problem.mode != "decode"
-    host.core = partial(scaled_dot_product_attention, is_causal=causal, scale=inputs.scheme.scale)
+    host.core = lambda x, q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal, scale=inputs.scheme.scale)
     return replace(measured(inputs, host), truth=None)
 
 
 def dense(inputs: AttentionInputs) -> Built:
-    """The naive way: the full bias, passed to SDPA as its mask."""
+    """The naive way: the full bias, passed to SDPA as its mask; where weights are no softmax, the formula on all rows."""
     scheme, rows, length = inputs.scheme, inputs.query_rows, inputs.problem.length
+    every = torch.arange(length, device=rows.device)
     weights = nn.ParameterDict({name: inputs.weights[name].clone() for name in scheme.parameters})
     host = BenchModel(inputs, weights)
 
-    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, bias = scheme.terms(dict(weights) | {"q": host.q.weight, "k": host.k.weight}, q, k, rows)
-        if bias is None:
-            return scaled_dot_product_attention(q, k, v, scale=scheme.scale)
-        if scheme.causal:
-            bias = bias.masked_fill(hidden(rows, length), -torch.inf)
-        return scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), scale=scheme.scale)
+    def core(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        w = dict(weights) | {"q": host.q.weight, "k": host.k.weight, "x": x}
+        if scheme.weigh is not None:
+            return scheme.attended(w, q, k, v, rows)
+        q, k, bias = scheme.terms(w, q, k, rows)
+        if scheme.turn is not None:
+            v = scheme.turn(v, every, 1)
+        causal = scheme.causal and q.shape[2] > 1
+        if bias is not None and causal:
+            bias, causal = bias.masked_fill(hidden(rows, length), -torch.inf), False
+        mask = None if bias is None else bias.to(q.dtype)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scheme.scale)
+        return out if scheme.turn is None else scheme.turn(out, rows, -1)
 
     host.core = core
     return measured(inputs, host, lambda: gradient(weights[inputs.learned or ""]))
@@ -364,7 +386,7 @@ def flex(inputs: AttentionInputs) -> Built:
     mask = create_block_mask(visible, None, None, count, length, device=problem.device.type) if scheme.causal else None
     compiled = torch.compile(flex_attention, dynamic=False)
 
-    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def core(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         vector = weights["table"].float()[:, buckets] if scheme.learned else None
 
         def biased(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -393,8 +415,7 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
         if host.cache is not None:
             order = posenc.functional.layout_permutation(HEAD_DIM, "interleaved", "half").to(inputs.problem.device)
             host.cache.keys = host.cache.keys[..., order].contiguous()
-    if isinstance(encoding, posenc.DeBERTaV2):
-        encoding.share([(host.q, host.k)])
+    encoding.share([(host.q, host.k)])
     for name, (path, _) in scheme.parameters.items():
         fill(encoding.get_parameter(path), inputs.weights[name])
     host.parameters_of_core = encoding.to(inputs.problem.device, inputs.problem.dtype)
@@ -403,7 +424,12 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
         rotated = encoding.rotate_keys(cache.keys, Positions.from_ids(ids))
         rotate = partial(encoding.rotate_keys, positions=Positions.from_ids(ids[-1:]))
         host.cache = KeyValueCache(rotated, cache.values, rotate)
-    host.core = partial(posenc.attention, encoding=encoding, positions=positions, keys_rotated=rotated_cache)
+
+    def core(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        gates = gates_of(encoding, x)
+        return posenc.attention(q, k, v, encoding, positions, gates=gates, keys_rotated=rotated_cache)
+
+    host.core = core
 
     def learned() -> Tensor:
         return gradient(encoding.get_parameter(scheme.parameters[inputs.learned or ""][0]))

@@ -121,7 +121,7 @@ def load(package: str, module: str = "", file: str = "") -> Any:
     Raises:
         Missing: not installed, or an error while it is imported.
     """
-    root, remedy = package.replace("-", "_"), f"pip install {package}"
+    root, remedy = "fla" if package == "fla-core" else package.replace("-", "_"), f"pip install {package}"
     if importlib.util.find_spec(root) is None:
         raise Missing(f"not installed: {remedy}")
     try:

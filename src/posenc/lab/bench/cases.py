@@ -13,6 +13,7 @@ from posenc.encoding import Encoding
 from posenc.lab.bench import transformers_peers as peers
 from posenc.lab.bench.attention import HEAD_DIM, HEADS, SCHEMES, AttentionInputs, dense, flex, ours, plain
 from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, rope_tables
+from posenc.lab.bench.frontier import FRONTIER_CASES
 from posenc.lab.bench.rotary import ROTARY, TABLES
 
 LAYERS = 32
@@ -146,5 +147,6 @@ CASES: dict[str, Case] = {
         CALL,
         ROTARY,
         TABLES,
+        *FRONTIER_CASES,
     )
 }  # fmt: skip

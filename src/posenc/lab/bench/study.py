@@ -26,13 +26,14 @@ LONGEST = 2**24
 
 @dataclass(frozen=True)
 class Series:
-    """The trials of a family of cases in one mode and dtype, at several lengths."""
+    """The trials of a family of cases in one mode and dtype, at several lengths. named: only of cases that a user names."""
 
     family: str
     mode: str
     dtype: str
     lengths: tuple[int, ...]
     what: str = TIME
+    named: bool = False
 
 
 STANDARD = (
@@ -46,6 +47,9 @@ STANDARD = (
     Series("rotary", "forward", "float32", (16384,)),
     Series("call", "decode", "float32", (128, 1024, 4096)),
     Series("tables", "forward", "float32", (4096, 131072)),
+    Series("frontier", "forward", "float32", (2048, 8192), named=True),
+    Series("frontier", "train", "float32", (2048, 8192), named=True),
+    Series("frontier", "forward", "float32", (4096,), MEMORY, named=True),
 )
 QUICK = (
     Series("attention", "forward", "float32", (1024,)),
@@ -55,6 +59,8 @@ QUICK = (
     *(Series("rotary", mode, "float32", (1024,)) for mode in MODES),
     Series("call", "decode", "float32", (128,)),
     Series("tables", "forward", "float32", (4096,)),
+    Series("frontier", "forward", "float32", (1024,), named=True),
+    Series("frontier", "train", "float32", (512,), named=True),
 )
 QUICK_EFFORT = Effort(rounds=3, block=0.01, budget=3.0, patience=1.0)
 
@@ -68,12 +74,13 @@ def plan(
     preset: Sequence[Series] = STANDARD,
 ) -> list[Trial]:
     """The trials, case by case, short ones first. Arguments that are empty are the preset's; dtypes are combined with every
-    mode and length.
+    mode and length. cases: names of cases or of families.
 
     Raises:
         InputError: an unknown case, mode or dtype, a length below 2, or nothing to measure.
     """
-    for what, names, known in (("case", cases, CASES), ("mode", modes, MODES), ("dtype", dtypes, DTYPES)):
+    families = dict.fromkeys(case.family for case in CASES.values())
+    for what, names, known in (("case", cases, CASES | families), ("mode", modes, MODES), ("dtype", dtypes, DTYPES)):
         for name in names:
             if name not in known:
                 raise unknown(what, name, known)
@@ -81,8 +88,10 @@ def plan(
         if not 2 <= length <= LONGEST:
             raise InputError(f"lengths={length}: must be at least 2 and at most {LONGEST} tokens")
     trials: list[Trial] = []
-    for case in (CASES[name] for name in dict.fromkeys(cases or CASES)):
+    for case in dict.fromkeys(c for name in cases or CASES for c in CASES.values() if name in (c.name, c.family)):
         for s in preset:
+            if s.named and not cases:
+                continue
             if s.family != case.family or s.mode not in (modes or MODES) or (s.what == MEMORY and not memory):
                 continue
             for dtype in dtypes or [s.dtype]:

@@ -30,6 +30,7 @@ class Table:
 
 FAMILIES = {
     "attention": "attention", "call": "calls alone", "rotary": "rotary alone", "tables": "tables of cos and sin",
+    "frontier": "attention, encodings of 2024 to 2026",
 }  # fmt: skip
 
 

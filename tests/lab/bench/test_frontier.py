@@ -1,0 +1,66 @@
+"""The tables of docs/frontier.md say what the committed results say."""
+
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from posenc.lab.bench.frontier import FRONTIER
+
+ROOT = Path(__file__).parents[3]
+FOUND = json.loads((ROOT / "benchmarks/frontier.json").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs/frontier.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    spec = spec_from_file_location("frontier", ROOT / "benchmarks/frontier.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_tables_of_the_results(frontier):
+    assert frontier.written(PAGE, FOUND) == PAGE
+    changed = json.loads(json.dumps(FOUND))
+    changed["compare"]["arms"][0]["lengths"][0]["loss"]["mean"] += 1
+    assert frontier.written(PAGE, changed) != PAGE
+
+
+def test_every_encoding_was_measured_and_is_right():
+    trials = FOUND["bench"]["trials"]
+    assert {t["case"] for t in trials if (t["mode"], t["length"], t["what"]) == ("forward", 2048, "time")} == set(
+        FRONTIER
+    )
+    assert {row["status"] for trial in trials for row in trial["rows"]} <= {"measured", "left out"}
+    assert all(row["error"] < 1e-4 for trial in trials for row in trial["rows"] if row["error"] is not None)
+
+
+def test_several_folders_are_put_together(frontier, tmp_path):
+    first, second = (FOUND["bench"] | {"trials": FOUND["bench"]["trials"][at]} for at in (slice(3), slice(2, 5)))
+    for name, results in (("first", first), ("second", second)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    made = frontier.together([tmp_path / "first", tmp_path / "second"])
+    assert made == FOUND["bench"] | {"trials": FOUND["bench"]["trials"][:5]}
+    assert frontier.speed(made).count("\n| `") == len({trial["case"] for trial in made["trials"]})
+
+
+def test_the_sentences_say_what_was_measured():
+    arms = {arm["name"].split(":")[0]: arm["lengths"] for arm in FOUND["compare"]["arms"]}
+
+    def behind(name):
+        value = arms[name][0]["behind_best"]
+        return f"{value['mean']:.3f} ± {(value['high'] - value['low']) / 2:.3f}"
+
+    text = " ".join(PAGE.split())
+    assert f"stick-breaking has the lowest loss ({arms['stick_breaking'][0]['loss']['mean']:.3f})" in text
+    assert f"selective attention on RoPE ({behind('rope+selective_attention')} behind)" in text
+    assert f"Inkling's bias ({behind('projected_relative')}); RoPE is {behind('rope')} behind" in text
+    assert f"instead of {arms['mamba3_rope'][0]['loss']['mean']:.3f}" in text
+    holding = "stick_breaking", "projected_relative", "dape", "grape_a", "fox", "alibi", "path"
+    holding = (*holding, "rope+selective_attention", "rope+chunks")
+    assert all(arms[name][-1]["change"]["mean"] < 0.05 for name in holding)
+    rotating = "rope", "rope+rove", "rope_pp", "rope_nope", "learned_rope", "head_rope", "fope", "pope"
+    assert all(arms[name][-1]["change"]["mean"] > 0.575 for name in rotating)
