@@ -22,7 +22,7 @@ EVERY_LAYOUT = pytest.mark.parametrize(("positions", "batch"), LAYOUTS.values(),
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64), PoSE(512)], ids=repr)
+@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64), Randomized(64, continuous=True), PoSE(512)], ids=repr)
 def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, batch):
     moved = encoding.train().augment(positions, batch)
     assert torch.equal(moved.q, moved.k)
@@ -115,6 +115,20 @@ def test_randomized_tests_at_the_mean_of_its_draws(n):
     assert spread.max() < 64
     drawn = Randomized(64, testing="random").eval().augment(Positions.arange(n), 1).q
     assert drawn.shape == (1, n)
+
+
+def test_random_float_sampling_sorts_uniform_numbers():
+    encoding = Randomized(10, continuous=True).train()
+    drawn = encoding.augment(Positions.arange(4), 20000).q
+    assert bool((drawn.diff() > 0).all())
+    k = torch.arange(1, 5, dtype=torch.float64)
+    mean, variance = 10 * k / 5, 100 * k * (5 - k) / (25 * 6)  # of the k-th of 4 sorted uniform numbers
+    torch.testing.assert_close(drawn.mean(0), mean, atol=0.06, rtol=0)
+    torch.testing.assert_close(drawn.var(0), variance, atol=0.15, rtol=0)
+    torch.testing.assert_close(encoding.eval().augment(Positions.arange(4), 1).q[0], mean)
+    packed = Randomized(10, continuous=True).train().augment(Positions.packed([1, 3]), 20000).q
+    torch.testing.assert_close(packed.mean(0), torch.tensor([5, 2.5, 5, 7.5]).double(), atol=0.08, rtol=0)
+    assert not torch.equal(Randomized(10, "random", True).eval().augment(Positions.arange(4), 1).q[0], mean)
 
 
 def test_randomized_yarn_is_a_sum():

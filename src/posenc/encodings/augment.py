@@ -120,14 +120,16 @@ class Randomized(Encoding):
 
     max_length: longest text to prepare for (the paper's L). testing: positions outside training: "spread" gives the
     mean of the draw, n positions spread evenly, the same every time; "random" draws, as the paper does; "plain" leaves
-    0 .. n-1. All but "plain" depend on the text's length, so a cache cannot be used.
+    0 .. n-1. All but "plain" depend on the text's length, so a cache cannot be used. continuous: draw from the numbers
+    between 0 and max_length, not from the integers (Random Float Sampling, which draws in testing too: "random").
     Randomized YaRN (Mehta et al. 2026, arXiv 2606.23687) is `Randomized(longest, "plain") + Rotary(head_dim,
     schedule={"name": "yarn", ...})`, with max_length raised from epoch to epoch.
-    Raises InputError for a text longer than max_length. Source: Ruoss et al. 2023, section 3.
+    Raises InputError for a text longer than max_length. Sources: Ruoss et al. 2023, section 3; Shimizu et al. 2026,
+    arXiv 2602.14050.
     """
 
     name = "randomized"
-    papers: ClassVar[tuple[str, ...]] = ("ruoss2023randomized",)
+    papers: ClassVar[tuple[str, ...]] = ("ruoss2023randomized", "shimizu2026position")
     formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
     use_when = (
@@ -137,6 +139,7 @@ class Randomized(Encoding):
 
     max_length: int = 2048
     testing: str = "spread"
+    continuous: bool = False
 
     def setup(self) -> None:
         check_word("testing", self.testing, ("spread", "random", "plain"))
@@ -151,19 +154,27 @@ class Randomized(Encoding):
         if self.training or self.testing == "random":
             drawn = self._drawn(positions, lengths, batch)
             return positions.moved(lambda ids, order: drawn)
-        # the mean of the k-th of n sorted draws, rounded down: steps are at least 1, so no two positions meet
+        if self.continuous:  # the mean of the k-th of n sorted draws
+            return positions.moved(lambda ids, order: exact(ids + 1) * self.max_length / (lengths + 1))
+        # as above, rounded down: steps are at least 1, so no two positions meet
         return positions.moved(lambda ids, order: (ids + 1) * (self.max_length + 1) // (lengths + 1) - 1)
 
     def _drawn(self, positions: Positions, lengths: Tensor, batch: int) -> Tensor:
-        """(batch, n): a sorted sample without replacement for every document of every row."""
+        """(batch, n): a sorted sample, of integers without replacement, for every document of every row."""
         ids, device = positions.q, positions.q.device
         document, count = _documents(positions, batch)
         size = torch.zeros(batch, count, dtype=torch.long, device=device)
         size.scatter_(1, document, lengths.expand(batch, -1))
+        row = torch.arange(batch, device=device)[:, None]
+        if self.continuous:  # sorted uniform numbers are the partial sums of n + 1 exponential ones, over their total
+            shape = batch, count, self.max_length + 1
+            steps = torch.empty(shape, dtype=torch.float64, device=device).exponential_()
+            steps = steps * (torch.arange(shape[2], device=device) <= size[..., None])
+            sums = steps.cumsum(-1) * (self.max_length / steps.sum(-1, keepdim=True))
+            return sums[row, document, ids.expand(batch, -1)]
         rank = torch.rand(batch, count, self.max_length, device=device).argsort(-1).argsort(-1)
         numbers = torch.arange(self.max_length, device=device)
         drawn = torch.where(rank < size[..., None], numbers, self.max_length).sort(-1).values
-        row = torch.arange(batch, device=device)[:, None]
         return drawn[row, document, ids.expand(batch, -1)]
 
 
