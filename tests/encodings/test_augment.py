@@ -22,7 +22,9 @@ EVERY_LAYOUT = pytest.mark.parametrize(("positions", "batch"), LAYOUTS.values(),
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("encoding", [SHAPE(50), CAPE(), Randomized(64), Randomized(64, continuous=True), PoSE(512)], ids=repr)
+@pytest.mark.parametrize(
+    "encoding", [SHAPE(50), CAPE(), Randomized(64), Randomized(64, continuous=True), PoSE(512)], ids=repr
+)
 def test_queries_and_keys_see_one_draw_and_the_mask_stays(encoding, positions, batch):
     moved = encoding.train().augment(positions, batch)
     assert torch.equal(moved.q, moved.k)

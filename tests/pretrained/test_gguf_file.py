@@ -61,6 +61,18 @@ def test_llama_cpp_computes_every_architecture_and_schedule(tmp_path):
     assert differs(models[tmp_path / "llama-linear.gguf"][0], tokens(2, 60), plain) > 0.1, "the schedule matters"
 
 
+@pytest.mark.parametrize("method", ["linear", "ntk", "yarn"])
+def test_the_flags_that_to_hf_prints(method, tmp_path):
+    """On the file of the model before; within its length, since xllamacpp cannot override the context."""
+    model, ids = model_of("llama"), tokens(1, 60)
+    to_gguf(model, tmp_path / "m.gguf", dtype="float32")
+    posenc.extend(model, method, factor=4)
+    flags = posenc.to_hf(model, tmp_path / "longer").llama_cpp.partition(" (on the GGUF file")[0]
+    assert "--rope" in flags
+    found = llama_cpp.log_probabilities({tmp_path / "m.gguf": ids.tolist()}, 64, flags)[tmp_path / "m.gguf"]
+    assert differs(model, ids, found) < 1e-3
+
+
 @pytest.mark.parametrize("method", ["linear", "ntk", "yarn", "llama3", "ntk_mixed"])
 @pytest.mark.slow
 def test_stories15m_past_its_length(method, tmp_path):
