@@ -135,6 +135,10 @@ def _grouped_reach(o: Options, served: float) -> float:
     return math.ceil(served - shift) * group
 
 
+def _jet_reach(o: Options, served: float) -> float:
+    return math.ceil(served) * o["groups"] if max(o["window"], o["trained"]) <= served else served
+
+
 def _lampe_reach(o: Options, served: float) -> float:
     shift = o["window"] - 1 - o["window"] * o["used"] // (o["length"] - 1)
     return math.ceil(math.ceil(served - shift) * (o["length"] - 1) / o["used"])
@@ -176,6 +180,20 @@ METHODS: dict[str, Method] = {
         exact=lambda o, n: n.trained if o["group"] == 1 else o["window"],
         reach=_grouped_reach,
         grows="group",
+    ),
+    "jet_long": Method(
+        "map",
+        position_maps.jet_long,
+        defaults={
+            "trained": lambda n: n.trained,
+            "window": lambda n: max(n.trained // 16, 1),  # the source's 2048 of 32768
+            "groups": lambda n: math.ceil(n.factor),
+            "least": lambda n: 1,
+        },
+        exact=lambda o, n: o["trained"] if o["least"] == 1 else o["window"],
+        reach=_jet_reach,
+        remedy="trained and window of {:.0f} at most",
+        grows="groups",
     ),
     "dual_chunk": Method(
         "map",
@@ -362,7 +380,8 @@ def _remedy(method: Method, options: Options, served: float, wanted: int) -> str
     if not name or reach is None or options["window"] >= served:
         return method.remedy.format(served, wanted)
     values = range(math.ceil(options[name]), wanted + 1)
-    return f"{name}={next(n for n in values if reach({**options, name: n}, served) >= wanted)} or more"
+    enough = next((n for n in values if reach({**options, name: n}, served) >= wanted), None)
+    return method.remedy.format(served, wanted) if enough is None else f"{name}={enough} or more"
 
 
 def _innermost(chosen: Plan) -> str:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Position maps and frequency schedules beyond the trained length of stories15M, 256 tokens, on texts of its own.
+
+    cd tests && python ../benchmarks/maps.py [maps.json]
+
+One pass over the first 512, 1024 and 2048 tokens of each of 12 texts; each method is extended to just that length. "cut off"
+is the unmodified model on windows of 256 tokens that advance by 128. The loss is that of the tokens past the 256th, compared
+text by text with "cut off"; intervals are 95 %, of Student's t over the texts.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import posenc
+from posenc.lab.statistics import estimate
+from posenc.pretrained import loss_by_position
+
+METHODS = {
+    "cut off": "none", "none": "none", "dynamic": "dynamic", "yarn": "yarn", "self_extend": "self_extend",
+    "dual_chunk": "dual_chunk", "rerope": "rerope", "jet_long": "jet_long", "jet_long:window=32": "jet_long:window=32",
+    "jet_long:window=64": "jet_long:window=64", "jet_long:window=128": "jet_long:window=128",
+    "jet_long, one group": "jet_long:least={factor}", "jet_long:window=128, one group": "jet_long:window=128:least={factor}",
+}  # fmt: skip
+"""Name in the table -> method. One group: as the authors read a prompt."""
+FACTORS = (2, 4, 8)
+TRAINED = 256
+
+
+def table(results: dict) -> str:
+    """Markdown: for each method and length, nats per token and the difference from "cut off"."""
+    lengths = [str(factor * TRAINED) for factor in FACTORS]
+    rows = [["method", *(f"{n} tokens" for n in lengths)], ["---", *["---:"] * len(lengths)]]
+    for name, by_length in results["methods"].items():
+        cells = []
+        for n in lengths:
+            loss, base = (torch.tensor(of[n]) for of in (by_length, results["methods"]["cut off"]))
+            gap = estimate((loss - base)[None])
+            cells.append(f"{loss.mean():.3f} ({gap.mean:+.3f} ± {gap.high - gap.mean:.3f})")
+        rows.append([f"`{name}`" if name in ("none",) or "," not in name and name != "cut off" else name, *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(kept: str = "../benchmarks/maps.json", texts: int = 12) -> None:
+    """Measure every method."""
+    from references import stories15m
+
+    model, read = stories15m.load(), stories15m.texts()[: int(texts)]
+    results: dict = {"trained": TRAINED, "dtype": str(model.dtype), "texts": len(read), "methods": {}}
+    for name, method in METHODS.items():
+        row = results["methods"].setdefault(name, {})
+        for factor in FACTORS:
+            part = read[:, : factor * TRAINED]
+            posenc.extend(model, method.format(factor=factor), factor=factor)
+            loss = loss_by_position(model, part, chunk=2048, window=TRAINED if name == "cut off" else None)
+            posenc.restore(model)
+            row[str(factor * TRAINED)] = [round(x, 5) for x in loss[:, TRAINED:].nanmean(1).tolist()]
+        print(name, {n: round(sum(x) / len(x), 3) for n, x in row.items()}, flush=True)
+    Path(kept).write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
