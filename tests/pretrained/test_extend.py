@@ -37,6 +37,7 @@ def state(model: Any) -> dict[str, Any]:
 
 PROMISES = {
     "none": TRAINED,
+    "nope": 0,
     "linear": 0,
     "ntk": 0,
     "yarn": 0,

@@ -92,7 +92,8 @@ class Extension(ChangeReport):
         unchanged = "longer ones no better than before: only the length in the configuration was changed"
         tuning = TUNING[self.tuning] if self.layers[0] else unchanged
         lines.append(f"expected, by construction: {self.expected}; {tuning}")
-        keys = "unrotated keys, all rotated again at each step" if self.raw_keys else "rotated keys, as before"
+        keys = "unrotated keys" if self.raw_keys else "rotated keys, as before"
+        keys += ", all rotated again at each step" if self.map is not None else ""
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
@@ -194,10 +195,10 @@ def _target(structure: ModelStructure, factor: float | None, target_length: int 
 def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Design:
     length = structure.loaded_length if target is None else target
     config: dict[str, Any] = {"posenc": MISSING}
-    changed = _changed_types(structure)
+    changed = _changed_types(structure) if chosen.rotates else list(structure.ropes)
     loaded = {rope.schedule["name"] for rope in structure.ropes.values()}
-    schedule_only = chosen.map is None and not chosen.attention
-    rotates = chosen.schedule is not None or chosen.map is not None
+    schedule_only = chosen.map is None and not chosen.attention and chosen.rotates
+    rotates = chosen.schedule is not None or chosen.map is not None or not chosen.rotates
     # beside our attention, unchanged frequencies are ours too, which no cast rounds; unless they follow each text's length
     rotates = rotates or not (schedule_only or loaded & {"dynamic", "longrope"})
     rotations = _rotations(structure, chosen, changed, length) if rotates else {}
@@ -209,9 +210,11 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         config |= {"max_position_embeddings": length, "rope_parameters": pinned(structure)}
     if schedule_only:
         return Design(rotations, frozenset(), (), config)
-    _check_attention(structure, chosen)
     config["posenc"] = {"method": chosen.text, "target_length": target}
-    identity = frozenset(changed if chosen.map is not None else ())
+    identity = frozenset(changed if chosen.map is not None or not chosen.rotates else ())
+    if chosen.map is None and not chosen.attention:
+        return Design(rotations, identity, (), config)
+    _check_attention(structure, chosen)
     encodings = tuple(_encoding(layer, chosen, rotations, identity) for layer in structure.layers)
     return Design(rotations, identity, encodings, config)
 
@@ -259,7 +262,7 @@ def _in_units(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
 def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], identity: frozenset[str]) -> Encoding | None:
     """The encoding of our attention in a layer. One with a sliding window stays as it was."""
     parts: list[Encoding] = []
-    if layer.rotates and layer.layer_type in identity:
+    if chosen.rotates and layer.rotates and layer.layer_type in identity:
         rotation = rotations[layer.layer_type]
         parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
     if layer.window is None:
@@ -301,14 +304,14 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         original_length=structure.trained_length,
         schedule=chosen.schedule,
         map=chosen.map,
-        attention=tuple(str(encoding) for encoding in chosen.attention.values()),
+        attention=(*(() if chosen.rotates else ("no rotation",)), *(str(part) for part in chosen.attention.values())),
         stretch=tuple(stretch(rotation, dim, theta).tolist()),
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
         tuning=chosen.tuning,
-        raw_keys=chosen.map is not None,
+        raw_keys=chosen.map is not None or not chosen.rotates,
         cache_bytes_per_token=2 * len(structure.layers) * structure.num_kv_heads * structure.head_dim * item,
-        plain=not design.encodings,
+        plain=not design.encodings and chosen.rotates,
         layers=(changed, len(structure.layers)),
         reach=reached,
         notes=tuple(_notes(structure, chosen, reached if changed else None, target)),
@@ -319,7 +322,7 @@ def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     """Whether a method changes anything in a layer."""
     scheduled = chosen.schedule is not None and layer.layer_type in _changed_types(structure)
     mapped = chosen.map is not None and layer.window is None
-    return (layer.rotates and (scheduled or mapped)) or (bool(chosen.attention) and layer.window is None)
+    return (layer.rotates and (scheduled or mapped or not chosen.rotates)) or (bool(chosen.attention) and layer.window is None)
 
 
 def _notes(structure: ModelStructure, chosen: Plan, reached: int | None, target: int | None) -> Iterator[str]:

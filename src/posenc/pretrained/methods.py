@@ -24,7 +24,7 @@ from posenc.frequencies import Frequencies
 from posenc.pretrained.models import Rope
 from posenc.spec import Spec, check_options, parse_sum
 
-MethodKind = Literal["none", "schedule", "change", "map", "attention"]
+MethodKind = Literal["none", "nope", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Method:
-    """kind: "schedule" of frequencies, "change" applied to one, position "map", or the "attention" around it.
+    """kind: "schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, or "nope".
     make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
     many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
     frequencies decide. reach: of a map, the longest text in which it makes no distance beyond the tokens that the frequencies
@@ -97,6 +97,11 @@ def _schedule(name: str, tuning: Tuning = "works without") -> Method:
 
 def _none() -> None:
     """Direct extrapolation: nothing is changed, positions run past the trained length."""
+
+
+def _nope() -> None:
+    """DroPE: nothing is rotated, in no layer, so that no position is new. Gelberg et al. 2025 train the model on, at its
+    old length, and scale the scores of longer texts by 1 + c ln s (`temperature`)."""
 
 
 def _window(lengths: Lengths) -> int:
@@ -146,6 +151,7 @@ def _lampe_reach(o: Options, served: float) -> float:
 
 METHODS: dict[str, Method] = {
     "none": Method("none", _none, exact=lambda o, n: n.trained),
+    "nope": Method("nope", _nope, "needs it", exact=lambda o, n: 0),
     # all frequencies, or more and more from pair to pair
     "linear": _schedule("linear", "needs it"),
     **{name: _schedule(name) for name in ("ntk", "ntk_old", "ntk_fixed", "ntk_mixed")},
@@ -272,6 +278,7 @@ class Plan:
     text: the method, with every option of its maps and attention, so that it means the same for a model that has been saved
     with a longer length. schedule and map are data, None where there is none; attention is encodings by name. exact: tokens
     from the start that all parts but the schedule leave exactly as they were; None: all. factor: that the text states.
+    rotates: False where nothing is rotated at all.
     """
 
     text: str
@@ -281,6 +288,7 @@ class Plan:
     exact: int | None = None
     tuning: Tuning = "works without"
     factor: float | None = None
+    rotates: bool = True
 
 
 def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> Plan:
@@ -322,7 +330,8 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
             shape |= {"factor": schedules.factor, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
     text = "+".join(str(Spec.of(name, given)) for name, given in parts)
-    return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor)
+    rotates = all(name != "nope" for name, _ in parts)
+    return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor, rotates)
 
 
 def written_factor(method: str) -> float | None:
@@ -358,6 +367,8 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
     Raises:
         InputError: options that do not reach the target; names the reach, and what to change.
     """
+    if not chosen.rotates:
+        return None
     served = float(loaded_length) if chosen.schedule is None else served_by(rotation, rope)
     reached, remedy = served, ""
     wanted = loaded_length + 1 if target is None else target
@@ -425,6 +436,11 @@ def _check_compatible(method: str, names: list[str]) -> None:
     kinds = [METHODS[name].kind for name in names]
     if "none" in kinds and len(names) > 1:
         raise InputError(f"method={method!r}: none does not combine with others; leave it out")
+    if "nope" in kinds and set(kinds) - {"nope", "attention"}:
+        raise InputError(
+            f"method={method!r}: under nope nothing is rotated, so that frequencies and position maps have no effect; leave "
+            "them out, or nope"
+        )
     for kind, what in (("schedule", "frequency schedule"), ("map", "position map")):
         if sum(each == kind for each in kinds) > 1:
             both = " and ".join(name for name in names if METHODS[name].kind == kind)
