@@ -39,7 +39,7 @@ def table(results: dict) -> str:
             loss, base = (torch.tensor(of[n]) for of in (by_length, results["methods"]["cut off"]))
             gap = estimate((loss - base)[None])
             cells.append(f"{loss.mean():.3f} ({gap.mean:+.3f} ± {gap.high - gap.mean:.3f})")
-        rows.append([f"`{name}`" if name in ("none",) or "," not in name and name != "cut off" else name, *cells])
+        rows.append([f"`{name}`" if name in ("none",) or ("," not in name and name != "cut off") else name, *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -208,8 +208,17 @@ def test_what_the_methods_promise(window, group, trained, n):
 
 @pytest.mark.parametrize(
     "same",
-    [rerope(23), rerope(400), leaky_rerope(5, 1), self_extend(5, 1), string(5, 5), dual_chunk(30, 2), streaming(4, 19), jet_long(3, 23, 2),
-     jet_long(3, 5, 1)],
+    [
+        rerope(23),
+        rerope(400),
+        leaky_rerope(5, 1),
+        self_extend(5, 1),
+        string(5, 5),
+        dual_chunk(30, 2),
+        streaming(4, 19),
+        jet_long(3, 23, 2),
+        jet_long(3, 5, 1),
+    ],
 )
 def test_maps_that_are_rope(same):
     q, k, v = (x.detach() for x in inputs(Positions.arange(23)))

@@ -134,7 +134,9 @@ def jet_long(window: int, trained: int, groups: int, least: int = 1) -> Position
     """
     check_integers(1, window=window, trained=trained, groups=groups, least=least)
     if least > groups:
-        raise InputError(f"least={least}, groups={groups}: least is at most groups, the largest number of tokens per position")
+        raise InputError(
+            f"least={least}, groups={groups}: least is at most groups, the largest number of tokens per position"
+        )
     if window > trained:
         raise InputError(f"window={window}, trained={trained}: the window is at most the trained length")
     grouped = list(range(max(least, 2), groups + 1))

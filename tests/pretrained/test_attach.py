@@ -194,7 +194,12 @@ def test_generation(kind: str, method: str) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["rerope:window=12", "dual_chunk:chunk=24:local=4+log_n", "streaming:sinks=3:recent=9", "jet_long:window=6:trained=16"],
+    [
+        "rerope:window=12",
+        "dual_chunk:chunk=24:local=4+log_n",
+        "streaming:sinks=3:recent=9",
+        "jet_long:window=6:trained=16",
+    ],
 )
 def test_a_short_text_in_a_large_cache(method: str) -> None:
     """Where most keys are padding or not there yet, and the first chunk is padding alone."""
@@ -377,7 +382,8 @@ def test_no_mask_of_queries_times_keys_is_made() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["rerope:window=12", "self_extend:window=12:group=4", "jet_long:window=6:trained=16:groups=9:least=1", "none"]
+    "method",
+    ["rerope:window=12", "self_extend:window=12:group=4", "jet_long:window=6:trained=16:groups=9:least=1", "none"],
 )
 def test_gradients_and_checkpointing(method: str) -> None:
     """Those of brute force, also where layers are computed again in the backward pass."""

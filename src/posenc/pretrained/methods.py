@@ -8,7 +8,7 @@ extrapolation.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, Literal
@@ -19,12 +19,12 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.sinks import SoftmaxN
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
-from posenc.errors import InputError, summary, unknown
+from posenc.errors import InputError, check_positive, shown, summary, unknown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.models import Rope
 from posenc.spec import Spec, check_options, parse_sum
 
-MethodKind = Literal["none", "nope", "schedule", "change", "map", "attention"]
+MethodKind = Literal["none", "nope", "heads", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
 
@@ -58,7 +58,8 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Method:
-    """kind: "schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, or "nope".
+    """kind: "schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, positions by
+    "heads", or "nope".
     make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
     many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
     frequencies decide. reach: of a map, the longest text in which it makes no distance beyond the tokens that the frequencies
@@ -102,6 +103,16 @@ def _none() -> None:
 def _nope() -> None:
     """DroPE: nothing is rotated, in no layer, so that no position is new. Gelberg et al. 2025 train the model on, at its
     old length, and scale the scores of longer texts by 1 + c ln s (`temperature`)."""
+
+
+def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
+    """Ms-PoE: each key head divides positions by its scale, which `posenc.pretrained.ms_poe.head_scales` measures on a text;
+    against the loss of what is in the middle of a long text."""
+    if isinstance(scales, str) or not isinstance(scales, Sequence) or not scales:
+        raise InputError(f"scales={shown(scales)}: pass one number for each key head of each layer, layer by layer")
+    for scale in scales:
+        check_positive(scales=scale)
+    return tuple(map(float, scales))
 
 
 def _window(lengths: Lengths) -> int:
@@ -245,6 +256,7 @@ METHODS: dict[str, Method] = {
         reach=_unbounded(lambda o, n: o["window"] <= n),
         remedy="a window of {:.0f} at most",
     ),
+    "ms_poe": Method("heads", ms_poe, exact=lambda o, n: 0 if any(scale != 1 for scale in o["scales"]) else n.trained),
     # the attention around it
     "log_n": Method(
         "attention",
@@ -278,7 +290,7 @@ class Plan:
     text: the method, with every option of its maps and attention, so that it means the same for a model that has been saved
     with a longer length. schedule and map are data, None where there is none; attention is encodings by name. exact: tokens
     from the start that all parts but the schedule leave exactly as they were; None: all. factor: that the text states.
-    rotates: False where nothing is rotated at all.
+    rotates: False where nothing is rotated at all. scales: of the key heads, layer by layer, where they differ.
     """
 
     text: str
@@ -289,6 +301,7 @@ class Plan:
     tuning: Tuning = "works without"
     factor: float | None = None
     rotates: bool = True
+    scales: tuple[float, ...] = ()
 
 
 def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> Plan:
@@ -304,6 +317,7 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     schedule: dict[str, Any] | None = None
     position_map: dict[str, Any] | None = None
     attention: dict[str, Encoding] = {}
+    scales: tuple[float, ...] = ()
     exact: list[int] = []
     tuning: Tuning = "works without"
     factor: float | None = None
@@ -316,6 +330,12 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
             factor = given.get("factor", factor)
             schedule = {"name": name, **given} | ({} if schedule is None else {"of": schedule})
             continue
+        if chosen.kind == "heads":
+            if "scales" not in given:
+                raise InputError(
+                    f"method={method!r}: needs scales=posenc.pretrained.ms_poe.head_scales(model, ids), measured on a text"
+                )
+            scales = chosen.make(**given)
         given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
             position_map = {"name": name, **given}
@@ -331,7 +351,7 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
         schedule = frequencies.complete(schedule, **shape)
     text = "+".join(str(Spec.of(name, given)) for name, given in parts)
     rotates = all(name != "nope" for name, _ in parts)
-    return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor, rotates)
+    return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor, rotates, scales)
 
 
 def written_factor(method: str) -> float | None:
@@ -441,6 +461,8 @@ def _check_compatible(method: str, names: list[str]) -> None:
             f"method={method!r}: under nope nothing is rotated, so that frequencies and position maps have no effect; leave "
             "them out, or nope"
         )
+    if "heads" in kinds and set(kinds) - {"heads", "attention"}:
+        raise InputError(f"method={method!r}: ms_poe scales what the model was loaded with; leave the others out")
     for kind, what in (("schedule", "frequency schedule"), ("map", "position map")):
         if sum(each == kind for each in kinds) > 1:
             both = " and ".join(name for name in names if METHODS[name].kind == kind)
