@@ -217,7 +217,9 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     if not chosen.rotates and not chosen.attention:
         return Design(rotations, identity, (), config)
     _check_attention(structure, chosen)
-    turning = {number: rotations[layer.layer_type] for number, layer in enumerate(structure.layers) if layer.rotates}
+    turning: dict[int, Encoding] = {
+        number: rotations[layer.layer_type] for number, layer in enumerate(structure.layers) if layer.rotates
+    }
     turning |= _by_head(structure, chosen.scales)
     encodings = tuple(
         _encoding(layer, chosen, turning.get(number), identity) for number, layer in enumerate(structure.layers)

@@ -108,7 +108,7 @@ def _nope() -> None:
 def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
     """Ms-PoE: each key head divides positions by its scale, which `posenc.pretrained.ms_poe.head_scales` measures on a text;
     against the loss of what is in the middle of a long text."""
-    if isinstance(scales, str) or not isinstance(scales, Sequence) or not scales:
+    if not isinstance(scales, Sequence) or not scales:
         raise InputError(f"scales={shown(scales)}: pass one number for each key head of each layer, layer by layer")
     for scale in scales:
         check_positive(scales=scale)
