@@ -30,7 +30,9 @@ def loops(q, k, v, parallel, scale):
                     ]  # fmt: skip
                     weights = [math.exp(float(q[b, h, i] @ k[b, h // groups, j]) * scale / t) for j in chosen]
                     sums[inside] = sum(weights)
-                    means[inside] = sum(w * v[b, h // groups, j] for w, j in zip(weights, chosen, strict=True)) / sum(weights)
+                    means[inside] = sum(w * v[b, h // groups, j] for w, j in zip(weights, chosen, strict=True)) / sum(
+                        weights
+                    )
                 a, other = sums[True] ** (parallel.scale * parallel.temperature), sums[False]
                 out[b, h, i] = (a * means[True] + other * means[False]) / (a + other)
     return out
@@ -46,6 +48,7 @@ def test_the_attention_is_the_authors(temperature, scale):
 
 def side_by_side(model, tokenizer, new):
     """The likeliest next tokens of plain transformers under a 4-D mask, and shared positions: T = S = 1."""
+
     def ids(text):
         return tokenizer(text, add_special_tokens=False).input_ids
 
@@ -65,7 +68,9 @@ def side_by_side(model, tokenizer, new):
         sees = (whose[None] == -1) | (whose[:, None] == whose[None]) | (whose[:, None] == -2)
         sees &= torch.arange(n)[:, None] >= torch.arange(n)
         mask = torch.zeros(n, n, dtype=torch.float64).masked_fill(~sees, -torch.inf)[None, None]
-        logits = model(torch.tensor([all_ids]), attention_mask=mask, position_ids=torch.tensor([positions])).logits[0, -1]
+        logits = model(torch.tensor([all_ids]), attention_mask=mask, position_ids=torch.tensor([positions])).logits[
+            0, -1
+        ]
         answer.append(int(logits.argmax()))
     return tuple(answer)
 
@@ -87,7 +92,9 @@ def test_at_one_and_one_it_is_one_softmax_over_all_contexts(kind, batch_size, to
 def test_one_context_is_the_text_read_in_sequence_and_order_plays_no_part(tokenizer):
     model = small_model("llama").double()
     before = model.config._attn_implementation
-    alone = ape_generate(model, tokenizer, CONTEXTS[:1], "w9", template=TEMPLATE, temperature=1, scale=1, max_new_tokens=6)
+    alone = ape_generate(
+        model, tokenizer, CONTEXTS[:1], "w9", template=TEMPLATE, temperature=1, scale=1, max_new_tokens=6
+    )
     text = tokenizer(TEMPLATE.format(context=CONTEXTS[0], question="w9"), return_tensors="pt").input_ids
     wanted = model.generate(text, max_new_tokens=6, do_sample=False)[0, text.shape[1] :].tolist()
     assert list(alone.tokens) == [token for token in wanted if token != 2]

@@ -178,7 +178,9 @@ def ape_generate(
     tokens: list[int] = []
     with evaluating(model):
         groups = [CachedBatch(model, texts[at : at + size]).cache for at in range(0, len(texts), size)]
-        cache = merged([(cache, row) for cache in groups for row in range(cache.layers[0].keys.shape[0])], lengths, len(start))
+        cache = merged(
+            [(cache, row) for cache in groups for row in range(cache.layers[0].keys.shape[0])], lengths, len(start)
+        )
         end = sum(lengths) - len(start) * (len(texts) - 1)
         position, new, ending = max(lengths), asked, end_tokens(model, tokenizer)
         with _reading(structure, Parallel(len(start), end, temperature, scale)):

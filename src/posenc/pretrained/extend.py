@@ -12,6 +12,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, CappedScores, Design, combined
+from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, RECORD, ChangeReport, ModelChange
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
@@ -199,7 +200,7 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     changed = _changed_types(structure) if chosen.rotates else list(structure.ropes)
     loaded = {rope.schedule["name"] for rope in structure.ropes.values()}
     raw = chosen.map is not None or bool(chosen.scales) or not chosen.rotates  # the rotary module turns nothing
-    schedule_only = not raw and not chosen.attention
+    schedule_only = not raw and not chosen.attention and chosen.bands is None
     rotates = chosen.schedule is not None or raw
     # beside our attention, unchanged frequencies are ours too, which no cast rounds; unless they follow each text's length
     rotates = rotates or not (schedule_only or loaded & {"dynamic", "longrope"})
@@ -221,10 +222,15 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         number: rotations[layer.layer_type] for number, layer in enumerate(structure.layers) if layer.rotates
     }
     turning |= _by_head(structure, chosen.scales)
-    encodings = tuple(
-        _encoding(layer, chosen, turning.get(number), identity) for number, layer in enumerate(structure.layers)
-    )
-    return Design(rotations, identity, encodings, config)
+    encodings = []
+    for number, layer in enumerate(structure.layers):
+        scaled = None
+        if chosen.bands is not None and layer.rotates and layer.window is None:
+            kind = layer.layer_type
+            turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
+            scaled = QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq))
+        encodings.append(combined(_encoding(layer, chosen, turning.get(number), identity), scaled))
+    return Design(rotations, identity, tuple(encodings), config)
 
 
 def _changed_types(structure: ModelStructure) -> list[str]:
@@ -344,6 +350,8 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
 def _rotation_of(chosen: Plan) -> Iterator[str]:
     if not chosen.rotates:
         yield "no rotation"
+    if chosen.bands is not None:
+        yield str(chosen.bands)
     if chosen.scales:
         yield f"positions divided by {min(chosen.scales):.4g} to {max(chosen.scales):.4g}, head by head"
 
@@ -351,7 +359,7 @@ def _rotation_of(chosen: Plan) -> Iterator[str]:
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     """Whether a method changes anything in a layer."""
     scheduled = chosen.schedule is not None and layer.layer_type in _changed_types(structure)
-    mapped = (chosen.map is not None or bool(chosen.scales)) and layer.window is None
+    mapped = (chosen.map is not None or bool(chosen.scales) or chosen.bands is not None) and layer.window is None
     return (layer.rotates and (scheduled or mapped or not chosen.rotates)) or (
         bool(chosen.attention) and layer.window is None
     )

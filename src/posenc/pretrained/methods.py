@@ -21,10 +21,11 @@ from posenc.encodings.sinks import SoftmaxN
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.errors import InputError, check_positive, shown, summary, unknown
 from posenc.frequencies import Frequencies
+from posenc.pretrained.bands import BandScale
 from posenc.pretrained.models import Rope
 from posenc.spec import Spec, check_options, parse_sum
 
-MethodKind = Literal["none", "nope", "heads", "schedule", "change", "map", "attention"]
+MethodKind = Literal["none", "nope", "heads", "bands", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
 
@@ -59,7 +60,7 @@ class Lengths:
 @dataclass(frozen=True)
 class Method:
     """kind: "schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, positions by
-    "heads", or "nope".
+    "heads", queries by "bands", or "nope".
     make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
     many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
     frequencies decide. reach: of a map, the longest text in which it makes no distance beyond the tokens that the frequencies
@@ -257,6 +258,12 @@ METHODS: dict[str, Method] = {
         remedy="a window of {:.0f} at most",
     ),
     "ms_poe": Method("heads", ms_poe, exact=lambda o, n: 0 if any(scale != 1 for scale in o["scales"]) else n.trained),
+    "band_scale": Method(
+        "bands",
+        BandScale,
+        defaults={"window": lambda n: n.trained},
+        exact=lambda o, n: 0 if {o.get("high", 0.5), o.get("low", 1.0)} != {1.0} else n.trained,
+    ),
     # the attention around it
     "log_n": Method(
         "attention",
@@ -291,6 +298,7 @@ class Plan:
     with a longer length. schedule and map are data, None where there is none; attention is encodings by name. exact: tokens
     from the start that all parts but the schedule leave exactly as they were; None: all. factor: that the text states.
     rotates: False where nothing is rotated at all. scales: of the key heads, layer by layer, where they differ.
+    bands: how queries are scaled by frequency.
     """
 
     text: str
@@ -302,6 +310,7 @@ class Plan:
     factor: float | None = None
     rotates: bool = True
     scales: tuple[float, ...] = ()
+    bands: BandScale | None = None
 
 
 def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> Plan:
@@ -318,6 +327,7 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     position_map: dict[str, Any] | None = None
     attention: dict[str, Encoding] = {}
     scales: tuple[float, ...] = ()
+    bands: BandScale | None = None
     exact: list[int] = []
     tuning: Tuning = "works without"
     factor: float | None = None
@@ -340,6 +350,8 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
         if chosen.kind == "map":
             position_map = {"name": name, **given}
             position_maps.create(position_map)
+        elif chosen.kind == "bands":
+            bands = chosen.make(**given)
         elif chosen.kind == "attention":
             attention[name] = chosen.make(**given)
         assert chosen.exact is not None
@@ -351,7 +363,9 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
         schedule = frequencies.complete(schedule, **shape)
     text = "+".join(str(Spec.of(name, given)) for name, given in parts)
     rotates = all(name != "nope" for name, _ in parts)
-    return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor, rotates, scales)
+    return Plan(
+        text, schedule, position_map, attention, min(exact, default=None), tuning, factor, rotates, scales, bands
+    )
 
 
 def written_factor(method: str) -> float | None:
@@ -461,7 +475,7 @@ def _check_compatible(method: str, names: list[str]) -> None:
             f"method={method!r}: under nope nothing is rotated, so that frequencies and position maps have no effect; leave "
             "them out, or nope"
         )
-    if "heads" in kinds and set(kinds) - {"heads", "attention"}:
+    if "heads" in kinds and set(kinds) - {"heads", "bands", "attention"}:
         raise InputError(f"method={method!r}: ms_poe scales what the model was loaded with; leave the others out")
     for kind, what in (("schedule", "frequency schedule"), ("map", "position map")):
         if sum(each == kind for each in kinds) > 1:

@@ -110,23 +110,31 @@ def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.
         raise InputError(f"ids={shown(ids)}: pass tokens (batch, n) of at least two")
     check_tokens(inner, ids)
     structure = model_structure(inner)
-    measured: list[_Measured] = []
-    encodings: list[Encoding | None] = []
+    measured = []
     for number, layer in enumerate(structure.layers):
         still = number < skip or layer.window is not None or not layer.rotates
         measured.append(_Measured(structure, layer, *((1.0, 1.0) if still else (least, most))))
+    read_through(structure, measured, ids)
+    return [scale for one in measured for scale in one.scales]
+
+
+@torch.no_grad()
+def read_through(structure: ModelStructure, rotations: Sequence[Encoding], ids: Tensor) -> None:
+    """One pass over (batch, n) tokens, in which each layer's queries and keys go through a rotation of its own before they
+    are turned; afterwards the model is as it was."""
+    encodings = []
+    for layer, rotation in zip(structure.layers, rotations, strict=True):
         cap = None if layer.softcap is None else CappedScores(layer.softcap)
-        encodings.append(combined(measured[-1] if layer.rotates else None, cap))
+        encodings.append(combined(rotation if layer.rotates else None, cap))
     loaded = structure.loaded_length
-    rotations = {
+    still = {
         kind: Rotary(structure.head_dim, rope.rope_theta, structure.layout, rope.rotary_dim, rope.at(loaded))
         for kind, rope in structure.ropes.items()
     }
-    attachment = Attachment(structure, Design(rotations, frozenset(rotations), tuple(encodings), {}), None)
+    attachment = Attachment(structure, Design(still, frozenset(still), tuple(encodings), {}), None)
     attachment.attach()
     try:
-        with evaluating(inner):
-            inner(ids.to(next(inner.parameters()).device), use_cache=False)
+        with evaluating(structure.model):
+            structure.model(ids.to(next(structure.model.parameters()).device), use_cache=False)
     finally:
         attachment.detach()
-    return [scale for one in measured for scale in one.scales]

@@ -36,7 +36,9 @@ class ManyShot(Task):
         if not 2 <= self.classes <= 50:
             raise InputError(f"classes={self.classes}: give 2 to 50")
         if not 3 <= self.nouns <= len(words.NOUNS) // self.classes:
-            raise InputError(f"nouns={self.nouns}: give 3 to {len(words.NOUNS) // self.classes}, for {self.classes} classes")
+            raise InputError(
+                f"nouns={self.nouns}: give 3 to {len(words.NOUNS) // self.classes}, for {self.classes} classes"
+            )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         draws = self.draws(seed, index)
@@ -55,7 +57,9 @@ class ManyShot(Task):
                 if at < 2 * self.classes:  # both nouns of the question are shown
                     pair = [first if at < self.classes else second, third]
                 else:
-                    pair = turn.choice([[a, b] for a in members[of] for b in members[of] if a < b and {a, b} != {first, second}])
+                    pair = turn.choice(
+                        [[a, b] for a in members[of] for b in members[of] if a < b and {a, b} != {first, second}]
+                    )
                 turn.shuffle(pair)
                 shots.append(f"{TEMPLATE.format(*pair)}\nlabel: {labels[of]}")
             question = f"{TEMPLATE.format(*members[asked][:2])}\nlabel:"
