@@ -42,11 +42,11 @@ def table(results: dict) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def main(kept: str = "../benchmarks/maps.json", texts: int = 6) -> None:
-    """Measure the methods that the file `kept` does not have yet."""
+def main(file: str = "../benchmarks/maps.json", texts: int = 6) -> None:
+    """Measure the methods that `file` does not have yet."""
     from references import stories15m
 
-    model, read, path = stories15m.load(), stories15m.texts()[: int(texts)], Path(kept)
+    model, read, path = stories15m.load(), stories15m.texts()[: int(texts)], Path(file)
     new: dict = {"trained": TRAINED, "dtype": str(model.dtype), "texts": len(read), "methods": {}}
     results = json.loads(path.read_text()) if path.exists() else new
     for name, method in METHODS.items():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 from statistics import NormalDist, fmean, pstdev
 
 import pytest
@@ -41,7 +42,7 @@ def test_the_scores_are_sums_over_all_distances(layout):
                 x = q[head, m]
                 norm = math.sqrt(sum((x[a] ** 2 + x[b] ** 2) * (key[a] ** 2 + key[b] ** 2) for a, b in planes))
                 moves.append(fmean(abs(line[t + 1] - line[t]) for t in range(window - 1)) / norm)
-            for one, other in zip(lines, lines[1:], strict=False):
+            for one, other in pairwise(lines):
                 apart = [b - a for a, b in zip(one, other, strict=True)]
                 sign = math.copysign(1, apart[0])
                 if apart[0] == 0:

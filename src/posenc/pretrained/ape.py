@@ -22,6 +22,8 @@ from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, e
 from posenc.pretrained.models import ModelStructure, model_structure, unwrap
 from posenc.pretrained.nbce import TEMPLATE, warn_of_length
 
+__all__ = ["APEAnswer", "Parallel", "ape_generate", "attend"]
+
 NAME = "posenc_ape"
 
 

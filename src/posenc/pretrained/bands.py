@@ -22,6 +22,8 @@ from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.models import Layer, ModelStructure, model_structure, unwrap
 from posenc.pretrained.ms_poe import read_through
 
+__all__ = ["BandScale", "head_scores", "scores"]
+
 
 @dataclass(frozen=True)
 class BandScale:

@@ -21,6 +21,8 @@ from posenc.pretrained.attach import Attachment, CappedScores, Design, attached,
 from posenc.pretrained.inference import check_tokens, evaluating
 from posenc.pretrained.models import Layer, ModelStructure, model_structure, unwrap
 
+__all__ = ["head_scales"]
+
 OUTLIER = 3.0
 """A key is an outlier if its weight is over three times the mean."""
 
