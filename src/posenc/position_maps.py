@@ -126,7 +126,7 @@ def jet_long(window: int, trained: int, groups: int, least: int = 1) -> Position
     """Jet-Long: r below the window; farther, i // G - j // G, without Self-Extend's shift. The group G grows with the
     text: G = i // trained + 1 for a query at i, so that the first `trained` tokens are read as without the map.
 
-    window: the source's w_0 + 1, a 16th of the trained length. trained: the source's w, the trained length. groups: the
+    window: the source's w_0 + 1, 2049 tokens. trained: the source's w, the trained length. groups: the
     largest G; trained * groups tokens are read. least: the smallest G. The source reads a prompt of n tokens with
     G = ceil(n / trained) for all of its queries, which is least=G, and later tokens as here; with least=1 a text read in
     pieces is the text read at once.

@@ -219,7 +219,9 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         return Design(rotations, identity, (), config)
     _check_attention(structure, chosen)
     turning: dict[int, Encoding] = {
-        number: rotations[layer.layer_type] for number, layer in enumerate(structure.layers) if layer.rotates
+        number: rotations[layer.layer_type]
+        for number, layer in enumerate(structure.layers)
+        if layer.rotates and layer.layer_type in identity
     }
     turning |= _by_head(structure, chosen.scales)
     encodings = []
@@ -229,7 +231,7 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
             kind = layer.layer_type
             turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
             scaled = QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq))
-        encodings.append(combined(_encoding(layer, chosen, turning.get(number), identity), scaled))
+        encodings.append(combined(_encoding(layer, chosen, turning.get(number)), scaled))
     return Design(rotations, identity, tuple(encodings), config)
 
 
@@ -288,10 +290,11 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
     }
 
 
-def _encoding(layer: Layer, chosen: Plan, rotation: Encoding | None, identity: frozenset[str]) -> Encoding | None:
-    """The encoding of our attention in a layer. One with a sliding window stays as it was."""
+def _encoding(layer: Layer, chosen: Plan, rotation: Encoding | None) -> Encoding | None:
+    """The encoding of our attention in a layer, with the rotation that the rotary module leaves to it. One with a sliding
+    window stays as it was."""
     parts: list[Encoding] = []
-    if chosen.rotates and rotation is not None and layer.layer_type in identity:
+    if chosen.rotates and rotation is not None:
         mapped = chosen.map is not None and layer.window is None
         parts.append(Mapped(rotation, chosen.map or {}) if mapped else rotation)
     if layer.window is None:

@@ -204,7 +204,7 @@ METHODS: dict[str, Method] = {
         position_maps.jet_long,
         defaults={
             "trained": lambda n: n.trained,
-            "window": lambda n: max(n.trained // 16, 1),  # the source's 2048 of 32768
+            "window": lambda n: max(min(n.trained // 2, 2049), 1),  # the source's 2048 of 32768; half measured best
             "groups": lambda n: math.ceil(n.factor),
             "least": lambda n: 1,
         },
