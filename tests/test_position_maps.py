@@ -114,7 +114,7 @@ def test_attention_is_the_formula(name, options, backend):
     is_the_formula(name, options, backend, WHOLE if name == "streaming" else LAYOUTS)
 
 
-@pytest.mark.parametrize(("name", "options"), [OPTIONS[at] for at in (0, 4, 8)])
+@pytest.mark.parametrize(("name", "options"), [OPTIONS[at] for at in (0, 4, 6, 10)])
 def test_flex_is_the_formula(name, options):
     is_the_formula(name, options, "flex", ["plain", "left padded, one query"])
 
