@@ -27,7 +27,7 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "grid_table:width=5", "grid_sinusoidal:axes=3:layout=interleaved:x_first=true", "floater/alibi",
             "rope@rerope:window=3", "rope@leaky_rerope:window=3:factor=2.5+softmax_n+log_n:train_length=3",
             "rope@self_extend:window=3:group=2+alibi", "rope@dual_chunk:chunk=4:local=1", "xpos@string:shift=4:window=2",
-            "pope@lampe:window=3:used=5:length=16", "rope@streaming:sinks=2:recent=3+log_n:train_length=3",
+            "pope@lampe:window=3:used=5:length=16", "rope@jet_long:window=2:trained=4:groups=4", "rope@streaming:sinks=2:recent=3+log_n:train_length=3",
             "rope@lm_infinite:sinks=1:window=4/none", "rope+window:before=2:after=1/rope", "rope+chunks:size=3/none", "rope+prefix_kv:length=2",
             "learned_rope:groups=2:layout=interleaved", "fope:trainable=true:layout=interleaved", "rope_pp:rotary_dim=2",
             "liere:axes=2:block=4", "comrope:variant=ap:axes=2:block=2", "cayley_string:axes=2", "rope_pp+alibi",

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,14 +14,15 @@ import posenc
 from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, position_maps
 from posenc.attention import prepare
 from posenc.backends import fused
-from posenc.position_maps import MAPS, dual_chunk, leaky_rerope, rerope, self_extend, streaming, string
+from posenc.position_maps import MAPS, dual_chunk, jet_long, leaky_rerope, rerope, self_extend, streaming, string
 from posenc.positions.segments import segments
 from posenc.positions.visibility import Region
 from references import maps
 
 OPTIONS = [
     ("rerope", {"window": 4}), ("leaky_rerope", {"window": 4, "factor": 2.5}), ("inverse_leaky", {"window": 3, "factor": 2}),
-    ("self_extend", {"window": 4, "group": 3}), ("dual_chunk", {"chunk": 6, "local": 2}), ("dual_chunk", {"chunk": 4, "local": 2}),
+    ("self_extend", {"window": 4, "group": 3}), ("jet_long", {"window": 3, "trained": 6, "groups": 4, "least": 1}),
+    ("jet_long", {"window": 3, "trained": 5, "groups": 3, "least": 2}), ("dual_chunk", {"chunk": 6, "local": 2}), ("dual_chunk", {"chunk": 4, "local": 2}),
     ("string", {"shift": 5, "window": 2}), ("lampe", {"window": 3, "used": 7, "length": 20}),
     ("streaming", {"sinks": 2, "recent": 3}), ("streaming", {"sinks": 0, "recent": 5}), ("lm_infinite", {"sinks": 2, "window": 4}),
 ]  # fmt: skip
@@ -70,6 +72,9 @@ GOLDEN = [
     (rerope(4), "4 4 4 4 4 4 4 4 3 2 1 0"),
     (leaky_rerope(4, 2), "7.5 7 6.5 6 5.5 5 4.5 4 3 2 1 0"),
     (self_extend(4, 2), "7 7 6 6 5 5 4 4 3 2 1 0"),
+    (jet_long(3, 4, 3), "3 3 3 2 2 2 1 1 1 2 1 0"),
+    (jet_long(3, 4, 3, least=3), "3 3 3 2 2 2 1 1 1 2 1 0"),
+    (jet_long(3, 4, 2), "5 5 4 4 3 3 2 2 1 2 1 0"),
     (dual_chunk(6, 2), "6 5 4 3 6 5 4 3 3 2 1 0"),
     (string(6, 2), "7 6 5 4 3 2 5 4 3 2 1 0"),
     (position_maps.lm_infinite(2, 4), "4 4 nan nan nan nan nan nan 3 2 1 0"),
@@ -109,7 +114,7 @@ def test_attention_is_the_formula(name, options, backend):
     is_the_formula(name, options, backend, WHOLE if name == "streaming" else LAYOUTS)
 
 
-@pytest.mark.parametrize(("name", "options"), [OPTIONS[at] for at in (0, 4, 8)])
+@pytest.mark.parametrize(("name", "options"), [OPTIONS[at] for at in (0, 4, 6, 10)])
 def test_flex_is_the_formula(name, options):
     is_the_formula(name, options, "flex", ["plain", "left padded, one query"])
 
@@ -203,7 +208,17 @@ def test_what_the_methods_promise(window, group, trained, n):
 
 @pytest.mark.parametrize(
     "same",
-    [rerope(23), rerope(400), leaky_rerope(5, 1), self_extend(5, 1), string(5, 5), dual_chunk(30, 2), streaming(4, 19)],
+    [
+        rerope(23),
+        rerope(400),
+        leaky_rerope(5, 1),
+        self_extend(5, 1),
+        string(5, 5),
+        dual_chunk(30, 2),
+        streaming(4, 19),
+        jet_long(3, 23, 2),
+        jet_long(3, 5, 1),
+    ],
 )
 def test_maps_that_are_rope(same):
     q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
@@ -211,7 +226,9 @@ def test_maps_that_are_rope(same):
     assert_close(posenc.attention(q, k, v, Mapped(Rotary(8), same), causal=True), plain, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("made", [rerope(9), leaky_rerope(9, 4), self_extend(9, 4), string(9, 2), streaming(2, 9)])
+@pytest.mark.parametrize(
+    "made", [rerope(9), leaky_rerope(9, 4), self_extend(9, 4), string(9, 2), streaming(2, 9), jet_long(4, 9, 3)]
+)
 def test_the_first_tokens_are_as_without_a_map(made):
     q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
     plain = posenc.attention(q, k, v, Rotary(8), causal=True)
@@ -222,8 +239,9 @@ def test_the_first_tokens_are_as_without_a_map(made):
 
 def test_a_text_within_the_window_takes_the_path_of_rope():
     q, k, v = (x.detach().float() for x in inputs(Positions.arange(23)))
-    plain, actual = (posenc.attention(q, k, v, e, causal=True) for e in (Rotary(8), Mapped(Rotary(8), rerope(64))))
-    assert torch.equal(plain, actual)
+    plain = posenc.attention(q, k, v, Rotary(8), causal=True)
+    for made in (rerope(64), jet_long(4, 23, 3)):
+        assert torch.equal(plain, posenc.attention(q, k, v, Mapped(Rotary(8), made), causal=True))
 
 
 def test_a_query_alone_reads_only_the_keys_that_it_sees():
@@ -232,6 +250,8 @@ def test_a_query_alone_reads_only_the_keys_that_it_sees():
     near, sinks = prepare(q, k, v, Mapped(Rotary(8), streaming(4, 10)), p, None, None, None, 0.0, 0).branches
     assert (near.first, near.k.shape[2]) == (90, 10)
     assert (sinks.first, sinks.k.shape[2]) == (0, 4)
+    near, far = prepare(q, k, v, Mapped(Rotary(8), jet_long(10, 25, 9)), p, None, None, None, 0.0, 0).branches
+    assert near.k.shape[2] == 10, "of the groups, a query alone takes one"
     _, far = prepare(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
     assert far.k is k, "keys that every query sees at one distance are not rotated"
 
@@ -263,7 +283,7 @@ def test_regions_are_visited_and_nothing_else():
             continue
         for region in dict.fromkeys(regions):
             held = torch.zeros(p.batch, p.num_queries, p.num_keys, dtype=torch.bool)
-            limits = Region() if region.chunk > 1 else region
+            limits = Region() if region.chunk > 1 else replace(region, since=None, until=None)
             for row, q0, q1, k0, k1, diagonal in actual.within(region):
                 distance = torch.arange(q0, q1)[:, None] - torch.arange(k0, k1) + diagonal
                 part = (distance >= 0) & limits.contains(
@@ -314,6 +334,9 @@ ROPE, X = Mapped(Rotary(8), rerope(4)), torch.zeros(1, 2, 5, 8)
         (lambda: leaky_rerope(4, math.nan), r"factor=nan"),
         (lambda: leaky_rerope(4, True), r"factor=True: pass a number"),
         (lambda: self_extend(4, 0), r"group=0"),
+        (lambda: jet_long(3, 8, 2, 3), r"least=3, groups=2: least is at most groups"),
+        (lambda: jet_long(9, 8, 2), r"window=9, trained=8: the window is at most"),
+        (lambda: jet_long(3, 8, 0), r"groups=0: must be at least 1"),
         (lambda: dual_chunk(4, 3), r"chunk=4, local=3: local is at most half"),
         (lambda: streaming(-1, 4), r"sinks=-1"),
         (lambda: streaming(4, 0), r"recent=0"),

@@ -21,7 +21,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.frequencies": ("Frequency schedules", ()),
     "posenc.position_maps": (
         "Position maps",
-        ("PositionMap", "create", "rerope", "leaky_rerope", "inverse_leaky", "self_extend", "streaming", "lm_infinite", "string",
+        ("PositionMap", "create", "rerope", "leaky_rerope", "inverse_leaky", "self_extend", "jet_long", "streaming", "lm_infinite", "string",
          "lampe", "dual_chunk"),
     ),
     "posenc.bias": (

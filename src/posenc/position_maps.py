@@ -19,8 +19,8 @@ from posenc.positions.ids import exact
 from posenc.positions.visibility import Branch, Region
 
 __all__ = [
-    "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "lampe", "leaky_rerope", "lm_infinite", "rerope",
-    "self_extend", "streaming", "string",
+    "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "jet_long", "lampe", "leaky_rerope", "lm_infinite",
+    "rerope", "self_extend", "streaming", "string",
 ]  # fmt: skip
 
 
@@ -120,6 +120,40 @@ def self_extend(window: int, group: int) -> PositionMap:
     shift = window - window // group if window % group == 0 else window - window / group
     far = Branch(Region(nearest=window), lambda i: exact(i // group) + shift, lambda j: j // group)
     return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
+
+
+def jet_long(window: int, trained: int, groups: int, least: int = 1) -> PositionMap:
+    """Jet-Long: r below the window; farther, i // G - j // G, without Self-Extend's shift. The group G grows with the
+    text: G = i // trained + 1 for a query at i, so that the first `trained` tokens are read as without the map.
+
+    window: the source's w_0 + 1, 2049 tokens. trained: the source's w, the trained length. groups: the
+    largest G; trained * groups tokens are read. least: the smallest G. The source reads a prompt of n tokens with
+    G = ceil(n / trained) for all of its queries, which is least=G, and later tokens as here; with least=1 a text read in
+    pieces is the text read at once.
+    Source: arXiv 2607.07740; jet-ai-projects/Jet-Long, modeling_qwen3_jetlong.py.
+    """
+    check_integers(1, window=window, trained=trained, groups=groups, least=least)
+    if least > groups:
+        raise InputError(
+            f"least={least}, groups={groups}: least is at most groups, the largest number of tokens per position"
+        )
+    if window > trained:
+        raise InputError(f"window={window}, trained={trained}: the window is at most the trained length")
+    grouped = list(range(max(least, 2), groups + 1))
+    first = None if least > 1 else trained  # queries before it see every key at its distance
+    branches = [] if first is None else [Branch(Region(until=first if grouped else None))]
+    if grouped:
+        branches.append(Branch(Region(farthest=window, since=first)))
+    for group in grouped:
+        since = None if group == least else (group - 1) * trained
+        until = None if group == groups else group * trained
+
+        def shared(p: Tensor, group: int = group) -> Tensor:
+            return p // group
+
+        branches.append(Branch(Region(nearest=window, since=since, until=until), shared, shared))
+    options = {"window": window, "trained": trained, "groups": groups, "least": least}
+    return PositionMap("jet_long", options, tuple(branches), groups == 1, ("tang2026jet",))
 
 
 def streaming(sinks: int, recent: int) -> PositionMap:
@@ -223,7 +257,7 @@ def _distance_map(
 MAPS: dict[str, Callable[..., PositionMap]] = {
     f.__name__: f
     for f in (
-        rerope, leaky_rerope, inverse_leaky, self_extend, dual_chunk, string, lampe, streaming, lm_infinite,
+        rerope, leaky_rerope, inverse_leaky, self_extend, jet_long, dual_chunk, string, lampe, streaming, lm_infinite,
     )
 }  # fmt: skip
 """Every map by name."""

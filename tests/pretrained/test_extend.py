@@ -37,6 +37,9 @@ def state(model: Any) -> dict[str, Any]:
 
 PROMISES = {
     "none": TRAINED,
+    "nope": 0,
+    "band_scale": 0,
+    "band_scale:high=1": TRAINED,
     "linear": 0,
     "ntk": 0,
     "yarn": 0,
@@ -45,6 +48,8 @@ PROMISES = {
     "rerope:window=12": 12,
     "leaky_rerope": TRAINED // 2,
     "self_extend": TRAINED // 4,
+    "jet_long": TRAINED,
+    "jet_long:least=2": TRAINED // 2,
     "dual_chunk": TRAINED * 3 // 4,
     "string": TRAINED // 3,
     "lampe": TRAINED // 4,
@@ -342,6 +347,7 @@ def test_defaults_follow_from_the_lengths() -> None:
     assert read("rerope").map == {"name": "rerope", "window": 2048}
     assert read("self_extend").map == {"name": "self_extend", "window": 1024, "group": 9}
     assert read("self_extend", group=4).map == {"name": "self_extend", "group": 4, "window": 1024}
+    assert read("jet_long").map == {"name": "jet_long", "trained": 4096, "window": 2048, "groups": 4, "least": 1}
     assert read("leaky_rerope").map == {"name": "leaky_rerope", "window": 2048, "factor": 7.0}
     assert read("streaming").map == {"name": "streaming", "sinks": 4, "recent": 4092}
     assert read("dual_chunk").map == {"name": "dual_chunk", "chunk": 3072, "local": 512}

@@ -1,5 +1,6 @@
 """Every way to read past the trained length, on a real model: stories15M, trained at 256 tokens, on texts of its own."""
 
+import importlib.util
 import json
 from itertools import pairwise
 
@@ -60,7 +61,14 @@ def test_what_is_promised_of_short_texts_holds_on_a_real_model(dtype):
     model, text = stories15m.load().to(dtype), stories15m.texts()[:2, :512]
     with torch.no_grad():
         before = model(text).logits
-        for method in ("rerope:window=64", "leaky_rerope:window=64", "self_extend:window=64", "dual_chunk", "log_n"):
+        for method in (
+            "rerope:window=64",
+            "leaky_rerope:window=64",
+            "self_extend:window=64",
+            "jet_long",
+            "dual_chunk",
+            "log_n",
+        ):
             promised = posenc.extend(model, method, factor=2).exact_tokens
             off = (model(text).logits - before).abs().amax((0, 2))
             posenc.restore(model)
@@ -100,3 +108,11 @@ def test_the_documents_show_what_was_measured():
     results = json.loads((ROOT / "benchmarks" / "longer_context.json").read_text())
     text = (ROOT / "docs" / "longer_context.md").read_text(encoding="utf-8")
     assert example("longer_context").table(results) in text
+
+
+def test_the_documents_show_the_maps_as_measured():
+    made = importlib.util.spec_from_file_location("benchmark_maps", ROOT / "benchmarks" / "maps.py")
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    results = json.loads((ROOT / "benchmarks" / "maps.json").read_text())
+    assert module.table(results) in (ROOT / "docs" / "longer_context.md").read_text(encoding="utf-8")

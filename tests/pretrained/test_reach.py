@@ -17,6 +17,8 @@ MAPS = [
     {"name": "self_extend", "window": 15, "group": 4}, {"name": "self_extend", "window": 16, "group": 1},
     {"name": "dual_chunk", "chunk": 48, "local": 8}, {"name": "dual_chunk", "chunk": 70, "local": 35},
     {"name": "dual_chunk", "chunk": 1000, "local": 8}, {"name": "string", "shift": 21, "window": 4},
+    {"name": "jet_long", "window": 16, "trained": 64, "groups": 3, "least": 1}, {"name": "jet_long", "window": 16, "trained": 50, "groups": 3, "least": 3},
+    {"name": "jet_long", "window": 16, "trained": 65, "groups": 3, "least": 1},
     {"name": "lampe", "window": 12, "used": 40, "length": 100}, {"name": "lampe", "window": 16, "used": 60, "length": 200},
     {"name": "streaming", "sinks": 4, "recent": 60}, {"name": "streaming", "sinks": 4, "recent": 64},
 ]  # fmt: skip
@@ -46,6 +48,8 @@ def test_lm_infinite_sees_its_first_tokens_at_the_window_itself():
         ("leaky_rerope:window=32:factor=1.5", {}, r"reaches 80 tokens.*; give factor=7 or more"),
         ("leaky_rerope:window=64:factor=2", {}, r"reaches 64 tokens.*; give a window below 64"),
         ("self_extend:window=70:group=2", {}, r"reaches 64 tokens.*; give a window below 64"),
+        ("jet_long:groups=3", {}, r"reaches 192 tokens, and 256 are wanted; give groups=4 or more"),
+        ("jet_long:trained=100", {}, r"reaches 64 tokens.*; give trained and window of 64 at most"),
         ("lampe:length=70", {}, r"; give used and window that together are below 64, and length=256"),
         ("streaming:recent=64", {}, r"; give sinks \+ recent of 64 at most"),
         ("lm_infinite:window=100", {}, r"; give a window of 64 at most"),
@@ -64,7 +68,7 @@ def test_options_that_do_not_reach_the_new_length_are_refused(method, options, m
 def test_what_the_refusal_says_is_enough():
     model = small_model("llama")
     for method in (
-        "rerope:window=63", "dual_chunk:chunk=63", "self_extend:window=16:group=5", "leaky_rerope:window=32:factor=7",
+        "rerope:window=63", "dual_chunk:chunk=63", "self_extend:window=16:group=5", "jet_long:groups=4", "leaky_rerope:window=32:factor=7",
         "yarn:factor=4", "yarn:factor=2+leaky_rerope:window=32:factor=3", "yarn:factor=2+rerope",
     ):  # fmt: skip
         report = posenc.extend(model, method, target_length=4 * TRAINED)
@@ -72,7 +76,7 @@ def test_what_the_refusal_says_is_enough():
         assert "reaches" not in str(report)
 
 
-@pytest.mark.parametrize("method", ["rerope", "leaky_rerope", "self_extend", "dual_chunk", "lampe", "streaming", "lm_infinite",
+@pytest.mark.parametrize("method", ["rerope", "leaky_rerope", "self_extend", "jet_long", "dual_chunk", "lampe", "streaming", "lm_infinite",
                                     "linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "mrrope", "dynamic", "llama3", "yarn+resonance"])  # fmt: skip
 @pytest.mark.parametrize("trained", [TRAINED, 100, 8192])
 def test_a_method_left_to_itself_reaches_what_is_asked_for(method, trained):

@@ -19,6 +19,9 @@ RELATIVE: dict[str, Relative] = {
     "self_extend:window=12:group=4": lambda i, j: torch.where(
         i - j < 12, (i - j).double(), (i // 4 + 12 - 12 / 4 - j // 4).double()
     ),
+    "jet_long:window=6:trained=16:groups=9:least=1": lambda i, j: torch.where(
+        i - j < 6, i - j, i // (i // 16 + 1).clamp(max=9) - j // (i // 16 + 1).clamp(max=9)
+    ).double(),
     "streaming:sinks=3:recent=9": lambda i, j: torch.where(
         i - j < 9, (i - j).double(), torch.where(j < 3, i.clamp(max=11) - j, torch.inf).double()
     ),

@@ -27,6 +27,16 @@ def self_extend(window: int, group: int) -> Rho:
     return lambda i, j: i - j if i - j < window else i // group + window - window / group - j // group
 
 
+def jet_long(window: int, trained: int, groups: int, least: int = 1) -> Rho:
+    """The authors' positions of one decoding step, whose text is L = i + 1 tokens long: G = ceil(L / w), at most groups."""
+
+    def rho(i: float, j: float) -> float:
+        group = min(max(math.ceil((i + 1) / trained), least), groups)
+        return i - j if i - j < window else math.floor(i / group) - math.floor(j / group)
+
+    return rho
+
+
 def dual_chunk(chunk: int, local: int) -> Rho:
     size = chunk - local
 

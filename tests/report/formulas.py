@@ -12,6 +12,7 @@ SIZES = [
     ("rerope", {"window": 4}), ("rerope", {"window": 1}), ("leaky_rerope", {"window": 4, "factor": 2.5}),
     ("inverse_leaky", {"window": 3, "factor": 2.0}), ("self_extend", {"window": 4, "group": 3}),
     ("self_extend", {"window": 8, "group": 4}), ("self_extend", {"window": 5, "group": 1}),
+    ("jet_long", {"window": 3, "trained": 8, "groups": 3, "least": 1}), ("jet_long", {"window": 4, "trained": 6, "groups": 3, "least": 2}),
     ("dual_chunk", {"chunk": 6, "local": 2}), ("dual_chunk", {"chunk": 4, "local": 2}), ("dual_chunk", {"chunk": 24, "local": 3}),
     ("string", {"shift": 5, "window": 2}), ("string", {"shift": 2, "window": 5}),
     ("lampe", {"window": 3, "used": 7, "length": 20}), ("lampe", {"window": 20, "used": 300, "length": 97}),

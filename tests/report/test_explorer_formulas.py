@@ -243,6 +243,8 @@ REFUSED_MAPS = [
     {"name": "rerope", "window": 2, "group": 1},
     {"name": "leaky_rerope", "window": 2, "factor": 0.0},
     {"name": "dual_chunk", "chunk": 6, "local": 4},
+    {"name": "jet_long", "window": 4, "trained": 8, "groups": 2, "least": 3},
+    {"name": "jet_long", "window": 9, "trained": 8, "groups": 2},
     {"name": "lampe", "window": 2, "used": 4, "length": 1},
     {"name": "streaming", "sinks": -1, "recent": 4},
 ]

@@ -57,10 +57,12 @@ class Segments:
         rectangles: list[Rectangle] = []
         for row, q0, q1, k0, k1, diagonal, origin in self:
             end = k1 if region.below is None else min(k1, region.below - origin)
-            if region.chunk == 1:
+            away, size = diagonal + origin, region.chunk
+            q0 = q0 if region.since is None else max(q0, region.since - away)
+            q1 = q1 if region.until is None else min(q1, region.until - away)
+            if size == 1:
                 rectangles.append((row, q0, q1, k0, end, diagonal))
                 continue
-            away, size = diagonal + origin, region.chunk
             for chunk in range((q0 + away) // size, (q1 - 1 + away) // size + 1):
                 # the first key of the farthest chunk, and the end of the nearest
                 first = k0 if region.farthest is None else max(k0, (chunk - region.farthest + 1) * size - origin)
@@ -112,12 +114,16 @@ def contains_all_visible(positions: Positions, region: Region) -> bool:
         return False
 
     def known() -> bool:
+        by_position = region.since is not None or region.until is not None
         longest = None if positions.span is None else positions.span[1]
-        if longest is None:
+        if longest is None or by_position:
             visible = None if positions.q.device.type != "cpu" else segments(positions)
             if visible is None or not visible.regular:
                 return False
             longest = max((q1 - 1 + d - k0 for _, q0, q1, k0, k1, d, _ in visible if q0 < q1 and k0 < k1), default=0)
+            of_all = replace(region, since=None, until=None)
+            if by_position and visible.within(region) != visible.within(of_all):
+                return False
         nearest = region.nearest is None or region.nearest <= 0
         reaches = region.farthest is None or region.farthest * region.chunk > longest + region.chunk - 1
         return nearest and reaches and region.below is None

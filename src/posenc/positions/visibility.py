@@ -25,12 +25,15 @@ class Region:
 
     chunk: the distance counts chunks of so many positions, q // chunk - k // chunk.
     below: of these keys, those at positions less than this.
+    since, until: only for queries at positions since, since + 1, .. until - 1.
     """
 
     nearest: int | None = None
     farthest: int | None = None
     chunk: int = 1
     below: int | None = None
+    since: int | None = None
+    until: int | None = None
 
     def contains(self, q: Tensor, k: Tensor) -> Tensor:
         """Whether keys at positions k lie in the region of queries at q, as bool; both broadcast."""
@@ -40,17 +43,21 @@ class Region:
             inside = inside & (distance >= self.nearest)
         if self.farthest is not None:
             inside = inside & (distance < self.farthest)
-        return inside if self.below is None else inside & (k < self.below)
+        if self.below is not None:
+            inside = inside & (k < self.below)
+        if self.since is not None:
+            inside = inside & (q >= self.since)
+        return inside if self.until is None else inside & (q < self.until)
 
     def numbers(self) -> list[int]:
-        """The region as four integers, as an operator of PyTorch takes it; `Region.of` reads them."""
-        fields = (self.nearest, self.farthest, self.chunk, self.below)
+        """The region as six integers, as an operator of PyTorch takes it; `Region.of` reads them."""
+        fields = (self.nearest, self.farthest, self.chunk, self.below, self.since, self.until)
         return [NO_LIMIT if field is None else field for field in fields]
 
     @classmethod
     def of(cls, numbers: list[int]) -> "Region":
-        nearest, farthest, chunk, below = (None if number == NO_LIMIT else number for number in numbers)
-        return cls(nearest, farthest, chunk or 1, below)
+        nearest, farthest, chunk, *others = (None if number == NO_LIMIT else number for number in numbers)
+        return cls(nearest, farthest, chunk or 1, *others)
 
 
 EVERYTHING = Region()

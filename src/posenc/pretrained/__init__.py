@@ -8,6 +8,8 @@
     posenc.finetune(model, text, tokenizer) -> Finetuning          finetune.py   at the new length, resumable
     posenc.doctor(model) -> Diagnosis                              doctor.py     and findings.py, their remedies
     posenc.nbce_generate(model, tokenizer, contexts, question)     nbce.py       many contexts in parallel
+    ape_generate(model, tokenizer, contexts, question)             ape.py        and in one cache
+    head_scales(model, ids) -> scales for extend's ms_poe          ms_poe.py     and head_scores for band_scale, bands.py
     posenc.resize(model, image_size) -> Resizing                   vision/       another image size
     posenc.re_rotate, posenc.convert_layout                        convert.py    cached keys, weights
     loss_by_position(model, ids) -> losses                         inference.py  and verify.py, before and after

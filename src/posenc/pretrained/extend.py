@@ -12,10 +12,12 @@ from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, CappedScores, Design, combined
+from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, RECORD, ChangeReport, ModelChange
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
 from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
 from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.ms_poe import head_rotation
 from posenc.pretrained.rope_config import hf_config, pinned, same_frequencies
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
@@ -92,7 +94,8 @@ class Extension(ChangeReport):
         unchanged = "longer ones no better than before: only the length in the configuration was changed"
         tuning = TUNING[self.tuning] if self.layers[0] else unchanged
         lines.append(f"expected, by construction: {self.expected}; {tuning}")
-        keys = "unrotated keys, all rotated again at each step" if self.raw_keys else "rotated keys, as before"
+        keys = "unrotated keys" if self.raw_keys else "rotated keys, as before"
+        keys += ", all rotated again at each step" if self.raw_keys and "no rotation" not in self.attention else ""
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
@@ -194,10 +197,11 @@ def _target(structure: ModelStructure, factor: float | None, target_length: int 
 def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Design:
     length = structure.loaded_length if target is None else target
     config: dict[str, Any] = {"posenc": MISSING}
-    changed = _changed_types(structure)
+    changed = _changed_types(structure) if chosen.rotates else list(structure.ropes)
     loaded = {rope.schedule["name"] for rope in structure.ropes.values()}
-    schedule_only = chosen.map is None and not chosen.attention
-    rotates = chosen.schedule is not None or chosen.map is not None
+    raw = chosen.map is not None or bool(chosen.scales) or not chosen.rotates  # the rotary module turns nothing
+    schedule_only = not raw and not chosen.attention and chosen.bands is None
+    rotates = chosen.schedule is not None or raw
     # beside our attention, unchanged frequencies are ours too, which no cast rounds; unless they follow each text's length
     rotates = rotates or not (schedule_only or loaded & {"dynamic", "longrope"})
     rotations = _rotations(structure, chosen, changed, length) if rotates else {}
@@ -209,11 +213,26 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         config |= {"max_position_embeddings": length, "rope_parameters": pinned(structure)}
     if schedule_only:
         return Design(rotations, frozenset(), (), config)
-    _check_attention(structure, chosen)
     config["posenc"] = {"method": chosen.text, "target_length": target}
-    identity = frozenset(changed if chosen.map is not None else ())
-    encodings = tuple(_encoding(layer, chosen, rotations, identity) for layer in structure.layers)
-    return Design(rotations, identity, encodings, config)
+    identity = frozenset(changed if raw else ())
+    if not chosen.rotates and not chosen.attention:
+        return Design(rotations, identity, (), config)
+    _check_attention(structure, chosen)
+    turning: dict[int, Encoding] = {
+        number: rotations[layer.layer_type]
+        for number, layer in enumerate(structure.layers)
+        if layer.rotates and layer.layer_type in identity
+    }
+    turning |= _by_head(structure, chosen.scales)
+    encodings = []
+    for number, layer in enumerate(structure.layers):
+        scaled = None
+        if chosen.bands is not None and layer.rotates and layer.window is None:
+            kind = layer.layer_type
+            turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
+            scaled = QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq))
+        encodings.append(combined(_encoding(layer, chosen, turning.get(number)), scaled))
+    return Design(rotations, identity, tuple(encodings), config)
 
 
 def _changed_types(structure: ModelStructure) -> list[str]:
@@ -256,12 +275,28 @@ def _in_units(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
     return scaled | {"of": _in_units(scaled["of"], unit)} if isinstance(scaled.get("of"), Mapping) else scaled
 
 
-def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], identity: frozenset[str]) -> Encoding | None:
-    """The encoding of our attention in a layer. One with a sliding window stays as it was."""
+def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, Encoding]:
+    """Layer -> its rotation under Ms-PoE, where positions are scaled; none without scales."""
+    heads, rotating = structure.num_kv_heads, _changed_types(structure)
+    wanted = len(structure.layers) * heads
+    if scales and len(scales) != wanted:
+        raise InputError(
+            f"scales: {len(scales)} of them, which must be {wanted}, of {heads} key heads in {len(structure.layers)} layers"
+        )
+    return {
+        number: head_rotation(structure, layer, scales[number * heads : (number + 1) * heads])
+        for number, layer in enumerate(structure.layers)
+        if scales and layer.rotates and layer.window is None and layer.layer_type in rotating
+    }
+
+
+def _encoding(layer: Layer, chosen: Plan, rotation: Encoding | None) -> Encoding | None:
+    """The encoding of our attention in a layer, with the rotation that the rotary module leaves to it. One with a sliding
+    window stays as it was."""
     parts: list[Encoding] = []
-    if layer.rotates and layer.layer_type in identity:
-        rotation = rotations[layer.layer_type]
-        parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
+    if chosen.rotates and rotation is not None:
+        mapped = chosen.map is not None and layer.window is None
+        parts.append(Mapped(rotation, chosen.map or {}) if mapped else rotation)
     if layer.window is None:
         parts += chosen.attention.values()
     if layer.softcap is not None:
@@ -301,25 +336,36 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         original_length=structure.trained_length,
         schedule=chosen.schedule,
         map=chosen.map,
-        attention=tuple(str(encoding) for encoding in chosen.attention.values()),
+        attention=(*_rotation_of(chosen), *(str(part) for part in chosen.attention.values())),
         stretch=tuple(stretch(rotation, dim, theta).tolist()),
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
         tuning=chosen.tuning,
-        raw_keys=chosen.map is not None,
+        raw_keys=chosen.map is not None or bool(chosen.scales) or not chosen.rotates,
         cache_bytes_per_token=2 * len(structure.layers) * structure.num_kv_heads * structure.head_dim * item,
-        plain=not design.encodings,
+        plain=not design.encodings and chosen.rotates,
         layers=(changed, len(structure.layers)),
         reach=reached,
         notes=tuple(_notes(structure, chosen, reached if changed else None, target)),
     )
 
 
+def _rotation_of(chosen: Plan) -> Iterator[str]:
+    if not chosen.rotates:
+        yield "no rotation"
+    if chosen.bands is not None:
+        yield str(chosen.bands)
+    if chosen.scales:
+        yield f"positions divided by {min(chosen.scales):.4g} to {max(chosen.scales):.4g}, head by head"
+
+
 def _changes(structure: ModelStructure, chosen: Plan, layer: Layer) -> bool:
     """Whether a method changes anything in a layer."""
     scheduled = chosen.schedule is not None and layer.layer_type in _changed_types(structure)
-    mapped = chosen.map is not None and layer.window is None
-    return (layer.rotates and (scheduled or mapped)) or (bool(chosen.attention) and layer.window is None)
+    mapped = (chosen.map is not None or bool(chosen.scales) or chosen.bands is not None) and layer.window is None
+    return (layer.rotates and (scheduled or mapped or not chosen.rotates)) or (
+        bool(chosen.attention) and layer.window is None
+    )
 
 
 def _notes(structure: ModelStructure, chosen: Plan, reached: int | None, target: int | None) -> Iterator[str]:

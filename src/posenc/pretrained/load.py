@@ -230,8 +230,9 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
     with _reading(f"{name}: {'' if local else 'no such folder; from the hub: '}"):
         stored, _ = PretrainedConfig.get_config_dict(name, local_files_only=local)
+        dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
-        config = AutoConfig.from_pretrained(name, **safe)
+        config = AutoConfig.from_pretrained(name, **safe) if dropped is None else dropped
         if config.model_type in FAMILIES:
             check_parameters(config)
         auto = _auto_class(config, stored.get("architectures") or _CAUSAL, encoders)
@@ -243,6 +244,36 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
     _check_complete(name, model, info)
     _warn_of(name, stored, model)
     return model, tokenizer
+
+
+def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
+    """The configuration of a DroPE checkpoint (SakanaAI/DroPE, custom_models/drope.py: model_type llama_drope or
+    qwen2_drope) as that of the model it was made of, with the method to extend it by; None: it is none. From `stored` is
+    taken what names the authors' code.
+
+    Raises:
+        InputError: an attention_type with norms of queries and keys, which the model it was made of does not have.
+    """
+    from transformers import AutoConfig
+
+    kind = str(stored.get("model_type"))
+    if kind not in ("llama_drope", "qwen2_drope"):
+        return None
+    if stored.get("attention_type", "nope") != "nope":
+        raise InputError(
+            f"{name}: attention_type={stored['attention_type']!r} normalises queries or keys over all heads, which no class "
+            'of transformers does before it splits them; posenc reads DroPE checkpoints of attention_type "nope"'
+        )
+    stored.pop("auto_map", None)
+    stored["model_type"] = kind.removesuffix("_drope")
+    stored["architectures"] = [arch.removeprefix("DroPE") for arch in stored.get("architectures") or ()]
+    config = AutoConfig.for_model(**stored)
+    method, scale = "nope", stored.get("softmax_scale")
+    if scale is not None:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        method += f"+temperature:beta={scale * head_dim**0.5!r}"
+    config.posenc = {"method": method, "target_length": None}
+    return config
 
 
 def _check_safe(name: str, stored: Mapping[str, Any]) -> None:

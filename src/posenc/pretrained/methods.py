@@ -8,7 +8,7 @@ extrapolation.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, Literal
@@ -19,12 +19,13 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.sinks import SoftmaxN
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
-from posenc.errors import InputError, summary, unknown
+from posenc.errors import InputError, check_positive, shown, summary, unknown
 from posenc.frequencies import Frequencies
+from posenc.pretrained.bands import BandScale
 from posenc.pretrained.models import Rope
 from posenc.spec import Spec, check_options, parse_sum
 
-MethodKind = Literal["none", "schedule", "change", "map", "attention"]
+MethodKind = Literal["none", "nope", "heads", "bands", "schedule", "change", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
 
@@ -58,7 +59,8 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Method:
-    """kind: "schedule" of frequencies, "change" applied to one, position "map", or the "attention" around it.
+    """kind: "schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, positions by
+    "heads", queries by "bands", or "nope".
     make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
     many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
     frequencies decide. reach: of a map, the longest text in which it makes no distance beyond the tokens that the frequencies
@@ -99,6 +101,21 @@ def _none() -> None:
     """Direct extrapolation: nothing is changed, positions run past the trained length."""
 
 
+def _nope() -> None:
+    """DroPE: nothing is rotated, in no layer, so that no position is new. Gelberg et al. 2025 train the model on, at its
+    old length, and scale the scores of longer texts by 1 + c ln s (`temperature`)."""
+
+
+def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
+    """Ms-PoE: each key head divides positions by its scale, which `posenc.pretrained.ms_poe.head_scales` measures on a text;
+    against the loss of what is in the middle of a long text."""
+    if not isinstance(scales, Sequence) or not scales:
+        raise InputError(f"scales={shown(scales)}: pass one number for each key head of each layer, layer by layer")
+    for scale in scales:
+        check_positive(scales=scale)
+    return tuple(map(float, scales))
+
+
 def _window(lengths: Lengths) -> int:
     """A window that leaves distances as they are: half the trained length (a quarter to a half of it measured best,
     Su, kexue.fm/archives/9708, and on stories15M)."""
@@ -135,6 +152,10 @@ def _grouped_reach(o: Options, served: float) -> float:
     return math.ceil(served - shift) * group
 
 
+def _jet_reach(o: Options, served: float) -> float:
+    return math.ceil(served) * o["groups"] if max(o["window"], o["trained"]) <= served else served
+
+
 def _lampe_reach(o: Options, served: float) -> float:
     shift = o["window"] - 1 - o["window"] * o["used"] // (o["length"] - 1)
     return math.ceil(math.ceil(served - shift) * (o["length"] - 1) / o["used"])
@@ -142,6 +163,7 @@ def _lampe_reach(o: Options, served: float) -> float:
 
 METHODS: dict[str, Method] = {
     "none": Method("none", _none, exact=lambda o, n: n.trained),
+    "nope": Method("nope", _nope, "needs it", exact=lambda o, n: 0),
     # all frequencies, or more and more from pair to pair
     "linear": _schedule("linear", "needs it"),
     **{name: _schedule(name) for name in ("ntk", "ntk_old", "ntk_fixed", "ntk_mixed")},
@@ -176,6 +198,20 @@ METHODS: dict[str, Method] = {
         exact=lambda o, n: n.trained if o["group"] == 1 else o["window"],
         reach=_grouped_reach,
         grows="group",
+    ),
+    "jet_long": Method(
+        "map",
+        position_maps.jet_long,
+        defaults={
+            "trained": lambda n: n.trained,
+            "window": lambda n: max(min(n.trained // 2, 2049), 1),  # the source's 2048 of 32768; half measured best
+            "groups": lambda n: math.ceil(n.factor),
+            "least": lambda n: 1,
+        },
+        exact=lambda o, n: o["trained"] if o["least"] == 1 else o["window"],
+        reach=_jet_reach,
+        remedy="trained and window of {:.0f} at most",
+        grows="groups",
     ),
     "dual_chunk": Method(
         "map",
@@ -221,6 +257,13 @@ METHODS: dict[str, Method] = {
         reach=_unbounded(lambda o, n: o["window"] <= n),
         remedy="a window of {:.0f} at most",
     ),
+    "ms_poe": Method("heads", ms_poe, exact=lambda o, n: 0 if any(scale != 1 for scale in o["scales"]) else n.trained),
+    "band_scale": Method(
+        "bands",
+        BandScale,
+        defaults={"window": lambda n: n.trained},
+        exact=lambda o, n: 0 if {o.get("high", 0.5), o.get("low", 1.0)} != {1.0} else n.trained,
+    ),
     # the attention around it
     "log_n": Method(
         "attention",
@@ -254,6 +297,8 @@ class Plan:
     text: the method, with every option of its maps and attention, so that it means the same for a model that has been saved
     with a longer length. schedule and map are data, None where there is none; attention is encodings by name. exact: tokens
     from the start that all parts but the schedule leave exactly as they were; None: all. factor: that the text states.
+    rotates: False where nothing is rotated at all. scales: of the key heads, layer by layer, where they differ.
+    bands: how queries are scaled by frequency.
     """
 
     text: str
@@ -263,6 +308,9 @@ class Plan:
     exact: int | None = None
     tuning: Tuning = "works without"
     factor: float | None = None
+    rotates: bool = True
+    scales: tuple[float, ...] = ()
+    bands: BandScale | None = None
 
 
 def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> Plan:
@@ -278,6 +326,8 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     schedule: dict[str, Any] | None = None
     position_map: dict[str, Any] | None = None
     attention: dict[str, Encoding] = {}
+    scales: tuple[float, ...] = ()
+    bands: BandScale | None = None
     exact: list[int] = []
     tuning: Tuning = "works without"
     factor: float | None = None
@@ -290,10 +340,18 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
             factor = given.get("factor", factor)
             schedule = {"name": name, **given} | ({} if schedule is None else {"of": schedule})
             continue
+        if chosen.kind == "heads":
+            if "scales" not in given:
+                raise InputError(
+                    f"method={method!r}: needs scales=posenc.pretrained.ms_poe.head_scales(model, ids), measured on a text"
+                )
+            scales = chosen.make(**given)
         given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
         if chosen.kind == "map":
             position_map = {"name": name, **given}
             position_maps.create(position_map)
+        elif chosen.kind == "bands":
+            bands = chosen.make(**given)
         elif chosen.kind == "attention":
             attention[name] = chosen.make(**given)
         assert chosen.exact is not None
@@ -304,7 +362,10 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
             shape |= {"factor": schedules.factor, "length": schedules.new}
         schedule = frequencies.complete(schedule, **shape)
     text = "+".join(str(Spec.of(name, given)) for name, given in parts)
-    return Plan(text, schedule, position_map, attention, min(exact, default=None), tuning, factor)
+    rotates = all(name != "nope" for name, _ in parts)
+    return Plan(
+        text, schedule, position_map, attention, min(exact, default=None), tuning, factor, rotates, scales, bands
+    )
 
 
 def written_factor(method: str) -> float | None:
@@ -340,6 +401,8 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
     Raises:
         InputError: options that do not reach the target; names the reach, and what to change.
     """
+    if not chosen.rotates:
+        return None
     served = float(loaded_length) if chosen.schedule is None else served_by(rotation, rope)
     reached, remedy = served, ""
     wanted = loaded_length + 1 if target is None else target
@@ -362,7 +425,8 @@ def _remedy(method: Method, options: Options, served: float, wanted: int) -> str
     if not name or reach is None or options["window"] >= served:
         return method.remedy.format(served, wanted)
     values = range(math.ceil(options[name]), wanted + 1)
-    return f"{name}={next(n for n in values if reach({**options, name: n}, served) >= wanted)} or more"
+    enough = next((n for n in values if reach({**options, name: n}, served) >= wanted), None)
+    return method.remedy.format(served, wanted) if enough is None else f"{name}={enough} or more"
 
 
 def _innermost(chosen: Plan) -> str:
@@ -406,6 +470,13 @@ def _check_compatible(method: str, names: list[str]) -> None:
     kinds = [METHODS[name].kind for name in names]
     if "none" in kinds and len(names) > 1:
         raise InputError(f"method={method!r}: none does not combine with others; leave it out")
+    if "nope" in kinds and set(kinds) - {"nope", "attention"}:
+        raise InputError(
+            f"method={method!r}: under nope nothing is rotated, so that frequencies and position maps have no effect; leave "
+            "them out, or nope"
+        )
+    if "heads" in kinds and set(kinds) - {"heads", "bands", "attention"}:
+        raise InputError(f"method={method!r}: ms_poe scales what the model was loaded with; leave the others out")
     for kind, what in (("schedule", "frequency schedule"), ("map", "position map")):
         if sum(each == kind for each in kinds) > 1:
             both = " and ".join(name for name in names if METHODS[name].kind == kind)

@@ -178,7 +178,7 @@ def nbce_steps(
     write = template if callable(template) else _format(template)
     prompts = [_encode(tokenizer, write(context, question)) for context in ("", *contexts)]
     check_tokens(model, torch.tensor([max(map(max, prompts))]))
-    _warn_of_length(model, max(map(len, prompts)))
+    warn_of_length(model, max(map(len, prompts)))
     size = batch_size or len(prompts)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     ending, text, tokens = end_tokens(model, tokenizer), "", list[int]()
@@ -251,7 +251,8 @@ def _encode(tokenizer: Any, prompt: str) -> list[int]:
     return ids
 
 
-def _warn_of_length(model: Any, length: int) -> None:
+def warn_of_length(model: Any, length: int) -> None:
+    """Warn of a context with its question that is longer than a model reads."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and length > limit and attached(unwrap(model)) is None:
         warnings.warn(

@@ -15,6 +15,7 @@ from posenc.errors import unknown
 from posenc.spec import check_options, parse_single
 from posenc.tasks.copying import Copying
 from posenc.tasks.key_value import Facts, KeyValue
+from posenc.tasks.many_shot import ManyShot
 from posenc.tasks.multi_document import MultiDocument
 from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
@@ -25,6 +26,7 @@ from posenc.tasks.task import Sample, Task
 TASKS: dict[str, type[Task]] = {
     "facts": Facts,
     "key_value": KeyValue,
+    "many_shot": ManyShot,
     "multi_document": MultiDocument,
     "needle": Needle,
     "passkey": Passkey,

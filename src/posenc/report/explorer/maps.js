@@ -24,6 +24,14 @@ posenc.maps = (() => {
     return (i, j) => (i - j < window ? i - j : floor(i / group) + shift - floor(j / group));
   };
 
+  // Tang et al. 2026, arXiv 2607.07740: groups grow with the query's position, and far positions are not shifted.
+  function jetLong({ window, trained, groups, least }) {
+    check("least", least, least <= groups, "at most groups");
+    check("window", window, window <= trained, "at most trained");
+    const group = i => Math.min(Math.max(least, floor(i / trained) + 1), groups);
+    return (i, j) => (i - j < window ? i - j : floor(i / group(i)) - floor(j / group(i)));
+  }
+
   // An et al. 2024, section 3: by chunks of s tokens, none farther than `chunk`.
   function dualChunk({ chunk, local }) {
     const rule = "at most half of chunk, so that near keys are in two chunks";
@@ -73,6 +81,10 @@ posenc.maps = (() => {
     self_extend: ["Self-Extend: r, beyond the window by groups of tokens", {
       window: near, group: tokens(4, "tokens per position"),
     }, selfExtend],
+    jet_long: ["Jet-Long: r, beyond the window by groups that grow with the text", {
+      window: near, trained: tokens(256, "the trained length"), groups: tokens(4, "most tokens per position"),
+      least: whole(1, 1, 4096, "fewest tokens per position"),
+    }, jetLong],
     dual_chunk: ["dual chunk attention: by chunks, none farther than chunk", {
       chunk: tokens(192, "no distance exceeds it"), local: tokens(32, "distances below it stay as they are"),
     }, dualChunk],

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ms-PoE: each head reads positions at a scale of its own, by how much of a text its attention singles out.
+
+scales = head_scales(model, ids)                  # measured on a text
+posenc.extend(model, "ms_poe", scales=scales)     # position / scale, head by head
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding
+from posenc.encodings.learned_rotary import HeadRotary
+from posenc.encodings.rotary import Rotary
+from posenc.errors import InputError, check_numbers, shown
+from posenc.frequencies import stretch
+from posenc.positions import Positions
+from posenc.pretrained.attach import Attachment, CappedScores, Design, attached, combined
+from posenc.pretrained.inference import check_tokens, evaluating
+from posenc.pretrained.models import Layer, ModelStructure, model_structure, unwrap
+
+__all__ = ["head_scales"]
+
+OUTLIER = 3.0
+"""A key is an outlier if its weight is over three times the mean."""
+
+
+def head_rotation(structure: ModelStructure, layer: Layer, scales: Sequence[float]) -> HeadRotary:
+    """The model's rotation with positions divided by one scale per key head.
+
+    Raises:
+        InputError: a model that rotates a part of each head.
+    """
+    rope, dim = structure.ropes[layer.layer_type], structure.head_dim
+    if rope.rotary_dim != dim:
+        raise InputError(
+            f"method='ms_poe': {structure.model_type} rotates {rope.rotary_dim} of {dim} channels; it takes all"
+        )
+    loaded = rope.frequencies()
+    divisors = stretch(loaded, dim, rope.rope_theta)
+    schedules = [
+        {"name": "explicit", "stretch": (divisors * scale).tolist(), "attention_factor": loaded.attention_factor}
+        for scale in scales
+    ]
+    heads = structure.num_heads, structure.num_kv_heads
+    return HeadRotary(dim, *heads, rope.rope_theta, structure.layout, schedules=schedules)
+
+
+def outlier_shares(q: Tensor, k: Tensor) -> Tensor:
+    """For each key head, the share of keys that the last query gives more than three times the mean weight, without
+    positions and averaged over the query heads of its group: (batch, heads, n, d), (batch, kv_heads, n, d) -> (kv_heads,).
+
+    Source: MsPoELlamaAttention._calculate_outlier of the authors' code, which has one key head for each query head.
+    """
+    last = q[:, :, -1:].unflatten(1, (k.shape[1], -1)).double()
+    weights = (last @ k.double().mT[:, :, None] * q.shape[-1] ** -0.5).softmax(-1)
+    return (weights > OUTLIER / k.shape[2]).double().mean((0, 2, 3, 4))
+
+
+def ranked_scales(shares: Tensor, least: float, most: float) -> list[float]:
+    """`least` for the head of the most outliers, and in equal steps up to, not including, `most`."""
+    order = (-shares).argsort(stable=True).tolist()
+    return [least + (most - least) * order.index(head) / len(order) for head in range(len(order))]
+
+
+class _Measured(Encoding):
+    """The rotation of a layer whose scales are chosen as it sees queries and keys; least = most = 1: they stay."""
+
+    sees_order = True
+    shift_invariant = True
+
+    def __init__(self, structure: ModelStructure, layer: Layer, least: float, most: float) -> None:
+        super().__init__()
+        self.parts = structure, layer, least, most
+        self.scales = [1.0] * structure.num_kv_heads
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        structure, of, least, most = self.parts
+        if most > 1:
+            self.scales = ranked_scales(outlier_shares(q, k), least, most)
+        return head_rotation(structure, of, self.scales).to(q.device).rotate(q, k, positions)
+
+
+@torch.no_grad()
+def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.8, skip: int = 2) -> list[float]:
+    """The scales of Ms-PoE for `extend(model, "ms_poe", scales=...)`, measured in one pass over a text: heads whose last
+    query gives many keys more than three times the mean weight, which depend on position most, get the smallest.
+
+    Args:
+        model: of a type that `extend` knows, not extended.
+        ids: (batch, n) tokens; the last is the query, and shares are means over the batch. The authors take the prompt.
+        least, most: the range of the scales.
+        skip: layers at the start that keep their positions.
+
+    Returns:
+        One scale for each key head of each layer, layer by layer; 1 where nothing changes. With several query heads to a
+        key head, the scale is the key head's, and its share the mean of theirs. Layers with a sliding window keep theirs.
+
+    Raises:
+        InputError: an extended model, scales out of range, or tokens that the model does not have.
+
+    Source: Zhang et al. 2024, section 4. The authors' code takes for head h the ratio whose number is the h-th head in
+    the order of outliers, which is the inverse of the order that the paper describes and that this takes.
+    """
+    check_numbers(1, least=least, most=most)
+    inner = unwrap(model)
+    if attached(inner) is not None:
+        raise InputError("model is extended: its scales are measured on it as it was; call posenc.restore(model) first")
+    if ids.dim() != 2 or ids.shape[1] < 2:
+        raise InputError(f"ids={shown(ids)}: pass tokens (batch, n) of at least two")
+    check_tokens(inner, ids)
+    structure = model_structure(inner)
+    measured = []
+    for number, layer in enumerate(structure.layers):
+        still = number < skip or layer.window is not None or not layer.rotates
+        measured.append(_Measured(structure, layer, *((1.0, 1.0) if still else (least, most))))
+    read_through(structure, measured, ids)
+    return [scale for one in measured for scale in one.scales]
+
+
+@torch.no_grad()
+def read_through(structure: ModelStructure, rotations: Sequence[Encoding], ids: Tensor) -> None:
+    """One pass over (batch, n) tokens, in which each layer's queries and keys go through a rotation of its own before they
+    are turned; afterwards the model is as it was."""
+    encodings = []
+    for layer, rotation in zip(structure.layers, rotations, strict=True):
+        cap = None if layer.softcap is None else CappedScores(layer.softcap)
+        encodings.append(combined(rotation if layer.rotates else None, cap))
+    loaded = structure.loaded_length
+    still = {
+        kind: Rotary(structure.head_dim, rope.rope_theta, structure.layout, rope.rotary_dim, rope.at(loaded))
+        for kind, rope in structure.ropes.items()
+    }
+    attachment = Attachment(structure, Design(still, frozenset(still), tuple(encodings), {}), None)
+    attachment.attach()
+    try:
+        with evaluating(structure.model):
+            structure.model(ids.to(next(structure.model.parameters()).device), use_cache=False)
+    finally:
+        attachment.detach()
