@@ -251,7 +251,7 @@ class Windows:
         self.train, rest = self._split()
         self.keeps = "logits_to_keep" in signature(model.forward).parameters
         generator = torch.Generator().manual_seed(fit.seed + 1)
-        count = rest.numel() // self.length
+        count = len(rest) * (rest.shape[1] // self.length)
         self.held_out = self.drawn(rest, min(count, HELD_OUT_WINDOWS), generator, -1)
 
     def _split(self) -> tuple[Tensor, Tensor]:
@@ -262,7 +262,7 @@ class Windows:
             needed, parts = self.length, (self.rows[:-count], self.rows[-count:])
         else:
             count = max(round(share * tokens), self.length)
-            needed = max(2 * self.length, math.ceil(self.length / (1 - share)))
+            needed = max(2 * self.length, math.ceil(self.length / (1 - share) - 1e-6))
             parts = self.rows[:, : max(tokens - count, 0)], self.rows[:, max(tokens - count, 0) :]
         if tokens < needed or parts[0].shape[1] < self.length:
             raise InputError(
@@ -306,9 +306,9 @@ class Windows:
         last = rows.shape[1] - period
         begin = int(torch.randint(last + 1, (), generator=generator))
         if at is not None:  # one after the other, so that they do not overlap
-            place = int(at * rows.numel()) // self.length
-            each = max(rows.shape[1] // self.length, 1)
-            row, begin = place // each % len(rows), min(place % each * self.length, last)
+            each = rows.shape[1] // self.length
+            row, begin = divmod(int(at * len(rows) * each + 1e-6), each)
+            begin *= self.length
         ids = rows[row, begin : begin + period].repeat(-(-self.length // period))[: self.length]
         return ids, 1 if task is None else period
 
@@ -326,7 +326,7 @@ class Windows:
             logits = self.model(input_ids=ids, **inputs, logits_to_keep=scored).logits[0]
         else:
             logits = self.model(input_ids=ids, **inputs).logits[0, scored]
-        return cross_entropy(logits.float(), ids[0, scored + 1])
+        return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, scored + 1])
 
     @torch.no_grad()
     def mean(self, windows: Sequence[Window]) -> float:
