@@ -144,7 +144,16 @@ def test_extend_trains_at_the_new_length(folder, capsys, tmp_path):
 
 def test_extend_learns_stretches_from_a_text(folder, capsys, tmp_path, monkeypatch):
     text, out = folder.parent / "text.txt", tmp_path / "longer"
-    command = ["extend", folder, "--method", "fit:start=linear:learning_rate=0.02:steps=4", "--factor", 2, "--text", text]
+    command = [
+        "extend",
+        folder,
+        "--method",
+        "fit:start=linear:learning_rate=0.02:steps=4",
+        "--factor",
+        2,
+        "--text",
+        text,
+    ]
     command += ["--option", f"checkpoint={tmp_path / 'kept'}", "--verify-tokens", 200, "--out", out]
     with monkeypatch.context() as patch:
         patch.setattr("posenc.pretrained.fit.Gradient.step", lambda *_: signal.raise_signal(signal.SIGINT))
