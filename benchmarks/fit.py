@@ -180,7 +180,6 @@ def draw(results: dict, path: Path) -> None:
             )
             axis.set_yscale("log", base=2)
         axes[0][0].legend()
-        figure.tight_layout()
         figure.savefig(path, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
 
 
