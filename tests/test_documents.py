@@ -26,7 +26,7 @@ from posenc.errors import InputError
 from posenc.frequencies import diff
 from posenc.lab.bench.study import plan
 from posenc.lab.evals.config import settings_of
-from posenc.pretrained.methods import Lengths
+from posenc.pretrained.methods import Lengths, fit_of
 from posenc.pretrained.methods import plan as plan_extension
 from posenc.report import explorer
 from references.smollm2 import file
@@ -124,7 +124,14 @@ def test_commands_parse(path, monkeypatch, tmp_path):
         "doctor": lambda self: 0,
         "analyze": lambda self: 0,
         "eval": lambda self: settings_of(self.preset, **self.given).made() and 0,
-        "extend": lambda self: (self.image_size or plan_extension(self.method, {}, lengths, lengths)) and 0,
+        "extend": lambda self: (
+            (
+                self.image_size
+                or fit_of(self.method, {"text": self.text})
+                or plan_extension(self.method, {}, lengths, lengths)
+            )
+            and 0
+        ),
     }
     for name, run in runs.items():
         monkeypatch.setattr(cli.COMMANDS[name], "run", run)

@@ -142,6 +142,34 @@ def test_extend_trains_at_the_new_length(folder, capsys, tmp_path):
     assert "2 steps of 1 x 128 tokens on all weights" in out
 
 
+def test_extend_learns_stretches_from_a_text(folder, capsys, tmp_path, monkeypatch):
+    text, out = folder.parent / "text.txt", tmp_path / "longer"
+    command = [
+        "extend",
+        folder,
+        "--method",
+        "fit:start=linear:learning_rate=0.02:steps=4",
+        "--factor",
+        2,
+        "--text",
+        text,
+    ]
+    command += ["--option", f"checkpoint={tmp_path / 'kept'}", "--verify-tokens", 200, "--out", out]
+    with monkeypatch.context() as patch:
+        patch.setattr("posenc.pretrained.fit.Gradient.step", lambda *_: signal.raise_signal(signal.SIGINT))
+        code, _, err = run(capsys, *command)
+    assert (code, "posenc extend: interrupted" in err) == (1, True)
+    code, shown, err = run(capsys, *command)
+    assert code == 0
+    assert "fitted from linear by gradient, 4 steps" in shown
+    assert "on the language reference in Python's standard library" in shown
+    assert "fitting, held-out loss " in err
+    found = json.loads((out / "extend.json").read_text())["extension"]
+    config = json.loads((out / "config.json").read_text())["rope_parameters"]
+    assert config["rope_type"] == "longrope"
+    assert config["long_factor"] == pytest.approx(found["stretch"])
+
+
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_an_interrupted_training_is_not_lost(folder, capsys, tmp_path, monkeypatch, checkpoint):
     train = ["--finetune", folder.parent / "text.txt", "--steps", 4, "--length", 16, "--no-verify"]
@@ -223,6 +251,8 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
             "schedule 'longrope' needs long_factor",
         ),
         (["extend", "MODEL"], "posenc extend: error: --method: is required"),
+        (["extend", "MODEL", "--method", "fit", "--factor", "2"], "--method fit: give --text FILE"),
+        (["extend", "MODEL", "--method", "fit", "--factor", "9", "--text", "TEXT"], "text has 400 tokens: "),
         (["extend", "MODEL", "--method", "yarm"], "did you mean 'yarn'?"),
         (["extend", "MODEL", "--method", "yarn"], "pass factor= or target_length="),
         (["extend", "MODEL", "--method", "yarn", "--factor", "2", "--target-length", "128"], "give one of them"),

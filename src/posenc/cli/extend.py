@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from posenc.cli.command import How
 from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
-from posenc.spec import literal
+from posenc.spec import literal, parse_sum
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning
@@ -63,7 +63,9 @@ class Extend(WithModel, WithOutput):
         How("K=V", append=True),
     ] = ()
     text: Annotated[
-        str | None, "what is read to verify (default: the language reference inside Python)", How("FILE")
+        str | None,
+        "what is read to verify (default: the language reference inside Python), or with --method fit to learn from",
+        How("FILE"),
     ] = None
     verify_tokens: Annotated[int | None, "tokens of it (default: what about a minute allows)"] = None
     verify: Annotated[bool, "measure the loss before and after"] = True
@@ -87,7 +89,8 @@ class Extend(WithModel, WithOutput):
             "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas\n"
             "(--option long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and\n"
             "after, beside that of the model as it was on a text cut to its trained length. With --out the model is saved\n"
-            "so that plain transformers loads it, wherever that can be expressed."
+            "so that plain transformers loads it, wherever that can be expressed. fit learns from the text, holds out a part\n"
+            "of it, and is verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C."
         )
 
     def run(self) -> int:
@@ -112,19 +115,29 @@ class Extend(WithModel, WithOutput):
                 raise InputError(f"--option {item}: write key=value")
         method = self.method
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
+        fits = any(part.name == "fit" for part in parse_sum(method))
+        if fits and self.text is None:
+            raise InputError("--method fit: give --text FILE, on which the stretches are learned")
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
         self._check_out()
         if self.gguf is not None:
             check_file(self.gguf)
         model, tokenizer = self.load()
-        if tokenizer is None and (self.verify or training is not None):
+        if tokenizer is None and (self.verify or fits or training is not None):
             raise InputError(f"{self.model}: it has no tokenizer to read a text with; give --no-verify, no --finetune")
+
+        if fits:
+            with Display() as shown:
+                options |= {"text": text, "tokenizer": tokenizer, "progress": _fitting(shown)}
+                report = extend(model, method, factor=self.factor, target_length=self.target_length, **options)
+            method, options, text = report.method, {}, None  # what the fit has read does not verify it
 
         def extended() -> Any:
             return extend(model, method, factor=self.factor, target_length=self.target_length, **options)
 
-        report = extended()  # a mistake shows before anything is measured
+        if not fits:
+            report = extended()  # a mistake shows before anything is measured
         checkpoint: Checkpoint | None = None
         if training is not None:
             if "lora" not in self.given and self.dtype == AUTO and model.dtype in HALF:
@@ -138,7 +151,10 @@ class Extend(WithModel, WithOutput):
         printed: list[object] = [report, f"computed in {results['precision']}"]
         tuned: Finetuning | None = None
         with Display() as shown:
-            reader = self._before_and_after(text, model, tokenizer, report, extended, shown) if self.verify else None
+            name = None if fits else self.text
+            reader = (
+                self._before_and_after(name, text, model, tokenizer, report, extended, shown) if self.verify else None
+            )
             if training is not None:
                 tuned = self._finetuned(model, tokenizer, training, shown)
                 if not tuned.complete:
@@ -213,7 +229,14 @@ class Extend(WithModel, WithOutput):
         return _read(self.finetune, "--finetune")
 
     def _before_and_after(
-        self, text: str | None, model: Any, tokenizer: Any, report: Any, extended: Callable[[], object], shown: Any
+        self,
+        file: str | None,
+        text: str | None,
+        model: Any,
+        tokenizer: Any,
+        report: Any,
+        extended: Callable[[], object],
+        shown: Any,
     ) -> "Verification":
         """Read the text with the model as it was loaded, and again extended."""
         from posenc.pretrained.extend import restore
@@ -223,7 +246,7 @@ class Extend(WithModel, WithOutput):
 
         restore(model)
         wanted = report.new_length or 2 * report.trained_length
-        name = self.text or "the language reference in Python's standard library"
+        name = file or "the language reference in Python's standard library"
         reader = verification(model, tokenizer, name, pydoc() if text is None else text, wanted, self.verify_tokens)
         if reader.stopped == A_MINUTE:
             reader.stopped += f"; --verify-tokens {wanted} reads all"
@@ -254,6 +277,17 @@ class Extend(WithModel, WithOutput):
                 shown.line(step, steps, f"fine-tuning, loss {loss:.3f}", now * (steps - step) / (step - first))
 
         return finetune(model, text, tokenizer, **self.given, progress=progress)
+
+
+def _fitting(shown: Any) -> Callable[[int, int, float], None]:
+    """Show the progress of a fit."""
+    count = shown.counter("fitting")
+
+    def progress(step: int, steps: int, loss: float) -> None:
+        count(step, steps, f"fitting, held-out loss {loss:.4f}")
+        shown.line(step, steps, f"fitting, held-out loss {loss:.4f}")
+
+    return progress
 
 
 def _read(path: str, argument: str) -> str:

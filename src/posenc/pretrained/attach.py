@@ -45,22 +45,24 @@ class RotaryModule(nn.Module):
         self.identity_layers = identity_layers
         self.family = family
 
-    @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         kind = next(iter(self.rotations)) if layer_type is None else layer_type
-        rotation = self.rotations[kind]
-        assert isinstance(rotation, Rotary)
         dtype = torch.float32 if self.family.float_table else x.dtype
-        if kind in self.identity_layers:
-            shape = *position_ids.shape, rotation.inv_freq.numel()
-            cos, sin = x.new_ones(shape, dtype=dtype), x.new_zeros(shape, dtype=dtype)
-        else:
-            cos, sin = (table[:, 0] for table in rotation.cos_sin(position_ids, dtype))
+        cos, sin = (table[:, 0] for table in self.tables(kind, position_ids, dtype))
         if self.family.table == "halves":
             return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
         if self.family.table == "repeated":
             return cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
         return cos, sin
+
+    def tables(self, kind: str, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin for a layer type, (batch, 1, tokens, pairs)."""
+        rotation = self.rotations[kind]
+        assert isinstance(rotation, Rotary)
+        if kind not in self.identity_layers:
+            return rotation.cos_sin(position_ids, dtype)
+        cos = position_ids.new_ones((*position_ids.shape, rotation.inv_freq.numel()), dtype=dtype)[:, None]
+        return cos, torch.zeros_like(cos)
 
     def extra_repr(self) -> str:
         return f"identity_layers={sorted(self.identity_layers)}" if self.identity_layers else ""

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posenc.encoding import Encoding
@@ -14,8 +14,9 @@ from posenc.frequencies import create, stretch
 from posenc.pretrained.attach import Attachment, CappedScores, Design, combined
 from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, RECORD, ChangeReport, ModelChange
+from posenc.pretrained.fit import Fit, Fitting
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
-from posenc.pretrained.methods import STEP, Lengths, Plan, plan, reach, written_factor
+from posenc.pretrained.methods import STEP, Lengths, Plan, fit_of, plan, reach, written_factor
 from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, unwrap
 from posenc.pretrained.ms_poe import head_rotation
 from posenc.pretrained.rope_config import hf_config, pinned, same_frequencies
@@ -44,7 +45,7 @@ class Extension(ChangeReport):
     fine-tuning. raw_keys: the cache contains unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype;
     the same as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
     reach: tokens within which no distance is beyond those of training, by construction; None: any number.
-    notes: what else is worth knowing.
+    fitting: under "fit", how the stretches were found. notes: what else is worth knowing.
     """
 
     model_type: str
@@ -65,6 +66,7 @@ class Extension(ChangeReport):
     layers: tuple[int, int]
     reach: int | None = None
     notes: tuple[str, ...] = ()
+    fitting: Fitting | None = None
 
     @property
     def expected(self) -> str:
@@ -99,7 +101,8 @@ class Extension(ChangeReport):
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
-        return "\n  ".join([*lines, *self.notes])
+        fitted = () if self.fitting is None else (str(self.fitting),)
+        return "\n  ".join([*lines, *fitted, *self.notes])
 
 
 def extend(
@@ -112,6 +115,9 @@ def extend(
     over the one the model had before any scaling; or target_length, in tokens; both None: the factor that a schedule's own
     text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's
     parts, as in `extend(model, "rerope", window=2048)`.
+
+    "fit" learns the stretch of each frequency on a text, for minutes: `extend(model, "fit", text=book, tokenizer=tokenizer,
+    factor=4)`. The options are those of `posenc.pretrained.fit.Fit`; the report's method is the schedule that it found.
 
     BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
     `learned_table.plan_table`.
@@ -129,9 +135,14 @@ def extend(
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
     inner = unwrap(model)
-    plan_for = plan_table if has_learned_table(inner) else plan_rotary
-    attachment: ModelChange = plan_for(inner, method, factor, target_length, options)
     previous: ModelChange | None = getattr(inner.base_model, RECORD, None)
+    attachment: ModelChange
+    if has_learned_table(inner):
+        attachment = plan_table(inner, method, factor, target_length, options)
+    elif (fit := fit_of(method, options)) is not None:
+        attachment = plan_fit(inner, fit, factor, target_length, previous)
+    else:
+        attachment = plan_rotary(inner, method, factor, target_length, options)
     if previous is not None and previous.report == attachment.report:
         attachment = previous
     report: Extension | TableExtension = attachment.report
@@ -176,6 +187,43 @@ def plan_rotary(
     chosen = plan(method, options, *lengths)
     design = _design(structure, chosen, target)
     return Attachment(structure, design, _report(structure, chosen, design, target))
+
+
+def plan_fit(
+    inner: Any, fit: Fit, factor: float | None, target_length: int | None, previous: ModelChange | None
+) -> Attachment:
+    """The extension that a fit finds, or its start where nothing is better.
+
+    previous: the extension that is attached, and stays so but while the fit runs.
+
+    Raises:
+        InputError: as `Fit.run`, no new length, or a start that is no frequency schedule.
+    """
+    try:
+        start = plan_rotary(inner, fit.start, factor, target_length, {})
+    except InputError as error:
+        raise InputError(f"fit from start={fit.start!r}: {error}") from None
+    if start.design.encodings or not start.design.rotations:
+        raise InputError(f"start={fit.start!r}: is no frequency schedule; give one, such as yarn, ntk or linear")
+    target = start.report.new_length
+    if target is None:
+        raise InputError("fit depends on the new length: pass factor= or target_length=")
+    if previous is not None:
+        previous.detach()
+    try:
+        fitting = fit.run(start)
+    finally:
+        if previous is not None:
+            previous.attach()
+    if fitting.improved:
+        rope = start.structure.rope
+        unit = (
+            float(rope.schedule["factor"]) if rope.schedule["name"] == "linear" else 1.0
+        )  # which `_composed` multiplies
+        found = {"stretch": [s / unit for s in fitting.stretch], "attention_factor": fitting.attention_factor}
+        start = plan_rotary(inner, "explicit", None, target, found)
+    start.report = replace(start.report, fitting=fitting)
+    return start
 
 
 def _target(structure: ModelStructure, factor: float | None, target_length: int | None) -> int | None:

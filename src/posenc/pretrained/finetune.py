@@ -154,7 +154,7 @@ def prepared(
     if settings["pose"] and settings["target_length"] is None:
         settings["target_length"] = limit
     _check(settings)
-    rows = _rows(text, tokenizer, settings["length"])
+    rows = token_rows(text, tokenizer, settings["length"])
     check_tokens(model, rows)
     if settings["lora"] is not None:
         needs("peft", "peft")
@@ -260,7 +260,12 @@ def _not_finite(loss: float, step: int, settings: Mapping[str, Any]) -> InputErr
     return InputError(f"learning_rate={settings['learning_rate']}: the loss is {loss} at step {step}; lower it{reload}")
 
 
-def _rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Tensor:
+def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> Tensor:
+    """Token ids (texts, tokens) of what `finetune` takes as text.
+
+    Raises:
+        InputError: no token ids, or fewer than a window's length.
+    """
     if isinstance(text, str):
         if tokenizer is None:
             raise InputError("text is a string: pass the tokenizer, too, or token ids")
@@ -310,7 +315,7 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path, minutes: float, model: nn.Module, rows: Tensor, settings: Mapping[str, Any]):
         self.path: Path = Path(folder) / "finetuning.pt"
-        self.identity: str = _identity(model, rows, settings)
+        self.identity: str = identity(model, rows, settings)
         self.steps: int = settings["steps"]
         self.every, self.written = 60 * minutes, time.perf_counter()
 
@@ -390,7 +395,7 @@ class Checkpoint:
         return state
 
 
-def _identity(model: nn.Module, rows: Tensor, settings: Mapping[str, Any]) -> str:
+def identity(model: nn.Module, rows: Tensor, settings: Mapping[str, Any]) -> str:
     """Hash of the model before training, its extension, the tokens, and the settings but `steps`, which may change."""
     attachment = attached(unwrap(model))
     fixed = {name: value for name, value in settings.items() if name != "steps"}

@@ -22,10 +22,11 @@ from posenc.encodings.temperature import LogN, StepTemperature, Temperature
 from posenc.errors import InputError, check_positive, shown, summary, unknown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.bands import BandScale
+from posenc.pretrained.fit import Fit
 from posenc.pretrained.models import Rope
 from posenc.spec import Spec, check_options, parse_sum
 
-MethodKind = Literal["none", "nope", "heads", "bands", "schedule", "change", "map", "attention"]
+MethodKind = Literal["none", "nope", "heads", "bands", "schedule", "change", "fit", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
 
@@ -59,8 +60,8 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Method:
-    """kind: "schedule" of frequencies, "change" applied to one, position "map", the "attention" around it, positions by
-    "heads", queries by "bands", or "nope".
+    """kind: "schedule" of frequencies, "change" applied to one, one that is found by a "fit", position "map", the
+    "attention" around it, positions by "heads", queries by "bands", or "nope".
     make: takes the options. tuning: whether it works without fine-tuning. defaults: options from the lengths. exact: how
     many tokens from the start are read exactly as before, from the options and the lengths; None: a schedule, whose
     frequencies decide. reach: of a map, the longest text in which it makes no distance beyond the tokens that the frequencies
@@ -172,6 +173,8 @@ METHODS: dict[str, Method] = {
     **{name: _schedule(name) for name in ("yarn", "yarn_paper", "yarn_revised", "mrrope", "llama3", "dynamic")},
     "longrope": _schedule("longrope", "comes with it"),
     "explicit": _schedule("explicit"),
+    # a schedule that is learned on a text
+    "fit": Method("fit", Fit),
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
@@ -368,6 +371,32 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
     )
 
 
+def fit_of(method: str, options: Mapping[str, Any]) -> Fit | None:
+    """The fit that a method and its keywords describe; None: the method is none.
+
+    Raises:
+        InputError: a fit with other parts, an unknown option, one given twice, or no text.
+    """
+    parts = parse_sum(method)
+    if all(part.name != "fit" for part in parts):
+        return None
+    if len(parts) > 1:
+        raise InputError(
+            f"method={method!r}: fit does not combine with others; fit alone, then extend by its report's method, "
+            'f"{report.method}+log_n"'
+        )
+    _, given = _read(parts[0])
+    every = [("fit", given)]
+    _distribute(every, {key: value for key, value in options.items() if key not in ("text", "tokenizer")})
+    given |= {key: options[key] for key in ("text", "tokenizer") if key in options}
+    if given.get("text") is None:
+        raise InputError(
+            "fit: pass text=, on which the stretches are learned, as a string with its tokenizer or as token ids"
+        )
+    METHODS["fit"].check("fit", given)
+    return Fit(**given)
+
+
 def written_factor(method: str) -> float | None:
     """The factor that a schedule in the text states, as in "yarn:factor=4"; None: it states none.
 
@@ -468,6 +497,8 @@ def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, A
 
 def _check_compatible(method: str, names: list[str]) -> None:
     kinds = [METHODS[name].kind for name in names]
+    if "fit" in kinds:
+        raise InputError(f'method={method!r}: a fit needs a text: posenc.extend(model, "fit", text=..., factor=...)')
     if "none" in kinds and len(names) > 1:
         raise InputError(f"method={method!r}: none does not combine with others; leave it out")
     if "nope" in kinds and set(kinds) - {"nope", "attention"}:

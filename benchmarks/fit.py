@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learned stretches beside other ways to read past the trained length: stories15M, trained at 256 tokens, reading 1024 and 2048.
+
+    cd benchmarks && python fit.py [--lengths 1024 2048] [--texts FILE] [--smollm2]
+
+Results go to fit.json cell by cell, one method at one length, and the tables to fit.md; finished cells are not measured
+again. FILE has the texts to fit on, (texts, tokens) as a .npy file; where there is none, stories15M draws them and they are
+written there: a minute of processor time. No passage that is measured is among them. --smollm2 measures one step on SmolLM2.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import posenc  # noqa: E402
+from posenc.lab.statistics import estimate  # noqa: E402
+from posenc.pretrained import loss_by_position  # noqa: E402
+from posenc.pretrained.extend import plan_rotary  # noqa: E402
+from posenc.pretrained.fit import Fit, FittedRotary, Gradient, Windows, frozen  # noqa: E402
+from posenc.tasks import create  # noqa: E402
+from references import stories15m  # noqa: E402
+
+RESULTS, PAGE = HERE / "fit.json", HERE / "fit.md"
+TRAINED, BLOCK, PERIOD = 256, 128, 256
+FITS = {
+    "fit": {},
+    "fit, temperature": {"temperature": True},
+    "fit, evolution": {"search": "evolution", "steps": 4},
+    "fit, repeated text too": {"task": "repeated", "batch_size": 1},
+}
+METHODS = ("cut_off", "none", "linear", "ntk", "yarn", "llama3", "self_extend", "dual_chunk", *FITS)
+STEPS, PASSAGES, REPEATED = 30, 8, 4
+SKILLS = ("passkey", "facts", "key_value:keys=words:values=digits")
+
+
+def losses(model, method: str, texts: torch.Tensor, length: int) -> torch.Tensor:
+    """Nats of each token, (texts, tokens); texts are read one after the other, since logits of several take gigabytes."""
+    window = TRAINED if method == "cut_off" else None
+    return torch.stack([loss_by_position(model, text[:length], chunk=512, window=window) for text in texts])
+
+
+def cell(method: str, length: int, to_fit: torch.Tensor) -> dict:
+    """One method at one length: nats a token by blocks, for each passage, on running text and on text that repeats."""
+    model, passages = stories15m.load(), stories15m.texts()[:PASSAGES]
+    began, found = time.process_time(), {}
+    if method in FITS:
+        small = {"batch_size": 1} if length > 1024 else {}
+        options = {"steps": STEPS, "held_out": 1 / 6, **small, **FITS[method]}
+        report = posenc.extend(model, "fit", text=to_fit, target_length=length, **options)
+        fitting = report.fitting
+        found = {"held_out": fitting.losses, "stretch": report.stretch, "start": fitting.start_stretch}
+        found |= {"attention_factor": report.attention_factor, "settings": fitting.settings}
+        found["fit_seconds"] = round(time.process_time() - began, 1)
+    elif method != "cut_off":
+        posenc.extend(model, method, target_length=length)
+    repeated = passages[:REPEATED, :PERIOD].repeat(1, length // PERIOD)
+    for name, texts in (("text", passages), ("repeated", repeated)):
+        blocks = losses(model, method, texts, length).reshape(len(texts), -1, BLOCK).nanmean(-1)
+        found[name] = [[round(x, 4) for x in row] for row in blocks.tolist()]
+    return found
+
+
+def skills(samples: int = 8) -> dict:
+    """The share of answers that the unmodified model finds within its 256 tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=stories15m.tokenizer(), bos_token="<s>", eos_token="</s>")
+    model, found = stories15m.load(), {}
+    for name in SKILLS:
+        task, hits = create(name), 0
+        for index in range(samples):
+            sample = task.sample(tokenizer, TRAINED, depth=0.5, index=index)
+            with torch.no_grad():
+                guesses = model(sample.ids[None]).logits[0, sample.prompt_tokens - 1 : -1].argmax(-1)
+            hits += bool((guesses == sample.ids[sample.prompt_tokens :]).all())
+        found[name] = f"{hits} of {samples}"
+    return found
+
+
+def smollm2(length: int = 1024, target: int = 32768) -> dict:
+    """What a step on SmolLM2 costs: a window whose positions skip up to the target length, forward and backward."""
+    model, _ = posenc.load("demo", dtype="bfloat16")
+    text = torch.randint(100, 40000, (1, 2 * length), generator=torch.Generator().manual_seed(0))
+    fit = Fit(text=text, length=length, batch_size=1, held_out=0.5)
+    windows, module = Windows(fit, model, target), FittedRotary(plan_rotary(model, "yarn", None, target, {}))
+    with frozen(model):
+        model.model.rotary_emb = module
+        began = time.process_time()
+        windows.mean(windows.held_out)
+        read = time.process_time()
+        Gradient(fit, module, windows, torch.Generator().manual_seed(0)).step(0.0)
+    step = time.process_time()
+    return {"length": length, "target": target, "reading": round(read - began, 1), "step": round(step - read, 1)}
+
+
+def store(name: str, found: dict) -> None:
+    """Add a cell to the results, which another process may have changed."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    temporary = RESULTS.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(results | {name: found}, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, RESULTS)
+
+
+def table(results: dict, length: int) -> str:
+    """Markdown: nats by quarters of the text, the second half against YaRN's, and repeated text."""
+    cells = {
+        name: SimpleNamespace(**results[f"{name} at {length}"]) for name in METHODS if f"{name} at {length}" in results
+    }
+    half = length // BLOCK // 2
+
+    def second(rows: list) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.float64)[:, half:].mean(1)
+
+    titles = [f"{i * length // 4} to {(i + 1) * length // 4}" for i in range(4)]
+    head = [
+        "method",
+        "0 to 256",
+        *titles[length <= 1024 :],
+        "second half",
+        "against YaRN",
+        "repeated, second half",
+        "processor time",
+    ]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for name, found in cells.items():
+        blocks = torch.tensor(found.text, dtype=torch.float64)
+        quarters = [f"{part.mean():.3f}" for part in blocks.chunk(4, 1)][length <= 1024 :]
+        gap = estimate((second(found.text) - second(cells["yarn"].text))[None])
+        mean, again = estimate(second(found.text)[None]), estimate(second(found.repeated)[None])
+        cost = f"{found.fit_seconds:.0f} s" if name in FITS else ""
+        rows.append([
+            name, f"{blocks[:, : TRAINED // BLOCK].mean():.3f}", *quarters, f"{mean.mean:.3f} ± {mean.high - mean.mean:.3f}",
+            "" if name == "yarn" else f"{gap.mean:+.3f} ± {gap.high - gap.mean:.3f}",
+            f"{again.mean:.3f} ± {again.high - again.mean:.3f}", cost,
+        ])  # fmt: skip
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def page(results: dict) -> str:
+    """fit.md."""
+    parts = [
+        PAGE.read_text(encoding="utf-8").split("<!-- tables -->")[0].rstrip() if PAGE.exists() else "# Fitted stretches"
+    ]
+    parts.append("<!-- tables -->")
+    for length in (1024, 2048):
+        if f"yarn at {length}" in results:
+            parts += [f"## Reading {length} tokens", table(results, length)]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(results: dict, path: Path) -> None:
+    """The stretch of each pair, fitted and YaRN's."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    from posenc.analysis.finding import STYLE
+
+    lengths = [length for length in (1024, 2048) if f"fit at {length}" in results]
+    with matplotlib.rc_context(STYLE):
+        figure, axes = pyplot.subplots(1, len(lengths), figsize=(4.6 * len(lengths), 3.2), squeeze=False)
+        for axis, length in zip(axes[0], lengths, strict=True):
+            axis.plot(results[f"fit at {length}"]["start"], label="YaRN, the start")
+            for name in FITS:
+                if f"{name} at {length}" in results:
+                    axis.plot(results[f"{name} at {length}"]["stretch"], label=name, marker=".", linewidth=1)
+            axis.set(
+                title=f"256 to {length} tokens", xlabel="pair, fastest first", ylabel="times slower than in training"
+            )
+            axis.set_yscale("log", base=2)
+        axes[0][0].legend()
+        figure.savefig(path, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 2048])
+    parser.add_argument("--texts", type=Path, default=Path("fit-texts.npy"))
+    parser.add_argument("--smollm2", action="store_true")
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not options.texts.exists():
+        drawn = stories15m.sample(stories15m.load(), 24, 2048, seed=23)
+        numpy.save(options.texts, drawn.numpy().astype("uint16"))
+    to_fit = torch.from_numpy(numpy.load(options.texts).astype("int64"))
+
+    def missing(name: str) -> bool:
+        return not RESULTS.exists() or name not in json.loads(RESULTS.read_text())
+
+    for length in options.lengths:
+        for method in options.methods:
+            if missing(f"{method} at {length}"):
+                store(f"{method} at {length}", cell(method, length, to_fit))
+                print(f"{method} at {length}", flush=True)
+    if missing("skills within 256"):
+        store("skills within 256", skills())
+    if options.smollm2 and missing("smollm2"):
+        store("smollm2", smollm2())
+    results = json.loads(RESULTS.read_text())
+    PAGE.write_text(page(results), encoding="utf-8")
+    draw(results, HERE.parent / "docs" / "images" / "fit.svg")
+
+
+if __name__ == "__main__":
+    main()
