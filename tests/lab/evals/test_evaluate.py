@@ -60,7 +60,7 @@ def numbers(results):
     kept = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
     for task in kept["tasks"]:
         for method in task["methods"]:
-            for cost in ("seconds", "tokens_per_second", "peak_bytes"):
+            for cost in ("seconds", "tokens_per_second", "processor_ms_per_token", "peak_bytes"):
                 del method[cost]
     return kept
 
@@ -389,6 +389,30 @@ def test_the_order_has_something_of_everything_early():
     assert [cell.method for cell in cells[:6]] == ["none"] * 3 + ["yarn"] * 3
     assert [cell.depth for cell in cells[:3]] == [0.0, 1.0, None]
     assert {cell.length for cell in cells if cell.method == CUT_OFF} == {512}
+
+
+def test_times_are_lengths_for_each_of_which_methods_are_set_up(tokenizer, tmp_path):
+    given = {"tasks": ("perplexity",), "methods": ("leaky_rerope",), "samples": 2, "attention": False}
+    found = evaluate(model(), tokenizer, times=(1.25, 2), directory=tmp_path, **given)
+    assert found["settings"]["lengths"] == (480, 768)
+    for row, length in zip(found["tasks"][0]["methods"][1]["by_length"], (480, 768), strict=True):
+        alone = evaluate(model(), tokenizer, lengths=length, **given)["tasks"][0]["methods"][1]["by_length"][0]
+        assert row["loss"] == alone["loss"], "the factor that this length needs"
+    assert [[row["method"] for row in at["tasks"][0]["rows"]].count(CUT_OFF) for at in found["longer"]] == [1, 1]
+    longer = evaluate(model(), tokenizer, times=(1.25, 3), directory=tmp_path, **given)
+    assert longer["cells"]["kept_from_before"] == 3, "a longer text changes nothing for the shorter ones"
+    with_attention = Evaluation(model(), tokenizer, settings_of(None, tasks="passkey", times=2.0), "", attention=True)
+    assert with_attention.attention_cells() == []
+
+
+def test_a_preset_of_times_takes_lengths_instead_but_not_both():
+    assert settings_of("longer", lengths=(300, 600)).times == ()
+    assert settings_of("longer", samples=2).on(100).lengths == (200, 400, 800)
+    assert config.preset_of(settings_of("longer").on(100)) == "longer"
+    with pytest.raises(InputError, match=r"times=2: and lengths=512 are given; give one of the two"):
+        settings_of("longer", lengths=512, times=2)
+    with pytest.raises(InputError, match=r"times=0: must be above 0"):
+        settings_of("longer", times=(2, 0))
 
 
 @pytest.mark.parametrize("name", PRESETS)
