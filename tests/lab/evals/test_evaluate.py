@@ -4,9 +4,7 @@ import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 import posenc
 from lab.evals.conftest import VOCABULARY
@@ -427,9 +425,7 @@ def test_presets_name_what_there_is(name):
 @pytest.mark.slow
 def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
     """Trained at 256 tokens: at 768 the model as it is does worse than with the last 256 tokens, ReRoPE does not."""
-    whole = Tokenizer.from_str(stories15m.tokenizer().to_str())  # the other tests share theirs
-    whole.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", stories15m.BOS)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>")
+    tokenizer = stories15m.transformers_tokenizer()
     path = tmp_path / "stories.txt"
     path.write_text("\n".join(tokenizer.batch_decode(stories15m.texts())))
     story = evaluate(
@@ -445,3 +441,22 @@ def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
         assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
     assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
     assert any("worse past" in line for line in story["answer"])
+
+
+@pytest.mark.slow
+def test_the_preset_of_longer_texts_tells_methods_apart_on_a_real_model(tmp_path):
+    """A reduced form of benchmarks/longer/stories15M.json."""
+    folder = stories15m.save(tmp_path / "stories15M")
+    lm, tokenizer = posenc.load(str(folder))
+    found = evaluate(
+        lm, tokenizer, preset="longer", tasks=("perplexity", "repeated"), methods=("linear", "ntk", "rerope"), times=(4,),
+        samples=5, text=str(folder / "stories.txt"), directory=tmp_path / "out",
+    )  # fmt: skip
+    ((running, repeated),) = (at["tasks"] for at in found["longer"])
+    rows = {row["method"]: row for row in running["rows"]}
+    assert rows.keys() == {NONE, CUT_OFF, "linear", "ntk", "rerope"}
+    assert rows["rerope"]["group"] == rows[CUT_OFF]["group"] == 1
+    assert rows[NONE]["group"] > rows["linear"]["group"] > 1
+    assert rows[NONE]["against_cut_off"]["low"] > 2 < rows["ntk"]["against_cut_off"]["high"]
+    assert min(repeated["rows"], key=lambda row: row["loss"]["mean"])["method"] == "rerope"
+    assert all(row["processor_ms_per_token"] > 0 for row in rows.values())

@@ -235,12 +235,14 @@ def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
         return EvaluationSettings(**given)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
-    if "lengths" in given and "times" in given:
+    if given.get("lengths") and given.get("times"):
         raise InputError(f"times={given['times']}: and lengths={given['lengths']} are given; give one of the two")
-    return replace(PRESETS[preset], **{"times": ()} if "lengths" in given else {}, **given)
+    if "lengths" in given:
+        given = {"times": ()} | given
+    return replace(PRESETS[preset], **given)
 
 
 def preset_of(settings: EvaluationSettings) -> str | None:
     """The preset of equal settings; None: there is none."""
-    lengths = {"lengths": settings.lengths} if settings.times else {}
-    return next((name for name, preset in PRESETS.items() if replace(preset, **lengths) == settings), None)
+    on = {name: replace(each, lengths=settings.lengths) if each.times else each for name, each in PRESETS.items()}
+    return next((name for name, preset in on.items() if preset == settings), None)
