@@ -3,8 +3,9 @@
 
     python benchmarks/longer.py [DIR/results.json NAME]
 
-With arguments, that becomes benchmarks/longer/NAME.json first. Every file there gets its tables beside it, and the part of
-docs/longer_context.md between the marks is written from stories15M's. Run from the root of the repository.
+With arguments, that becomes benchmarks/evaluations/longer_NAME.json first. Every such file gets its tables,
+benchmarks/longer_NAME.md, and the part of docs/longer_context.md between the marks is written from stories15M's. Run from the
+root of the repository.
 """
 
 import json
@@ -13,8 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-RESULTS, PAGE, PICTURE = Path("benchmarks/longer"), Path("docs/longer_context.md"), Path("docs/images/longer.svg")
-SHOWN = "stories15M"
+RESULTS, PAGE, PICTURE = Path("benchmarks/evaluations"), Path("docs/longer_context.md"), Path("docs/images/longer.svg")
+SHOWN = "longer_stories15M"
 BEGIN, END = "<!-- longer: written by python benchmarks/longer.py -->", "<!-- end of longer -->"
 BASES, FAMILIAR, BEST = ("none", "cut_off"), ("linear", "ntk", "yarn"), 3
 NAMES = {"perplexity": "running text", "repeated": "repeated text", "passkey": "pass key", "facts": "key-value"}
@@ -41,7 +42,7 @@ def tables(results: Results) -> str:
         f"at {' and '.join(f'{depth:.0%}' for depth in s['depths'])} of the text. Methods are set up for each length. Intervals "
         "are 95 % for all methods of a column together (Bonferroni). Group 1 is the best method and those not distinguished from "
         "it, group 2 the best of the others and those not distinguished from that one, and so on (paired t-tests, Holm's correction "
-        "over all pairs). Milliseconds are processor time per token of running text; MiB are the memory above the model's.\n",
+        "over all pairs); a lower mean may be in a later group, where its differences are more certain. Milliseconds are processor time per token of running text; MiB are the memory above the model's.\n",
     ]
     for at in results["longer"]:
         parts.append(f"## {at['length']} tokens, {at['times']:.3g} times the trained length\n\n{table(at)}\n")
@@ -56,9 +57,7 @@ def table(at: Results) -> str:
     head = ["method", *(name for name, _ in tasks), "ms", "MiB"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for name, first in tasks[0][1].items():
-        memory = "–" if first["peak_bytes"] is None else f"{first['peak_bytes'] / 2**20:.0f}"
-        cells = [_cell(rows.get(name)) for _, rows in tasks]
-        lines.append([f"`{name}`", *cells, f"{first['processor_ms_per_token']:.2f}", memory])
+        lines.append([f"`{name}`", *(_cell(rows.get(name)) for _, rows in tasks), *_cost(first)])
     return _markdown(lines)
 
 
@@ -72,23 +71,26 @@ def _cell(row: Results | None) -> str:
 
 
 def summary(results: Results) -> str:
-    """The table of the document: running text and key-value at every length, and the cost at the longest."""
+    """The table of the document: running and repeated text at every length, and the cost at the longest."""
+    shown = ("perplexity", "repeated")
     columns = [
-        (at, task)
+        (f"{NAMES[name]}, {at['times']:.3g}×", {row["method"]: row for row in task["rows"]})
+        for name in shown
         for at in results["longer"]
         for task in at["tasks"]
-        if task["task"].split(":")[0] in ("perplexity", "facts")
+        if task["task"].split(":")[0] == name
     ]
-    columns.sort(key=lambda column: column[1]["task"].startswith("facts"))
-    last = results["longer"][-1]["tasks"][0]["rows"]
-    titles = [f"{NAMES[task['task'].split(':')[0]]}, {at['times']:.3g}×" for at, task in columns]
-    lines = [["method", *titles, "ms", "MiB"], ["---", *["---:"] * (len(titles) + 2)]]
-    for row in last:
-        found = [{r["method"]: r for r in task["rows"]}.get(row["method"]) for _, task in columns]
-        cells = ["–" if r is None else f"{r['loss']['mean']:.2f} ({r['group']})" for r in found]
-        memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}"
-        lines.append([f"`{row['method']}`", *cells, f"{row['processor_ms_per_token']:.2f}", memory])
+    lines = [["method", *(title for title, _ in columns), "ms", "MiB"], ["---", *["---:"] * (len(columns) + 2)]]
+    for last in results["longer"][-1]["tasks"][0]["rows"]:
+        rows = [of.get(last["method"]) for _, of in columns]
+        cells = ["–" if row is None else f"{row['loss']['mean']:.2f} ({row['group']})" for row in rows]
+        lines.append([f"`{last['method']}`", *cells, *_cost(last)])
     return _markdown(lines)
+
+
+def _cost(row: Results) -> list[str]:
+    memory = "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}"
+    return [f"{row['processor_ms_per_token']:.2f}", memory]
 
 
 def _markdown(lines: list[list[str]]) -> str:
@@ -138,10 +140,11 @@ def picture(results: Results) -> str:
         dash = ' stroke-dasharray="6 4"' if name == "cut_off" else ""
         shade = f'stroke="{colours.get(name, GREY)}" stroke-width="{width}"{dash}'
         parts.append(f'<polyline points="{line}" fill="none" {shade}><title>{escape(name)}</title></polyline>')
-    below = -float("inf")
-    for name in sorted((name for name in named if name in curves), key=lambda name: y(curves[name][-1][1])):
-        at_y = below = max(y(curves[name][-1][1]) + 4, below + 14)
-        text = f'x="{WIDTH - RIGHT + 6}" y="{at_y:.1f}" font-weight="600" style="fill:{colours[name]}"'
+    ends = sorted((y(curves[name][-1][1]) + 4, name) for name in named if name in curves)
+    below = 0.0
+    for left, (at_y, name) in zip(reversed(range(len(ends))), ends, strict=True):  # labels 14 apart, all above the axis
+        below = max(min(at_y, HEIGHT - BOTTOM + 4 - 14 * left), below + 14)
+        text = f'x="{WIDTH - RIGHT + 6}" y="{below:.1f}" font-weight="600" style="fill:{colours[name]}"'
         parts.append(f"<text {text}>{escape(name)}</text>")
     style = "svg{color:#3b444f}text{fill:currentColor}@media(prefers-color-scheme:dark){svg{color:#c9d1d9}}"
     head = (
@@ -158,13 +161,11 @@ def generated(text: str, results: Results) -> str:
 
 def main(source: str | None = None, name: str | None = None) -> None:
     if source and name:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(
-            json.dumps(json.loads(Path(source).read_text()), separators=(",", ":")) + "\n"
-        )
-    for path in sorted(RESULTS.glob("*.json")):
+        text = json.dumps(json.loads(Path(source).read_text()), separators=(",", ":"))
+        (RESULTS / f"longer_{name}.json").write_text(f"{text}\n")
+    for path in sorted(RESULTS.glob("longer_*.json")):
         results = json.loads(path.read_text())
-        path.with_suffix(".md").write_text(tables(results), encoding="utf-8")
+        (RESULTS.parent / f"{path.stem}.md").write_text(tables(results), encoding="utf-8")
         if path.stem == SHOWN:
             PICTURE.write_text(picture(results), encoding="utf-8")
             PAGE.write_text(generated(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")

@@ -289,6 +289,7 @@ def answer(results: Results) -> list[str]:
     unchanged = {m for m, tokens in results.get("exact_tokens", {}).items() if tokens >= longest}
     lines = [_unmodified(task) for task in results["tasks"]]
     lines += [_judged(row, unchanged) for row in results["ranking"] if row["method"] not in (NONE, CUT_OFF)]
+    lines += [_front(row) for row in results.get("question_in_front", ())]
     lines += [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
     return [line for line in lines if line]
 
@@ -385,6 +386,13 @@ def _judged(row: Results, unchanged: set[str]) -> str:
     missing = [at["task"] for at in row["tasks"] if at["against_none"] is None]
     parts += [f"not compared on {listed(missing)}"] if missing else []
     return f"{row['method']} against the unmodified model: {'; '.join(parts) or 'not measured yet'}."
+
+
+def _front(row: Results) -> str:
+    """What the question in front changes."""
+    exact, loss = (", ".join(difference(row[by], by)) for by in ("exact", "loss"))
+    where = f"{row['task']} at {row['length']} tokens, {row['method']}"
+    return f"{where}: against the same without the question in front {exact} right; {loss} in the answer's loss."
 
 
 def _past(task: Results, trained: int) -> list[str]:
