@@ -17,7 +17,7 @@ from website.page import DOCS, ROOT, Page
 
 STAGE = ROOT / "build" / "docs"
 """Where the pages' Markdown is put together; git ignores it."""
-COPIED = (".png", ".css", ".js")
+COPIED = (".png", ".svg", ".css", ".js")
 """What goes with the pages as it is."""
 
 

@@ -2,8 +2,11 @@ import math
 
 import pytest
 import torch
+from scipy.special import stdtrit
+from scipy.stats import ttest_rel
 
-from posenc.lab.statistics import Z_975, estimate, wilson
+from posenc.errors import InputError
+from posenc.lab.statistics import Z_975, different, estimate, groups, wilson
 
 
 @pytest.mark.parametrize(("of_seed", "of_window"), [(1.0, 0.2), (0.2, 2.0), (0.0, 1.0)])
@@ -33,3 +36,38 @@ def test_a_wilson_interval_ends_where_the_share_would_be_just_rejected(hits, cou
     assert 0 <= low <= hits / count <= high <= 1
     for end in {low, high} - {0.0, 1.0}:
         assert abs(hits / count - end) == pytest.approx(Z_975 * math.sqrt(end * (1 - end) / count), rel=1e-9)
+
+
+def test_means_differ_where_paired_tests_with_holms_correction_reject():
+    noise = torch.Generator().manual_seed(5)
+    values = torch.randn(6, 9, generator=noise, dtype=torch.float64) + torch.tensor([0, 0, 0.8, 2, 2, 6.0])[:, None]
+    pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
+    chances = sorted((ttest_rel(values[i], values[j]).pvalue, i, j) for i, j in pairs)
+    rejected = 0
+    while rejected < len(chances) and chances[rejected][0] * (len(chances) - rejected) <= 0.05:
+        rejected += 1
+    assert 0 < rejected < len(chances)
+    found = different(values)
+    assert {(i, j) for i, j in pairs if found[i, j]} == {(i, j) for _, i, j in chances[:rejected]}
+    assert torch.equal(found, found.T)
+
+
+def test_false_differences_are_as_rare_as_stated():
+    noise = torch.Generator().manual_seed(2)
+    wrong = sum(bool(different(torch.randn(5, 6, generator=noise)).any()) for _ in range(400))
+    assert wrong / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_a_group_is_a_best_row_and_what_does_not_differ_from_it():
+    steps = torch.tensor([[3.0], [1.0], [1.0], [2.0]])
+    assert groups(steps + torch.arange(4.0)) == [3, 1, 1, 2]
+    assert groups(torch.zeros(3, 5)) == [1, 1, 1]
+    with pytest.raises(InputError, match="two texts or more"):
+        groups(torch.zeros(3, 1))
+
+
+def test_intervals_of_several_comparisons_are_wider():
+    values = torch.randn(1, 8, generator=torch.Generator().manual_seed(0))
+    one, ten = estimate(values), estimate(values, 10)
+    assert ten.mean == one.mean
+    assert ten.high - ten.mean == pytest.approx((one.high - one.mean) * stdtrit(7, 0.9975) / stdtrit(7, 0.975))

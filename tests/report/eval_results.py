@@ -51,6 +51,7 @@ def results(
         "limits": ["One model and one seed.", "Twenty samples a cell leave intervals of about 20 points."],
         "tasks": found,
         "ranking": [_ranked(method, found) for method in reversed(methods)],
+        "longer": [],
         "cost": [
             {"method": m, "tokens_per_second": 1000.0 - 90 * i, "peak_bytes": 900 * 2**20 + i * 10**8,
              "cache_bytes_per_token": 23_040, "seconds": 60.0 + i}

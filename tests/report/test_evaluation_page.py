@@ -335,6 +335,14 @@ def test_what_the_engine_measures_makes_a_page(measured, capsys):
         assert ranked["method"] in seen
     for task in found["tasks"]:
         assert task["source"].replace("`", "") in seen.replace(" , ", ", ").replace(" )", ")").replace("( ", "(")
+    (at,) = found["longer"]
+    section = html[html.index('<h2 id="longer') : html.index('<h2 id="cost')]
+    table = texts(f"<main>{section}</main>")
+    for task in at["tasks"]:
+        for row in task["rows"]:
+            assert f"{row['loss']['mean']:.3f} {row['group']}" in table
+            if row["against_cut_off"]:
+                assert " ".join(difference(row["against_cut_off"], "loss")) in table
     show(found, str(directory))
     assert max(map(len, capsys.readouterr().out.splitlines()[:-2])) <= 140
 

@@ -3,6 +3,7 @@
 
 import os
 from dataclasses import asdict, dataclass
+from textwrap import fill
 from typing import Annotated, Any, Literal
 
 from posenc.cli.command import How, record
@@ -15,7 +16,7 @@ class Eval(WithModel, StudyCommand):
     """Measure what a pretrained model retrieves from long texts, unmodified and extended."""
 
     preset: Annotated[
-        Literal["quick", "standard", "thorough"] | None, "what is measured, unless flags change it (below)"
+        Literal["quick", "standard", "thorough", "longer"] | None, "what is measured, unless flags change it (below)"
     ] = "standard"
     text_sha256: Annotated[
         str | None,
@@ -44,9 +45,14 @@ class Eval(WithModel, StudyCommand):
 
         width = max(map(len, TASKS))
         presets = (
-            f"  {name:{width}}  {' '.join(s.tasks)}\n  {'':{width}}  under {' '.join(s.methods)}, at "
-            f"{' '.join(map(str, s.lengths))} tokens, {texts_a_cell(s.samples, s.seeds)}, "
-            f"{'generated too' if s.generate else 'nothing generated'}"
+            f"  {name:{width}}  {' '.join(s.tasks)}\n"
+            + fill(
+                f"under {' '.join(s.methods)}, at {_lengths(s)}, {texts_a_cell(s.samples, s.seeds)}, "
+                f"{'generated too' if s.generate else 'nothing generated'}",
+                110,
+                initial_indent=" " * (width + 4),
+                subsequent_indent=" " * (width + 4),
+            )
             for name, s in PRESETS.items()
         )
         tasks = (f"  {name:{width}}  {summary(task)}" for name, task in TASKS.items())
@@ -60,7 +66,10 @@ class Eval(WithModel, StudyCommand):
     def config(self) -> dict[str, Any]:
         from posenc.lab.evals.config import settings_of
 
-        return super().config() | asdict(settings_of(self.preset, **self.given)) | {"preset": None}
+        settings = asdict(settings_of(self.preset, **self.given))
+        if settings["times"]:
+            del settings["lengths"]
+        return super().config() | settings | {"preset": None}
 
     def run(self) -> int:
         from posenc.lab.evals.config import digests, settings_of
@@ -112,3 +121,10 @@ class Eval(WithModel, StudyCommand):
         if results.get("complete"):
             tracking.evaluated(results)
         return code
+
+
+def _lengths(settings: Any) -> str:
+    """As in "512 1024 tokens", or "2 4 8 times the trained length"."""
+    if settings.times:
+        return f"{' '.join(f'{times:g}' for times in settings.times)} times the trained length"
+    return f"{' '.join(map(str, settings.lengths))} tokens"

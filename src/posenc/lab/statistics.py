@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Confidence intervals: of a mean over seeds and windows, and of a share of hits."""
+"""Confidence intervals: of a mean over seeds and windows, and of a share of hits; and which of many means differ."""
 
 from dataclasses import dataclass
 from math import sqrt
 
+import torch
 from torch import Tensor
 
 from posenc.errors import InputError, check_tensor, shown
 
-__all__ = ["Estimate", "estimate", "wilson"]
+__all__ = ["Estimate", "different", "estimate", "groups", "wilson"]
 
 Z_975 = 1.959964
 """The normal distribution's 97.5 % quantile."""
@@ -24,12 +25,13 @@ class Estimate:
     high: float
 
 
-def estimate(values: Tensor) -> Estimate:
+def estimate(values: Tensor, comparisons: int = 1) -> Estimate:
     """The mean of (seeds, windows) values and its interval, over the texts and over the trainings that might have been.
 
     Seeds and windows are crossed: every model reads the same windows. The variance of the mean is that of the window
     means plus that of the seed means (which counts the residual twice: on the safe side), its degrees of freedom are
-    Satterthwaite's. One seed does not show how trainings differ: the interval is then over windows only.
+    Satterthwaite's. One seed does not show how trainings differ: the interval is then over windows only. comparisons: how
+    many such intervals are to be right together, with a probability of 95 % (Bonferroni).
     """
     check_tensor("values", values)
     if values.dim() != 2 or len(values) < 1 or values.shape[1] < 2 or not values.is_floating_point():
@@ -47,8 +49,38 @@ def estimate(values: Tensor) -> Estimate:
     if variance <= 0:
         return Estimate(mean, 0.0, mean, mean)
     freedom = variance**2 / sum(part**2 / df for part, df in parts)
-    half = float(stdtrit(freedom, 0.975)) * sqrt(variance)
+    half = float(stdtrit(freedom, 1 - 0.025 / comparisons)) * sqrt(variance)
     return Estimate(mean, sqrt(variance), mean - half, mean + half)
+
+
+def different(values: Tensor) -> Tensor:
+    """Which rows of (rows, texts) values have different means: bool (rows, rows). Every pair is compared text by text
+    (Student's t), and Holm's correction (1979) over all pairs leaves 5 % for one or more false differences."""
+    from scipy.special import stdtr  # Student's t
+
+    rows, texts = values.shape
+    gaps = values.double()[:, None] - values.double()
+    mean, error = gaps.mean(-1), gaps.std(-1) / sqrt(texts)
+    chance = 2 * torch.as_tensor(stdtr(texts - 1, -(mean / error).abs().nan_to_num(0.0, torch.inf).numpy()))
+    first, second = torch.triu_indices(rows, rows, 1)
+    chances, order = chance[first, second].sort()
+    found = (chances * torch.arange(len(chances), 0, -1) <= 0.05).cumprod(0).bool()
+    result = torch.zeros(rows, rows, dtype=torch.bool)
+    result[first[order], second[order]] = found
+    return result | result.T
+
+
+def groups(values: Tensor) -> list[int]:
+    """The group of each row of (rows, texts) values, 1 with the lowest mean: a group is the best row that has none yet, and
+    all others of those that are not `different` from it."""
+    check_tensor("values", values)
+    if values.dim() != 2 or not len(values) or values.shape[1] < 2 or not bool(values.isfinite().all()):
+        raise InputError(f"values={shown(values)}: pass finite (rows, texts) values, of two texts or more")
+    apart, means, found = different(values), values.mean(1), torch.zeros(len(values), dtype=torch.int64)
+    while bool((found == 0).any()):
+        best = int(means.masked_fill(found > 0, torch.inf).argmin())
+        found[(found == 0) & ~apart[best]] = found.max() + 1
+    return found.tolist()
 
 
 def wilson(hits: float, count: float) -> tuple[float, float]:

@@ -286,7 +286,8 @@ class Windows:
                 offset = int(torch.randint(stride, (), generator=generator))
                 positions = torch.arange(len(ids))[None]
                 if self.length < self.target:
-                    positions = skipped_positions(len(ids), self.target, 1, generator)
+                    draws = torch.rand(2, 1, 1, dtype=torch.float64, generator=generator)
+                    positions = skipped_positions(positions, len(ids), self.target, *draws)
                 scored = torch.arange(first - 1 + offset, len(ids) - 1, stride)
                 windows.append(Window(ids[None], positions, scored, weight / count))
         return windows

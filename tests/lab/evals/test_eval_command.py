@@ -46,6 +46,19 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert "14 of 14 cells are here already" in again.err
 
 
+def test_times_of_a_preset_are_run_again_from_the_settings(saved, tmp_path, capsys):
+    flags = ["--preset", "longer", "--tasks", "copying:segment=8", "--methods", "yarn", "--samples", "2", "--json"]
+    assert cli.main(["eval", str(saved), *flags, "--times", "2", "--out", str(tmp_path / "out")]) == DONE
+    first = json.loads(capsys.readouterr().out)
+    assert first["settings"]["lengths"] == [128]
+    config = tmp_path / "out" / "config.yaml"
+    assert cli.main(["eval", "--config", str(config), "--json", "--out", str(tmp_path / "again")]) == DONE
+    again = json.loads(capsys.readouterr().out)
+    assert again["settings"] == first["settings"]
+    losses = [{row["method"]: row["loss"] for row in r["longer"][0]["tasks"][0]["rows"]} for r in (first, again)]
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -4,9 +4,7 @@ import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 import posenc
 from lab.evals.conftest import VOCABULARY
@@ -60,7 +58,7 @@ def numbers(results):
     kept = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
     for task in kept["tasks"]:
         for method in task["methods"]:
-            for cost in ("seconds", "tokens_per_second", "peak_bytes"):
+            for cost in ("seconds", "tokens_per_second", "processor_ms_per_token", "peak_bytes"):
                 del method[cost]
     return kept
 
@@ -391,6 +389,30 @@ def test_the_order_has_something_of_everything_early():
     assert {cell.length for cell in cells if cell.method == CUT_OFF} == {512}
 
 
+def test_times_are_lengths_for_each_of_which_methods_are_set_up(tokenizer, tmp_path):
+    given = {"tasks": ("perplexity",), "methods": ("leaky_rerope",), "samples": 2, "attention": False}
+    found = evaluate(model(), tokenizer, times=(1.25, 2), directory=tmp_path, **given)
+    assert found["settings"]["lengths"] == (480, 768)
+    for row, length in zip(found["tasks"][0]["methods"][1]["by_length"], (480, 768), strict=True):
+        alone = evaluate(model(), tokenizer, lengths=length, **given)["tasks"][0]["methods"][1]["by_length"][0]
+        assert row["loss"] == alone["loss"], "the factor that this length needs"
+    assert [[row["method"] for row in at["tasks"][0]["rows"]].count(CUT_OFF) for at in found["longer"]] == [1, 1]
+    longer = evaluate(model(), tokenizer, times=(1.25, 3), directory=tmp_path, **given)
+    assert longer["cells"]["kept_from_before"] == 3, "a longer text changes nothing for the shorter ones"
+    with_attention = Evaluation(model(), tokenizer, settings_of(None, tasks="passkey", times=2.0), "", attention=True)
+    assert with_attention.attention_cells() == []
+
+
+def test_a_preset_of_times_takes_lengths_instead_but_not_both():
+    assert settings_of("longer", lengths=(300, 600)).times == ()
+    assert settings_of("longer", samples=2).on(100).lengths == (200, 400, 800)
+    assert config.preset_of(settings_of("longer").on(100)) == "longer"
+    with pytest.raises(InputError, match=r"times=2: and lengths=512 are given; give one of the two"):
+        settings_of("longer", lengths=512, times=2)
+    with pytest.raises(InputError, match=r"times=0: must be above 0"):
+        settings_of("longer", times=(2, 0))
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_name_what_there_is(name):
     settings = settings_of(name)
@@ -403,9 +425,7 @@ def test_presets_name_what_there_is(name):
 @pytest.mark.slow
 def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
     """Trained at 256 tokens: at 768 the model as it is does worse than with the last 256 tokens, ReRoPE does not."""
-    whole = Tokenizer.from_str(stories15m.tokenizer().to_str())  # the other tests share theirs
-    whole.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", stories15m.BOS)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, bos_token="<s>", eos_token="</s>")
+    tokenizer = stories15m.transformers_tokenizer()
     path = tmp_path / "stories.txt"
     path.write_text("\n".join(tokenizer.batch_decode(stories15m.texts())))
     story = evaluate(
@@ -421,3 +441,24 @@ def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
         assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
     assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
     assert any("worse past" in line for line in story["answer"])
+
+
+@pytest.mark.slow
+def test_the_preset_of_longer_texts_tells_methods_apart_on_a_real_model(tmp_path):
+    """A reduced form of benchmarks/longer/stories15M.json."""
+    folder = stories15m.save(tmp_path / "stories15M")
+    lm, tokenizer = posenc.load(str(folder))
+    found = evaluate(
+        lm, tokenizer, preset="longer", tasks=("perplexity", "repeated"), methods=("linear", "ntk", "rerope"), times=(4,),
+        samples=5, text=str(folder / "stories.txt"), directory=tmp_path / "out",
+    )  # fmt: skip
+    ((running, repeated),) = (at["tasks"] for at in found["longer"])
+    rows = {row["method"]: row for row in running["rows"]}
+    assert rows.keys() == {NONE, CUT_OFF, "linear", "ntk", "rerope"}
+    assert [row["method"] for row in running["rows"]][:2] == [CUT_OFF, "rerope"]
+    assert rows[CUT_OFF]["group"] == 1 < rows["linear"]["group"] < rows[NONE]["group"]
+    assert rows[NONE]["against_cut_off"]["low"] > 2
+    best = repeated["rows"][0]
+    assert (best["method"], best["group"]) == ("rerope", 1)
+    assert best["against_cut_off"]["mean"] < 0
+    assert all(row["processor_ms_per_token"] > 0 for row in rows.values())

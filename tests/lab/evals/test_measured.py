@@ -1,6 +1,7 @@
 """The evaluations whose results are committed: the documents show what was measured, and the examples' tables are made of it."""
 
 import json
+from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +17,14 @@ def read(name: str) -> dict:
     return json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["density", "best_stretch", "lost_in_the_middle"])
+@pytest.mark.parametrize("name", ["density", "best_stretch", "lost_in_the_middle", "question_in_front"])
 def test_the_document_shows_the_table_that_was_measured(name):
     results = read(name)
     assert results["complete"]
     assert example(name).table(results) in PAGE
 
 
-@pytest.mark.parametrize("name", ["density", "best_stretch", "lost_in_the_middle"])
+@pytest.mark.parametrize("name", ["density", "best_stretch", "lost_in_the_middle", "question_in_front"])
 def test_an_example_asks_for_what_its_table_shows(name, monkeypatch, capsys):
     """With an evaluation that was made before: which methods, tasks and lengths the example names."""
     module, results, asked = example(name), read(name), {}
@@ -44,3 +45,20 @@ def test_the_fuller_run_on_smollm2_has_an_interval_to_every_number():
                 assert cell["loss"]["low"] < cell["loss"]["mean"] < cell["loss"]["high"]
                 assert 0 <= cell["exact"]["low"] <= cell["exact"]["mean"] <= cell["exact"]["high"] <= 1
                 assert cell["exact"]["low"] < cell["exact"]["high"]
+
+
+def test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results():
+    spec = spec_from_file_location("longer", ROOT / "benchmarks" / "longer.py")
+    longer = module_from_spec(spec)
+    spec.loader.exec_module(longer)
+    shown = json.loads((ROOT / longer.RESULTS / f"{longer.SHOWN}.json").read_text(encoding="utf-8"))
+    assert shown["complete"]
+    assert {round(at["times"]) for at in shown["longer"]} == {2, 4, 8}
+    page = (ROOT / longer.PAGE).read_text(encoding="utf-8")
+    assert longer.generated(page, shown) == page
+    assert longer.picture(shown) == (ROOT / longer.PICTURE).read_text(encoding="utf-8")
+    for path in (ROOT / longer.RESULTS).glob("longer_*.json"):
+        results = json.loads(path.read_text(encoding="utf-8"))
+        assert longer.tables(results) == (MEASURED.parent / f"{path.stem}.md").read_text(encoding="utf-8")
+        for task in (task for at in results["longer"] for task in at["tasks"]):
+            assert {row["method"] for row in task["rows"]} >= {"none", "cut_off"}

@@ -70,7 +70,7 @@ def measured(settings=SETTINGS, score=True):
                     for depth in settings.depths if task == "asks" else (None,):
                         cell = Cell(task, method, length, depth, seed)
                         found = tuple(outcome(cell, index) for index in range(settings.samples))
-                        done[cell] = Measured(found, 2.0, 100.0 * length / 64, 1000 + length)
+                        done[cell] = Measured(found, 2.0, 100.0 * length / 64, 1000 + length, 1.5)
     return done
 
 

@@ -38,6 +38,8 @@ class EvaluationSettings:
         batch_size: texts that the model reads at once. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
             texts have in common is read only once.
         text: a file of running text, for the tasks that take one.
+        times: lengths as multiples of the trained length, instead of `lengths`. Every method is then set up for the length
+            of each text; otherwise it is set up once, for the longest.
     """
 
     tasks: Annotated[tuple[str, ...], "what to look for (below)"]
@@ -55,12 +57,15 @@ class EvaluationSettings:
     text: Annotated[
         str | None, "a file of running text for tasks that take one (default: the language reference inside Python)"
     ] = None
+    times: Annotated[
+        tuple[float, ...], "lengths in multiples of the trained one, instead of --lengths; methods are set up for each"
+    ] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "methods", "lengths", "depths"):
+        for name in ("tasks", "methods", "lengths", "times", "depths"):
             given = getattr(self, name)
             values = (given,) if isinstance(given, str | int | float) else tuple(dict.fromkeys(given or ()))
-            if not values and name != "methods":
+            if not values and name not in ("methods", "times"):
                 raise InputError(f"{name}: name at least one")
             object.__setattr__(self, name, values)
         if CUT_OFF in self.methods:
@@ -73,11 +78,20 @@ class EvaluationSettings:
         _check_count("seeds", self.seeds, 1, 1000)
         if self.batch_size is not None:
             _check_count("batch_size", self.batch_size, 1, 4096)
+        for times in self.times:
+            if not 0 < times <= LONGEST:
+                raise InputError(f"times={times:g}: must be above 0 and at most {LONGEST}; give 2 for twice the length")
         for depth in self.depths:
             if not 0 <= depth <= 1:
                 raise InputError(f"depths={depth:g}: must be from 0 (start of the text) to 1 (end)")
         object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
-        object.__setattr__(self, "depths", tuple(sorted(map(float, self.depths))))
+        for name in ("times", "depths"):
+            object.__setattr__(self, name, tuple(sorted(map(float, getattr(self, name)))))
+
+    def on(self, trained_length: int) -> "EvaluationSettings":
+        """With the lengths that `times` gives for a model."""
+        lengths = tuple(round(times * trained_length) for times in self.times)
+        return replace(self, lengths=lengths or self.lengths)
 
     def made(self) -> dict[str, Task]:
         """The tasks by their texts; `text` is the source of those that take one and do not state theirs.
@@ -134,13 +148,13 @@ def planned(
     exact: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Cell]:
     """The cells in the order of measurement: seed by seed and short texts first, so that an
-    interrupted evaluation has results of every task and method. Cells whose outcomes equal those of the unmodified model are
+    interrupted evaluation has results of every task and method, and the baselines before the methods. Cells whose outcomes equal those of the unmodified model are
     left out: of CUT_OFF up to the trained length, and of a method up to the length that it does not change.
     exact: method -> that length in tokens."""
     cells = []
     for seed, length in product(range(settings.seeds), settings.lengths):
-        methods = [method for method in settings.methods if method == NONE or length > exact.get(method, 0)]
-        for method in (*methods, *((CUT_OFF,) if length > trained_length else ())):
+        methods = [method for method in settings.methods[1:] if length > exact.get(method, 0)]
+        for method in (NONE, *((CUT_OFF,) if length > trained_length else ()), *methods):
             for text, task in tasks.items():
                 depths = settings.depths if task.takes_depth else (None,)
                 cells += [Cell(text, method, length, depth, seed) for depth in depths]
@@ -172,6 +186,13 @@ def material(task: Task) -> dict[str, str]:
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
 """Methods that change how short texts are read as well."""
 
+EXTENSIONS = (
+    "linear", "ntk", "ntk_mixed", "abf:new_base=500000", "yarn", "mrrope", "llama3", "dynamic",
+    "rerope", "leaky_rerope", "self_extend", "dual_chunk", "string", "lampe", "streaming", "lm_infinite",
+    "log_n", "softmax_n", "ntk+log_n", "yarn+log_n", "rerope+log_n",
+)  # fmt: skip
+"""Methods of every kind that need nothing but the new length."""
+
 # Where 135M parameters in bfloat16 read 700 tokens a second (two cores of a CPU), quick took four minutes, and standard is
 # estimated at half an hour; a key-value answer, of up to 100 generated tokens, would take as long as reading 5000.
 PRESETS = {
@@ -191,6 +212,14 @@ PRESETS = {
         samples=16,
         seeds=2,
     ),
+    "longer": EvaluationSettings(
+        ("perplexity", "repeated", "passkey", "facts"),
+        EXTENSIONS,
+        times=(2, 4, 8),
+        depths=(0.25,),
+        samples=8,
+        generate=False,
+    ),
 }
 
 
@@ -206,9 +235,14 @@ def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
         return EvaluationSettings(**given)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
+    if given.get("lengths") and given.get("times"):
+        raise InputError(f"times={given['times']}: and lengths={given['lengths']} are given; give one of the two")
+    if "lengths" in given:
+        given = {"times": ()} | given
     return replace(PRESETS[preset], **given)
 
 
 def preset_of(settings: EvaluationSettings) -> str | None:
     """The preset of equal settings; None: there is none."""
-    return next((name for name, preset in PRESETS.items() if preset == settings), None)
+    on = {name: replace(each, lengths=settings.lengths) if each.times else each for name, each in PRESETS.items()}
+    return next((name for name, preset in on.items() if preset == settings), None)

@@ -28,12 +28,14 @@ BETTER, WORSE, SAME, BASE = "better", "worse", "no different", "baseline"
 @dataclass(frozen=True)
 class Measured:
     """What one cell measured. seconds, fed: its share of the time and the tokens of the pass over all depths, generated
-    tokens included. peak_bytes: the additional memory of that pass; None: cannot be measured here."""
+    tokens included. peak_bytes: the additional memory of that pass; None: cannot be measured here. processor: its share of
+    the seconds of processor time, of all threads."""
 
     outcomes: tuple[TextOutcome, ...]
     seconds: float
     fed: float
     peak_bytes: int | None
+    processor: float
 
 
 Outcomes = Mapping[tuple[int, float | None, int, int], TextOutcome]
@@ -67,14 +69,14 @@ def numbers(
                 "methods": [
                     {"method": method}
                     | _method(task, by_method[text, method], None if method == NONE else by_method[text, NONE])
-                    | _cost([m for c, m in done.items() if (c.task, c.method) == (text, method)])
+                    | cost([m for c, m in done.items() if (c.task, c.method) == (text, method)])
                     for method in methods
                 ],
             }
             for text, task in tasks.items()
         ],
         "ranking": _ranking(tasks, methods, by_method),
-        "cost": [{"method": method, **_cost([m for c, m in done.items() if c.method == method])} for method in methods],
+        "cost": [{"method": method, **cost([m for c, m in done.items() if c.method == method])} for method in methods],
     }
 
 
@@ -98,12 +100,14 @@ def _source(task: Task) -> str:
     return ""
 
 
-def _cost(cells: Sequence[Measured]) -> dict[str, Any]:
-    seconds = sum(cell.seconds for cell in cells)
+def cost(cells: Sequence[Measured]) -> dict[str, Any]:
+    """The time and the memory of some cells."""
+    seconds, fed = sum(cell.seconds for cell in cells), sum(cell.fed for cell in cells)
     peaks = [cell.peak_bytes for cell in cells if cell.peak_bytes is not None]
     return {
         "seconds": round(seconds, 2),
-        "tokens_per_second": round(sum(cell.fed for cell in cells) / seconds, 1) if seconds else None,
+        "tokens_per_second": round(fed / seconds, 1) if seconds else None,
+        "processor_ms_per_token": round(1000 * sum(cell.processor for cell in cells) / fed, 4) if fed else None,
         "peak_bytes": max(peaks, default=None),
     }
 
@@ -133,10 +137,11 @@ def _pooled(outcomes: Outcomes) -> dict[str, Any]:
     binary = score is not None and all(value in (0, 1) for unit in score for value in unit)
     return {
         "n": len(outcomes),
+        "tokens": fmean(outcome.tokens for outcome in outcomes.values()),
         "exact": share(_units(outcomes, "exact")),
-        "accuracy": asdict(_mean(_units(outcomes, "accuracy"))),
-        "score": None if score is None else share(score) if binary else asdict(_mean(score)),
-        "loss": asdict(_mean(_units(outcomes, "loss"))),
+        "accuracy": asdict(mean(_units(outcomes, "accuracy"))),
+        "score": None if score is None else share(score) if binary else asdict(mean(score)),
+        "loss": asdict(mean(_units(outcomes, "loss"))),
     }
 
 
@@ -155,7 +160,7 @@ def _differences(outcomes: Outcomes, none: Outcomes) -> dict[str, Any] | None:
     return {
         "exact": asdict(change(paired("exact"))),
         "score": asdict(change(paired("score"))) if scored else None,
-        "loss": asdict(_mean(paired("loss"))),
+        "loss": asdict(mean(paired("loss"))),
     }
 
 
@@ -185,7 +190,7 @@ def _by_position(outcomes: Outcomes, length: int) -> list[dict[str, float]]:
             if loss is not None:
                 losses.setdefault((seed, index), []).append(loss)
         if losses:
-            e = _mean(list(losses.values()))
+            e = mean(list(losses.values()))
             points.append({"position": (block + 0.5) * length / BLOCKS, "loss": e.mean, "low": e.low, "high": e.high})
     return points
 
@@ -205,7 +210,7 @@ def _scored(outcomes: Outcomes) -> bool:
 # -------------------------------------------------------------------------------- intervals
 
 
-def _mean(units: Units) -> Estimate:
+def mean(units: Units) -> Estimate:
     return estimate(torch.tensor([[fmean(unit) for unit in units]], dtype=torch.float64))
 
 
@@ -284,6 +289,7 @@ def answer(results: Results) -> list[str]:
     unchanged = {m for m, tokens in results.get("exact_tokens", {}).items() if tokens >= longest}
     lines = [_unmodified(task) for task in results["tasks"]]
     lines += [_judged(row, unchanged) for row in results["ranking"] if row["method"] not in (NONE, CUT_OFF)]
+    lines += [_front(row) for row in results.get("question_in_front", ())]
     lines += [line for task in results["tasks"] for line in _past(task, results["model"]["trained_length"])]
     return [line for line in lines if line]
 
@@ -380,6 +386,13 @@ def _judged(row: Results, unchanged: set[str]) -> str:
     missing = [at["task"] for at in row["tasks"] if at["against_none"] is None]
     parts += [f"not compared on {listed(missing)}"] if missing else []
     return f"{row['method']} against the unmodified model: {'; '.join(parts) or 'not measured yet'}."
+
+
+def _front(row: Results) -> str:
+    """What the question in front changes."""
+    exact, loss = (", ".join(difference(row[by], by)) for by in ("exact", "loss"))
+    where = f"{row['task']} at {row['length']} tokens, {row['method']}"
+    return f"{where}: against the same without the question in front {exact} right; {loss} in the answer's loss."
 
 
 def _past(task: Results, trained: int) -> list[str]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
 from posenc.lab.evals import reader
 from posenc.lab.evals.attention import attention_profile
+from posenc.lab.evals.comparison import comparison, question_in_front
 from posenc.lab.evals.config import (
     CUT_OFF,
     NONE,
@@ -107,6 +108,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         self.tasks = self.settings.made()
         length = getattr(unwrap(self.model).config, "max_position_embeddings", None)
         self.trained_length: int = int(length) if length else max(self.settings.lengths)
+        self.settings = self.settings.on(self.trained_length)
         self.target_length: int = max(*self.settings.lengths, self.trained_length)
         self.device: torch.device = next(self.model.parameters()).device
         self.batch_size: int = self.settings.batch_size or (1 if self.device.type == "cpu" else 8)
@@ -137,9 +139,10 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 f"lengths={s.lengths[-1]}: the unmodified model has a learned table of {rows} positions; give lengths of at "
                 f"most {rows}"
             )
-        for method in (*s.methods, CUT_OFF):
+        set_up = s.lengths if s.times else s.lengths[-1:]
+        for method, length in product((*s.methods, CUT_OFF), set_up):
             try:
-                with self.under(method), evaluating(self.model), torch.no_grad():
+                with self.under(method, length), evaluating(self.model), torch.no_grad():
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
                 raise InputError(f"methods={method}: {error}; methods=none measures the unmodified model") from None
@@ -200,7 +203,8 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return AttentionRecord if isinstance(cell, AttentionCell) else Measured
 
     def facts(self, cell: AnyCell) -> Mapping[str, Any]:
-        return {**asdict(cell), **self.shared, "material": self.shared["material"][cell.task]}
+        shared = self.shared | {"material": self.shared["material"][cell.task]}
+        return {**asdict(cell), **shared, "target_length": self.target(cell.length)}
 
     def remote(self) -> "Remote":
         """Raises:
@@ -223,7 +227,10 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     def results(self, done: Mapping[AnyCell, AnyRecord]) -> dict[str, Any]:
         s = self.settings
         profiles = {cell.method: record for cell, record in done.items() if isinstance(record, AttentionRecord)}
-        results = numbers(s, self.tasks, _of_texts(done), self.trained_length, self.exact)
+        texts = _of_texts(done)
+        results = numbers(s, self.tasks, texts, self.trained_length, self.exact)
+        results["longer"] = comparison(self.tasks, texts, self.trained_length)
+        results["question_in_front"] = question_in_front(self.tasks, texts)
         for row in results["cost"]:
             row["cache_bytes_per_token"] = self.cache_bytes_per_token
         return {
@@ -273,25 +280,23 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             task = self.tasks[first.task]
             outcomes.extend(reads.read(task, samples, first.length, window=window, on_sample=on_sample))
 
-        with self.under(first.method):
-            started = time.perf_counter()
+        with self.under(first.method, first.length):
+            started, worked = time.perf_counter(), time.process_time()
             taken = None
             if measurable(self.device):
                 taken = peak(read, self.device, collect=False)
             else:
                 read()
-            seconds = time.perf_counter() - started
+            seconds, processor = time.perf_counter() - started, time.process_time() - worked
         share = 1 / len(group)
-        return {
-            cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), seconds * share, reads.fed * share, taken)
-            for at, cell in enumerate(group)
-        }
+        cost = seconds * share, reads.fed * share, taken, processor * share
+        return {cell: Measured(tuple(outcomes[at * count : (at + 1) * count]), *cost) for at, cell in enumerate(group)}
 
     def _measure_attention(self, cell: AttentionCell, tick: Tick) -> AttentionRecord:
         samples = [self.sample(Cell(cell.task, NONE, cell.length, depth, 0), 0) for depth in cell.depths or (None,)]
         tick(0, str(cell))
         try:
-            with self.under(cell.method):
+            with self.under(cell.method, cell.length):
                 return AttentionRecord(attention_profile(self.model, samples, depths=cell.depths or None).to_dict())
         except InputError as error:
             return AttentionRecord(None, str(error))
@@ -300,7 +305,9 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     def attention_cells(self) -> list[AttentionCell]:
         """One cell a method, with texts at three depths of the first task whose answer is in the text; none without such a
-        task."""
+        task, or where every length is a multiple of the trained one."""
+        if self.settings.times:
+            return []
         length = max((n for n in self.settings.lengths if n <= ATTENTION_LENGTH), default=self.settings.lengths[0])
         for text, task in self.tasks.items():
             every = self.settings.depths if task.takes_depth else (None,)
@@ -322,18 +329,22 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return size
 
     @contextmanager
-    def under(self, method: str) -> Iterator[None]:
-        """The model extended by a method."""
+    def under(self, method: str, length: int) -> Iterator[None]:
+        """The model extended by a method, to read texts of a length."""
         if method in (NONE, CUT_OFF):
             yield
             return
-        target = self.target_length if written_factor(method) is None else None
-        report = extend(self.model, method, target_length=target)
-        self.exact[method] = getattr(report, "exact_tokens", 0)
+        target = self.target(length) if written_factor(method) is None else None
+        exact = getattr(extend(self.model, method, target_length=target), "exact_tokens", 0)
+        self.exact[method] = min(self.exact.get(method, exact), exact)
         try:
             yield
         finally:
             restore(self.model)
+
+    def target(self, length: int) -> int:
+        """The length for which methods are set up."""
+        return max(length, self.trained_length) if self.settings.times else self.target_length
 
     # ---------------------------------------------------------------- the model
 
@@ -343,7 +354,6 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return {
             "samples": self.settings.samples,
             "generate": self.settings.generate,
-            "target_length": self.target_length,
             "model": self.model_name,
             "weights": fingerprint(self.model),
             "tokenizer": [len(self.tokenizer), self.tokenizer("The code of apple is 4821.").input_ids],

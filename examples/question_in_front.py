@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the question in front help, and do more documents? 140 key-value pairs, and 10, 20 or 30 documents.
+
+    python examples/question_in_front.py [FOLDER [MODEL [SAMPLES]]]
+
+The questions of Lost in the Middle (Liu et al. 2023, arXiv 2307.03172): each is asked after its context alone, and before it
+too. Keys are words and values are digits: 140 pairs of UUIDs take 10049 tokens, more than SmolLM2 was trained for. Documents
+are invented, and "closed_book" asks without any. FOLDER has the results.json and report.html; the same command resumes.
+"""
+
+import sys
+
+import torch
+
+import posenc
+from posenc.report.evaluate import page
+
+PAIRS, DOCUMENTS = "key_value:keys=words:values=digits:pairs=140", "multi_document:documents="
+TASKS = (PAIRS, f"{PAIRS}:query_aware=true", f"{DOCUMENTS}10", f"{DOCUMENTS}20", f"{DOCUMENTS}20:query_aware=true",
+         f"{DOCUMENTS}30", "multi_document:closed_book=true")  # fmt: skip
+
+
+def table(results: dict) -> str:
+    """Markdown, a row for each task: right answers by depth with Wilson's 95 % interval, nats of the answer, what the question
+    in front changes on the same texts, tokens, and seconds of processor time for a question."""
+    depths = results["settings"]["depths"]
+    head = ["task", *(f"{depth:g}" for depth in depths), "answer's nats", "question in front", "tokens", "seconds"]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    changes = {row["task"]: row["loss"] for row in results["question_in_front"]}
+    for task in results["tasks"]:
+        (none,) = task["methods"]
+        (at,), cost = none["by_length"], none["processor_ms_per_token"] / 1000
+        cells = [f"{c['mean']:.0%} ({c['low']:.0%}..{c['high']:.0%})" for c in (c["exact"] for c in none["cells"])]
+        gap = changes.get(task["task"])
+        change = f"{gap['mean']:+.2f} ({gap['low']:+.2f}..{gap['high']:+.2f})" if gap else ""
+        costs = [f"{at['tokens']:.0f}", f"{cost * at['tokens']:.2f}"]
+        rows.append([task["task"], *cells, f"{at['loss']['mean']:.2f}", change, *costs])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(folder: str = "question-in-front", model: str = "demo", samples: int = 5) -> None:
+    """Measure what is not in the folder yet."""
+    lm, tokenizer = posenc.load(model, dtype=torch.bfloat16)
+    chosen = {"methods": [], "lengths": [4096], "depths": [0, 0.5, 1], "samples": int(samples)}
+    results = posenc.evaluate(
+        lm, tokenizer, tasks=TASKS, **chosen, generate=False, attention=False, name=model, directory=folder, render=page
+    )
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method past the trained length, side by side: the "longer" part of results.json.
+
+The loss is compared, which differs where all answers are right or none is. Running text is compared by its tokens past the
+trained length. All methods read the same texts, and differences are paired.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import ceil
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from posenc.lab.evals.config import CUT_OFF, Cell
+from posenc.lab.evals.reader import BLOCKS, TextOutcome
+from posenc.lab.evals.results import Measured, change, cost, mean, share
+from posenc.lab.statistics import estimate, groups
+from posenc.tasks import Task
+
+
+def comparison(tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained_length: int) -> list[dict[str, Any]]:
+    """For each length past the trained one, and for each task that was measured there, a row for each method, the best
+    first: its loss, the share of right answers, the difference to CUT_OFF, its group, and what it costs.
+
+    The intervals of the differences hold together, for all methods of a task and length. A group is one of
+    `posenc.lab.statistics.groups`. Methods that have not read all texts yet have no row.
+    """
+    found = []
+    for length in sorted({cell.length for cell in done if cell.length > trained_length}):
+        of_tasks = []
+        for text, task in tasks.items():
+            cells: dict[str, list[tuple[Cell, Measured]]] = {}
+            for cell, measured in done.items():
+                if (cell.task, cell.length) == (text, length):
+                    cells.setdefault(cell.method, []).append((cell, measured))
+            most = max(map(len, cells.values()), default=0)
+            of_methods = {method: measured for method, measured in cells.items() if len(measured) == most}
+            if of_methods:
+                of_tasks.append({"task": text, "rows": _rows(task, of_methods, trained_length)})
+        found.append({"length": length, "times": length / trained_length, "tasks": of_tasks})
+    return found
+
+
+def question_in_front(tasks: Mapping[str, Task], done: Mapping[Cell, Measured]) -> list[dict[str, Any]]:
+    """What asking before the text too changes, for each task that was measured with and without query_aware: the means of the
+    differences of right answers and of the answer's loss, on the same texts."""
+    found = []
+    for text, task in tasks.items():
+        if not getattr(task, "query_aware", False):
+            continue
+        after_only: dict[str, Any] = {"query_aware": False}
+        plain = replace(task, **after_only).text
+        units: dict[tuple[str, int], dict[tuple[int, int], list[tuple[float, float]]]] = {}
+        for cell, front in done.items():
+            behind = done.get(replace(cell, task=plain))
+            if cell.task != text or behind is None:
+                continue
+            of_texts = units.setdefault((cell.method, cell.length), {})
+            for index, (a, b) in enumerate(zip(front.outcomes, behind.outcomes, strict=True)):
+                of_texts.setdefault((cell.seed, index), []).append((a.exact - b.exact, a.loss - b.loss))
+        for (method, length), of_texts in units.items():
+            exact, loss = ([[pair[which] for pair in unit] for unit in of_texts.values()] for which in (0, 1))
+            at = {"task": text, "method": method, "length": length}
+            found.append(at | {"exact": asdict(change(exact)), "loss": asdict(mean(loss))})
+    return found
+
+
+def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trained: int) -> list[dict[str, Any]]:
+    losses = {
+        method: torch.tensor([fmean(unit) for unit in _by_text(of, lambda o, length: _past(o, length, trained))])
+        for method, of in cells.items()
+    }
+    group = dict(zip(losses, groups(torch.stack([*losses.values()])), strict=True))
+    cut_off = losses.get(CUT_OFF)
+    rows = []
+    for method, values in sorted(losses.items(), key=lambda item: float(item[1].mean())):
+        against = None if cut_off is None or method == CUT_OFF else estimate((values - cut_off)[None], len(losses) - 1)
+        rows.append(
+            {
+                "method": method,
+                "group": group[method],
+                "loss": asdict(estimate(values[None])),
+                "exact": share(_by_text(cells[method], lambda o, _: float(o.exact))) if task.new_tokens else None,
+                "against_cut_off": None if against is None else asdict(against),
+                **cost([measured for _, measured in cells[method]]),
+            }
+        )
+    return rows
+
+
+def _by_text(cells: Sequence[tuple[Cell, Measured]], number: Callable[[TextOutcome, int], float]) -> list[list[float]]:
+    """For each text a number at every depth; number: from an outcome and the length."""
+    texts: dict[tuple[int, int], list[float]] = {}
+    for cell, measured in cells:
+        for index, outcome in enumerate(measured.outcomes):
+            texts.setdefault((cell.seed, index), []).append(number(outcome, cell.length))
+    return [texts[key] for key in sorted(texts)]
+
+
+def _past(outcome: TextOutcome, length: int, trained_length: int) -> float:
+    """The mean loss past the trained length, of running text; else the loss of the answer."""
+    losses = [loss for loss in outcome.blocks[ceil(BLOCKS * trained_length / length) :] if loss is not None]
+    return fmean(losses) if losses else outcome.loss

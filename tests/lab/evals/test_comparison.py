@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods past the trained length, side by side."""
+
+from statistics import fmean
+
+import pytest
+import torch
+
+from posenc.lab.evals.comparison import comparison, question_in_front
+from posenc.lab.evals.config import Cell
+from posenc.lab.evals.reader import TextOutcome
+from posenc.lab.evals.results import Measured, answer
+from posenc.tasks import create
+
+TRAINED, TEXTS = 128, 6
+TASKS = {text: create(text) for text in ("perplexity", "facts")}
+OFFSETS = {"none": 3.0, "cut_off": 1.0, "near": 1.01, "far": 2.0}
+
+
+def outcome(cell, index):
+    """Running text: 9 nats within the trained length, past it what the method and the text give."""
+    noise = torch.Generator().manual_seed(100 * list(OFFSETS).index(cell.method) + index)
+    loss = OFFSETS[cell.method] + index + 0.1 * float(torch.rand((), generator=noise))
+    blocks = tuple([9.0] * 8 + [loss] * 8) if cell.task == "perplexity" else ()
+    return TextOutcome(cell.length, None, loss, 0.5, int(cell.method == "cut_off"), blocks=blocks)
+
+
+@pytest.fixture(scope="module")
+def done():
+    cells = [
+        Cell(task, method, length, depth, 0)
+        for task, depths in (("perplexity", [None]), ("facts", [0.0, 1.0]))
+        for method in OFFSETS
+        for length in (64, 256)
+        for depth in depths
+    ]
+    return {cell: Measured(tuple(outcome(cell, i) for i in range(TEXTS)), 9.0, 100.0, 5, 0.2) for cell in cells}
+
+
+def test_methods_are_grouped_and_compared_with_truncated_input(done):
+    (at,) = comparison(TASKS, done, TRAINED)  # 64 tokens are not past the trained length
+    assert (at["length"], at["times"]) == (256, 2.0)
+    running, facts = at["tasks"]
+    assert {row["method"]: row["group"] for row in running["rows"]} == {"cut_off": 1, "near": 1, "far": 2, "none": 3}
+    best, far = running["rows"][0], next(row for row in facts["rows"] if row["method"] == "far")
+    assert best["loss"]["mean"] < 5, "the tokens past the trained length alone"
+    cells = {method: done[Cell("facts", method, 256, 0.0, 0)].outcomes for method in ("far", "cut_off")}
+    want = fmean(a.loss - b.loss for a, b in zip(*cells.values(), strict=True))
+    assert far["against_cut_off"]["mean"] == pytest.approx(want, abs=1e-6)
+    assert far["against_cut_off"]["low"] < want < far["against_cut_off"]["high"]
+    assert (far["exact"]["mean"], far["processor_ms_per_token"], far["peak_bytes"]) == (0.0, pytest.approx(2.0), 5)
+    assert best["exact"] is None
+    assert next(row for row in facts["rows"] if row["method"] == "cut_off")["against_cut_off"] is None
+
+
+def test_a_method_that_has_not_read_all_texts_has_no_row_yet(done):
+    part = {cell: measured for cell, measured in done.items() if (cell.method, cell.depth) != ("near", 1.0)}
+    running, facts = comparison(TASKS, part, TRAINED)[0]["tasks"]
+    assert [len(task["rows"]) for task in (running, facts)] == [4, 3]
+    assert comparison(TASKS, {}, TRAINED) == []
+
+
+def test_the_question_in_front_is_compared_text_by_text():
+    tasks = {
+        text: create(text)
+        for text in ("facts:items=4", "facts:items=4:query_aware=true", "multi_document:query_aware=true")
+    }
+    gains = torch.rand(2, TEXTS, generator=torch.Generator().manual_seed(3)).tolist()
+    done = {
+        Cell(task, "none", 64, depth, 0): Measured(
+            tuple(
+                TextOutcome(64, None, index - gains[at][index] * ("query" in task), 0.5, int("query" in task and index > 2))
+                for index in range(TEXTS)
+            ),
+            1.0, 1.0, None, 1.0,
+        )
+        for task in tasks
+        for at, depth in enumerate((0.0, 1.0))
+    }  # fmt: skip
+    (row,) = question_in_front(tasks, done)
+    assert (row["task"], row["method"], row["length"]) == ("facts:items=4:query_aware=true", "none", 64)
+    assert row["loss"]["mean"] == pytest.approx(-fmean(gains[0] + gains[1]), abs=1e-6)
+    assert row["exact"]["mean"] == pytest.approx(0.5)
+    assert row["loss"]["low"] < row["loss"]["mean"] < row["loss"]["high"] < 0
+    found = {"settings": {"lengths": [64]}, "model": {"trained_length": 64}, "tasks": [], "ranking": []}
+    (sentence,) = answer(found | {"question_in_front": [row]})
+    assert sentence.startswith("facts:items=4:query_aware=true at 64 tokens, none: against the same without")
+    assert "+50 points" in sentence
