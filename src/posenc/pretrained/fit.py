@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from posenc.encodings.learned_rotary import LearnedRotary
+from posenc.encodings.augment import skipped_positions
 from posenc.errors import InputError, check_integers, check_numbers, check_positive, check_sizes, check_word
 from posenc.functional import cos_sin
 from posenc.pretrained.attach import Attachment, RotaryModule
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.finetune import identity, skipped_positions, token_rows
+from posenc.pretrained.finetune import identity, token_rows
 from posenc.pretrained.inference import check_tokens, evaluating
 from posenc.tasks import create
 
