@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from posenc.encodings.learned_rotary import LearnedRotary
 from posenc.encodings.augment import skipped_positions
+from posenc.encodings.learned_rotary import LearnedRotary
 from posenc.errors import InputError, check_integers, check_numbers, check_positive, check_sizes, check_word
 from posenc.functional import cos_sin
 from posenc.pretrained.attach import Attachment, RotaryModule
