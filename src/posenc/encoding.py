@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import exactly, table_device, transformed
+from posenc.functional import RunRotation, exactly, table_device, transformed, unturned
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
 
@@ -267,6 +267,11 @@ class Encoding(nn.Module):
         """`rotate_queries` of a single query, (batch, heads, 1, head_dim), as a function that serves every layer of a
         decoding step. None: there is none, and `rotate_queries` is called in each layer."""
         return None
+
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
+        """`rotate_keys` of any run of keys (batch, kv_heads, num_keys, head_dim), as a function that serves every layer of a
+        decoding step, beside `rotate_queries`. None: there is none, and `rotate` is called in each layer."""
+        return None if "rotate" in self.sites() else unturned
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         """The angle by which each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs).
@@ -874,6 +879,13 @@ class Sum(Composite):
         for part in _in_order(self):
             q, k = rotated_by(part, q, k, here(part), layer)
         return q, k
+
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
+        turns = [part.key_rotation(positions, k) for part in self]
+        turning = [turn for turn in turns if turn is not unturned]
+        if not turning:
+            return unturned
+        return turning[0] if len(turning) == 1 and "rotate" not in self._overridden() else None
 
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score | None:
         here = self._with_gates(positions, layer)

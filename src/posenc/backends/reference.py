@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias import dense_sum, rows_at
+from posenc.functional import blocks, unturned
 from posenc.positions.visibility import EVERYTHING
 
 
@@ -39,20 +40,9 @@ class Reference:
     def scores(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
         query does not see a key. Of a problem that weighs: the weights."""
-        dtype, keys = problem.q.dtype, problem.v.shape[2]
-        precise = torch.promote_types(dtype, torch.float32)
-
-        scores: Tensor | None = None
-        for q, k, region, before in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
-            part = problem.scale * _product(q[:, :, first:end].to(precise), k.to(precise).mT)
-            if k.shape[2] != keys:
-                part = pad(part, (before, keys - before - k.shape[2]))
-            if region == EVERYTHING and problem.positions.all_visible:
-                scores = part
-                continue
-            visible = replace(problem, region=region).mask(first, end)
-            scores = part.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, part, scores)
-        assert scores is not None
+        precise = torch.promote_types(problem.q.dtype, torch.float32)
+        complete = len(problem.branches) > 0 and all(branch.complete for branch in problem.branches)
+        scores = _side_by_side(problem, precise) if complete else _where_visible(problem, first, end, precise)
         if bias is not None:
             scores = scores + bias.to(precise)
         return problem.modified(scores, first)
@@ -76,7 +66,7 @@ class Reference:
     def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:
         """What the weights of queries from the first on make of the values, in q's dtype."""
         positions, end = problem.positions, first + weights.shape[2]
-        out = _product(weights, problem.v.to(weights.dtype))
+        out = _averaged(weights, problem.v)
         if problem.values is not None:
             table = problem.values.table.to(weights.dtype)
             at = rows_at(problem.values.index, positions.q[:, first:end, None] - positions.k[:, None, :], table)
@@ -84,6 +74,55 @@ class Reference:
             binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)
             out = out + binned @ table
         return out.to(problem.q.dtype)
+
+
+def _where_visible(problem: Problem, first: int, end: int, precise: torch.dtype) -> Tensor:
+    """The scaled products of queries first .. end - 1 and keys, each pair's in the branch that it is in."""
+    scores, keys = None, problem.v.shape[2]
+    for branch in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
+        part = problem.scale * _products(branch, first, end, precise)
+        if branch.k.shape[2] != keys:
+            part = pad(part, (branch.first, keys - branch.first - branch.k.shape[2]))
+        if branch.region == EVERYTHING and problem.positions.all_visible:
+            scores = part
+            continue
+        visible = replace(problem, region=branch.region).mask(first, end)
+        scores = part.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, part, scores)
+    assert scores is not None
+    return scores
+
+
+def _side_by_side(problem: Problem, precise: torch.dtype) -> Tensor:
+    """The scaled products of a single query and the keys of complete branches, each of which has other keys."""
+    branches = sorted(problem.branches, key=lambda branch: branch.first)
+    parts, at, keys = [], 0, problem.v.shape[2]
+    for branch in branches:
+        parts += [_hidden(problem, branch.first - at), problem.scale * _products(branch, 0, 1, precise)]
+        at = branch.first + branch.k.shape[2]
+    return torch.cat([*parts, _hidden(problem, keys - at)], -1)
+
+
+def _hidden(problem: Problem, keys: int) -> Tensor:
+    """The scores of so many keys that a single query does not see."""
+    precise = torch.promote_types(problem.q.dtype, torch.float32)
+    return problem.q.new_full((*problem.q.shape[:3], keys), -torch.inf, dtype=precise)
+
+
+def _products(branch: Rotated, first: int, end: int, precise: torch.dtype) -> Tensor:
+    """Of queries first .. end - 1 with the keys of a branch. Keys that are not rotated yet are, a run at a time: they are read
+    from memory once, and what becomes of them stays in the cache."""
+    q, k, turn = branch.q[:, :, first:end].to(precise), branch.k, branch.turn
+    if turn is None or (turn is unturned and k.dtype == precise):
+        return _product(q, k.to(precise).mT)
+    return torch.cat([_product(q, turn(k[:, :, run], run).to(precise).mT) for run in blocks(k, precise)], -1)
+
+
+def _averaged(weights: Tensor, v: Tensor) -> Tensor:
+    """The product of weights and values. A single query's takes values of another dtype a run at a time, as `_scores`."""
+    if weights.dtype == v.dtype or weights.shape[2] > 1 or torch.compiler.is_compiling():
+        return _product(weights, v.to(weights.dtype))
+    runs = blocks(v, weights.dtype)
+    return sum((_product(weights[..., run], v[:, :, run].to(weights.dtype)) for run in runs), start=weights.new_zeros(()))
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

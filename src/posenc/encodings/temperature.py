@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding, require_fit
 from posenc.errors import check_integers, check_numbers, check_positive
+from posenc.functional import RunRotation, unturned
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -39,6 +40,9 @@ class QueryScale(Encoding):
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
         return k
+
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation:
+        return unturned
 
 
 @dataclass(eq=False, repr=False)

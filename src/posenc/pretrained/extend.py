@@ -212,7 +212,9 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     _check_attention(structure, chosen)
     config["posenc"] = {"method": chosen.text, "target_length": target}
     identity = frozenset(changed if chosen.map is not None else ())
-    encodings = tuple(_encoding(layer, chosen, rotations, identity) for layer in structure.layers)
+    # one object for all layers of a rotation, which then share its tables
+    mapped = {rotation: Mapped(rotation, chosen.map or {}) for rotation in {rotations[t] for t in identity}}
+    encodings = tuple(_encoding(layer, chosen, rotations, mapped) for layer in structure.layers)
     return Design(rotations, identity, encodings, config)
 
 
@@ -256,12 +258,13 @@ def _in_units(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
     return scaled | {"of": _in_units(scaled["of"], unit)} if isinstance(scaled.get("of"), Mapping) else scaled
 
 
-def _encoding(layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], identity: frozenset[str]) -> Encoding | None:
+def _encoding(
+    layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], mapped: Mapping[Rotary, Mapped]
+) -> Encoding | None:
     """The encoding of our attention in a layer. One with a sliding window stays as it was."""
     parts: list[Encoding] = []
-    if layer.rotates and layer.layer_type in identity:
-        rotation = rotations[layer.layer_type]
-        parts.append(rotation if layer.window is not None else Mapped(rotation, chosen.map or {}))
+    if layer.rotates and (rotation := rotations.get(layer.layer_type)) in mapped:
+        parts.append(mapped[rotation] if layer.window is None else rotation)
     if layer.window is None:
         parts += chosen.attention.values()
     if layer.softcap is not None:
