@@ -156,6 +156,9 @@ def _planned(
     scale: float | None,
 ) -> _Step | None:  # fmt: skip
     cls = Encoding if encoding is None else type(encoding)
+    if encoding is not None and cls.branches is not Encoding.branches:
+        rotates = cls.at is Encoding.at and set(encoding.sites()) == {"rotate"}
+        return _branches_planned(q, k, v, encoding, positions, keys_rotated, scale) if rotates else None
     hooks = (
         "restrict", "gates", "scores", "values", "rotate_values", "turn_back", "sink", "query_sink", "prefix_kv", "modify",
         "scale_of", "at",
@@ -164,9 +167,6 @@ def _planned(
         return None
     if cls.bias is not Encoding.bias and not vars(cls).get("constant", False):
         return None
-    if cls.branches is not Encoding.branches:
-        assert encoding is not None
-        return _branches_planned(q, k, v, encoding, positions, keys_rotated, scale)
     if not positions.all_visible or (q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)):
         return None
     with torch.no_grad():  # the plan holds nothing of q, k and v, which may come from inference mode
@@ -185,11 +185,14 @@ def _planned(
 def _branches_planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, positions: Positions, keys_rotated: bool, scale: float | None
 ) -> _Step | None:
+    at = {branch.region: branch for branch in branches_of(encoding, 0)}
+    if not at:
+        return None
     with torch.no_grad():
         problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, 0, keys_rotated)
     if problem.is_empty:
         return None
-    at, branches = {branch.region: branch for branch in branches_of(encoding, 0)}, []
+    branches = []
     for rotated in problem.branches:
         turn = encoding.token_rotation(positions.at(at[rotated.region]), q)
         if turn is None or rotated.turn is None or not rotated.complete:

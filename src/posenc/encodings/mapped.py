@@ -73,8 +73,10 @@ class Mapped(Encoding):
         turn = self.encoding.key_rotation(self._moved(positions), k)
         return unturned if turn is not None and self._leaves_keys(positions) else turn
 
-    def remember(self, positions: Positions, key: Hashable, make: Callable[[], Any]) -> Any:
-        return self.encoding.remember(positions, (self, *self.map.branches, key), make)
+    def _facts(self) -> tuple[list[object], list[Tensor | None]]:
+        facts, tables = super()._facts()
+        more, its_tables = self.encoding._facts()
+        return facts + more, tables + its_tables
 
     def _leaves_keys(self, positions: Positions) -> bool:
         """Whether keys of a branch stay as they are."""

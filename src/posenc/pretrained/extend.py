@@ -212,9 +212,11 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     _check_attention(structure, chosen)
     config["posenc"] = {"method": chosen.text, "target_length": target}
     identity = frozenset(changed if chosen.map is not None else ())
-    # one object for all layers of a rotation, which then share its tables
+    # one object for all layers that are alike, which then share tables and plans
     mapped = {rotation: Mapped(rotation, chosen.map or {}) for rotation in {rotations[t] for t in identity}}
-    encodings = tuple(_encoding(layer, chosen, rotations, mapped) for layer in structure.layers)
+    of_layers = [_parts(layer, chosen, rotations, mapped) for layer in structure.layers]
+    sums = {parts: combined(*parts) for parts in dict.fromkeys(of_layers)}
+    encodings = tuple(sums[parts] for parts in of_layers)
     return Design(rotations, identity, encodings, config)
 
 
@@ -258,10 +260,10 @@ def _in_units(schedule: Mapping[str, Any], unit: float) -> dict[str, Any]:
     return scaled | {"of": _in_units(scaled["of"], unit)} if isinstance(scaled.get("of"), Mapping) else scaled
 
 
-def _encoding(
+def _parts(
     layer: Layer, chosen: Plan, rotations: Mapping[str, Rotary], mapped: Mapping[Rotary, Mapped]
-) -> Encoding | None:
-    """The encoding of our attention in a layer. One with a sliding window stays as it was."""
+) -> tuple[Encoding, ...]:
+    """What the encoding of our attention in a layer is the sum of. One with a sliding window stays as it was."""
     parts: list[Encoding] = []
     if layer.rotates and (rotation := rotations.get(layer.layer_type)) in mapped:
         parts.append(mapped[rotation] if layer.window is None else rotation)
@@ -269,7 +271,7 @@ def _encoding(
         parts += chosen.attention.values()
     if layer.softcap is not None:
         parts.append(CappedScores(layer.softcap))
-    return combined(*parts)
+    return tuple(parts)
 
 
 def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
