@@ -131,7 +131,9 @@ def _averaged(weights: Tensor, v: Tensor) -> Tensor:
     if weights.dtype == v.dtype or weights.shape[2] > 1 or torch.compiler.is_compiling():
         return _product(weights, v.to(weights.dtype))
     runs = blocks(v, weights.dtype)
-    return sum((_product(weights[..., run], v[:, :, run].to(weights.dtype)) for run in runs), start=weights.new_zeros(()))
+    return sum(
+        (_product(weights[..., run], v[:, :, run].to(weights.dtype)) for run in runs), start=weights.new_zeros(())
+    )
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class Extension(ChangeReport):
         unchanged = "longer ones no better than before: only the length in the configuration was changed"
         tuning = TUNING[self.tuning] if self.layers[0] else unchanged
         lines.append(f"expected, by construction: {self.expected}; {tuning}")
-        keys = "unrotated keys, all rotated again at each step" if self.raw_keys else "rotated keys, as before"
+        keys = "unrotated keys, rotated as each step reads them" if self.raw_keys else "rotated keys, as before"
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
@@ -265,7 +265,8 @@ def _parts(
 ) -> tuple[Encoding, ...]:
     """What the encoding of our attention in a layer is the sum of. One with a sliding window stays as it was."""
     parts: list[Encoding] = []
-    if layer.rotates and (rotation := rotations.get(layer.layer_type)) in mapped:
+    rotation = rotations.get(layer.layer_type)
+    if layer.rotates and rotation is not None and rotation in mapped:
         parts.append(mapped[rotation] if layer.window is None else rotation)
     if layer.window is None:
         parts += chosen.attention.values()
