@@ -79,6 +79,21 @@ def table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def page(results: dict[str, dict[str, float]]) -> str:
+    lines = [
+        "# Position maps in a model",
+        "",
+        "`python benchmarks/decoding_maps.py`: the demo model (SmolLM2-135M, 9 query and 3 key heads of 64) extended to "
+        f"{TARGET} tokens with each method's default options: processor time over that of the model as it is, the least of "
+        "several turns; each column is one run. Step: one token after so many cached ones (transformers' DynamicCache). One "
+        f"thread, AMD EPYC, torch {torch.__version__}, beside other work on the machine.",
+        "",
+        table(results),
+        "",
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
@@ -104,18 +119,7 @@ def main() -> None:
                 results[cell] = ratios(model, lambda model=model, length=length: prefill(model, length), 1)
             print(cell, {key: round(value, 3) for key, value in results[cell].items()}, flush=True)
             out.write_text(json.dumps(results, indent=1) + "\n")
-    page = [
-        "# Position maps in a model",
-        "",
-        f"`python benchmarks/decoding_maps.py`: the demo model (SmolLM2-135M, 9 query and 3 key heads of 64) extended to {TARGET} tokens with each "
-        "method's default options: processor time over that of the model as it is, least of several turns in one run. Step: one "
-        f"token after so many cached ones (transformers' DynamicCache). One thread, AMD EPYC, torch {torch.__version__}, "
-        "beside other work on the machine.",
-        "",
-        table(results),
-        "",
-    ]
-    out.with_suffix(".md").write_text("\n".join(page))
+            out.with_suffix(".md").write_text(page(results))
 
 
 if __name__ == "__main__":
