@@ -127,7 +127,7 @@ def _is_traced(x: Tensor) -> bool:
 
 
 def _averaged(weights: Tensor, v: Tensor) -> Tensor:
-    """The product of weights and values. A single query's takes values of another dtype a run at a time, as `_scores`."""
+    """The product of weights and values. A single query's takes values of another dtype a run at a time, as `_products`."""
     if weights.dtype == v.dtype or weights.shape[2] > 1 or torch.compiler.is_compiling():
         return _product(weights, v.to(weights.dtype))
     runs = blocks(v, weights.dtype)
