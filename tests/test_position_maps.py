@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import posenc
-from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, position_maps
+from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, functional, position_maps
 from posenc.attention import prepare
 from posenc.backends import fused
 from posenc.position_maps import MAPS, dual_chunk, jet_long, leaky_rerope, rerope, self_extend, streaming, string
@@ -253,7 +253,67 @@ def test_a_query_alone_reads_only_the_keys_that_it_sees():
     near, far = prepare(q, k, v, Mapped(Rotary(8), jet_long(10, 25, 9)), p, None, None, None, 0.0, 0).branches
     assert near.k.shape[2] == 10, "of the groups, a query alone takes one"
     _, far = prepare(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
-    assert far.k is k, "keys that every query sees at one distance are not rotated"
+    assert (far.first, far.k.shape[2]) == (0, 90)
+    assert far.keys().data_ptr() == k.data_ptr(), "keys that every query sees at one distance are not rotated"
+
+
+MASKS = {
+    "one row": [[1] * 40],
+    "left padded": [[0] * 17 + [1] * 23, [1] * 40],
+    "all left padded": [[0] * 9 + [1] * 31] * 2,
+    "a hole": [[1] * 20 + [0] * 3 + [1] * 17],
+}
+ROTATIONS = {
+    "half": {}, "interleaved": {"layout": "interleaved"}, "partial": {"rotary_dim": 4},
+    "partial, interleaved": {"rotary_dim": 4, "layout": "interleaved"},
+    "yarn": {"schedule": {"name": "yarn", "factor": 8.0, "original_max_positions": 16}},
+}  # fmt: skip
+
+
+@EVERY
+@pytest.mark.parametrize("more", [[], [LogN(3)], [LogN(3), SoftmaxN()]], ids=len)
+def test_a_step_is_the_last_row_of_the_pass(name, options, more, monkeypatch):
+    """Keys rotated as they are read, a few at a time, in two layers that share positions."""
+    monkeypatch.setattr(functional, "BLOCK_BYTES", 1000)
+    for rotary in ROTATIONS.values():
+        encoding = sum(more, mapped(name, options, **rotary))
+        for layout, mask in MASKS.items():
+            full, last = (Positions.from_mask(mask, n, causal=True) for n in (None, 1))
+            if layout == "one row":
+                full, last = Positions.arange(40, causal=True), Positions.arange(1, 39, causal=True)
+            for _ in range(2):
+                q, k, v = (x.detach() for x in inputs(full))
+                expected = posenc.attention(q, k, v, encoding, full)[:, :, -1:]
+                actual = posenc.attention(q[:, :, -1:], k, v, encoding, last, scale=8**-0.5)
+                assert_close(actual, expected, rtol=0, atol=1e-12, msg=lambda m, at=(rotary, layout): f"{at}: {m}")
+            if not more:
+                q, k, v = (x.bfloat16() for x in (q, k, v))
+                expected = posenc.attention(q.double(), k.double(), v.double(), encoding, full)[:, :, -1:]
+                actual = posenc.attention(q[:, :, -1:], k, v, encoding, last)
+                assert_close(actual.double(), expected, rtol=2**-5, atol=2**-5)
+
+
+def test_a_step_follows_what_is_set_on_its_encoding():
+    """Layers of a step share what was made of the encoding, until it is another."""
+    p = Positions.arange(1, 39, causal=True)
+    q, k, v = (x.detach() for x in inputs(p))
+    encoding = mapped("self_extend", {"window": 4, "group": 3})
+    before = posenc.attention(q, k, v, encoding, p)
+    encoding.map = rerope(4)
+    assert_close(posenc.attention(q, k, v, encoding, p), posenc.attention(q, k, v, Mapped(Rotary(8), rerope(4)), p))
+    encoding.map = self_extend(4, 3)
+    encoding.encoding.inv_freq.mul_(2)
+    changed = posenc.attention(q, k, v, encoding, p)
+    assert (changed - before).abs().max() > 1e-3
+    encoding.encoding = Rotary(8)
+    assert_close(posenc.attention(q, k, v, encoding, p), before)
+
+
+def test_gradients_of_a_step():
+    p = Positions.arange(1, 39, causal=True)
+    q, k, v = inputs(p)
+    encoding = mapped("self_extend", {"window": 4, "group": 3})
+    assert torch.autograd.gradcheck(lambda *x: posenc.attention(*x, encoding, p), (q, k, v), fast_mode=True)
 
 
 def test_dropout_drops_weights_of_every_branch(monkeypatch):

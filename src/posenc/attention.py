@@ -13,6 +13,7 @@ from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
 from posenc.backends.problem import Rotated
+from posenc.backends.reference import Reference
 from posenc.bias import Modifier, Score, Values, Weights, dense_sum, validated_values
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
@@ -34,10 +35,10 @@ from posenc.encoding import (
     values_rotated_by,
 )
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
-from posenc.functional import exactly, transformed
+from posenc.functional import RunRotation, exactly, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
-from posenc.positions.visibility import Branch
+from posenc.positions.visibility import EVERYTHING, Branch
 
 
 def attention(
@@ -92,9 +93,10 @@ def attention(
         if positions is None or positions.sharding is None:
             _check_no_ring()
             if positions is not None and q.dim() == 4 and q.shape[2] == 1:
-                usual = scale is None and sink is None and causal is None and gates is None and backend == "auto"
+                usual = sink is None and causal is None and gates is None and backend == "auto"
+                usual = usual and (scale is None or type(scale) is float)
                 if usual and type(dropout_p) is float and dropout_p == 0.0 and type(layer) is int and layer >= 0:
-                    step = _step(q, k, v, encoding, positions, keys_rotated)
+                    step = _step(q, k, v, encoding, positions, keys_rotated, scale)
                     if step is not None:
                         return _taken(step, q, k, v, encoding, positions, layer, keys_rotated)
             problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
@@ -120,7 +122,8 @@ def attention(
 class _Step(NamedTuple):
     """What a single query's call takes: PyTorch's attention with this mask, factor and these options, after its rotation.
 
-    rotates: there is one. turn: the queries' alone, where it is known as a function for all layers.
+    rotates: there is one. turn: the queries' alone, where it is known as a function for all layers. branches: of a position
+    map, as (first key, end, rotation of the query, rotation of the keys), which together are the attention.
     """
 
     mask: Tensor | None
@@ -128,29 +131,37 @@ class _Step(NamedTuple):
     options: dict[str, Any]
     rotates: bool
     turn: Callable[[Tensor], Tensor] | None
+    branches: Sequence[tuple[int, int, Callable[[Tensor], Tensor], RunRotation]] = ()
 
 
 def _step(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
-) -> _Step | None:
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool,
+    scale: float | None,
+) -> _Step | None:  # fmt: skip
     """A decoding step's call, which every layer makes alike: validated and planned in the first layer, for tensors of these
     shapes at these positions. None: it needs more, or is of a kind that is planned anew each time."""
-    if torch.compiler.is_compiling() or transformed() or (encoding is not None and encoding._modules):
+    if torch.compiler.is_compiling() or transformed():
+        return None
+    if encoding is not None and encoding._modules and type(encoding).branches is Encoding.branches:
         return None
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
         return None  # refused where it is planned
-    key = ("step", q.shape, k.shape, v.shape, q.dtype, keys_rotated)
-    make = partial(_planned, q, k, v, encoding, positions, keys_rotated)
+    key = ("step", q.shape, k.shape, v.shape, q.dtype, keys_rotated, scale)
+    make = partial(_planned, q, k, v, encoding, positions, keys_rotated, scale)
     return positions.shared(key, make) if encoding is None else encoding.remember(positions, key, make)
 
 
 def _planned(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool
-) -> _Step | None:
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool,
+    scale: float | None,
+) -> _Step | None:  # fmt: skip
     cls = Encoding if encoding is None else type(encoding)
+    if encoding is not None and cls.branches is not Encoding.branches:
+        rotates = cls.at is Encoding.at and set(encoding.sites()) == {"rotate"}
+        return _branches_planned(q, k, v, encoding, positions, keys_rotated, scale) if rotates else None
     hooks = (
         "restrict", "gates", "scores", "values", "rotate_values", "turn_back", "sink", "query_sink", "prefix_kv", "modify",
-        "branches", "scale_of", "at",
+        "scale_of", "at",
     )  # fmt: skip
     if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
         return None
@@ -159,7 +170,7 @@ def _planned(
     if not positions.all_visible or (q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)):
         return None
     with torch.no_grad():  # the plan holds nothing of q, k and v, which may come from inference mode
-        problem = prepare(q, k, v, encoding, positions, None, None, None, 0.0, 0, keys_rotated)
+        problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, 0, keys_rotated)
     if problem.is_empty or problem.scale <= 0 or problem.q.shape[3] != v.shape[3]:
         return None
     if problem.bias and q.device.type != "cpu":
@@ -171,10 +182,35 @@ def _planned(
     return _Step(None if mask is None else mask.to(q.dtype), problem.scale, options, rotates, turn)
 
 
+def _branches_planned(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, positions: Positions, keys_rotated: bool, scale: float | None
+) -> _Step | None:
+    at = {branch.region: branch for branch in branches_of(encoding, 0)}
+    if not at:
+        return None
+    with torch.no_grad():
+        problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, 0, keys_rotated)
+    if problem.is_empty:
+        return None
+    branches = []
+    for rotated in problem.branches:
+        turn = encoding.token_rotation(positions.at(at[rotated.region]), q)
+        if turn is None or rotated.turn is None or not rotated.complete:
+            return None
+        branches.append((rotated.first, rotated.first + rotated.k.shape[2], turn, rotated.turn))
+    return _Step(None, problem.scale, {}, True, None, branches) if branches else None
+
+
 def _taken(
     step: _Step, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
     keys_rotated: bool,
 ) -> Tensor:  # fmt: skip
+    if step.branches:
+        branches = [
+            Rotated(turn(q), k[:, :, first:end], EVERYTHING, first, of_keys, True)
+            for first, end, turn, of_keys in step.branches
+        ]
+        return Reference().attend(Problem(q, k, v, [], None, positions, step.factor, None, 0.0, branches))
     if step.turn is not None:
         q = step.turn(q)
     elif encoding is not None and step.rotates:
@@ -338,7 +374,8 @@ def prepare(
             reads_all = bool(terms) or values is not None or bool(given)
             branches = _rotated(q, k, encoding, map_branches, positions, layer, keys_rotated, reads_all)
             q, k = branches[0][:2]
-            if len(branches) == 1 and k.shape[2] == v.shape[2] and contains_all_visible(positions, branches[0].region):
+            alone = len(branches) == 1 and branches[0].turn is None and k.shape[2] == v.shape[2]
+            if alone and contains_all_visible(positions, branches[0].region):
                 branches = []
         elif keys_rotated:
             q = queries_rotated_by(encoding, q, positions, layer)
@@ -460,15 +497,23 @@ def _rotated(
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
     rotated = []
+    # a single query reads each key once, so a key is rotated when it is read
+    later = q.shape[2] == 1 and q.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+    part, its_layer = encoding.at(layer)
     for branch in branches:
         here = positions.at(branch)
-        first, end = (0, k.shape[2]) if reads_all else visible_keys(positions, branch.region)
+        first, end, complete = (0, k.shape[2], False) if reads_all else visible_keys(positions, branch.region)
         if first >= end:
             continue
         keys = k
         if end - first < k.shape[2]:
             here, keys = positions.shared(("keys", branch), partial(here.keys, first, end)), k[:, :, first:end]
-        rotated.append(Rotated(*rotated_by(encoding, q, keys, here, layer), branch.region, first))
+        turn = part.key_rotation(here, keys) if later else None
+        if turn is None:
+            rotated.append(Rotated(*rotated_by(encoding, q, keys, here, layer), branch.region, first, None, complete))
+        else:
+            queries = queries_rotated_by(part, q, here, its_layer)
+            rotated.append(Rotated(queries, keys, branch.region, first, turn, complete))
     if not rotated:  # nothing is visible, in any branch
         branch = branches[0]
         rotated.append(Rotated(*rotated_by(encoding, q, k, positions.at(branch), layer), branch.region))

@@ -9,6 +9,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import islice
 from numbers import Integral, Real
 from operator import is_
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import exactly, table_device, transformed
+from posenc.functional import RunRotation, exactly, table_device, transformed, unturned
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
 
@@ -270,6 +271,11 @@ class Encoding(nn.Module):
         decoding step. None: there is none, and `rotate_queries` is called in each layer."""
         return None
 
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
+        """`rotate_keys` of any run of keys (batch, kv_heads, num_keys, head_dim), as a function that serves every layer of a
+        decoding step, beside `rotate_queries`. None: there is none, and `rotate` is called in each layer."""
+        return None if "rotate" in self.sites() else unturned
+
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         """The angle by which each pair of each key is turned, float64: (batch or 1, kv_heads or 1, num_keys, pairs).
 
@@ -403,8 +409,7 @@ class Encoding(nn.Module):
         learns its angles, is made in every call."""
         if torch.compiler.is_compiling():
             return make()
-        tables = list(self._buffers.values())
-        facts = [*tables, *vars(self).values()]
+        facts, tables = self._facts()
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
         entry: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
         before, at, value = entry
@@ -413,6 +418,11 @@ class Encoding(nn.Module):
                 value = _unless_learned(make)
             entry[:] = facts, versions, value
         return make() if value is _LEARNED else value
+
+    def _facts(self) -> tuple[list[object], list[Tensor | None]]:
+        """What a remembered value may depend on, tables and attributes; and the tables, which may be written to."""
+        tables = list(self._buffers.values())
+        return [*tables, *vars(self).values()], tables
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -881,6 +891,24 @@ class Sum(Composite):
         for part in _in_order(self):
             q, k = rotated_by(part, q, k, here(part), layer)
         return q, k
+
+    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
+        turns = [part.token_rotation(positions, q) for part in _in_order(self) if "rotate" in part.sites()]
+        known = [turn for turn in turns if turn is not None]
+        if len(known) < len(turns) or "rotate" in self._overridden():
+            return None
+        return lambda x: reduce(lambda turned, turn: turn(turned), known, x)
+
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
+        turns = [part.key_rotation(positions, k) for part in self]
+        turning = [turn for turn in turns if turn is not unturned]
+        if len(turning) > 1 or "rotate" in self._overridden():
+            return None
+        return turning[0] if turning else unturned
+
+    def _facts(self) -> tuple[list[object], list[Tensor | None]]:
+        facts, tables = zip(super()._facts(), *(part._facts() for part in self), strict=True)
+        return [fact for each in facts for fact in each], [table for each in tables for table in each]
 
     def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score | None:
         here = self._with_gates(positions, layer)

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
 
 from posenc.errors import (
     InputError,
@@ -391,6 +392,38 @@ def widened(cos: Tensor, sin: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     if layout == "half":
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+
+
+RunRotation = Callable[[Tensor, slice], Tensor]
+"""(keys of a run, which run of all keys it is) -> these keys rotated, float32 or better. The result may be the argument."""
+
+
+def unturned(x: Tensor, run: slice) -> Tensor:
+    """The rotation of keys that are left as they are."""
+    return x
+
+
+def run_tables(cos: Tensor, sin: Tensor, layout: Layout, start: int, width: int) -> tuple[Tensor, ...]:
+    """The tables of `rotary`, (batch or 1, 1, n, pairs), as `turn_run` takes them for tokens `width` wide."""
+    if layout == "interleaved":
+        return (torch.complex(cos, sin),)
+    return pad(torch.cat((cos, cos), -1), (start, width - start - 2 * cos.shape[-1]), value=1.0), sin
+
+
+def turn_run(x: Tensor, run: slice, tables: tuple[Tensor, ...], start: int) -> Tensor:
+    """`rotary` of a run of the tables' tokens, (batch, heads, length of the run, width), in the tables' precision: nothing is
+    validated, and what can be computed beforehand has been."""
+    if len(tables) == 1:
+        factor = tables[0][:, :, run]
+        out = x.to(factor.real.dtype, copy=True, memory_format=torch.contiguous_format)
+        _as_complex(out[..., start : start + 2 * factor.shape[-1]]).mul_(factor)
+        return out
+    cos, sin = (table[:, :, run] for table in tables)
+    middle, end, x = start + sin.shape[-1], start + 2 * sin.shape[-1], x.to(sin.dtype)
+    out = x * cos
+    out[..., start:middle].addcmul_(x[..., middle:end], sin, value=-1)
+    out[..., middle:end].addcmul_(x[..., start:middle], sin)
+    return out
 
 
 class _Rotation(torch.autograd.Function):

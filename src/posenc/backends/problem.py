@@ -9,18 +9,29 @@ import torch
 from torch import Tensor
 
 from posenc.bias import Modifier, Score, Values, Weights
+from posenc.functional import RunRotation
 from posenc.positions import Positions
 from posenc.positions.visibility import EVERYTHING, MaskMod, Region, grid_indices, rowwise
 
 
 class Rotated(NamedTuple):
     """Queries and keys as a branch of a position map rotates them, for the pairs in its region. first: how many of the
-    call's keys come before those in k, which may leave out keys that no query sees in the region."""
+    call's keys come before those in k, which may leave out keys that no query sees in the region.
+
+    turn: rotates the keys, which are not rotated yet, see `Encoding.key_rotation`: a single query reads each of them once.
+    complete: every query is known to see every key in k, in this branch.
+    """
 
     q: Tensor
     k: Tensor
     region: Region
     first: int = 0
+    turn: RunRotation | None = None
+    complete: bool = False
+
+    def keys(self) -> Tensor:
+        """The keys, rotated."""
+        return self.k if self.turn is None else self.turn(self.k, slice(None)).to(self.k.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +74,9 @@ class Problem:
         if not self.branches:
             return [self]
         problems = []
-        for q, k, region, first in self.branches:
-            part = replace(self, q=q, k=k, branches=(), region=region)
+        for branch in self.branches:
+            k, first = branch.keys(), branch.first
+            part = replace(self, q=branch.q, k=k, branches=(), region=branch.region)
             if k.shape[2] < self.v.shape[2]:
                 end = first + k.shape[2]
                 part = replace(

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias import dense_sum, rows_at
+from posenc.functional import blocks, transformed, unturned
 from posenc.positions.visibility import EVERYTHING
 
 
@@ -39,22 +40,10 @@ class Reference:
     def scores(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
         """What the softmax is taken of, (batch, num_heads, end - first, num_keys), float32 or better; minus infinity where a
         query does not see a key. Of a problem that weighs: the weights."""
-        dtype, keys = problem.q.dtype, problem.v.shape[2]
-        precise = torch.promote_types(dtype, torch.float32)
-
-        scores: Tensor | None = None
-        for q, k, region, before in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
-            part = problem.scale * _product(q[:, :, first:end].to(precise), k.to(precise).mT)
-            if k.shape[2] != keys:
-                part = pad(part, (before, keys - before - k.shape[2]))
-            if region == EVERYTHING and problem.positions.all_visible:
-                scores = part
-                continue
-            visible = replace(problem, region=region).mask(first, end)
-            scores = part.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, part, scores)
-        assert scores is not None
+        complete = len(problem.branches) > 0 and all(branch.complete for branch in problem.branches)
+        scores = _side_by_side(problem) if complete else _where_visible(problem, first, end)
         if bias is not None:
-            scores = scores + bias.to(precise)
+            scores = scores + bias.to(scores)
         return problem.modified(scores, first)
 
     def weights(self, problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
@@ -64,19 +53,20 @@ class Reference:
         if problem.weighs:
             return scores
         # a row without any visible key, or of scores of minus infinity, has no softmax; its weights are zero
-        empty = (scores == -torch.inf).all(-1, keepdim=True)
-        scores = scores.masked_fill(empty, 0.0)
-        weights = scores.softmax(-1)
+        traced = _is_traced(scores) or scores.shape[-1] == 0
+        empty = (scores == -torch.inf).all(-1, keepdim=True) if traced else scores.amax(-1, keepdim=True) == -torch.inf
+        some = traced or bool(empty.any())
+        weights = (scores.masked_fill(empty, 0.0) if some else scores).softmax(-1)
         sink = problem.sink_of(first, end)
         if sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
             weights = weights * (scores.logsumexp(-1, keepdim=True) - sink.to(scores)).sigmoid()
-        return weights.masked_fill(empty, 0.0)
+        return weights.masked_fill(empty, 0.0) if some else weights
 
     def output(self, problem: Problem, weights: Tensor, first: int) -> Tensor:
         """What the weights of queries from the first on make of the values, in q's dtype."""
         positions, end = problem.positions, first + weights.shape[2]
-        out = _product(weights, problem.v.to(weights.dtype))
+        out = _averaged(weights, problem.v)
         if problem.values is not None:
             table = problem.values.table.to(weights.dtype)
             at = rows_at(problem.values.index, positions.q[:, first:end, None] - positions.k[:, None, :], table)
@@ -84,6 +74,66 @@ class Reference:
             binned = binned.scatter_add(-1, at[:, None].expand(weights.shape), weights)
             out = out + binned @ table
         return out.to(problem.q.dtype)
+
+
+def _where_visible(problem: Problem, first: int, end: int) -> Tensor:
+    """The scaled products of queries first .. end - 1 and keys, each pair's in the branch that it is in."""
+    scores, keys = None, problem.v.shape[2]
+    for branch in problem.branches or [Rotated(problem.q, problem.k, EVERYTHING)]:
+        part = _joined(_products(branch, first, end, problem.scale))
+        if branch.k.shape[2] != keys:
+            part = pad(part, (branch.first, keys - branch.first - branch.k.shape[2]))
+        if branch.region == EVERYTHING and problem.positions.all_visible:
+            scores = part
+            continue
+        visible = replace(problem, region=branch.region).mask(first, end)
+        scores = part.masked_fill(~visible, -torch.inf) if scores is None else torch.where(visible, part, scores)
+    assert scores is not None
+    return scores
+
+
+def _side_by_side(problem: Problem) -> Tensor:
+    """The scaled products of a single query and the keys of complete branches, each of which has other keys."""
+    parts: list[Tensor] = []
+    at, keys, precise = 0, problem.v.shape[2], torch.promote_types(problem.q.dtype, torch.float32)
+
+    def hidden(until: int) -> list[Tensor]:
+        shape = (*problem.q.shape[:3], until - at)
+        return [problem.q.new_full(shape, -torch.inf, dtype=precise)] if at < until else []
+
+    for branch in sorted(problem.branches, key=lambda branch: branch.first):
+        parts += hidden(branch.first) + _products(branch, 0, 1, problem.scale)
+        at = branch.first + branch.k.shape[2]
+    return _joined(parts + hidden(keys))
+
+
+def _products(branch: Rotated, first: int, end: int, scale: float) -> list[Tensor]:
+    """The scaled products of queries first .. end - 1 with runs of the keys of a branch. Keys that are not rotated yet are, a
+    run at a time: they are read from memory once, and what becomes of them stays in the cache."""
+    k, turn, precise = branch.k, branch.turn, torch.promote_types(branch.q.dtype, torch.float32)
+    q = scale * branch.q[:, :, first:end].to(precise)
+    if turn is None or (turn is unturned and k.dtype == precise):
+        return [_product(q, k.to(precise).mT)]
+    return [_product(q, turn(k[:, :, run], run).to(precise).mT) for run in blocks(k, precise)]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _is_traced(x: Tensor) -> bool:
+    """Whether what x contains cannot be looked at, or not without waiting for it."""
+    return torch.compiler.is_compiling() or x.device.type != "cpu" or transformed()
+
+
+def _averaged(weights: Tensor, v: Tensor) -> Tensor:
+    """The product of weights and values. A single query's takes values of another dtype a run at a time, as `_products`."""
+    if weights.dtype == v.dtype or weights.shape[2] > 1 or torch.compiler.is_compiling():
+        return _product(weights, v.to(weights.dtype))
+    runs = blocks(v, weights.dtype)
+    return sum(
+        (_product(weights[..., run], v[:, :, run].to(weights.dtype)) for run in runs), start=weights.new_zeros(())
+    )
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

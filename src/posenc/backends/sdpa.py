@@ -86,7 +86,7 @@ class SDPA:
         return f"{refused.why}: a dense float mask", max(copies, 1) * per_row, refused.faster
 
     def attend(self, problem: Problem) -> Tensor:
-        if problem.is_empty:
+        if problem.is_empty or _is_step(problem):
             return Reference().attend(problem)
         if _slow_in_half(problem):
             return self.attend(_in_float32(problem)).to(problem.q.dtype)
@@ -241,6 +241,11 @@ def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
     return how, own + working * size + gradient, ""
+
+
+def _is_step(problem: Problem) -> bool:
+    """Whether it is a single query under a position map, whose keys are rotated as they are read."""
+    return any(branch.turn is not None for branch in problem.branches)
 
 
 def _is_row(problem: Problem) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and others."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.encoding import Composite, Encoding
 from posenc.errors import InputError, check_arguments
+from posenc.functional import RunRotation, unturned
 from posenc.position_maps import PositionMap, create
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch
@@ -57,19 +58,43 @@ class Mapped(Encoding):
         return self.map.branches
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        branch = positions.branch
-        if branch is None:
-            raise InputError(f"a position map ({self.map}) has no rotation for all pairs: it takes posenc.attention")
-        moved = positions.shared((self, branch), lambda: self._moved(positions, branch))
-        if branch.k is torch.zeros_like and self.encoding.zero_is_identity:
+        moved = self._moved(positions)
+        if self._leaves_keys(positions):
             return self.encoding.rotate_queries(q, moved, layer), k
         return self.encoding.rotate(q, k, moved, layer)
 
-    @staticmethod
-    def _moved(positions: Positions, branch: Branch) -> Positions:
-        positions.require_one_axis("a position map")
-        if branch.q is None and branch.k is None:
-            return positions.at(None)
-        q = positions.q if branch.q is None else branch.q(positions.q)
-        k = positions.k if branch.k is None else branch.k(positions.k)
-        return replace(positions, q=q, k=k, branch=None, sharding=None).with_known(diagonal=positions.diagonal)
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self.encoding.rotate_queries(q, self._moved(positions), layer)
+
+    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
+        return self.encoding.token_rotation(self._moved(positions), q)
+
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
+        turn = self.encoding.key_rotation(self._moved(positions), k)
+        return unturned if turn is not None and self._leaves_keys(positions) else turn
+
+    def _facts(self) -> tuple[list[object], list[Tensor | None]]:
+        facts, tables = super()._facts()
+        more, its_tables = self.encoding._facts()
+        return facts + more, tables + its_tables
+
+    def _leaves_keys(self, positions: Positions) -> bool:
+        """Whether keys of a branch stay as they are."""
+        branch = positions.branch
+        return branch is not None and branch.k is torch.zeros_like and self.encoding.zero_is_identity
+
+    def _moved(self, positions: Positions) -> Positions:
+        """Where a branch has the tokens."""
+        branch = positions.branch
+        if branch is None:
+            raise InputError(f"a position map ({self.map}) has no rotation for all pairs: it takes posenc.attention")
+        return positions.shared((self, branch), lambda: _moved(positions, branch))
+
+
+def _moved(positions: Positions, branch: Branch) -> Positions:
+    positions.require_one_axis("a position map")
+    if branch.q is None and branch.k is None:
+        return positions.at(None)
+    q = positions.q if branch.q is None else branch.q(positions.q)
+    k = positions.k if branch.k is None else branch.k(positions.k)
+    return replace(positions, q=q, k=k, branch=None, sharding=None).with_known(diagonal=positions.diagonal)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
@@ -15,10 +16,13 @@ from posenc.encodings.shared import check_head_dim
 from posenc.errors import InputError, check_numbers, check_positive
 from posenc.functional import (
     Layout,
+    RunRotation,
     angles_at,
     check_even,
     cos_sin,
     rotary,
+    run_tables,
+    turn_run,
     turn_together,
     turn_token,
     turns_token,
@@ -185,6 +189,19 @@ class Rotary(PairRotation):
             return None
         layout = self.layout
         return lambda x: turn_token(x, cos, sin, layout)
+
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
+        cls = type(self)
+        if (cls.rotate, cls.rotate_keys, cls.turn) != (Rotary.rotate, Rotary.rotate_keys, Rotary.turn):
+            return None
+        dtype = self._check(k, positions)
+        first = positions.start and positions.start[1]
+
+        def make() -> tuple[Tensor, ...]:
+            cos, sin = self.cos_sin(positions.k, dtype, first)
+            return run_tables(cos, sin, self.layout, self.first_channel, self.head_dim)
+
+        return partial(turn_run, tables=self.remember(positions, (dtype, "run"), make), start=self.first_channel)
 
     @property
     def _turns_all(self) -> bool:

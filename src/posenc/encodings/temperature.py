@@ -3,7 +3,9 @@
 `Rotary(64) + LogN(4096)`."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding, require_fit
 from posenc.errors import check_integers, check_numbers, check_positive
+from posenc.functional import RunRotation, unturned
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -32,13 +35,26 @@ class QueryScale(Encoding):
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
-        factor = self.remember(positions, "factor", lambda: self.factor(positions))[:, None, :, None]
-        precise = torch.promote_types(q.dtype, torch.float32)
-        return (q.to(precise) * factor.to(precise)).to(q.dtype)
+        factor = self.remember(positions, "factor", lambda: self.factor(positions))
+        return _times(q, factor)
+
+    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
+        if type(self).rotate_queries is not QueryScale.rotate_queries:
+            return None
+        return partial(_times, factor=self.remember(positions, "factor", lambda: self.factor(positions)))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
         return k
+
+    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation:
+        return unturned
+
+
+def _times(q: Tensor, factor: Tensor) -> Tensor:
+    """Queries times a factor (batch or 1, num_queries) of each."""
+    precise = torch.promote_types(q.dtype, torch.float32)
+    return (q.to(precise) * factor[:, None, :, None].to(precise)).to(q.dtype)
 
 
 @dataclass(eq=False, repr=False)

@@ -43,14 +43,15 @@ class Segments:
             table += [row, q0, q1, k0, max(k0, k1), diagonal - first, origin + first]
         return replace(self, table=table)
 
-    def keys_within(self, region: Region) -> tuple[int, int]:
-        """The first key and the end of those that causal queries see within a region, of regular segments."""
-        first, end = [], []
-        for _, q0, q1, k0, k1, diagonal in self.within(region):
+    def keys_within(self, region: Region) -> list[tuple[int, int, int]]:
+        """Of each rectangle of regular segments, its row, the first key and the end of those that causal queries see within a
+        region."""
+        runs = []
+        for row, q0, q1, k0, k1, diagonal in self.within(region):
             nearest, farthest = (region.nearest, region.farthest) if region.chunk == 1 else (None, None)
-            first.append(k0 if farthest is None else max(k0, q0 + diagonal - farthest + 1))
-            end.append(min(k1, q1 + diagonal - max(nearest or 0, 0)))
-        return min(first, default=0), max(end, default=0)
+            first = k0 if farthest is None else max(k0, q0 + diagonal - farthest + 1)
+            runs.append((row, first, min(k1, q1 + diagonal - max(nearest or 0, 0))))
+        return runs
 
     def within(self, region: Region) -> list[Rectangle]:
         """The rectangles of what a region leaves of these, regular ones, but for its limits in single positions."""
@@ -89,19 +90,24 @@ def segments(positions: Positions) -> Segments | None:
     return positions.shared("segments", lambda: _read(positions))
 
 
-def visible_keys(positions: Positions, region: Region) -> tuple[int, int]:
-    """The first key and the end of those that causal queries see in a region; all of them where that is not known
-    without effort, or where most are."""
-    everything = 0, positions.num_keys
+def visible_keys(positions: Positions, region: Region) -> tuple[int, int, bool]:
+    """The first key and the end of those that causal queries see in a region, and whether every query is known to see each;
+    all of the keys where that is not known without effort, or where several queries see most."""
+    everything, queries = (0, positions.num_keys, False), positions.num_queries
     if torch.compiler.is_compiling() or not (positions.unmasked or positions.q.device.type == "cpu"):
         return everything
 
-    def known() -> tuple[int, int]:
+    def known() -> tuple[int, int, bool]:
         visible = segments(positions)
         if visible is None or not visible.regular:
             return everything
-        first, end = visible.keys_within(region)
-        return (first, end) if 2 * (end - first) < positions.num_keys else everything
+        runs = visible.keys_within(region)
+        first, end = min((run[1] for run in runs), default=0), max((run[2] for run in runs), default=0)
+        if queries == 1:
+            rows = [row for row, *run in runs if run == [first, end]]
+            every = positions.window is None and (rows == [-1] or rows == list(range(positions.batch)))
+            return first, end, every
+        return (first, end, False) if 2 * (end - first) < positions.num_keys else everything
 
     return positions.shared(("visible keys", region), known)
 

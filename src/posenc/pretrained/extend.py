@@ -97,7 +97,7 @@ class Extension(ChangeReport):
         tuning = TUNING[self.tuning] if self.layers[0] else unchanged
         lines.append(f"expected, by construction: {self.expected}; {tuning}")
         keys = "unrotated keys" if self.raw_keys else "rotated keys, as before"
-        keys += ", all rotated again at each step" if self.raw_keys and "no rotation" not in self.attention else ""
+        keys += ", rotated as each step reads them" if self.raw_keys and "no rotation" not in self.attention else ""
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
@@ -269,18 +269,21 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     turning: dict[int, Encoding] = {
         number: rotations[layer.layer_type]
         for number, layer in enumerate(structure.layers)
-        if layer.rotates and layer.layer_type in identity
+        if chosen.rotates and layer.rotates and layer.layer_type in identity
     }
     turning |= _by_head(structure, chosen.scales)
-    encodings = []
+    # one object for all layers that are alike, which then share tables and plans
+    mapped = {} if chosen.map is None else {each: Mapped(each, chosen.map) for each in set(turning.values())}
+    of_layers = []
     for number, layer in enumerate(structure.layers):
-        scaled = None
+        parts = _parts(layer, chosen, turning.get(number), mapped)
         if chosen.bands is not None and layer.rotates and layer.window is None:
             kind = layer.layer_type
             turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
-            scaled = QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq))
-        encodings.append(combined(_encoding(layer, chosen, turning.get(number)), scaled))
-    return Design(rotations, identity, tuple(encodings), config)
+            parts += (QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)),)
+        of_layers.append(parts)
+    sums = {parts: combined(*parts) for parts in dict.fromkeys(of_layers)}
+    return Design(rotations, identity, tuple(sums[parts] for parts in of_layers), config)
 
 
 def _changed_types(structure: ModelStructure) -> list[str]:
@@ -338,18 +341,19 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
     }
 
 
-def _encoding(layer: Layer, chosen: Plan, rotation: Encoding | None) -> Encoding | None:
-    """The encoding of our attention in a layer, with the rotation that the rotary module leaves to it. One with a sliding
-    window stays as it was."""
+def _parts(
+    layer: Layer, chosen: Plan, rotation: Encoding | None, mapped: Mapping[Encoding, Mapped]
+) -> tuple[Encoding, ...]:
+    """What the encoding of our attention in a layer is the sum of, with the rotation that the rotary module leaves to it. One
+    with a sliding window stays as it was."""
     parts: list[Encoding] = []
-    if chosen.rotates and rotation is not None:
-        mapped = chosen.map is not None and layer.window is None
-        parts.append(Mapped(rotation, chosen.map or {}) if mapped else rotation)
+    if rotation is not None:
+        parts.append(mapped.get(rotation, rotation) if layer.window is None else rotation)
     if layer.window is None:
         parts += chosen.attention.values()
     if layer.softcap is not None:
         parts.append(CappedScores(layer.softcap))
-    return combined(*parts)
+    return tuple(parts)
 
 
 def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
