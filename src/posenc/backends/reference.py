@@ -56,7 +56,8 @@ class Reference:
         traced = _is_traced(scores) or scores.shape[-1] == 0
         empty = (scores == -torch.inf).all(-1, keepdim=True) if traced else scores.amax(-1, keepdim=True) == -torch.inf
         some = traced or bool(empty.any())
-        weights = (scores.masked_fill(empty, 0.0) if some else scores).softmax(-1)
+        scores = scores.masked_fill(empty, 0.0) if some else scores
+        weights = scores.softmax(-1)
         sink = problem.sink_of(first, end)
         if sink is not None:
             # exp(s) / (exp(sink) + sum exp(s)): the softmax times its share of the denominator
