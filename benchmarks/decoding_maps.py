@@ -17,7 +17,17 @@ from transformers import DynamicCache
 import posenc
 
 LENGTHS, TARGET, STEPS = (3072, 8192, 24576), 32768, 3
-METHODS = ("rerope", "leaky_rerope", "self_extend", "dual_chunk", "string", "lampe", "jet_long", "streaming", "rerope+log_n")
+METHODS = (
+    "rerope",
+    "leaky_rerope",
+    "self_extend",
+    "dual_chunk",
+    "string",
+    "lampe",
+    "jet_long",
+    "streaming",
+    "rerope+log_n",
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

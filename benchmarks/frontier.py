@@ -41,7 +41,7 @@ def together(folders: Iterable[Path]) -> Json:
     trials: dict[tuple[Any, ...], Json] = {}
     for trial in (trial for results in read for trial in results["trials"]):
         slim = {name: trial[name] for name in kept}
-        rows = [{name: row[name] for name in of_row} for row in trial["rows"]]
+        rows = [{name: row[name] for name in of_row} for row in trial["rows"] if row["status"] != "missing"]
         trials[tuple(slim.values())] = {**slim, "rows": rows}
     return {name: read[0][name] for name in OF_BENCH} | {"trials": list(trials.values())}
 
