@@ -34,7 +34,7 @@ EncodingT = TypeVar("EncodingT", bound=Encoding)
 
 
 @dataclass(eq=False, repr=False)
-class PairRotation(Encoding):
+class PairwiseRotary(Encoding):
     """Base of the encodings that turn pairs of channels by their position times a frequency; see `Rotary` for the arguments."""
 
     head_dim: int
@@ -99,7 +99,7 @@ class PairRotation(Encoding):
 
 
 @dataclass(eq=False, repr=False)
-class Rotary(PairRotation):
+class Rotary(PairwiseRotary):
     """RoPE: pair c of a query or key at position m is rotated by m * theta_c, so q_m . k_n depends on m - n alone.
 
     head_dim: width of a head. rope_theta: base of the frequencies. layout: which channels form a pair, "half"

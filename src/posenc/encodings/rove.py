@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import require_fit
-from posenc.encodings.rotary import PairRotation
+from posenc.encodings.rotary import PairwiseRotary
 from posenc.errors import InputError
 from posenc.positions import Positions
 
 
 @dataclass(eq=False, repr=False)
-class RoVE(PairRotation):
+class RoVE(PairwiseRotary):
     """Values rotated as RoPE rotates keys, and the output turned back at the query: o_i = sum_j p_ij R_{j-i} v_j.
 
     head_dim: width of the values. rotary_dim: rotate only so many channels, or that share as a float; None rotates all.

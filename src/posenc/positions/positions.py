@@ -31,10 +31,10 @@ from posenc.positions.multimodal import create_rule, multimodal_ids
 from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
-    Blocks,
     Branch,
     MaskMod,
     Region,
+    VisibleBlocks,
     Window,
     count_between,
     grid_indices,
@@ -91,7 +91,7 @@ class Positions:
     k_document: Tensor | None = None
     prefix: Tensor | None = None
     window: Window | None = None
-    blocks: tuple[Blocks, ...] = ()
+    blocks: tuple[VisibleBlocks, ...] = ()
     branch: Branch | None = None
     full_keys: "Positions | None" = None
     sharding: Shard | None = None
@@ -484,13 +484,13 @@ class Positions:
             return self._with(blocks=(*self.blocks, blocks), full_keys=full)
         if self.full_keys is not None:
             raise InputError("blocks are for all keys of a sequence: call with_blocks before keys")
-        blocks = Blocks(table, *(index.clamp(min=0) // size for index in self._from_first()))
+        blocks = VisibleBlocks(table, *(index.clamp(min=0) // size for index in self._from_first()))
         if table is not None:
             blocks = blocks._replace(table=(table if table.dim() == 3 else table[None]).to(self.q.device))
             self._check_blocks(blocks, size)
         return self._with(blocks=(*self.blocks, blocks))
 
-    def _check_blocks(self, blocks: Blocks, size: int) -> None:
+    def _check_blocks(self, blocks: VisibleBlocks, size: int) -> None:
         assert blocks.table is not None
         rows, *counts = blocks.table.shape
         if torch.compiler.is_compiling():
@@ -627,7 +627,7 @@ class Positions:
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
         blocks = tuple(
-            Blocks(None if table is None else table.to(device), q.to(device), k.to(device))
+            VisibleBlocks(None if table is None else table.to(device), q.to(device), k.to(device))
             for table, q, k in self.blocks
         )
         return self._with(**tensors, blocks=blocks, sharding=sharding)

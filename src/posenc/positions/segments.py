@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.positions.positions import Positions
-from posenc.positions.visibility import EVERYTHING, Blocks, Region
+from posenc.positions.visibility import EVERYTHING, Region, VisibleBlocks
 
 WIDTH = 7
 Rectangle = tuple[int, int, int, int, int, int]
@@ -178,7 +178,7 @@ def _read(p: Positions) -> Segments | None:
     return Segments(table or [-1, *[0] * (WIDTH - 1)], regular, bool(p.blocks))  # an operator's list may not be empty
 
 
-def _in_blocks(table: list[int], blocks: Blocks, batch: int) -> list[int]:
+def _in_blocks(table: list[int], blocks: VisibleBlocks, batch: int) -> list[int]:
     """The part of rectangles that lies in visible blocks, as rectangles: of each run of visible blocks of keys, for as many
     blocks of queries as have it."""
     found: list[int] = []

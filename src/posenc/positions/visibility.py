@@ -63,7 +63,7 @@ class Region:
 EVERYTHING = Region()
 
 
-class Blocks(NamedTuple):
+class VisibleBlocks(NamedTuple):
     """Which blocks of keys each block of queries sees, see `Positions.with_blocks`.
 
     table: (batch or 1, query blocks, key blocks) bool; None: each block sees itself. q, k: the block of each query and of each
@@ -83,9 +83,9 @@ class Blocks(NamedTuple):
             return lambda b, h, i, j: table[0, q(b, i), k(b, j)]
         return lambda b, h, i, j: table[b, q(b, i), k(b, j)]
 
-    def select(self, of_q: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "Blocks":
+    def select(self, of_q: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "VisibleBlocks":
         """The same blocks, for the queries and the keys that two functions of (batch or 1, n) tensors select."""
-        return Blocks(self.table, of_q(self.q), of_k(self.k))
+        return VisibleBlocks(self.table, of_q(self.q), of_k(self.k))
 
 
 @dataclass(frozen=True, eq=False)

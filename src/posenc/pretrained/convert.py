@@ -11,14 +11,14 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.pope import PoPE
-from posenc.encodings.rotary import PairRotation
+from posenc.encodings.rotary import PairwiseRotary
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.errors import InputError, as_numbers, check_integers, check_tensor, unknown
 from posenc.functional import Layout, check_even, layout_permutation
 from posenc.positions import Positions
 
 KeyPositions = Positions | Tensor | Sequence[Any]
-RotaryKind = PairRotation | AxesRotary | PoPE
+RotaryKind = PairwiseRotary | AxesRotary | PoPE
 
 # names under which models keep values in the same matrix
 FUSED = re.compile(r"qkv|key_value|kv(_b)?(_proj)?$|c_attn$|w_pack|^in_proj", re.IGNORECASE)

@@ -75,7 +75,7 @@ class Fitting(ChangeReport):
         return f"{done}: {before} before, {self.best[1]:.4f} after {self.best[0]} {unit}, which are taken"
 
 
-class Window(NamedTuple):
+class FitWindow(NamedTuple):
     """A text (1, tokens) with its positions, the tokens after which the next is predicted, and its weight in the loss."""
 
     ids: Tensor
@@ -172,7 +172,7 @@ class Fit:
     def _search(self, module: "FittedRotary", windows: "Windows") -> list[tuple[int, float]]:
         """Search; the module then has the best that was found."""
         generator = torch.Generator().manual_seed(self.seed)
-        store = None if self.checkpoint is None else Store(Path(self.checkpoint), windows)
+        store = None if self.checkpoint is None else FitStore(Path(self.checkpoint), windows)
         search = (Gradient if self.search == "gradient" else Evolution)(self, module, windows, generator)
         every, steps = EVERY[self.search], self.steps or STEPS[self.search]
         best = module.values()
@@ -272,7 +272,7 @@ class Windows:
             )
         return parts
 
-    def drawn(self, rows: Tensor, count: int, generator: torch.Generator, step: int) -> list[Window]:
+    def drawn(self, rows: Tensor, count: int, generator: torch.Generator, step: int) -> list[FitWindow]:
         """Windows of the text, and as many of the task; step numbers the texts of a task, those before 0 are held out."""
         fit, share = self.fit, self.fit.task_share if self.fit.task else 0.0
         windows = []
@@ -290,7 +290,7 @@ class Windows:
                     draws = torch.rand(2, 1, 1, dtype=torch.float64, generator=generator)
                     positions = skipped_positions(positions, len(ids), self.target, *draws)
                 scored = torch.arange(first - 1 + offset, len(ids) - 1, stride)
-                windows.append(Window(ids[None], positions, scored, weight / count))
+                windows.append(FitWindow(ids[None], positions, scored, weight / count))
         return windows
 
     def _text(
@@ -314,7 +314,7 @@ class Windows:
         ids = rows[row, begin : begin + period].repeat(-(-self.length // period))[: self.length]
         return ids, 1 if task is None else period
 
-    def nats(self, window: Window) -> Tensor:
+    def nats(self, window: FitWindow) -> Tensor:
         """The mean loss of a window's scored tokens."""
         device = next(self.model.parameters()).device
         ids, scored = window.ids.to(device), window.scored.to(device)
@@ -331,7 +331,7 @@ class Windows:
         return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[0, scored + 1])
 
     @torch.no_grad()
-    def mean(self, windows: Sequence[Window]) -> float:
+    def mean(self, windows: Sequence[FitWindow]) -> float:
         """The weighted loss of windows."""
         return sum(window.weight * self.nats(window).item() for window in windows)
 
@@ -431,7 +431,7 @@ class Evolution:
         self.module.assign(state["values"])
 
 
-class Store:
+class FitStore:
     """A search in a folder, fit.pt, written whole after each reading of the held-out text."""
 
     def __init__(self, folder: Path, windows: Windows) -> None:
