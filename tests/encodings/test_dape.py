@@ -9,7 +9,17 @@ import posenc
 from posenc import DAPE, Positions, Rotary, attention
 from posenc.backends import sdpa
 from references import biases
-from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, dense, qkv, random
+from references.calls import (
+    BACKENDS,
+    EVERYWHERE,
+    EXACT,
+    LAYOUTS,
+    check_against_loops,
+    check_gradients,
+    dense,
+    qkv,
+    random,
+)
 
 KINDS = pytest.mark.parametrize("kind", ["alibi", "kerple", "fire"])
 
@@ -56,14 +66,7 @@ def test_it_is_the_authors_expression(kind):
 def test_blocks_of_queries_have_the_gradients_of_all_at_once(layout, kind, monkeypatch):
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 1)
     monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
-    positions, encoding = LAYOUTS[layout], random(Rotary(4) + DAPE(4, kind=kind))
-    leaves = [*(x.requires_grad_() for x in qkv(positions, 4, 2)), *encoding.parameters()]
-    results = []
-    for backend in ("auto", "reference"):
-        out = attention(*leaves[:3], encoding, positions, backend=backend)
-        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    for ours, wanted in zip(*results, strict=True):
-        assert_close(ours, wanted, **EXACT)
+    check_gradients(random(Rotary(4) + DAPE(4, kind=kind)), LAYOUTS[layout], 4, 2)
 
 
 def test_memory_is_linear_in_the_sequence():

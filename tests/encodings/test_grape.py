@@ -11,7 +11,7 @@ import posenc
 from posenc import GRAPEA, Encoding, Positions, attention
 from posenc.bias import KeySlope
 from references import biases
-from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, qkv, random
+from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, check_gradients, qkv, random
 
 
 @BACKENDS
@@ -60,14 +60,7 @@ def test_it_starts_at_omega_with_directions_of_length_one(omega):
 @EVERYWHERE
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_gradients_are_those_of_the_reference(positions, kv_heads, tiles):
-    encoding = random(GRAPEA(4, 4))
-    leaves = [*(x.requires_grad_() for x in qkv(positions, 4, kv_heads)), *encoding.parameters()]
-    results = []
-    for backend in ("auto", "reference"):
-        out = attention(*leaves[:3], encoding, positions, backend=backend)
-        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    for ours, wanted in zip(*results, strict=True):
-        assert_close(ours, wanted, **EXACT)
+    check_gradients(random(GRAPEA(4, 4)), positions, 4, kv_heads)
 
 
 def test_flex_attention():

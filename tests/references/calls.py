@@ -107,3 +107,14 @@ def visited(encoding: posenc.Encoding, heads: int, head_dim: int, n: int = 64, l
             for head in range(*band.heads):
                 pairs[head] += (q1 - q0) * (k1 - k0)
     return pairs
+
+
+def check_gradients(encoding, positions, heads, kv_heads):
+    """Outputs, and gradients of queries, keys, values and what the encoding learns, are those of the reference."""
+    leaves = [*(x.requires_grad_() for x in qkv(positions, heads, kv_heads)), *encoding.parameters()]
+    results = []
+    for backend in ("auto", "reference"):
+        out = posenc.attention(*leaves[:3], encoding, positions, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, wanted in zip(*results, strict=True):
+        assert_close(ours, wanted, **EXACT)

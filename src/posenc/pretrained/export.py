@@ -298,19 +298,40 @@ def llama_cpp(
 
 def _flags(rope: Rope, wanted: Frequencies) -> str | None:
     """llama.cpp's flags for frequencies; None: it has none."""
-    factor = stretch(wanted, rope.rotary_dim, rope.rope_theta).max().item()
-    loaded, original = rope.frequencies().inv_freq, rope.original_length
+    keys = llama_cpp_keys(wanted, rope.rotary_dim, rope.rope_theta, rope.original_length, rope.frequencies().inv_freq)
+    if keys is None:
+        return None
+    flags = {
+        "rope.scaling.type": "--rope-scaling",
+        "rope.scaling.factor": "--rope-scale",
+        "rope.freq_base": "--rope-freq-base",
+        "rope.scaling.original_context_length": "--yarn-orig-ctx",
+    }
+    return "".join(
+        f" {flags[key]} {f'{value:.10g}' if isinstance(value, float) else value}" for key, value in keys.items()
+    )
+
+
+def llama_cpp_keys(
+    wanted: Frequencies, rotary_dim: int, rope_theta: float, original: int, loaded: torch.Tensor
+) -> dict[str, str | float | int] | None:
+    """The keys of a GGUF file that turn its frequencies into others; None: no keys do.
+
+    original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,).
+    """
+    factor = stretch(wanted, rotary_dim, rope_theta).max().item()
     if same_frequencies(wanted, Frequencies(loaded)):
-        return ""
+        return {}
     if same_frequencies(wanted, Frequencies(loaded / factor)):
-        return f" --rope-scaling linear --rope-scale {factor:.10g}"
-    base = new_base(rope.rotary_dim, wanted)
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+    base = new_base(rotary_dim, wanted)
     if base is not None:
-        return f" --rope-freq-base {base:.10g}"
+        return {"rope.freq_base": base}
     if 1 < factor < MAX_STRETCH and same_frequencies(
-        wanted, yarn(rope.rotary_dim, rope.rope_theta, factor=factor, original_max_positions=original)
+        wanted, yarn(rotary_dim, rope_theta, factor=factor, original_max_positions=original)
     ):
-        return f" --rope-scaling yarn --rope-scale {factor:.10g} --yarn-orig-ctx {original}"
+        yarn_keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+        return yarn_keys | {"rope.scaling.original_context_length": original}
     return None
 
 

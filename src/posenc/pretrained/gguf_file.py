@@ -16,7 +16,7 @@ from posenc.errors import InputError, check_word, unknown
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.export import new_base
+from posenc.pretrained.export import llama_cpp_keys
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
@@ -181,27 +181,17 @@ def _expressed(
     wanted: Frequencies, rotary_dim: int, base: float, original: int, architecture: Architecture
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Keys and tensors of one rotation."""
-    divisors = stretch(wanted, rotary_dim, base)
-    factor, plain = float(divisors.max()), create({"name": "default"}, rotary_dim, base)
     keys: dict[str, Any] = {"rope.freq_base": float(base)}
-    if same_frequencies(wanted, plain):
-        return keys, {}
-    if same_frequencies(wanted, Frequencies(plain.inv_freq / factor)):
-        return keys | {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, {}
-    if 1 < factor < MAX_STRETCH:
-        schedule = {"name": "yarn", "factor": factor, "original_max_positions": original}
-        if same_frequencies(wanted, create(schedule, rotary_dim, base)):
-            scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
-            return keys | scaling | {"rope.scaling.original_context_length": original}, {}
-    if wanted.attention_factor == 1 and (other := new_base(rotary_dim, wanted)) is not None:
-        return keys | {"rope.freq_base": other}, {}
+    scaling = llama_cpp_keys(wanted, rotary_dim, base, original, create({"name": "default"}, rotary_dim, base).inv_freq)
+    if scaling is not None:
+        return keys | scaling, {}
     if not architecture.divisors:
         raise InputError(
             f"model: llama.cpp's {architecture.name} has no key for these frequencies; extend it by linear, yarn, ntk or abf"
         )
     if wanted.attention_factor != 1:
         keys["rope.scaling.attn_factor"] = float(wanted.attention_factor)
-    return keys, dict.fromkeys(architecture.divisors, divisors.clamp(max=MAX_STRETCH))
+    return keys, dict.fromkeys(architecture.divisors, stretch(wanted, rotary_dim, base).clamp(max=MAX_STRETCH))
 
 
 def _check_layers(structure: ModelStructure, architecture: Architecture, length: int) -> None:

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from posenc import frequencies
 from posenc.errors import InputError, check_integers, listed, on_one_line, unknown
+from posenc.pretrained.export import ARCHITECTURES
 from posenc.pretrained.models import FAMILIES, Family, rope_parameters_by_type
 
-__all__ = ["Comparison", "ConfigFile", "Reading", "Refused", "compare", "read_config"]
+__all__ = ["ConfigFile", "ProgramComparison", "ProgramRefusal", "Reading", "compare", "read_config"]
 
 ALL, SLIDING, FULL = "all layers", "sliding_attention", "full_attention"
 NOTE = "note"
@@ -72,7 +73,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Refused:
+class ProgramRefusal:
     """A program that does not run the configuration, and why."""
 
     program: str
@@ -80,7 +81,7 @@ class Refused:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ProgramComparison:
     """What each program makes of a configuration. length: tokens of the text for which frequencies are compared. windows:
     keys that a query sees, by layer type, None: all."""
 
@@ -88,7 +89,7 @@ class Comparison:
     model_type: str
     length: int
     readings: tuple[Reading, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[ProgramRefusal, ...]
     windows: Mapping[str, int | None]
 
     def groups(self) -> dict[str, list[list[Reading]]]:
@@ -319,7 +320,7 @@ def _gguf_config(file: Path) -> ConfigFile:
 Found = Iterator[Reading]
 
 
-def compare(config: ConfigFile, length: int | None = None) -> Comparison:
+def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     """What each program computes from a configuration.
 
     length: tokens of the text for which frequencies that depend on it are compared; None: max_position_embeddings.
@@ -330,16 +331,16 @@ def compare(config: ConfigFile, length: int | None = None) -> Comparison:
     check_integers(1, length=length)
     length = length or config.length
     readings: list[Reading] = []
-    refused: list[Refused] = []
+    refused: list[ProgramRefusal] = []
     for program, read in PROGRAMS.items():
         if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
             continue
         try:
             readings += [replace(reading, program=program) for reading in _collapsed(list(read(config, length)))]
         except InputError as error:
-            refused.append(Refused(program, str(error).removeprefix(f"{config.name}: ")))
+            refused.append(ProgramRefusal(program, str(error).removeprefix(f"{config.name}: ")))
         except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
-            refused.append(Refused(program, f"it fails: {type(error).__name__}: {on_one_line(error)}"))
+            refused.append(ProgramRefusal(program, f"it fails: {type(error).__name__}: {on_one_line(error)}"))
     if not readings:
         if config.model_type not in FAMILIES:
             raise unknown("model type", config.model_type, FAMILIES, 0.7)
@@ -350,7 +351,7 @@ def compare(config: ConfigFile, length: int | None = None) -> Comparison:
         windows = config.windows()
     except InputError:
         windows = {}
-    return Comparison(config.name, config.model_type, length, tuple(readings), tuple(refused), windows)
+    return ProgramComparison(config.name, config.model_type, length, tuple(readings), tuple(refused), windows)
 
 
 def _collapsed(readings: list[Reading]) -> list[Reading]:
@@ -585,7 +586,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         if "rotary_emb_base" in raw:
             inner.setdefault("rope_theta", raw["rotary_emb_base"])
     rope_type = inner.get("rope_type", inner.get("type"))
-    arch = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"}.get(kind, kind)
+    arch = ARCHITECTURES.get(kind, kind)
     fraction = inner.get("partial_rotary_factor") or raw.get("rotary_pct") or V4_FRACTIONS.get(kind, 1.0)
     dim = config.head_dim if arch == "llama" else int(config.head_dim * fraction)
     header: dict[str, Any] = {"general.architecture": arch}
