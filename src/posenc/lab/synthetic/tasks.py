@@ -65,7 +65,7 @@ class Sort(Rewriting):
     Source: Kazemnejad et al. 2023, sorting numbers of one token.
     """
 
-    steps: int = 200
+    steps: int = 500
 
     name = "sort"
 
