@@ -19,7 +19,11 @@ from typing import Any
 DEMO = Path("benchmarks/demo.json")
 TASKS = (Path("benchmarks/leaderboard/results.json"), Path("benchmarks/synthetic.json"))
 """Results of several tasks; the first that exists is drawn."""
-LONGER, SPEED, FINDINGS = Path("benchmarks/longer_context.json"), Path("benchmarks/results/cpu.json"), Path("docs/conform.md")
+LONGER, SPEED, FINDINGS = (
+    Path("benchmarks/longer_context.json"),
+    Path("benchmarks/results/cpu.json"),
+    Path("docs/conform.md"),
+)
 FOLDER = Path("docs/images/readme")
 WIDTH = 560
 THEMES = {
@@ -102,7 +106,9 @@ def apart(wanted: Sequence[float], gap: float, least: float, most: float) -> lis
     """Heights of labels, at least `gap` between two and none outside, in the order and near the heights that are wanted."""
     order, last = sorted(range(len(wanted)), key=lambda number: wanted[number]), len(wanted) - 1
     found, down, up = [0.0] * len(wanted), least - gap, most + gap
-    for rank, number in enumerate(order):  # the mean of two ways to make room: downwards from the first, upwards from the last
+    for rank, number in enumerate(
+        order
+    ):  # the mean of two ways to make room: downwards from the first, upwards from the last
         down = max(wanted[number], down + gap)
         found[number] += min(down, most - gap * (last - rank)) / 2
     for rank, number in enumerate(reversed(order)):
@@ -130,7 +136,10 @@ def loss(demo: Results, colours: Colours) -> str:
     trained = [name for name in losses if " + " not in name]
     first = min(trained, key=lambda name: losses[name][0])
     level = " and ".join(LINES[name][0] for name, verdict in demo["verdict"].items() if verdict == "holds") or "nothing"
-    finding = [f"{LINES[first][0]} predicts best at the trained length;", f"past it, only the loss of {level} stays level"]
+    finding = [
+        f"{LINES[first][0]} predicts best at the trained length;",
+        f"past it, only the loss of {level} stays level",
+    ]
     top, bottom, left, right = 96, 388, 34, 376
     drawing = Drawing(440, finding, "loss, nats per byte", colours)
     low, high = min(min(row) for row in losses.values()), max(max(row) for row in losses.values())
@@ -186,14 +195,18 @@ def tasks(results: Results, colours: Colours) -> str:
     width = (WIDTH - left - 2 * count - 12) / len(names)
     for number, name in enumerate(names):
         x = left + width * (number + 0.5)
-        drawing.text(x - 12 * bool(steep), top - 10, name, anchor="start" if steep else "middle", turn=steep, colour="soft")
+        drawing.text(
+            x - 12 * bool(steep), top - 10, name, anchor="start" if steep else "middle", turn=steep, colour="soft"
+        )
     for number, times in enumerate((factor, 1)):
         for above, words in ((28, "best"), (10, f"at {times}×")):
             drawing.text(WIDTH - count * (1.5 - number), top - above, words, anchor="middle", colour="soft")
     for line, row in enumerate(rows):
         y, name = top + step * line, row["encoding"]
         scores = {task: _longest(results["tasks"][task], name) for task in names}
-        shown = {task: f"{value:.2f}" if unit == "loss" else f"{100 * value:.0f}" for task, (unit, value) in scores.items()}
+        shown = {
+            task: f"{value:.2f}" if unit == "loss" else f"{100 * value:.0f}" for task, (unit, value) in scores.items()
+        }
         about = f"{name}: {', '.join(f'{task} {shown[task]}' for task in names)}; best group {best(row, 'longest')} of {len(names)}"
         weight = 600 if name in KNOWN else 400
         drawing.text(left - 10, y + 17, name.partition(":")[0], anchor="end", weight=weight, about=about)
@@ -203,7 +216,9 @@ def tasks(results: Results, colours: Colours) -> str:
             if group <= 2:
                 drawing.box(x + 1.5, y + 1.5, width - 3, step - 3, "deep" if group == 1 else "pale")
             ink = "on" if group == 1 else "ink" if group == 2 else "soft"
-            drawing.text(x + width / 2, y + 17, shown[task], anchor="middle", colour=ink, weight=600 if group == 1 else 400)
+            drawing.text(
+                x + width / 2, y + 17, shown[task], anchor="middle", colour=ink, weight=600 if group == 1 else 400
+            )
         for number, at in enumerate(("longest", "trained")):
             drawing.text(WIDTH - count * (1.5 - number), y + 17, best(row, at), anchor="middle")
     end = top + step * len(rows)
@@ -270,10 +285,14 @@ def longer(results: Results, colours: Colours) -> str:
 
 def speed(results: Results, colours: Colours) -> str:
     """Time and memory of attention with each encoding over attention without position: posenc and every other candidate."""
-    time = {case: rows for case, rows in _trials(results, "time", "forward", LENGTH)}
-    memory = {case: rows for case, rows in _trials(results, "memory", "forward", MEMORY_LENGTH)}
+    time = dict(_trials(results, "time", "forward", LENGTH))
+    memory = dict(_trials(results, "memory", "forward", MEMORY_LENGTH))
     ours = [rows["posenc"] for case, rows in memory.items() if case != "rope"]
-    best = [min(value for name, value in rows.items() if name != "posenc") for case, rows in memory.items() if case != "rope"]
+    best = [
+        min(value for name, value in rows.items() if name != "posenc")
+        for case, rows in memory.items()
+        if case != "rope"
+    ]
     finding = [f"Biases in {min(ours):.0f} to {max(ours):.0f} MiB of memory;", f"the best of the others take {min(best):.0f} to {max(best):,.0f}"]  # fmt: skip
     top, left, half, step = 128, 92, 204, 27
     drawing = Drawing(top + step * len(time) + 58, finding, "", colours)
@@ -339,7 +358,10 @@ def conformance(packages: Mapping[str, list[tuple[str, str]]], colours: Colours)
     order = sorted(packages, key=lambda name: (-len(packages[name]), name))
     every = [right for functions in packages.values() for _, right in functions]
     differ, dtypes = every.count("differs"), every.count("dtype")
-    finding = [f"{len(every) - differ - dtypes} of {len(every)} functions in {len(packages)} packages", f"conform to the formulas; {differ} differ or fail"]
+    finding = [
+        f"{len(every) - differ - dtypes} of {len(every)} functions in {len(packages)} packages",
+        f"conform to the formulas; {differ} differ or fail",
+    ]
     top, left, step = 104, 186, 21
     across = min(13, (WIDTH - left - 8) / max(map(len, packages.values())))
     drawing = Drawing(top + step * len(order) + 16, finding, "", colours)
@@ -385,8 +407,7 @@ def compact(results: Results) -> Results:
     """What the repository has of a run of `make demo`: the loss by length with half of its interval."""
     s = results["settings"]
     return {
-        "command": "make demo",
-        **{key: results[key] for key in ("created", "seeds", "machine")},
+        **{key: results[key] for key in ("command", "created", "seeds", "machine")},
         "lengths": [s["length"] * factor for factor in s["factors"]],
         "verdict": {row["name"]: row["verdict"] for row in results["arms"]},
         "loss": {

@@ -138,7 +138,9 @@ def test_the_dots_of_speed_are_medians():
     biases = {key[0] for key in measured} - {"rope"}
     ours = [round(measured[case, "posenc", "memory"]) for case in biases]
     theirs = [min(v for k, v in shown.items() if k[0] == case and k[1:] != ("posenc", "memory") and k[2] == "memory") for case in biases]  # fmt: skip
-    assert re.findall(r"[\d,]+", finding("speed")) == [f"{x:,.0f}" for x in (min(ours), max(ours), min(theirs), max(theirs))]
+    assert re.findall(r"[\d,]+", finding("speed")) == [
+        f"{x:,.0f}" for x in (min(ours), max(ours), min(theirs), max(theirs))
+    ]
 
 
 def test_the_marks_of_packages_are_the_verdicts():
@@ -180,7 +182,11 @@ def dots(case):
 @EDITIONS
 def test_the_readme_counts_what_the_package_has(text):
     count = len(ENCODINGS)
-    for place in (rf"^\*\*\D*\b{count}\b", rf"\[{count}\]\(docs/encodings\.md\)", rf"^\[\D*\b{count}\b[^\]]*\]\(docs/encodings\.md\)"):
+    for place in (
+        rf"^\*\*\D*\b{count}\b",
+        rf"\[{count}\]\(docs/encodings\.md\)",
+        rf"^\[\D*\b{count}\b[^\]]*\]\(docs/encodings\.md\)",
+    ):
         assert re.search(place, text, re.MULTILINE), place
     assert re.search(rf"\[[^\]]*\b{len(FAMILIES)}\b", text)
     schedules, maps = re.search(r"\[(\d+)[^\]]*\]\(docs/frequencies\.md\).{1,2}\[(\d+)", text).groups()
