@@ -183,7 +183,7 @@ def tasks(results: Results, colours: Colours) -> str:
 
     factor = results["tasks"][names[0]]["settings"]["factors"][-1]
     most = max(best(row, "longest") for row in table)
-    first = [row["encoding"] for row in table if best(row, "longest") == most]
+    first = [row["encoding"].partition(":")[0] for row in table if best(row, "longest") == most]
     who = " and ".join(first) if len(" and ".join(first)) < 25 else f"{len(first)} encodings"
     finding = [f"{who} {'is' if len(first) == 1 else 'are'} among the best", f"on {most} of {len(names)} tasks, at {factor} times the trained length"]  # fmt: skip
     steep = -35 * (len(names) > 4)
