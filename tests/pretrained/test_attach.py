@@ -14,7 +14,8 @@ from transformers.masking_utils import create_masks_for_generate
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.models import FAMILIES, model_structure
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.models import model_structure
 from references.mapped_attention import RELATIVE, use_mapped_attention
 from references.small_models import TRAINED, settings_of, small_model, tokens
 

@@ -24,8 +24,9 @@ from posenc.errors import InputError, check_integers, first_line, on_one_line
 from posenc.functional import Layout, turning
 from posenc.positions import Positions
 from posenc.pretrained.attach import RotaryModule, attached
+from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
-from posenc.pretrained.models import FAMILIES, decoder_of, model_structure, unwrap
+from posenc.pretrained.models import decoder_of, model_structure, unwrap
 from posenc.transformer import Transformer
 
 CHUNK = 8192

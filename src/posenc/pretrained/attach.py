@@ -26,8 +26,9 @@ from posenc.encodings.temperature import LogN
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
+from posenc.pretrained.families import Family
 from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
-from posenc.pretrained.models import Family, ModelStructure, record_of
+from posenc.pretrained.models import ModelStructure, record_of
 
 NAME = "posenc"
 """The attention implementation in transformers. Names that begin so are of functions that heed a layer's plan."""

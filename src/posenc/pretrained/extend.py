@@ -110,7 +110,7 @@ def extend(
 ) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
-    model: Llama and its kin, see `FAMILIES` in posenc/pretrained/models.py, under a PEFT wrapper or not. method: see
+    model: Llama and its kin, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
     over the one the model had before any scaling; or target_length, in tokens; both None: the factor that a schedule's own
     text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's
