@@ -12,7 +12,7 @@ import pytest
 from posenc.encodings import ENCODINGS
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import MAPS
-from posenc.pretrained.models import FAMILIES
+from posenc.pretrained.families import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 SPEC = spec_from_file_location("pictures", ROOT / "benchmarks/pictures.py")
@@ -199,6 +199,7 @@ def test_the_readme_counts_what_the_package_has(text):
 
 
 def test_the_page_of_encodings_names_every_one():
+    assert (ROOT / "docs/index.md").read_text(encoding="utf-8").startswith(f"# posenc\n\n{len(ENCODINGS)} ")
     page = (ROOT / "docs/encodings.md").read_text(encoding="utf-8").split("\n## ")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \| `\w+` \|", page, re.MULTILINE)) == sorted(ENCODINGS)
 
