@@ -184,8 +184,11 @@ def tasks(results: Results, colours: Colours) -> str:
     factor = results["tasks"][names[0]]["settings"]["factors"][-1]
     most = max(best(row, "longest") for row in table)
     first = [row["encoding"].partition(":")[0] for row in table if best(row, "longest") == most]
-    who = " and ".join(first) if len(" and ".join(first)) < 25 else f"{len(first)} encodings"
-    finding = [f"{who} {'is' if len(first) == 1 else 'are'} among the best", f"on {most} of {len(names)} tasks, at {factor} times the trained length"]  # fmt: skip
+    who = " and ".join(first) if len(" and ".join(first)) < 37 else f"{len(first)} encodings"
+    finding = [
+        f"{who} {'is' if len(first) == 1 else 'are'} among",
+        f"the best on {most} of {len(names)} tasks at {factor} times the length",
+    ]
     steep = -35 * (len(names) > 4)
     top, step = 150 if steep else 122, 25
     left = 16 + 9 * max(len(row["encoding"].partition(":")[0]) for row in rows)
@@ -217,15 +220,20 @@ def tasks(results: Results, colours: Colours) -> str:
                 drawing.box(x + 1.5, y + 1.5, width - 3, step - 3, "deep" if group == 1 else "pale")
             ink = "on" if group == 1 else "ink" if group == 2 else "soft"
             drawing.text(
-                x + width / 2, y + 17, shown[task], anchor="middle", colour=ink, weight=600 if group == 1 else 400
+                x + width / 2,
+                y + 17,
+                shown[task],
+                size=14,
+                anchor="middle",
+                colour=ink,
+                weight=600 if group == 1 else 400,
             )
         for number, at in enumerate(("longest", "trained")):
             drawing.text(WIDTH - count * (1.5 - number), y + 17, best(row, at), anchor="middle")
     end = top + step * len(rows)
-    drawing.box(left + 1.5, end + 12, 14, 14, "deep")
-    drawing.text(left + 22, end + 24, "best group, counted at the right", colour="soft")
-    drawing.box(left + 275, end + 12, 14, 14, "pale")
-    drawing.text(left + 296, end + 24, "second group", colour="soft")
+    for x, colour, words in ((120, "deep", "best group, counted at the right"), (400, "pale", "second group")):
+        drawing.box(x, end + 12, 14, 14, colour)
+        drawing.text(x + 21, end + 24, words, colour="soft")
     return drawing.svg()
 
 
