@@ -259,7 +259,7 @@ def plot_digits(ax: Axes, *findings: Digits) -> None:
     part = int((first.trained < math.tau).int().argmax())  # the first pair that did not finish a turn
     ax.set(xlabel="pair", ylabel=f"turn reached in {first.factor * first.length:.0f} positions")
     ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
-    ax.legend(loc="upper right", fontsize=8)
+    ax.legend(loc="upper right", fontsize="small")
 
 
 @plot("At one neighbours are as far apart as in training; the higher a line, the more that schedule squeezes the pair.")

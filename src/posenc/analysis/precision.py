@@ -208,14 +208,15 @@ def _radians(error: float) -> str:
 @plot("Where a line crosses the dashed one, the fastest pairs point a tenth of a turn away from where they should.")
 def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
     """The largest error of the phases up to each position, a line for every cause."""
-    for name, row in zip(finding.causes, finding.by_position, strict=True):
+    for number, (name, row) in enumerate(zip(finding.causes, finding.by_position, strict=True)):
         if float(row.max()) == 0:
             continue  # zero is not on a logarithmic axis
-        style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
+        style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {"lw": 5 - 0.7 * number}
+        # the earlier, the wider: equal lines stay visible
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
     ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
-    ax.legend(fontsize=8)
+    ax.legend(fontsize="small")
 
 
 def _in_dtypes(t: "Target") -> Findings:
