@@ -20,6 +20,7 @@ NUMBER = re.compile(r"(?<![A-Za-z0-9_.])\d+(?:\.\d+)?")
 CLOSE = {"rel": 0.05, "abs": 0.01}
 """How far a printed number may be from the one in the text: models are trained on the spot, and machines differ."""
 
+
 def chapters(page: Path) -> list[str]:
     return page.read_text(encoding="utf-8").split("\n## ")
 
@@ -85,7 +86,8 @@ def test_snippets_print_and_draw_what_the_page_shows(tmp_path):
         if name not in TRAINED:
             assert coordinates(new) == pytest.approx(coordinates(old), abs=0.5), name
             for one, other in zip(pixels(new), pixels(old), strict=True):
-                assert one.shape == other.shape and abs(one - other).mean() < 0.01, name
+                assert one.shape == other.shape, name
+                assert abs(one - other).mean() < 0.01, name
 
 
 def test_figures_are_all_linked_and_small():

@@ -211,8 +211,8 @@ def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
     for number, (name, row) in enumerate(zip(finding.causes, finding.by_position, strict=True)):
         if float(row.max()) == 0:
             continue  # zero is not on a logarithmic axis
-        style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {"lw": 0.8 + 7 / (number + 1)}
-        # the earlier, the wider: equal lines stay visible
+        style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
+        style.setdefault("lw", 0.8 + 7 / (number + 1))  # the earlier, the wider: equal lines stay visible
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
     ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
