@@ -29,6 +29,7 @@ CHINESE = {
     "all arithmetic in it": "全部运算都舍入",
     "also in front": "前面也有问题",
     "base #": "底数 #",
+    "at # and #": "在 # 与 #",
     "bits": "二进制数位",
     "bucket": "桶",
     "channel": "分量",
