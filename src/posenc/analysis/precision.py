@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from posenc.analysis.codes import Waves, codes_of, has_position_codes, make, sizes_of
-from posenc.analysis.finding import INK, SOFT, AnalysisQuestion, Axes, Finding, Findings, first_sentence, plot
+from posenc.analysis.finding import (
+    INK,
+    SOFT,
+    AnalysisQuestion,
+    Axes,
+    Finding,
+    Findings,
+    first_sentence,
+    legend_beside,
+    plot,
+)
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
@@ -216,7 +226,7 @@ def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
     ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
-    ax.legend(fontsize="small")
+    legend_beside(ax)
 
 
 def _in_dtypes(t: "Target") -> Findings:
