@@ -311,7 +311,6 @@ def test_without_the_mask_the_future_would_be_seen() -> None:
 @pytest.mark.parametrize("loaded", ["default", "dynamic"])
 @pytest.mark.parametrize("method", ["rerope:window=12", "dual_chunk", "log_n", "softmax_n"])
 def test_another_attention_set_after_extending_is_never_silent(method: str, loaded: str) -> None:
-    """Under a map the rotary module turns nothing, so that sdpa would see unrotated keys."""
     parameters = THETA | {"rope_type": loaded} | ({"factor": 2.0} if loaded == "dynamic" else {})
     model, x = extended("llama", method, rope_parameters=parameters), tokens(1, LENGTH)
     wanted, twin = model(x).logits, pickle.loads(pickle.dumps(copy.deepcopy(model)))
