@@ -195,7 +195,7 @@ def _branches_planned(
     if problem.is_empty:
         return None
     branches = []
-    for rotated in problem.branches:
+    for rotated in sorted(problem.branches, key=lambda branch: branch.first):
         if rotated.turn is None or not rotated.complete:
             return None
         turn = encoding.token_rotation(positions.at(at[rotated.region]), q)
