@@ -101,7 +101,7 @@ class Turned(Mapped):
     """The same for queries and keys that the model has rotated already, each at its position, as its cache has them: they are
     turned from there to where the map has them."""
 
-    def __init__(self, rotation: Rotary, map: PositionMap) -> None:
+    def __init__(self, rotation: Rotary, map: PositionMap | Mapping[str, Any]) -> None:
         rotation = deepcopy(rotation)
         rotation.attention_factor = 1.0  # they have been multiplied by it
         super().__init__(rotation, map)

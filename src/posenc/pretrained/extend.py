@@ -277,8 +277,8 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     }
     turning: dict[int, Encoding] = {**places, **_by_head(structure, chosen.scales)}
     if chosen.map is not None:  # one object for all layers that are alike, which then share tables and plans
-        turned = {each: Turned(each, chosen.map) for each in set(places.values())}
-        turning = {number: turned[each] for number, each in places.items() if structure.layers[number].window is None}
+        mapped = {each: Turned(each, chosen.map) for each in set(places.values())}
+        turning = {number: mapped[each] for number, each in places.items() if structure.layers[number].window is None}
     of_layers = []
     for number, layer in enumerate(structure.layers):
         parts = _parts(layer, chosen, turning.get(number))
@@ -288,8 +288,8 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
             parts += (QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)),)
         of_layers.append(parts)
     sums = {parts: combined(*parts) for parts in dict.fromkeys(of_layers)}
-    mapped = frozenset(() if chosen.map is None else changed)
-    return Design(rotations, identity, tuple(sums[parts] for parts in of_layers), config, mapped)
+    mapped_layers = frozenset(() if chosen.map is None else changed)
+    return Design(rotations, identity, tuple(sums[parts] for parts in of_layers), config, mapped_layers)
 
 
 def _rotations(structure: ModelStructure, chosen: Plan, changed: Sequence[str], length: int) -> dict[str, Rotary]:
