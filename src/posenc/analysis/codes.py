@@ -619,7 +619,11 @@ def _rotation(model: nn.Module) -> Encoding:
     rotary = getattr(structure.decoder, "rotary_emb", None)
     if record is not None and isinstance(rotary, RotaryModule):
         kind = first.layer_type if first.layer_type in rotary.rotations else next(iter(rotary.rotations))
-        inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotary.rotations[kind]
+        rotation = rotary.rotations[kind]
+        assert isinstance(rotation, Encoding)
+        if kind in rotary.mapped_layers and first.window is None:
+            return Mapped(rotation, record.report.map)
+        inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotation
         assert isinstance(inside, Encoding)
         return inside
     rope = structure.ropes.get(first.layer_type, structure.rope)
