@@ -5,7 +5,7 @@
 # make bench  speed and memory on this machine, into the tables of README.md, docs/bench.md and benchmarks/tables.md
 # make gpu    everything that a GPU can tell, in 25 minutes, into gpu-results; the same command goes on where it stopped
 # make docs   the documentation's site, into site/
-# make encodings  docs/encodings.md: every check on every encoding, a quarter of an hour
+# make encodings  benchmarks/encodings.md: every check on every encoding, a quarter of an hour
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
 # Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
 PYTHON ?= python3

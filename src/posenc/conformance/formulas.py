@@ -2,7 +2,7 @@
 """The authors' formulas in float64: the source of the golden vectors.
 
 Nothing here is shared with the rest of posenc, so an error there cannot hide here. Positional arguments are those of the
-calling conventions (docs/conform.md). Keyword-only arguments describe variants of a formula: another published form, or a
+calling conventions (`posenc conform --help`). Keyword-only arguments describe variants of a formula: another published form, or a
 common fault (`posenc.conformance.faults`).
 """
 
