@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of README.md, those of docs/bench.md, and all of them in benchmarks/tables.md, from the committed results.
+"""Write the table of README.md and docs/bench.md, and all tables of benchmarks/tables.md, from the committed results.
 
     python benchmarks/readme.py [DIR/results.json]
 
@@ -15,20 +15,12 @@ from typing import Any
 
 from posenc.errors import InputError
 from posenc.lab.bench.measure import MEMORY, TIME
-from posenc.lab.bench.table import Results, in_seconds, in_words, machine_line, machine_words, markdown, ratio
+from posenc.lab.bench.table import Results, in_words, machine_words, markdown, ratio
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python benchmarks/readme.py -->", "<!-- end of speed -->"
 LENGTH, MEMORY_LENGTH = 2048, 4096
-"""What the README shows; benchmarks/tables.md has all."""
-COLUMNS = (
-    (TIME, "forward", 2048, "forward"),
-    (TIME, "train", 2048, "with backward"),
-    (TIME, "decode", 16384, "decoding one token"),
-    (MEMORY, "forward", 4096, "MiB forward"),
-    (MEMORY, "train", 2048, "MiB with backward"),
-)
-"""What docs/bench.md shows: benchmark, mode, length and title."""
+"""What the README and docs/bench.md show; benchmarks/tables.md has all."""
 NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
 
 
@@ -86,29 +78,9 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def attention(results: Results) -> str:
-    """The table of docs/bench.md: every candidate of attention in float32, its times and its memory."""
-    trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
-    rows = []
-    for case in dict.fromkeys(key[1] for key in trials):
-        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length, _ in COLUMNS]
-        names = dict.fromkeys(row["name"] for trial in found if trial is not None for row in trial["rows"])
-        rows += [[f"`{case}`: {name}", *(_limit_or_cell(trial, name) for trial in found)] for name in names]
-    head = ["", *(f"{title}, n = {length}" for _, _, length, title in COLUMNS)]
-    return f"{machine_line(results)}\n\n{_markdown(head, rows)}\n"
-
-
-def _limit_or_cell(trial: Results | None, name: str) -> str:
-    """The seconds of the limit, or a candidate's ratio to it; mebibytes in a trial of memory."""
-    row = _row(trial, name)
-    if trial is not None and row is not None and name == trial["limit"] and row["seconds"] is not None:
-        return in_seconds(row["seconds"]["median"])
-    return _cell(row)
-
-
 DOCUMENTS: dict[str, Callable[[Results], str]] = {
     "README.md": summary,
-    "docs/bench.md": attention,
+    "docs/bench.md": summary,
     "benchmarks/tables.md": markdown,
 }
 
