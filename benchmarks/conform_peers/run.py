@@ -70,7 +70,15 @@ def main() -> None:
     sys.path.insert(0, str(HERE))
     tested, missing = rows(options.peers or sorted(path.stem for path in HERE.glob("peer_*.py")))
     when = f"{datetime.date.today().isoformat()}, torch {torch.__version__}, Python {platform.python_version()}."
-    lines = [BEGIN, when, "", *HEAD, *sorted(tested, key=conforms), *(["", "Not tested on this machine:", "", *missing] if missing else []), END]
+    lines = [
+        BEGIN,
+        when,
+        "",
+        *HEAD,
+        *sorted(tested, key=conforms),
+        *(["", "Not tested on this machine:", "", *missing] if missing else []),
+        END,
+    ]
     if options.write and options.earlier:
         earlier(Path(options.write), tested)
     elif options.write:

@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "benchmarks" / "conform_peers"
 TABLE = [
-    line for line in (ROOT / "benchmarks" / "conform.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    line
+    for line in (ROOT / "benchmarks" / "conform.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ")
 ]
 
 
@@ -36,7 +38,9 @@ def test_the_page_counts_the_verdicts():
     passed = sum(line.startswith("| conforms") for line in lines)
     packages = {line.split(" | ")[1].split()[0] for line in lines}
     page = (ROOT / "docs" / "conform.md").read_text(encoding="utf-8")
-    counts = f"Of {len(lines)} functions of {len(packages)} packages, {passed} conform and {len(lines) - passed} do not."
+    counts = (
+        f"Of {len(lines)} functions of {len(packages)} packages, {passed} conform and {len(lines) - passed} do not."
+    )
     assert counts in page
 
 
