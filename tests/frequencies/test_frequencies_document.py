@@ -18,5 +18,5 @@ def test_the_table_lists_every_schedule_with_its_options():
 
 def test_what_is_named_exists():
     named = set(re.findall(r"frequencies\.(\w+)\(", PAGE))
-    assert {"diff", "dynamic", "softmax_factor", "stretch", "yarn"} <= named
+    assert {"diff", "stretch", "yarn"} <= named
     assert all(hasattr(frequencies, name) for name in named)
