@@ -60,7 +60,7 @@ class BlockConfig:
         return self.dim // self.num_heads if self.head_dim is None else self.head_dim
 
     def make_encoding(self, encoding: Encoding | str, **more: Any) -> Encoding:
-        """An encoding as it is, or one made of its text for a model of this shape. more: further arguments of `create`."""
+        """An encoding, unchanged, or one made of its text for a model of this shape. more: further arguments of `create`."""
         if isinstance(encoding, Encoding):
             return encoding
         if not isinstance(encoding, str):

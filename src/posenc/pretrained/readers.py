@@ -198,7 +198,7 @@ def _difference(reading: Reading, most: Reading, length: int) -> str:
 
 
 class ConfigFile:
-    """A configuration as it is in a file.
+    """A configuration, as a file has it.
 
     raw: the fields of the language model. gguf: header of a GGUF file, by key, else None.
     """
@@ -462,7 +462,7 @@ def _schedule(
 
 
 Served = tuple[dict[str, Any], float | None, str]
-"""A table of rope_parameters as it is applied, the attention factor where it is not the schedule's, and what is not read."""
+"""A table of rope_parameters as applied, the attention factor where it is not the schedule's, and what is not read."""
 
 
 def _served(config: ConfigFile, length: int, adapt: Callable[[str, dict[str, Any]], Served]) -> Found:
