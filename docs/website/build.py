@@ -52,7 +52,7 @@ def stage(folder: Path) -> Path:
     texts = {page.path: page.text for part in generated.values() for page in part}
     for path in DOCS.rglob("*.md"):
         texts[path.relative_to(DOCS).as_posix()] = for_site(path.read_text(encoding="utf-8"), path)
-    texts["encodings.md"] = encodings.linked(texts["encodings.md"])
+    texts["benchmarks/encodings.md"] = encodings.linked(texts["benchmarks/encodings.md"])
     texts["explore.md"] += "\n[The explorer](explorer.html){ .md-button .md-button--primary }\n"
     texts["explorer.html"] = explorer.page()
     pages = folder / "pages"

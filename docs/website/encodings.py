@@ -72,7 +72,7 @@ def family(cls: type[Encoding]) -> str:
 def linked(text: str) -> str:
     """The conformance page with a link to each encoding's own."""
     names = "|".join(ENCODINGS)
-    return re.sub(rf"^\| `({names})` \|", r"| [`\1`](encodings/\1.md) |", text, flags=re.MULTILINE)
+    return re.sub(rf"^\| `({names})` \|", r"| [`\1`](../encodings/\1.md) |", text, flags=re.MULTILINE)
 
 
 @cache
@@ -87,7 +87,7 @@ def _overview() -> Page:
         "# The encodings",
         f"{len(known)} encodings, by where they act. Each page has the formula, a picture, measurements, code that runs, "
         "and the source. Sums and different encodings per layer are created by "
-        "[`posenc.create`](../reference/posenc.encodings.md). [The checks that each passes](../encodings.md) are in one table.",
+        "[`posenc.create`](../reference/posenc.encodings.md). [The checks that each passes](../benchmarks/encodings.md) are in one table.",
     ]
     for title, about in FAMILIES.items():
         own = [row for name, row in known.items() if family(ENCODINGS[name]) == title]

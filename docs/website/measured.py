@@ -10,7 +10,7 @@ from website.page import DOCS, ROOT, heading, table
 
 SPEED = ROOT / "benchmarks" / "results" / "cpu.json"
 VISION = ROOT / "benchmarks" / "vision_resolution.md"
-MATRIX = DOCS / "encodings.md"
+MATRIX = ROOT / "benchmarks" / "encodings.md"
 MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
 GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch.zh")
 """Pages that name every encoding, or say nothing of a single one."""
@@ -73,7 +73,7 @@ def mentions(name: str, cls: type[Encoding]) -> list[str]:
 
 
 def parity(name: str) -> str:
-    """The checks that it passes, of the table in docs/encodings.md."""
+    """The checks that it passes, of the table in benchmarks/encodings.md."""
     lines = MATRIX.read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|  |"))
     checks = [cell.strip() for cell in lines[start].strip("| ").split("|")]
@@ -84,4 +84,4 @@ def parity(name: str) -> str:
         own = [check for check, got in zip(checks, marks, strict=True) if got == mark]
         if own:
             said.append((f"{mark} {words}", " · ".join(own)))
-    return table(("", "[check](../encodings.md#properties-of-each-encoding-checked)"), said)
+    return table(("", "[check](../benchmarks/encodings.md#properties-of-each-encoding-checked)"), said)

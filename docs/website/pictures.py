@@ -182,7 +182,7 @@ def turns_by_head(ax: "Axes", factors: Tensor) -> None:
     """Positions a turn, pair by pair, of each key head, over those of RoPE."""
     for head, row in enumerate(factors):
         ax.plot(row, label=f"head {head}")
-    ax.set(xlabel="pair of channels", ylabel="positions a turn, over RoPE's")
+    ax.set(xlabel="pair of channels", ylabel="wavelength, over RoPE's")
     ax.legend()
 
 
@@ -241,7 +241,7 @@ def _accumulated(name: str) -> Tensor:
 
 @torch.no_grad()
 def _turns_by_head(name: str) -> Tensor:
-    """(key heads, pairs): positions a turn over those of RoPE."""
+    """(key heads, pairs): wavelengths over those of RoPE."""
     plain, angles = (
         create(each, **SHAPE).key_angles(posenc.Positions.from_ids([1]))[0, :, 0] for each in ("rope", name)
     )

@@ -149,7 +149,7 @@ class LearnedRotary(AxesRotary):
             raise InputError(f"groups={self.groups}: must divide the key heads, and k has {k.shape[1]}")
 
     def plain(self, group: int = 0) -> Rotary:
-        """One group's ladder as it is now, in a `Rotary` with an "explicit" schedule.
+        """One group's current ladder, in a `Rotary` with an "explicit" schedule.
 
         Raises:
             InputError: a group that there is not.

@@ -21,7 +21,7 @@ class Hierarchical(Absolute):
     """A learned table of n rows that reaches n^2 positions: row k // n and row k mod n, weighted.
 
     q_k = alpha u[k // n] + (1 - alpha) u[k mod n], with u_i = (p_i - alpha p_0) / (1 - alpha): the first n codes are
-    the table's own rows p_k, so a trained table (BERT's) is extended as it is.
+    the table's own rows p_k, so a trained table (BERT's) is extended without training.
 
     rows: n. dim: width of the model. alpha: weight of the coarse digit, in (0, 1) and not 1/2, at which positions
     i n + j and j n + i would share a code. init_std: of the table. beyond: what a position from n^2 on gets, "error"

@@ -257,7 +257,7 @@ def softmax_factor(factor: float, mscale_all_dim: float) -> float:
 
 
 def _blend(frequencies: Tensor, factor: float, ramp: Tensor) -> Tensor:
-    """Each frequency as it is where ramp is 0, divided by factor where it is 1."""
+    """Each frequency unchanged where ramp is 0, divided by factor where it is 1."""
     return frequencies * (1 - ramp) + frequencies / check_factor(factor) * ramp
 
 
