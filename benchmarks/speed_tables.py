@@ -60,6 +60,19 @@ def _cell(row: Results | None) -> str:
     return ratio(row["ratio"]["median"]) if row["ratio"] is not None else in_words(row)
 
 
+def _pair(trial: Results | None) -> list[str]:
+    """posenc's cell, and the best other candidate's with its name."""
+    if trial is None:
+        return ["", ""]
+    measured = [row for row in trial["rows"] if row["bytes"] is not None or row["ratio"] is not None]
+    others = [row for row in measured if row["name"] != trial["limit"] and row["name"].split(",")[0] != "posenc"]
+    best = min(others, key=lambda row: row["ratio"]["median"] if row["ratio"] else row["bytes"], default=None)
+    if best is None:
+        return [_cell(_row(trial, "posenc")), ""]
+    name = "naive" if best["name"] in NAIVE else best["name"].removeprefix("transformers ")
+    return [_cell(_row(trial, "posenc")), f"{_cell(best)} ({name})"]
+
+
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
