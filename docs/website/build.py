@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """From docs/ and the code to a folder of Markdown, and from that, by Zensical, to the site."""
 
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
-from website import encodings, reference, repository
-from website.markdown import for_site
+from website import encodings, extensions, reference, repository
+from website.markdown import for_site, summary, title
 from website.page import DOCS, ROOT, Page
+from website.pictures import card
 
 STAGE = ROOT / "build" / "docs"
 """Where the pages' Markdown is put together; git ignores it."""
@@ -21,8 +23,9 @@ COPIED = (".png", ".svg", ".css", ".js")
 """What goes with the pages as it is."""
 
 
-def build(site: Path, folder: Path = STAGE) -> Path:
-    """Build the site, replacing one that is there; gives its first page. folder: for what it is built from.
+def build(site: Path, folder: Path = STAGE, only: Sequence[str] = ()) -> Path:
+    """Build the site, replacing one that is there; gives its first page. folder: for what it is built from. only: beginnings of
+    the paths of generated pages, to try some out; the others are left out, and links to them break.
 
     Raises:
         FileExistsError: something else is there, which is not replaced.
@@ -30,20 +33,26 @@ def build(site: Path, folder: Path = STAGE) -> Path:
     """
     if site.exists() and not (site / "index.html").is_file():
         raise FileExistsError(f"{site}: is there and is no site; name another folder")
-    config = stage(folder)
-    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", config], check=True)
+    config = stage(folder, only)
+    strict = [] if only else ["--strict"]
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", *strict, "-f", config], check=True)
+    for path in (folder / "site").rglob("*.html"):
+        finish(path)
     if site.exists():
         shutil.rmtree(site)
     shutil.move(folder / "site", site)
     return site.resolve() / "index.html"
 
 
-def stage(folder: Path) -> Path:
+def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     """Put all pages together in a folder, replacing what is there; gives their configuration."""
     if folder.exists():
         shutil.rmtree(folder)
+    wanted: Callable[[str], bool] = lambda path: not only or path.startswith(tuple(only))  # noqa: E731
     generated = {
-        "encodings/index.md": encodings.pages(),
+        "encodings/index.md": encodings.pages(wanted),
+        "frequencies.md": extensions.schedules(wanted),
+        "position_maps.md": extensions.maps(wanted),
         "reference/index.md": reference.pages(),
         "examples.md": repository.examples(),
         "results.md": repository.results(),
@@ -53,18 +62,24 @@ def stage(folder: Path) -> Path:
     for path in DOCS.rglob("*.md"):
         texts[path.relative_to(DOCS).as_posix()] = for_site(path.read_text(encoding="utf-8"), path)
     texts["encodings.md"] = encodings.linked(texts["encodings.md"])
+    texts["frequencies.md"] = extensions.linked(texts["frequencies.md"], "frequencies")
+    texts["position_maps.md"] = extensions.linked(texts["position_maps.md"], "position_maps")
     texts["explore.md"] += "\n[The explorer](explorer.html){ .md-button .md-button--primary }\n"
-    texts["explorer.html"] = explorer.page()
+    described = {page.path: page.description for part in generated.values() for page in part}
     pages = folder / "pages"
     for name, text in texts.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
-        (pages / name).write_text(text, encoding="utf-8")
+        head = yaml.safe_dump({"description": described.get(name) or summary(text)}, allow_unicode=True, width=10**6)
+        (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
+    (pages / "explorer.html").write_text(explorer.page(), encoding="utf-8")
+    card(pages / "card.png")
     for path in [*repository.result_files(), *(path for path in DOCS.rglob("*") if path.suffix in COPIED)]:
         target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    config |= {"docs_dir": pages.name, "nav": navigation(config["nav"], generated)}
+    config |= {"docs_dir": pages.name, "nav": navigation(config["nav"], generated, texts)}
+    config["theme"]["custom_dir"] = str(DOCS / "website" / "theme")
     handlers = next(plugin["mkdocstrings"]["handlers"] for plugin in config["plugins"] if "mkdocstrings" in plugin)
     handlers["python"]["paths"] = [str(ROOT / "src")]
     written = folder / "mkdocs.yml"
@@ -72,18 +87,35 @@ def stage(folder: Path) -> Path:
     return written
 
 
-def navigation(nav: Sequence[Any], generated: dict[str, list[Page]]) -> list[Any]:
-    """The navigation of mkdocs.yml with every generated page below the one that opens its section."""
+def finish(path: Path) -> None:
+    """What the theme gets wrong in a page: the language of a Chinese one, heads of tables without text, which are no heads, and
+    landmarks within landmarks."""
+    html = path.read_text(encoding="utf-8")
+    html = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
+    html = re.sub(r'(<nav class="md-nav") (data-md-level="[1-9]")', r'\1 role="group" \2', html)
+    chinese = path.name.endswith(".zh.html")
+    other = path.with_name(path.name.replace(".zh.html", ".html") if chinese else f"{path.stem}.zh.html")
+    if chinese:
+        html = html.replace('<html lang="en"', '<html lang="zh-Hans"', 1)
+    if other.exists():
+        language = "en" if chinese else "zh-Hans"
+        html = html.replace("</head>", f'<link rel="alternate" hreflang="{language}" href="{other.name}"></head>', 1)
+    path.write_text(html, encoding="utf-8")
+
+
+def navigation(nav: Sequence[Any], generated: dict[str, list[Page]], texts: dict[str, str]) -> list[Any]:
+    """The navigation of mkdocs.yml with every generated page below the one that opens its section. A page without words there
+    has its title's."""
     found: list[Any] = []
     for entry in nav:
-        ((title, target),) = entry.items()
+        words, target = next(iter(entry.items())) if isinstance(entry, dict) else (title(texts[entry]), entry)
         if isinstance(target, list):
-            found.append({title: navigation(target, generated)})
+            found.append({words: navigation(target, generated, texts)})
         elif target in generated:
-            below = _grouped(page for page in generated[target] if page.path != target)
-            found.append({title: [target, *below]})
+            section = [target, *_grouped(page for page in generated[target] if page.path != target)]
+            found.append({words: section})
         else:
-            found.append(entry)
+            found.append({words: target})
     return found
 
 

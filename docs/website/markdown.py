@@ -29,6 +29,21 @@ def for_site(text: str, page: Path) -> str:
     return "".join(part if part.startswith("```") else prose(part) for part in BLOCK.split(text))
 
 
+def title(text: str) -> str:
+    """The title that a page gives itself, as text."""
+    found = re.search(r"^# (.*)$", text, flags=re.MULTILINE)
+    return found[1].replace("`", "") if found else ""
+
+
+def summary(text: str, most: int = 200) -> str:
+    """The first sentences of a page's first paragraph, as text, for search engines and links elsewhere."""
+    paragraphs = (each.strip() for each in re.split(r"\n\s*\n", BLOCK.sub("", text)))
+    first = next((each for each in paragraphs if re.match(r"[^#<!|\[:{-]", each)), title(text))
+    words = re.sub(r"[`*]|&lt;.*?&gt;", "", LINK.sub(lambda found: found[1], " ".join(first.split())))
+    cut = words[:most]
+    return words if len(words) <= most else cut[: max(cut.rfind(". ") + 1, 0) or cut.rfind(" ")]
+
+
 def place(path: Path) -> Path | None:
     """Where the site's Markdown has a file of the repository; None: nowhere."""
     name = path.relative_to(ROOT)

@@ -19,10 +19,7 @@ from posenc.lab.text import Settings
 from posenc.lab.train import train
 
 FILE = Path(__file__).with_name("trained.npz")
-NAMES = (
-    "normalized", "integer", "learned", "hierarchical", "multiplicative", "complex_order", "learned_rope", "pope", "shaw",
-    "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "t5", "sines", "kerple", "fire", "selective_rope",
-)  # fmt: skip
+NAMES = ("normalized", "integer", "learned", "multiplicative", "learned_rope", "t5", "kerple")
 SETTINGS = Settings()
 """The demo's model: two layers of width 128, trained for 120 steps at 128 bytes."""
 SHAPE: dict[str, Any] = {
