@@ -69,7 +69,8 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     pages = folder / "pages"
     for name, text in texts.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
-        head = yaml.safe_dump({"description": described.get(name) or summary(text)}, allow_unicode=True, width=10**6)
+        known = {"title": title(text), "description": described.get(name) or summary(text)}
+        head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)
         (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
     (pages / "explorer.html").write_text(explorer.page(), encoding="utf-8")
     card(pages / "card.png")
@@ -92,7 +93,7 @@ def finish(path: Path) -> None:
     landmarks within landmarks."""
     html = path.read_text(encoding="utf-8")
     html = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
-    html = re.sub(r'(<nav class="md-nav") (data-md-level="[1-9]")', r'\1 role="group" \2', html)
+    html = _outer_landmarks(html)
     chinese = path.name.endswith(".zh.html")
     other = path.with_name(path.name.replace(".zh.html", ".html") if chinese else f"{path.stem}.zh.html")
     if chinese:
@@ -101,6 +102,20 @@ def finish(path: Path) -> None:
         language = "en" if chinese else "zh-Hans"
         html = html.replace("</head>", f'<link rel="alternate" hreflang="{language}" href="{other.name}"></head>', 1)
     path.write_text(html, encoding="utf-8")
+
+
+def _outer_landmarks(html: str) -> str:
+    """The menus within the menu as groups: a list of a page's landmarks has the menu once."""
+    ends: list[str] = []
+
+    def tag(found: re.Match[str]) -> str:
+        if found[0] == "</nav>":
+            return ends.pop()
+        inner = re.search(r'data-md-level="[1-9]"', found[0])
+        ends.append("</div>" if inner else "</nav>")
+        return f'<div role="group"{found[1]}' if inner else found[0]
+
+    return re.sub(r"<nav\b([^>]*>)|</nav>", tag, html)
 
 
 def navigation(nav: Sequence[Any], generated: dict[str, list[Page]], texts: dict[str, str]) -> list[Any]:

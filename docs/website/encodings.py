@@ -148,7 +148,7 @@ def _page(name: str) -> Page:
     parts = [
         f"# `{name}`: {TITLES[name]}",
         _prose(lead, cls),
-        " · ".join(filter(None, links)) + "{ .links }",
+        " · ".join(filter(None, links)) + "\n{ .links }",
         "## When to use it",
         described(cls.use_when, PAGES),
         _models(cls),

@@ -73,6 +73,8 @@ MAP_PAGES: dict[str, tuple[str, str]] = {
     "lm_infinite": ("LM-Infinite: attention sinks and a Λ-shaped mask", "Take it for text without an end. It differs from `streaming` in the distance of the first tokens alone."),
 }  # fmt: skip
 """What each map is called, and when to use it."""
+TUNING = {"works without": "none needed", "needs it": "needed", "comes with it": "the model comes fine-tuned"}
+"""What methods declare, as a sentence."""
 NEEDED: dict[str, str] = {"abf": "abf:new_base=500000", "tapered": "yarn+tapered", "resonance": "yarn+resonance"}
 """Texts of methods that need an option, or another schedule."""
 GIVEN = ("longrope", "explicit")
@@ -116,7 +118,7 @@ def _page(
     text = [
         f"# `{name}`: {title}",
         linked_sources(plain(" ".join(lead.split()))),
-        " · ".join(filter(None, links)) + "{ .links }",
+        " · ".join(filter(None, links)) + "\n{ .links }",
         "## When to use it",
         described(when, {each: f"{each}.md" for each in (SCHEDULES if folder == "frequencies" else MAPS)}),
         parts["measured"],
@@ -150,13 +152,14 @@ def _schedule_parts(name: str) -> dict[str, str]:
         "",
         f"made = frequencies.{name}({HEAD_DIM}, 10000.0{given})",
         "made.inv_freq  # (32,) radians per position",
-        f"frequencies.stretch(made, {HEAD_DIM})  # how many times slower each pair rotates than in training",
+        "# how many times slower each pair rotates than in training:",
+        f"frequencies.stretch(made, {HEAD_DIM})",
         f'rope = posenc.Rotary({HEAD_DIM}).with_schedule("{name}"{given})',
     ]
     extends = name in METHODS and name not in GIVEN
     if extends:
-        code += ["", f'# model, tokenizer = posenc.load("..."); posenc.extend(model, "{NEEDED.get(name, name)}", factor={FACTOR})']
-    tuning = METHODS[name].tuning if extends else "trained with it from the start" if name in FROM_THE_START else ""
+        code += ["", f'# a pretrained model: posenc.extend(model, "{NEEDED.get(name, name)}", factor={FACTOR})']
+    tuning = TUNING[METHODS[name].tuning] if extends else "the model is trained with it from the start" if name in FROM_THE_START else ""
     models, wide = published(name), name in (*FROM_THE_START, "default")
     said = [
         f"**Fine-tuning**: {tuning}." if tuning else "",
@@ -293,7 +296,7 @@ def _map_parts(name: str) -> dict[str, str]:
     code.insert(0, "import torch")
     if name in METHODS:
         code += ["", f'# a pretrained model: posenc.extend(model, "{name}", factor={FACTOR})']
-    tuning = METHODS[name].tuning if name in METHODS else "trained with it"
+    tuning = TUNING[METHODS[name].tuning] if name in METHODS else "the model is trained with it"
     loads = (
         "posenc alone. The configurations of transformers, vLLM and llama.cpp cannot express a position map: "
         "[`posenc.to_hf`](../export.md) writes the model as it was before, with an entry that `posenc.load` reads."

@@ -4,12 +4,15 @@
 import os
 import re
 from pathlib import Path
+from textwrap import wrap
 
 from website.page import DOCS, ROOT
 
 LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\]\([^()]*\))?[^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 """A link, whose text may hold an image, or an image."""
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
+COLUMN = 80
+"""Characters of code that fit into a page's column."""
 NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary|a|img|br|sub|sup|kbd)\b)")
 """What opens no element that these pages have: <q, k> is a product."""
 
@@ -26,7 +29,23 @@ def for_site(text: str, page: Path) -> str:
         words = CODE.split(LINK.sub(lambda found: _link(found, page), part))
         return "".join(word if word.startswith("`") else NO_TAG.sub("&lt;", word) for word in words)
 
-    return "".join(part if part.startswith("```") else prose(part) for part in BLOCK.split(text))
+    return "".join(fitted(part) if part.startswith("```") else prose(part) for part in BLOCK.split(text))
+
+
+def fitted(block: str) -> str:
+    """A block of Python whose long comments stand above their lines, so that none is cut off at the width of the column."""
+    if not block.startswith("```python"):
+        return block
+    lines = []
+    for line in block.split("\n"):
+        found = re.match(r"(\s*)(.*?\S)?\s{2,}# (.*)$|(\s*)# (.*)$", line) if len(line) > COLUMN else None
+        if found is None:
+            lines.append(line)
+            continue
+        indent, comment = found[1] or found[4] or "", found[3] or found[5]
+        lines += wrap(comment, COLUMN, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        lines += [indent + found[2]] if found[2] else []
+    return "\n".join(lines)
 
 
 def title(text: str) -> str:

@@ -135,9 +135,9 @@ def beyond(name: str, method: str) -> str:
                     )  # fmt: skip
     if not rows:
         return ""
-    head = ("model", "text over the trained length", "task", f"`{name}`", "truncated input", "unmodified", "group")
+    head = ("model", "length", "task", f"`{name}`", "truncated input", "unmodified", "group")
     return (
-        f"{table(head, rows)}\n\nNats per token, lower is better; group 1 is the best method and those not distinguished from it. "
+        f"{table(head, rows)}\n\nNats per token, lower is better; the length is that of the text over the trained one; group 1 is the best method and those not distinguished from it. "
         "[All methods, with intervals](../longer_context.md)."
     )
 

@@ -61,12 +61,12 @@ def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> T
 
 
 def default(head_dim: int, base: float = 10000.0) -> Frequencies:
-    """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, section 3.2.2)."""
+    """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, arXiv 2104.09864, section 3.2.2)."""
     return Frequencies(rope_frequencies(head_dim, base))
 
 
 def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
-    """Position interpolation: every frequency divided by factor (Chen et al. 2023, eq. 4).
+    """Position interpolation: every frequency divided by factor (Chen et al. 2023, arXiv 2306.15595, eq. 4).
 
     Needs fine-tuning (the paper's 1000 steps): neighbouring positions are closer than in training. SuperHOT
     (kaiokendev 2023) is this with factor 4 and a LoRA.
@@ -145,7 +145,7 @@ def yarn(
     mscale_all_dim: float = 0.0,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    """YaRN as its authors' code and transformers compute it (jquesnelle/yarn, 2023).
+    """YaRN as its authors' code and transformers compute it (github.com/jquesnelle/yarn; arXiv 2309.00071).
 
     Slow frequencies are divided by factor, fast ones stay, and between the pairs that turn beta_slow and beta_fast
     times over original_max_positions the change is linear in the pair's number. truncate rounds that range outwards
@@ -193,7 +193,7 @@ def yarn_paper(
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    """YaRN as its paper states it: the change is linear in the number of turns (Peng et al. 2023, eq. 18 to 20).
+    """YaRN as its paper states it: the change is linear in the number of turns (arXiv 2309.00071, eq. 18 to 20).
 
     Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
     """
@@ -447,7 +447,7 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
 
 def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75, factor: float = 1.0) -> Frequencies:
     """p-RoPE: the fastest fraction of the frequencies, divided by factor, and zero for the rest
-    (Barbero et al. 2024, section 6; rope_type "proportional" in transformers).
+    (arXiv 2410.06205, section 6; rope_type "proportional" in transformers).
 
     Models are trained so (Gemma 4: 0.25).
     """
