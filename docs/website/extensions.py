@@ -18,7 +18,7 @@ from torch import Tensor
 import posenc
 from posenc import frequencies
 from posenc.analysis.finding import INK, PALETTE, SOFT, Picture, plot
-from posenc.encodings.catalogue import entries
+from posenc.encodings.catalogue import entries, short
 from posenc.frequencies import SCHEDULES, Frequencies
 from posenc.frequencies.schedules import FORMULAS
 from posenc.position_maps import FORMULAS as MAP_FORMULAS
@@ -144,7 +144,10 @@ def _page(
 
 def _schedule_parts(name: str) -> dict[str, str]:
     options = {key: value for key, value in _options(name).items() if key != "of"}
-    short = {key: f"[1.0] * {HEAD_DIM // 4} + [4.0] * {HEAD_DIM // 4}" if isinstance(value, list) else repr(value) for key, value in options.items()}
+    short = {
+        key: f"[1.0] * {HEAD_DIM // 4} + [4.0] * {HEAD_DIM // 4}" if isinstance(value, list) else repr(value)
+        for key, value in options.items()
+    }
     given = "".join(f", {key}={value}" for key, value in short.items())
     code = [
         "import posenc",
@@ -159,7 +162,13 @@ def _schedule_parts(name: str) -> dict[str, str]:
     extends = name in METHODS and name not in GIVEN
     if extends:
         code += ["", f'# a pretrained model: posenc.extend(model, "{NEEDED.get(name, name)}", factor={FACTOR})']
-    tuning = TUNING[METHODS[name].tuning] if extends else "the model is trained with it from the start" if name in FROM_THE_START else ""
+    tuning = (
+        TUNING[METHODS[name].tuning]
+        if extends
+        else "the model is trained with it from the start"
+        if name in FROM_THE_START
+        else ""
+    )
     models, wide = published(name), name in (*FROM_THE_START, "default")
     said = [
         f"**Fine-tuning**: {tuning}." if tuning else "",
@@ -177,7 +186,12 @@ def _schedule_parts(name: str) -> dict[str, str]:
 
 def _options(name: str) -> dict[str, Any]:
     """What the pages' model gives to a schedule."""
-    shape = {"factor": float(FACTOR), "original_max_positions": TRAINED, "length": FACTOR * TRAINED, "new_base": 500000.0}
+    shape = {
+        "factor": float(FACTOR),
+        "original_max_positions": TRAINED,
+        "length": FACTOR * TRAINED,
+        "new_base": 500000.0,
+    }
     options = frequencies.complete({"name": name}, **shape)
     del options["name"]
     half = [1.0] * (HEAD_DIM // 4) + [float(FACTOR)] * (HEAD_DIM // 4)
@@ -203,7 +217,9 @@ def _wavelengths(name: str) -> Picture:
     return Picture(turns, [name, frequencies.wavelengths(made(name)), frequencies.wavelengths(made("default"))])
 
 
-@plot("A pair at 1 rotates as in training, one at 4 four times slower: at 4 times the trained length it reaches no new angle.")
+@plot(
+    "A pair at 1 rotates as in training, one at 4 four times slower: at 4 times the trained length it reaches no new angle."
+)
 def slower(ax: "Axes", name: str, found: Tensor, others: dict[str, Tensor]) -> None:
     """How many times slower than in training each pair rotates, beside other schedules of the same factor."""
     for style, (other, row) in zip((":", "--", "-."), others.items(), strict=False):
@@ -241,14 +257,19 @@ def _loads(name: str) -> str:
         parameters = rope_parameters_of(rope, TRAINED)
         return f"transformers, with the `rope_parameters` of type `{parameters['rope_type']}` that [`rope_parameters_of`](../export.md) writes."
     export = _exported(name)
-    written = {key: f"{len(value)} numbers" if isinstance(value, list) else value for key, value in export.rope_parameters.items()}
+    written = {
+        key: f"{len(value)} numbers" if isinstance(value, list) else value
+        for key, value in export.rope_parameters.items()
+    }
     rows = [
-        ("posenc", f"`posenc.extend(model, \"{NEEDED.get(name, name)}\", factor={FACTOR})`"),
+        ("posenc", f'`posenc.extend(model, "{NEEDED.get(name, name)}", factor={FACTOR})`'),
         ("transformers", f"`rope_parameters`: `{json.dumps(written)}`"),
         ("vLLM", _command(export.vllm)),
         ("llama.cpp", _command(export.llama_cpp)),
     ]
-    about = f"A Llama trained at {TRAINED} tokens and extended {FACTOR} times, as [`posenc.to_hf`](../export.md) writes it:"
+    about = (
+        f"A Llama trained at {TRAINED} tokens and extended {FACTOR} times, as [`posenc.to_hf`](../export.md) writes it:"
+    )
     return f"{about}\n\n{table(('program', 'how'), rows)}"
 
 
@@ -283,7 +304,7 @@ def _exported(name: str) -> Any:
 
 def _map_parts(name: str) -> dict[str, str]:
     made_map = drawn_map(name)
-    cited = papers_of(entries()[key] for key in made_map.papers)
+    cited = papers_of(short(entries()[key]) for key in made_map.papers)
     spec = str(drawn_map(name, TRAINED, FACTOR * TRAINED))
     code = [
         "import posenc",
@@ -328,7 +349,9 @@ def _by_distance(made_map: PositionMap) -> Tensor:
     return _relative(made_map)[-1].flip(0)
 
 
-@plot("Where the line is level, far tokens are at one distance; where it is missing, they are hidden. No distance should be above the dotted line.")
+@plot(
+    "Where the line is level, far tokens are at one distance; where it is missing, they are hidden. No distance should be above the dotted line."
+)
 def of_last(ax: "Axes", found: Tensor, name: str) -> None:
     """The relative position at which the last token of a text sees each other one, by their distance."""
     ax.plot(torch.arange(len(found)), color=SOFT, linewidth=1, linestyle="--", label="rope")

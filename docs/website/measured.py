@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from markdown.extensions.toc import slugify
+from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 from posenc.encoding import Encoding
 from website.page import DOCS, ROOT, heading, plain, table
@@ -24,6 +24,19 @@ CONFIGS = ROOT / "benchmarks" / "published_configs.json"
 VISION = ROOT / "benchmarks" / "vision_resolution.md"
 MATRIX = DOCS / "encodings.md"
 GUIDE = DOCS / "position_from_scratch.md"
+CHAPTERS = {
+    "Dog bites man": ("none",),
+    "satisfy": ("normalized", "integer"),
+    "binary counter": ("binary", "sinusoidal", "learned"),
+    "Relatives": ("floater", "multiplicative", "shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "complex_order"),
+    "four terms": ("shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "t5"),
+    "Rotating": ("rope", "p_rope", "decoupled_rope", "xpos", "head_rope", "learned_rope", "fope", "rope_pp", "rove"),
+    "penalty on distance": ("alibi", "kerple", "sandwich", "fire", "sines"),
+    "More than a line": ("grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"),
+    "Long texts": ("softmax_n", "sink", "window", "chunks", "hierarchical"),
+    "Past the training length": ("log_n", "temperature", "randomized", "pose"),
+}  # fmt: skip
+"""Words of chapters' titles, and the encodings that they explain."""
 MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
 GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch.zh")
 """Pages that name every encoding, or say nothing of a single one."""
@@ -108,7 +121,12 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
             cells[4:4] = [f"{groups[key]:.1f}" if groups else "–" for key in ("mean_trained", "mean_longest")]
         rows.append(cells)
     first = arms[name]["lengths"]
-    head = ["encoding", f"loss at {first[0]['length']} bytes", f"change at {first[-1]['length']}", "past the training length"]
+    head = [
+        "encoding",
+        f"loss at {first[0]['length']} bytes",
+        f"change at {first[-1]['length']}",
+        "past the training length",
+    ]
     head += ["mean group of all tasks", "at the longest"] if ranked else []
     return [
         table([*head, "time"], rows),
@@ -196,15 +214,12 @@ def mentions(name: str, cls: type[Encoding]) -> list[str]:
     return [f"More: {', '.join(found)}."] if found and name != "none" else []
 
 
-def chapters(name: str, cls: type[Encoding]) -> list[str]:
-    """The chapter of the guide that says most of it; empty where none does."""
-    said = re.compile(rf"`{name}[`:@+]|\b{cls.__name__}\(|[\" ]{name}[:@+\"]")
-    parts = re.split(r"^## (.*)$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = {title: len(said.findall(text)) for title, text in zip(parts[1::2], parts[2::2], strict=True)}
-    best = max(found, key=lambda title: found[title])
-    if not found[best] or name == "none":
-        return []
-    return [f"[The guide: {plain(best)}](../{GUIDE.name}#{slugify(best, '-')})"]
+def chapters(name: str) -> list[str]:
+    """The chapter of the guide about an encoding; empty where it has none."""
+    titles = re.findall(r"^## (.*)$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    wanted = [words for words, names in CHAPTERS.items() if name in names]
+    found = next((title for words in wanted for title in titles if words in title), None)
+    return [] if found is None else [f"[The guide: {plain(found)}](../{GUIDE.name}#{slugify(found, '-')})"]
 
 
 def parity(name: str) -> str:

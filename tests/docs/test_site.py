@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from website import build, encodings, extensions, reference, repository, snippets
+from website import build, encodings, extensions, measured, reference, repository, snippets
 from website.markdown import fitted, for_site, summary
 from website.page import DOCS, ROOT, formula, linked_sources, plain
 from website.pictures import Half, pictures
@@ -140,6 +140,19 @@ def test_every_encoding_has_a_title():
     assert set(encodings.TITLES) == set(ENCODINGS)
 
 
+@pytest.mark.parametrize(("name", "words"), [("rope", "Rotating"), ("alibi", "penalty-on-distance"), ("shaw", "position_from")])
+def test_the_page_of_an_encoding_leads_to_its_chapter(name, words):
+    (link,) = measured.chapters(name)
+    assert words.lower() in link.lower()
+    assert measured.chapters("cope") == []
+    assert {name for names in measured.CHAPTERS.values() for name in names} <= set(ENCODINGS)
+
+
+def test_papers_are_links():
+    (page,) = extensions.maps(lambda path: path == "position_maps/self_extend")
+    assert "[Jin 2024](https://arxiv.org/abs/2401.01325)" in page.text
+
+
 def test_long_comments_stand_above_their_lines():
     line = "x = attention(q, k, v, encoding)  # what this does, in more words than fit beside it in the column"
     above = "# what this does, in more words than fit beside it in the column\nx = attention(q, k, v, encoding)"
@@ -251,7 +264,9 @@ def test_the_built_site_is_whole(site):
     assert {f"posenc-{name}" for name in COMMANDS} <= site.page("reference/commands.html").ids
     for folder, names in {"frequencies": SCHEDULES, "position_maps": MAPS}.items():
         for name in names:
-            assert re.findall(r'<h2 id="[^"]*">([^<]*)', site.page(f"{folder}/{name}.html").source) == list(EXTENSION), name
+            assert re.findall(r'<h2 id="[^"]*">([^<]*)', site.page(f"{folder}/{name}.html").source) == list(
+                EXTENSION
+            ), name
     assert "<title>" in site.page("explorer.html").source
     for path, page in site.pages.items():
         if path.name != "explorer.html":

