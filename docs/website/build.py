@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From docs/ and the code to a folder of Markdown, and from that, by Zensical, to the site."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -38,6 +39,8 @@ def build(site: Path, folder: Path = STAGE, only: Sequence[str] = ()) -> Path:
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", *strict, "-f", config], check=True)
     for path in (folder / "site").rglob("*.html"):
         finish(path)
+    for name in ("search.json", "search.js"):
+        leave_out_code(folder / "site" / name)
     if site.exists():
         shutil.rmtree(site)
     shutil.move(folder / "site", site)
@@ -102,6 +105,14 @@ def finish(path: Path) -> None:
         language = "en" if chinese else "zh-Hans"
         html = html.replace("</head>", f'<link rel="alternate" hreflang="{language}" href="{other.name}"></head>', 1)
     path.write_text(html, encoding="utf-8")
+
+
+def leave_out_code(path: Path) -> None:
+    """Take the source code of encodings out of the search's index, where it is a quarter of the text."""
+    before, text = path.read_text(encoding="utf-8").split("{", 1)
+    index, end = json.JSONDecoder().raw_decode("{" + text)
+    index["items"] = [item for item in index["items"] if not item["location"].endswith("#source-code")]
+    path.write_text(before + json.dumps(index, ensure_ascii=False) + text[end - 1 :], encoding="utf-8")
 
 
 def _outer_landmarks(html: str) -> str:

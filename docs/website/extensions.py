@@ -69,8 +69,8 @@ MAP_PAGES: dict[str, tuple[str, str]] = {
     "dual_chunk": ("dual chunk attention (ChunkLlama)", "Take it without training, also on models that a frequency schedule has extended. On SmolLM2 it finds a pass key at 1.5 times the trained length."),
     "string": ("STRING", "Take it within the trained length: distances that training met rarely are replaced by shorter ones. It does not extend a model."),
     "lampe": ("LaMPE", "Take it where the length of the text is known beforehand. `leaky_rerope` does much the same with a factor."),
-    "streaming": ("StreamingLLM: attention sinks and a window", "Take it for text without an end, such as a chat log: it stays fluent at any length. Tokens between the first and the recent ones are forgotten."),
-    "lm_infinite": ("LM-Infinite: attention sinks and a Λ-shaped mask", "Take it for text without an end. It differs from `streaming` in the distance of the first tokens alone."),
+    "streaming": ("StreamingLLM, the first tokens and a window", "Take it for text without an end, such as a chat log: it stays fluent at any length. Tokens between the first and the recent ones are forgotten."),
+    "lm_infinite": ("LM-Infinite, the first tokens and a window", "Take it for text without an end. It differs from `streaming` in the distance of the first tokens alone."),
 }  # fmt: skip
 """What each map is called, and when to use it."""
 TUNING = {"works without": "none needed", "needs it": "needed", "comes with it": "the model comes fine-tuned"}

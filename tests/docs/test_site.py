@@ -36,7 +36,7 @@ TYPES = (
 """A page of each kind."""
 FOUND = {
     "yarn": "frequencies/yarn.html", "extend context": "guides/extend.html", "flash attention": "attention.html",
-    "attention sink": "encodings/", "t5": "encodings/t5.html", "dual chunk": "position_maps/dual_chunk.html",
+    "attention sink": "encodings/s", "t5": "encodings/t5.html", "dual chunk": "position_maps/dual_chunk.html",
 }  # fmt: skip
 """What people look for, and the page that they mean."""
 SEARCH = Path(__file__).with_name("search.mjs")
@@ -140,7 +140,9 @@ def test_every_encoding_has_a_title():
     assert set(encodings.TITLES) == set(ENCODINGS)
 
 
-@pytest.mark.parametrize(("name", "words"), [("rope", "Rotating"), ("alibi", "penalty-on-distance"), ("shaw", "position_from")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("rope", "Rotating"), ("alibi", "penalty-on-distance"), ("shaw", "position_from")]
+)
 def test_the_page_of_an_encoding_leads_to_its_chapter(name, words):
     (link,) = measured.chapters(name)
     assert words.lower() in link.lower()
@@ -185,6 +187,14 @@ def test_what_the_theme_gets_wrong_is_mended(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("var __index = ", ";")])
+def test_source_code_is_not_searched(tmp_path, before, after):
+    items = [{"location": "encodings/t5.html#source-code"}, {"location": "encodings/t5.html#formula"}]
+    (tmp_path / "search.js").write_text(f"{before}{json.dumps({'config': {}, 'items': items})}{after}")
+    build.leave_out_code(tmp_path / "search.js")
+    assert (tmp_path / "search.js").read_text() == f"{before}{json.dumps({'config': {}, 'items': items[1:]})}{after}"
+
+
 def test_every_family_has_an_encoding_and_every_encoding_a_family():
     assert {encodings.family(cls) for cls in ENCODINGS.values()} == set(encodings.FAMILIES)
 
@@ -217,6 +227,7 @@ def test_every_example_has_a_page_and_notebooks_have_their_cells():
         assert page.text.startswith("# ")
         assert page.group == ("Notebooks" if "notebooks" in path.parts else "")
         assert "# %%" not in page.text
+        assert not page.title.endswith(".py")
 
 
 def test_the_checker_finds_what_is_wrong(tmp_path):
