@@ -178,7 +178,8 @@ def _schedule_parts(name: str) -> dict[str, str]:
     return {
         "links": explorer({"encoding": "rope", "method": name}),
         "measured": "\n\n".join(filter(None, said)),
-        "picture": figures([_wavelengths(name) if wide else _stretched(name)]),
+        "picture": figures([_wavelengths(name) if wide else _stretched(name)])
+        + ("\n\nThe numbers are an example; models come with theirs." if name in GIVEN else ""),
         "code": "\n".join(code) + "\n",
         "loads": _loads(name),
     }
