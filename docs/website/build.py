@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
 from website import encodings, extensions, reference, repository
-from website.markdown import for_site, summary, title
+from website.markdown import OPENING, for_site, place, summary, title
 from website.page import DOCS, ROOT, Page
 from website.pictures import card
 
@@ -54,8 +54,8 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     wanted: Callable[[str], bool] = lambda path: not only or path.startswith(tuple(only))  # noqa: E731
     generated = {
         "encodings/index.md": encodings.pages(wanted),
-        "frequencies.md": extensions.schedules(wanted),
-        "position_maps.md": extensions.maps(wanted),
+        "frequencies/index.md": extensions.schedules(wanted),
+        "position_maps/index.md": extensions.maps(wanted),
         "reference/index.md": reference.pages(),
         "examples.md": repository.examples(),
         "results.md": repository.results(),
@@ -63,10 +63,11 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     }
     texts = {page.path: page.text for part in generated.values() for page in part}
     for path in DOCS.rglob("*.md"):
-        texts[path.relative_to(DOCS).as_posix()] = for_site(path.read_text(encoding="utf-8"), path)
+        texts[str(place(path))] = for_site(path.read_text(encoding="utf-8"), path)
     texts["encodings.md"] = encodings.linked(texts["encodings.md"])
-    texts["frequencies.md"] = extensions.linked(texts["frequencies.md"], "frequencies")
-    texts["position_maps.md"] = extensions.linked(texts["position_maps.md"], "position_maps")
+    for opening in OPENING:
+        where = str(place(DOCS / opening))
+        texts[where] = extensions.linked(texts[where])
     texts["explore.md"] += "\n[The explorer](explorer.html){ .md-button .md-button--primary }\n"
     described = {page.path: page.description for part in generated.values() for page in part}
     pages = folder / "pages"
@@ -82,7 +83,7 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    config |= {"docs_dir": pages.name, "nav": navigation(config["nav"], generated, texts)}
+    config |= {"docs_dir": pages.name, "nav": navigation(placed(config["nav"]), generated, texts)}
     config["theme"]["custom_dir"] = str(DOCS / "website" / "theme")
     handlers = next(plugin["mkdocstrings"]["handlers"] for plugin in config["plugins"] if "mkdocstrings" in plugin)
     handlers["python"]["paths"] = [str(ROOT / "src")]
@@ -127,6 +128,15 @@ def _outer_landmarks(html: str) -> str:
         return f'<div role="group"{found[1]}' if inner else found[0]
 
     return re.sub(r"<nav\b([^>]*>)|</nav>", tag, html)
+
+
+def placed(nav: Any) -> Any:
+    """The navigation of mkdocs.yml, which has the pages of docs/, with their places in the site."""
+    if isinstance(nav, list):
+        return [placed(entry) for entry in nav]
+    if isinstance(nav, dict):
+        return {words: placed(target) for words, target in nav.items()}
+    return str(place(DOCS / nav))
 
 
 def navigation(nav: Sequence[Any], generated: dict[str, list[Page]], texts: dict[str, str]) -> list[Any]:

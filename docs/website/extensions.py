@@ -101,10 +101,10 @@ def maps(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
     ]
 
 
-def linked(text: str, folder: str) -> str:
+def linked(text: str) -> str:
     """The page of all schedules or all maps with a link to each, in the first column of its table."""
-    names = "|".join(SCHEDULES if folder == "frequencies" else MAPS)
-    return re.sub(rf"^\| `({names})(\(.*?\))?` \|", rf"| [`\1\2`]({folder}/\1.md) |", text, flags=re.MULTILINE)
+    names = "|".join([*SCHEDULES, *MAPS])
+    return re.sub(rf"^\| `({names})(\(.*?\))?` \|", r"| [`\1\2`](\1.md) |", text, flags=re.MULTILINE)
 
 
 def _page(
@@ -124,7 +124,7 @@ def _page(
         parts["measured"],
         "## Formula",
         formulas(latex),
-        f"[What the letters mean](../{folder}.md).",
+        "[What the letters mean](index.md).",
         "## Picture",
         parts["picture"],
         "## Arguments",

@@ -11,6 +11,8 @@ from website.page import DOCS, ROOT
 LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\]\([^()]*\))?[^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 """A link, whose text may hold an image, or an image."""
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
+OPENING = ("frequencies.md", "position_maps.md")
+"""Pages that open a section of generated ones, and are its index on the site."""
 COLUMN = 80
 """Characters of code that fit into a page's column."""
 NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary|a|img|br|sub|sup|kbd)\b)")
@@ -39,7 +41,7 @@ def fitted(block: str) -> str:
     lines = []
     for line in block.split("\n"):
         found = re.match(r"(\s*)(.*?\S)?\s{2,}# (.*)$|(\s*)# (.*)$", line) if len(line) > COLUMN else None
-        if found is None:
+        if found is None or (found[2] or "x").strip(")]}") == "":
             lines.append(line)
             continue
         indent, comment = found[1] or found[4] or "", found[3] or found[5]
@@ -67,7 +69,8 @@ def place(path: Path) -> Path | None:
     """Where the site's Markdown has a file of the repository; None: nowhere."""
     name = path.relative_to(ROOT)
     if path.is_relative_to(DOCS):
-        return path.relative_to(DOCS)
+        found = path.relative_to(DOCS)
+        return found.with_suffix("") / "index.md" if found.as_posix() in OPENING else found
     if name.as_posix() == "README.md":
         return Path("index.md")
     if name.parts[0] == "benchmarks":

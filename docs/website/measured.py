@@ -11,6 +11,7 @@ from typing import Any
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 from posenc.encoding import Encoding
+from website.markdown import place
 from website.page import DOCS, ROOT, heading, plain, table
 
 SPEED = ROOT / "benchmarks" / "results" / "cpu.json"
@@ -207,7 +208,7 @@ def mentions(name: str, cls: type[Encoding]) -> list[str]:
     """Which pages tell more of it."""
     said = re.compile(rf"`{name}[`:@+]|\b{cls.__name__}\(|posenc\.{cls.__name__}\b|[\" ]{name}[:@+]")
     found = [
-        f"[{heading(path)}](../{path.relative_to(DOCS).as_posix()})"
+        f"[{heading(path)}](../{place(path)})"
         for path in sorted(DOCS.rglob("*.md"))
         if path.stem not in GENERAL and said.search(path.read_text(encoding="utf-8"))
     ]

@@ -77,7 +77,7 @@ def described(text: str, pages: Mapping[str, str]) -> str:
 def linked_sources(text: str) -> str:
     """Text whose arXiv numbers and addresses are links."""
     text = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
-    where = r"(?<![\w/(])((?:kexue\.fm|github\.com|aclanthology\.org)/[\w./\\-]*\w)"
+    where = r"(?<![\w/])((?:kexue\.fm|github\.com|aclanthology\.org)/[\w./\\-]*\w)"
     return re.sub(where, lambda m: f"[{m[1]}](https://{m[1].replace(chr(92), '')})", text)
 
 

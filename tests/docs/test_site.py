@@ -160,7 +160,20 @@ def test_long_comments_stand_above_their_lines():
     above = "# what this does, in more words than fit beside it in the column\nx = attention(q, k, v, encoding)"
     assert fitted(f"```python\n{line}\n```") == f"```python\n{above}\n```"
     assert fitted(f"```text\n{line}\n```") == f"```text\n{line}\n```"
-    assert fitted("```python\nx = 1  # one\n```") == "```python\nx = 1  # one\n```"
+    for block in ("```python\nx = 1  # one\n```", f"```python\n){line[line.index('  #') :]}{line}\n```"):
+        assert fitted(block) == block
+
+
+def test_a_page_that_opens_a_section_is_its_index():
+    page = DOCS / "frequencies.md"
+    assert (
+        for_site("[a](position_maps.md#b) [c](bench.md)", page) == "[a](../position_maps/index.md#b) [c](../bench.md)"
+    )
+    assert for_site("[a](frequencies.md)", DOCS / "bench.md") == "[a](frequencies/index.md)"
+    assert build.placed([{"A": ["frequencies.md"]}, "bench.md"]) == [{"A": ["frequencies/index.md"]}, "bench.md"]
+    assert extensions.linked("| `yarn` | x |\n| `rerope(window)` | y |") == (
+        "| [`yarn`](yarn.md) | x |\n| [`rerope(window)`](rerope.md) | y |"
+    )
 
 
 def test_a_page_is_described_by_its_first_sentences():
