@@ -70,6 +70,8 @@ def place(path: Path) -> Path | None:
     name = path.relative_to(ROOT)
     if path.is_relative_to(DOCS):
         found = path.relative_to(DOCS)
+        if found.suffix == ".py":
+            return None
         return found.with_suffix("") / "index.md" if found.as_posix() in OPENING else found
     if name.as_posix() == "README.md":
         return Path("index.md")

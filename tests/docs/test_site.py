@@ -226,6 +226,7 @@ def test_links_out_of_docs_lead_to_what_the_site_has():
         for_site("[a](nothing.md)", page)
     assert for_site("[a](docs/bench.md#b)", ROOT / "LICENSE") == "[a](../bench.md#b)"
     assert for_site("[a](mkdocs.yml)", ROOT / "CONTRIBUTING.md") == "a"
+    assert for_site("[a](docs/website/build.py)", ROOT / "CONTRIBUTING.md") == "a"
     assert for_site("see [a `b`](../src/posenc), [c](#c)", page) == "see a `b`, [c](#c)"
     shot = "[![a](images/report.png)](../README.md)"
     assert for_site(shot, page) == "[![a](images/report.png)](index.md)"
