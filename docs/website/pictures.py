@@ -51,7 +51,8 @@ class Half(Picture):
         from matplotlib.text import Text
 
         wide, high = self.plot.size
-        with rc_context({**STYLE, "font.size": LEAST}):
+        style: Any = {**STYLE, "font.size": LEAST}
+        with rc_context(style):
             figure = Figure(figsize=(WIDTH, max(WIDTH * high / wide, 3.1)))
             self.plot(*self.findings, ax=figure.subplots(), **self.options)
             for text in figure.findobj(Text):
@@ -64,7 +65,8 @@ def card(path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({**STYLE, "font.size": 17}):
+    style: Any = {**STYLE, "font.size": 17}
+    with rc_context(style):
         figure = Figure(figsize=(12, 6.3), dpi=100, layout="constrained")
         ax = figure.subplots()
         for name, colour in zip(("none", "t5", "alibi", "rope"), (SOFT, *PALETTE), strict=False):
@@ -83,7 +85,7 @@ def figures(shown: Iterable[Picture]) -> str:
     """Pictures side by side, with what to see in them, as HTML."""
     found = []
     for number, each in enumerate(shown):
-        svg = drawn(Half(each.plot, each.findings, each.options), f"p{number}-")
+        svg = str(drawn(Half(each.plot, each.findings, each.options), f"p{number}-"))
         svg = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", svg))
         found.append(f"<figure>{svg}<figcaption>{escape(each.see)}</figcaption></figure>")
     return f'<div class="drawings">{"".join(found)}</div>'

@@ -56,7 +56,7 @@ def main(names: tuple[str, ...]) -> None:
     for name in names:
         model, losses = train(Run.of(name, 0, settings, corpus.digest), corpus.train)
         states[name] = model.encoding.state_dict()
-        arrays = {
+        arrays: Any = {
             f"{name}/{key}": value.half().numpy() for name, state in states.items() for key, value in state.items()
         }
         numpy.savez_compressed(FILE, **arrays)
