@@ -20,9 +20,9 @@ DEMO = Path("benchmarks/demo.json")
 TASKS = (Path("benchmarks/leaderboard/results.json"), Path("benchmarks/synthetic.json"))
 """Results of several tasks; the first that exists is drawn."""
 LONGER, SPEED, FINDINGS = (
-    Path("benchmarks/longer_context.json"),
+    Path("benchmarks/evaluations/longer_SmolLM2.json"),
     Path("benchmarks/results/cpu.json"),
-    Path("docs/conform.md"),
+    Path("benchmarks/conform.md"),
 )
 FOLDER = Path("docs/images/readme")
 WIDTH = 560
@@ -245,49 +245,51 @@ def _longest(task: Results, name: str) -> tuple[str, float]:
 
 
 METHODS = {
-    "none": ("unmodified", "orange"),
-    "linear:factor=4": ("interpolation", "purple"),
-    "yarn:factor=4": ("YaRN", "green"),
-    "dual_chunk": ("dual chunks", "blue"),
+    "yarn": "YaRN",
+    "self_extend": "Self-Extend",
+    "dual_chunk": "dual chunks",
+    "cut_off": "truncated input",
+    "none": "unmodified",
 }
-"""How `longer` names and draws methods."""
+"""How `longer` names methods, from top to bottom."""
 
 
 def longer(results: Results, colours: Colours) -> str:
-    """What reading on past the trained length costs a pretrained model, by position."""
-    base = results["arms"]["cut off"]["loss"]
-    block, trained = results["block"], results["trained"]
-    curves = {
-        name: [value - cut for value, cut in zip(results["arms"][name]["loss"], base, strict=True)] for name in METHODS
-    }
-    smooth = {name: [sum(row[at : at + 4]) / 4 for at in range(0, len(row), 4)] for name, row in curves.items()}
-    finding = [f"Past its {trained:,} tokens SmolLM2 breaks;", "with dual chunks or YaRN it reads on"]
-    top, bottom, left, right = 96, 330, 34, 436
-    drawing = Drawing(382, finding, "loss above that of the model on truncated input, nats per token", colours)
-    most = max(max(row) for row in smooth.values())
+    """What a pretrained model makes of texts past its trained length: a pass key at a quarter of the text, and running text."""
+    part = results["longer"][0]
+    passkey, text = ({row["method"]: row for row in task["rows"]} for task in part["tasks"])
+    trained, texts = results["model"]["trained_length"], passkey["none"]["exact"]["n"]
+    found = [METHODS[name] for name in METHODS if passkey[name]["exact"]["hits"] == texts]
+    finding = [
+        f"At {part['length']:,} tokens SmolLM2, trained at {trained:,},",
+        f"reads on with {', '.join(found[:-1])} or {found[-1]}",
+    ]
+    top, left, keys, step = 118, 130, 22, 42
+    bottom = top + step * len(METHODS)
+    drawing = Drawing(bottom + 40, finding, "", colours)
+    start, end = left + texts * keys + 70, WIDTH - 16
+    low, high = -0.25, 1.05
 
-    def x(tokens: float) -> float:
-        return left + (right - left) * tokens / (block * len(base))
+    def x(value: float) -> float:
+        return start + (end - start) * (value - low) / (high - low)
 
-    def y(value: float) -> float:
-        return bottom - (bottom - top - 8) * value / most
-
-    for value in range(int(most) + 1):
-        drawing.line([(left, y(value)), (right, y(value))], colour="grid" if value else "soft")
-        drawing.text(left - 6, y(value) + 5, value, colour="soft", anchor="end")
-    for tokens in range(0, block * len(base) + 1, trained):
-        drawing.text(x(tokens), bottom + 20, f"{tokens:,}", colour="soft", anchor="middle" if tokens else "start")
-    drawing.line([(x(trained), top - 2), (x(trained), bottom)], colour="soft", dash="3 4")
-    drawing.text(x(trained) - 6, top + 10, "trained length", colour="soft", anchor="end")
-    drawing.text(left, bottom + 44, "position in Moby Dick, tokens", colour="soft")
-    past = {name: row[len(row) * trained // (block * len(base)) :] for name, row in smooth.items()}
-    heights = apart([y(row[-1]) for row in smooth.values()], 20, top + 4, bottom - 1)
-    for (name, row), height in zip(smooth.items(), heights, strict=True):
-        label, colour = METHODS[name]
-        points = [(x(block * 4 * (number + 0.5)), y(value)) for number, value in enumerate(row)]
-        about = f"{name}: {row[-1]:+.2f} at the end, {sum(past[name]) / len(past[name]):+.2f} on average past {trained}"
-        drawing.line(points, colour=colour, width=3, about=about)
-        drawing.text(right + 6, height + 5, label, colour=colour, weight=600)
+    drawing.text(left, top - 42, "pass key", weight=600)
+    drawing.text(left, top - 22, f"found in {texts} texts", colour="soft", size=14)
+    drawing.text(x(0), top - 42, "running text: loss above that of", weight=600)
+    drawing.text(x(0), top - 22, "truncated input, nats per token", colour="soft", size=14)
+    for value in (0, 0.5, 1):
+        drawing.line([(x(value), top - 8), (x(value), bottom)], colour="grid" if value else "soft")
+        drawing.text(x(value), bottom + 20, value, colour="soft", anchor="middle")
+    for number, (name, label) in enumerate(METHODS.items()):
+        y, hits = top + step * (number + 0.5), passkey[name]["exact"]["hits"]
+        colour = "blue" if hits == texts else "orange"
+        drawing.text(left - 16, y + 5, label, anchor="end", weight=600 if hits == texts else 400)
+        for each in range(texts):
+            drawing.dot(left + 8 + keys * each, y, radius=7, colour=colour, hollow=each >= hits)
+        more = text[name].get("against_cut_off") or {"mean": 0.0, "low": 0.0, "high": 0.0}
+        about = f"{name}: pass key {hits} of {texts}, running text {more['mean']:+.2f} ({more['low']:+.2f} to {more['high']:+.2f})"
+        drawing.line([(x(more["low"]), y), (x(more["high"]), y)], colour=colour, width=3)
+        drawing.dot(x(more["mean"]), y, radius=6, colour=colour, about=about)
     return drawing.svg()
 
 
@@ -350,12 +352,12 @@ def _trials(results: Results, what: str, mode: str, length: int) -> Iterator[tup
 
 
 def verdicts(page: str) -> dict[str, list[tuple[str, str]]]:
-    """Packages of docs/conform.md: each function with "conforms", "dtype" (right in float32 alone) or "differs"."""
+    """Packages of benchmarks/conform.md: each function with "conforms", "dtype" (right in float32 alone) or "differs"."""
     table = page.split("<!-- findings:")[1].split("<!-- end of findings")[0]
     found: dict[str, list[tuple[str, str]]] = {}
-    for package, _, function, kind, verdict in re.findall(r"^\| (\S+) \| (\S+) \| (.+?) \| (\w+) \| (.+?) \|$", table, re.MULTILINE):  # fmt: skip
-        if package == "package":
-            continue
+    for verdict, package, function, kind in re.findall(
+        r"^\| (.+?) \| (\S+) \S+ \| (.+?) \| (\w+) \|$", table, re.MULTILINE
+    ):
         right = "conforms" if verdict.startswith("conforms") else "dtype" if verdict.startswith("float32 values conform") else "differs"  # fmt: skip
         found.setdefault(package, []).append((f"{function} as {kind}", right))
     return found
@@ -405,7 +407,7 @@ def pictures(root: Path) -> dict[str, Callable[[Colours], str]]:
     return {
         "loss": lambda colours: loss(read(root / DEMO), colours),
         "tasks": lambda colours: tasks(read(several), colours),
-        "longer": lambda colours: longer(read(root / LONGER) | {"block": 512}, colours),
+        "longer": lambda colours: longer(read(root / LONGER), colours),
         "speed": lambda colours: speed(read(root / SPEED), colours),
         "conformance": lambda colours: conformance(found, colours),
     }

@@ -49,12 +49,13 @@ def finding(name):
 
 
 def functions():
-    """(functions tested, those that conform) of each package, counted in docs/conform.md by its lines alone."""
-    lines = (ROOT / "docs/conform.md").read_text(encoding="utf-8").split("<!-- end of findings")[0].splitlines()
+    """(functions tested, those that conform) of each package, counted in benchmarks/conform.md by its lines alone."""
+    lines = (ROOT / "benchmarks/conform.md").read_text(encoding="utf-8").split("<!-- end of findings")[0].splitlines()
     found = {}
-    for line in lines[lines.index("| package | version | function | kind | verdict |") + 2 :]:
+    for line in lines[lines.index("| verdict | release | function | kind |") + 2 :]:
         if line.startswith("| "):
-            package, verdict = line.split(" | ")[0][2:], line.rsplit(" | ", 1)[1]
+            verdict, release = line[2:].split(" | ")[:2]
+            package = release.split(" ")[0]
             tested, right = found.get(package, (0, 0))
             found[package] = (tested + 1, right + verdict.startswith("conforms"))
     return found
@@ -105,16 +106,17 @@ def test_the_table_of_tasks_is_that_of_the_results():
     assert all(name in finding("tasks") for name in first) or f"{len(first)} encodings" in finding("tasks")
 
 
-def test_the_lines_past_the_trained_length_are_differences_to_truncated_input():
+def test_the_methods_past_the_trained_length_have_their_hits_and_differences():
     results = read(pictures.LONGER)
-    shown, base = titles("longer"), results["arms"]["cut off"]["loss"]
-    start = results["trained"] // 512
+    shown, by_task = titles("longer"), {task["task"]: task for task in results["tasks"]}
+    hits = {each["method"]: each["by_length"][0]["exact"]["hits"] for each in by_task["passkey"]["methods"]}
+    text = next(task for task in results["longer"][0]["tasks"] if task["task"] == "perplexity")
+    differences = {row["method"]: row["against_cut_off"]["mean"] for row in text["rows"] if row.get("against_cut_off")}
     for name in pictures.METHODS:
-        more = [a - b for a, b in zip(results["arms"][name]["loss"], base, strict=True)]
-        end, mean = re.findall(r"[+-]\d\.\d\d", shown[name])
-        assert float(mean) == pytest.approx(sum(more[start:]) / len(more[start:]), abs=0.005)
-        assert float(end) == pytest.approx(sum(more[-4:]) / 4, abs=0.005)
-    assert float(re.findall(r"[+-]\d\.\d\d", shown["dual_chunk"])[1]) < 0.05 < 1 < float(shown["none"].split()[0])
+        assert f"pass key {hits[name]} of 4" in shown[name]
+        mean = float(re.findall(r"[+-]\d\.\d\d", shown[name])[0])
+        assert mean == pytest.approx(differences.get(name, 0), abs=0.005)
+    assert all(label in finding("longer") for name, label in pictures.METHODS.items() if hits[name] == 4)
 
 
 def test_the_dots_of_speed_are_medians():
@@ -200,7 +202,7 @@ def test_the_readme_counts_what_the_package_has(text):
 
 def test_the_page_of_encodings_names_every_one():
     assert (ROOT / "docs/index.md").read_text(encoding="utf-8").startswith(f"# posenc\n\n{len(ENCODINGS)} ")
-    page = (ROOT / "docs/encodings.md").read_text(encoding="utf-8").split("\n## ")[0]
+    page = (ROOT / "benchmarks/encodings.md").read_text(encoding="utf-8").split("\n## ")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \| `\w+` \|", page, re.MULTILINE)) == sorted(ENCODINGS)
 
 
