@@ -94,7 +94,7 @@ ABLATIONS = {
     "terms": Ablation(("text",), _terms()),
     "shaw": Ablation(("text", "copy"), {f"clip {n}": f"shaw:clip={n}" if n != 16 else "shaw" for n in (16, 4, 8, 32, 64, 128)}),
     "t5": Ablation(
-        ("text", "copy"),
+        ("text",),
         {"32 buckets to 128": "t5", "8 to 128": "t5:num_buckets=8", "16 to 128": "t5:num_buckets=16", "64 to 128": "t5:num_buckets=64",
          "32 to 32": "t5:max_distance=32", "32 to 512": "t5:max_distance=512"},
     ),
@@ -102,10 +102,10 @@ ABLATIONS = {
         ("text", "copy"), {"base 10000": "rope", **{f"base {n}": f"rope:rope_theta={n}" for n in (30, 100, 1000, 100000, 1000000)}}
     ),
     "rope_fraction": Ablation(
-        ("text", "copy"), {"all channels": "rope", **{f"{n} of them": f"rope:rotary_dim={n}" for n in (0.25, 0.5, 0.75)}, "none": "none"}
+        ("text",), {"all channels": "rope", **{f"{n} of them": f"rope:rotary_dim={n}" for n in (0.25, 0.5, 0.75)}, "none": "none"}
     ),
     "xl": Ablation(
-        ("text", "copy"),
+        ("text",),
         {"u and v": "transformer_xl", "u": f"{PARTS}XLBiases:biases=u", "v": f"{PARTS}XLBiases:biases=v",
          "neither": f"{PARTS}XLBiases:biases=neither"},
     ),
