@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from posenc.lab.compare import Comparison, compare, experiment
-from posenc.lab.experiment import Run, versions
+from posenc.lab.experiment import versions
 from posenc.lab.machine import describe
 from posenc.lab.results import Aggregate, Ranking, RunRecord, collect
 from posenc.lab.statistics import Estimate, estimate
@@ -155,7 +155,9 @@ def collected(name: str, out: Path) -> Json | None:
     seeds = comparison.seeds_in(done)
     if not seeds:
         return None
-    ranking = Ranking(collect({run: cell for run, cell in done.items() if run.seed < seeds}), comparison.settings, corpus)
+    ranking = Ranking(
+        collect({run: cell for run, cell in done.items() if run.seed < seeds}), comparison.settings, corpus
+    )
     of = {variant.name: variant for variant in ranking.trained}
     conditions = (comparison.settings.trained_at, models.far)
     ablations = {
@@ -307,11 +309,15 @@ def main() -> None:
     parser.add_argument("--train", nargs="+", choices=MODELS, default=[], help="models to train")
     parser.add_argument("--seeds", type=int, help="trainings per encoding")
     parser.add_argument("--collect", action="store_true", help="write the .json from what has been trained")
-    parser.add_argument("--out", type=Path, default=Path("posenc-compare/ablations"), help="folder of the trained models")
+    parser.add_argument(
+        "--out", type=Path, default=Path("posenc-compare/ablations"), help="folder of the trained models"
+    )
     options = parser.parse_args()
     if options.list:
         for name, models in MODELS.items():
-            print(f"{name}: {models.task}, {len(encodings_of(name))} encodings, {models.seeds} seeds, {dict(models.changes)}")
+            print(
+                f"{name}: {models.task}, {len(encodings_of(name))} encodings, {models.seeds} seeds, {dict(models.changes)}"
+            )
         for name, ablation in ABLATIONS.items():
             print(f"{name} ({', '.join(ablation.models)}): {', '.join(ablation.encodings)}")
         return
