@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
+from posenc.lab.archive import archived
 from posenc.lab.compare import Comparison, compare, experiment
-from posenc.lab.experiment import versions
+from posenc.lab.experiment import Run, versions
 from posenc.lab.machine import describe
-from posenc.lab.results import Aggregate, Ranking, RunRecord, collect
+from posenc.lab.results import RunRecord, collect, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.store import Store
 from posenc.report.terminal import Display
@@ -32,6 +33,9 @@ from posenc.report.terminal import Display
 NUMBERS, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).parents[1] / "docs/ablations.md"
 MARK = "<!-- {}: written by python benchmarks/ablations.py -->"
 PARTS = "benchmarks/ablated.py:"
+LEADERBOARD = Path(__file__).parent / "leaderboard"
+NOT_YET = "Not trained yet."
+MOST_SEEDS = 8
 TEN = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "rope+alibi", "shaw", "fire", "fox")
 
 Json = dict[str, Any]
@@ -91,7 +95,11 @@ ABLATIONS = {
     ),
     "learned": Ablation(("text", "copy"), _named("sinusoidal", "learned", "floater", "none")),
     "learned_frequencies": Ablation(("text", "copy"), _named("rope", "learned_rope", "fope")),
-    "terms": Ablation(("text",), _terms()),
+    "xl": Ablation(
+        ("text",),
+        {"u and v": "transformer_xl", "u": f"{PARTS}XLBiases:biases=u", "v": f"{PARTS}XLBiases:biases=v",
+         "neither": f"{PARTS}XLBiases:biases=neither"},
+    ),
     "shaw": Ablation(("text", "copy"), {f"clip {n}": f"shaw:clip={n}" if n != 16 else "shaw" for n in (16, 4, 8, 32, 64, 128)}),
     "t5": Ablation(
         ("text",),
@@ -104,11 +112,7 @@ ABLATIONS = {
     "rope_fraction": Ablation(
         ("text",), {"all channels": "rope", **{f"{n} of them": f"rope:rotary_dim={n}" for n in (0.25, 0.5, 0.75)}, "none": "none"}
     ),
-    "xl": Ablation(
-        ("text",),
-        {"u and v": "transformer_xl", "u": f"{PARTS}XLBiases:biases=u", "v": f"{PARTS}XLBiases:biases=v",
-         "neither": f"{PARTS}XLBiases:biases=neither"},
-    ),
+    "terms": Ablation(("text",), _terms()),
     "images": Ablation(
         ("places",),
         _named("axial_rope", "mixed_rope", "rope", "grid_sinusoidal", "sinusoidal", "grid_table", "axial_table", "swin", "grid_alibi", "none"),
@@ -119,8 +123,7 @@ ABLATIONS = {
 def encodings_of(models: str) -> tuple[str, ...]:
     """Of all ablations that these models are for, and the ten, each once."""
     texts = [text for each in ABLATIONS.values() if models in each.models for text in each.encodings.values()]
-    ten = TEN if MODELS[models].task == "text" else ()
-    return tuple(dict.fromkeys((*ten, *texts)))
+    return tuple(dict.fromkeys((*(TEN if MODELS[models].task == "text" else ()), *texts)))
 
 
 def planned(name: str, seeds: int | None) -> tuple[Comparison, Any]:
@@ -132,66 +135,78 @@ def planned(name: str, seeds: int | None) -> tuple[Comparison, Any]:
     return Comparison(encodings_of(name), seeds or models.seeds, settings), corpus
 
 
-def train(name: str, out: Path, seeds: int | None) -> None:
-    """Train and test the models that are missing in the folder."""
-    comparison, corpus = planned(name, seeds)
-    with Display() as display:
-        compare(comparison, corpus, folder(out, name), workers=1, progress=display, command=f"ablations, {name}")
-
-
 def folder(out: Path, name: str) -> Path:
     return out / name.replace("/", "_over_").replace("*", "_times_")
+
+
+def train(name: str, out: Path, seeds: int | None) -> None:
+    """Train and test the models that are missing in the folder, and neither in the leaderboard."""
+    comparison, corpus = planned(name, seeds)
+    for run, record in finished(name, out).items():
+        Store(folder(out, name)).save(run.id, record)
+    with Display() as display:
+        compare(
+            comparison, corpus, folder(out, name), workers=1, progress=display, command=f"ablations, {name}",
+            checkpoint_minutes=2,
+        )  # fmt: skip
+
+
+def finished(name: str, out: Path) -> dict[Run, RunRecord]:
+    """The models in the folder, and those of the leaderboard that are the same."""
+    comparison, corpus = planned(name, MOST_SEEDS)
+    runs = {run.id: run for run in comparison.runs(corpus)}
+    done = {runs[id]: record for id, record in archived(LEADERBOARD).items() if id in runs}
+    store = Store(folder(out, name))
+    return done | {run: record for id, run in runs.items() if (record := store.load(id, RunRecord)) is not None}
 
 
 # ---------------------------------------------------------------- numbers
 
 
-def collected(name: str, out: Path) -> Json | None:
-    """The numbers of some models: levels, and differences from the first encoding of each ablation; None before a seed of
-    all encodings has finished."""
-    comparison, corpus = planned(name, 100)
-    store, models = Store(folder(out, name)), MODELS[name]
-    done = {run: cell for run in comparison.runs(corpus) if (cell := store.load(run.id, RunRecord)) is not None}
-    seeds = comparison.seeds_in(done)
-    if not seeds:
-        return None
-    ranking = Ranking(
-        collect({run: cell for run, cell in done.items() if run.seed < seeds}), comparison.settings, corpus
-    )
-    of = {variant.name: variant for variant in ranking.trained}
-    conditions = (comparison.settings.trained_at, models.far)
-    ablations = {
-        each: {at: differences(ranking, of, list(ablation.encodings.values()), at) for at in conditions}
-        for each, ablation in ABLATIONS.items()
-        if name in ablation.models
-    }
+def collected(name: str, out: Path) -> Json:
+    """The numbers of some models: levels, and in each ablation differences from its first encoding, on the seeds that all of its
+    encodings have."""
+    comparison, corpus = planned(name, None)
+    models, done, s = MODELS[name], finished(name, out), comparison.settings
+    conditions = (s.trained_at, models.far)
+    key = s.criterion.key
     return {
         "task": models.task,
-        "settings": comparison.settings.to_dict(),
-        "seeds": seeds,
+        "settings": s.to_dict(),
         "data": corpus.digest,
-        "criterion": ranking.criterion.key,
-        "chance": ranking.chance,
+        "criterion": key,
         "conditions": list(conditions),
-        "size": {at: comparison.settings.spelled(at) for at in conditions},
-        "levels": {text: {at: asdict(ranking.level(variant, at)) for at in conditions} for text, variant in of.items()},
-        "seconds": {text: median([cell.training_seconds for cell in variant.cells.values()]) for text, variant in of.items()},
-        "parameters": {text: next(iter(variant.cells.values())).parameters for text, variant in of.items()},
-        "ablations": ablations,
-    }  # fmt: skip
+        "size": {at: s.spelled(at) for at in conditions},
+        "ten": numbers_of(TEN, done, conditions, key) if models.task == "text" else None,
+        "ablations": {
+            each: numbers_of(tuple(ablation.encodings.values()), done, conditions, key)
+            for each, ablation in ABLATIONS.items()
+            if name in ablation.models
+        },
+    }
 
 
-def median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def differences(ranking: Ranking, of: Mapping[str, Aggregate], texts: Sequence[str], at: int) -> Json:
-    """Each encoding minus the first, on the same examples and seeds, with intervals that hold together."""
-    key = ranking.criterion.key
+def numbers_of(texts: Sequence[str], done: Mapping[Run, RunRecord], conditions: Sequence[int], key: str) -> Json | None:
+    """None before every encoding has finished a seed."""
+    has = {(run.encoding, run.seed) for run in done}
+    seeds = [seed for seed in range(MOST_SEEDS) if all((text, seed) in has for text in texts)]
+    if not seeds:
+        return None
+    chosen = {run: record for run, record in done.items() if run.encoding in texts and run.seed in seeds}
+    of = {variant.name: variant for variant in collect(chosen) if variant.trained}
     first, *others = (of[text] for text in texts)
-    seeds = sorted(first.scores)
-    gaps = {each.name: each.values(at, seeds, key) - first.values(at, seeds, key) for each in others}
-    return {name: asdict(estimate(gap, comparisons=len(gaps))) for name, gap in gaps.items()}
+    gaps = {
+        at: {each.name: each.values(at, seeds, key) - first.values(at, seeds, key) for each in others}
+        for at in conditions
+    }
+    return {
+        "seeds": seeds,
+        "parameters": {text: next(iter(variant.cells.values())).parameters for text, variant in of.items()},
+        "levels": {text: {at: asdict(level(variant, at, key)) for at in conditions} for text, variant in of.items()},
+        "differences": {
+            at: {name: asdict(estimate(gap, comparisons=len(others))) for name, gap in each.items()} for at, each in gaps.items()
+        },
+    }  # fmt: skip
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> Estimate:
@@ -212,23 +227,25 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def level(found: Json, text: str, at: int) -> str:
-    mean = found["levels"][text][str(at)]["mean"]
+def shown(found: Json, of: Json, text: str, at: int) -> str:
+    mean = of["levels"][text][str(at)]["mean"]
     return f"{mean:.3f}" if found["criterion"] == "loss" else f"{100 * mean:.1f}"
 
 
 def gap(found: Json, e: Json) -> str:
     """With the half interval; bold where the interval is on one side of 0."""
     scale, digits = (1, 3) if found["criterion"] == "loss" else (100, 1)
-    shown = f"{scale * e['mean']:+z.{digits}f} ± {scale * (e['high'] - e['low']) / 2:.{digits}f}".replace("-", "−")
-    return f"**{shown}**" if e["low"] > 0 or e["high"] < 0 else shown
+    text = f"{scale * e['mean']:+z.{digits}f} ± {scale * (e['high'] - e['low']) / 2:.{digits}f}".replace("-", "−")
+    return f"**{text}**" if e["low"] > 0 or e["high"] < 0 else text
 
 
 def of_ablation(name: str, numbers: Json) -> str:
     """The tables of an ablation, one for each kind of models."""
-    ablation, tables = ABLATIONS[name], []
+    ablation, made = ABLATIONS[name], []
     for models in ablation.models:
-        if (found := numbers["models"].get(models)) is None:
+        found = numbers["models"][models]
+        of = found["ablations"][name]
+        if of is None:
             continue
         unit = "loss" if found["criterion"] == "loss" else "accuracy in %"
         head = [f"{found['task']}: {unit} at"]
@@ -238,54 +255,63 @@ def of_ablation(name: str, numbers: Json) -> str:
         for label, text in ablation.encodings.items():
             row = [label]
             for at in found["conditions"]:
-                e = found["ablations"][name][str(at)].get(text)
-                row += [level(found, text, at), "" if e is None else gap(found, e)]
+                e = of["differences"][str(at)].get(text)
+                row += [shown(found, of, text, at), "" if e is None else gap(found, e)]
             rows.append(row)
-        tables.append(f"{table(head, rows)}\n\n{seeds_in_words(found)}")
-    return "\n\n".join(tables)
+        made.append(f"{table(head, rows)}\n\nSeeds: {len(of['seeds'])}.")
+    return "\n\n".join(made) or NOT_YET
 
 
-def seeds_in_words(found: Json) -> str:
-    return f"{found['seeds']} seed{'s' if found['seeds'] > 1 else ''}."
+def tens(numbers: Json, names: Sequence[str]) -> dict[str, Json]:
+    """The numbers of the ten for models that have finished."""
+    return {name: numbers["models"][name] for name in names if numbers["models"][name]["ten"] is not None}
 
 
 def of_rates(numbers: Json) -> str:
     """The ten at three learning rates."""
-    names = ("rate/3", "text", "rate*3")
-    if not all(name in numbers["models"] for name in names):
-        return ""
-    found = [numbers["models"][name] for name in names]
+    found = tens(numbers, ("rate/3", "text", "rate*3"))
+    if len(found) < 3:
+        return NOT_YET
+    conditions, sizes = found["text"]["conditions"], found["text"]["size"]
+
+    def means(text: str, at: int) -> list[float]:
+        return [each["ten"]["levels"][text][str(at)]["mean"] for each in found.values()]
+
     rows = []
-    for text in sorted(TEN, key=lambda text: min(each["levels"][text]["1"]["mean"] for each in found)):
-        row = [f"`{text}`"]
-        for at in found[0]["conditions"]:
-            means = [each["levels"][text][str(at)]["mean"] for each in found]
-            row += [f"**{mean:.3f}**" if mean == min(means) else f"{mean:.3f}" for mean in means]
-        rows.append(row)
-    sizes = [found[0]["size"][str(at)] for at in found[0]["conditions"]]
-    return table(["", *(f"{size}, {rate}" for size in sizes for rate in ("a third", "standard", "three times"))], rows)
+    for text in sorted(TEN, key=lambda text: min(means(text, conditions[0]))):
+        cells = [(f"{mean:.3f}", mean == min(means(text, at))) for at in conditions for mean in means(text, at)]
+        rows.append([f"`{text}`", *(f"**{cell}**" if best else cell for cell, best in cells)])
+    head = [f"{sizes[str(at)]}, {rate}" for at in conditions for rate in ("a third", "standard", "three times")]
+    standard = [means(text, conditions[0])[1] for text in TEN]
+    e = rank_correlation(standard, [min(means(text, conditions[0])) for text in TEN])
+    rank = f"Order at the standard rates against that at each encoding's best: {_correlation(e)}."
+    return f"{table(['', *head], rows)}\n\n{rank}"
 
 
 def of_sizes(numbers: Json) -> str:
     """The ten at larger sizes, and how far their order agrees."""
-    found = {name: numbers["models"][name] for name in ("text", "size*4", "size*16") if name in numbers["models"]}
+    found = tens(numbers, ("text", "size*4", "size*16"))
     if len(found) < 2:
-        return ""
-    conditions = found["text"]["conditions"]
-    head = ["", *(f"{each['size'][str(at)]}, {_millions(each)}" for at in conditions for each in found.values())]
-    order = sorted(TEN, key=lambda text: found["text"]["levels"][text][str(conditions[-1])]["mean"])
-    rows = [[f"`{text}`", *(level(each, text, at) for at in conditions for each in found.values())] for text in order]
-    last = ["order against the smallest"]
-    for at in conditions:
-        first = [found["text"]["levels"][text][str(at)]["mean"] for text in TEN]
-        for name, each in found.items():
-            e = rank_correlation(first, [each["levels"][text][str(at)]["mean"] for text in TEN])
-            last.append("" if name == "text" else f"{e.mean:.2f} ({e.low:.2f} to {e.high:.2f})")
-    return table(head, [*rows, last])
+        return NOT_YET
+    conditions, sizes = found["text"]["conditions"], found["text"]["size"]
+
+    def means(name: str, at: int) -> list[float]:
+        return [found[name]["ten"]["levels"][text][str(at)]["mean"] for text in TEN]
+
+    columns = [(at, name) for at in conditions for name in found]
+    head = ["", *(f"{sizes[str(at)]}, {found[name]['ten']['parameters']['none'] / 1e6:.1f} M" for at, name in columns)]
+    order = sorted(TEN, key=lambda text: found["text"]["ten"]["levels"][text][str(conditions[-1])]["mean"])
+    rows = [
+        [f"`{text}`", *(shown(found[name], found[name]["ten"], text, at) for at, name in columns)] for text in order
+    ]
+    agree = ["order against the smallest"]
+    for at, name in columns:
+        agree.append("" if name == "text" else _correlation(rank_correlation(means("text", at), means(name, at))))
+    return table(head, [*rows, agree])
 
 
-def _millions(found: Json) -> str:
-    return f"{found['parameters']['none'] / 1e6:.1f} M"
+def _correlation(e: Estimate) -> str:
+    return f"{e.mean:.2f} ({e.low:.2f} to {e.high:.2f})"
 
 
 def tables(numbers: Json) -> dict[str, str]:
@@ -324,7 +350,7 @@ def main() -> None:
     for name in options.train:
         train(name, options.out, options.seeds)
     if options.collect:
-        found = {name: numbers for name in MODELS if (numbers := collected(name, options.out)) is not None}
+        found = {name: collected(name, options.out) for name in MODELS}
         numbers = {**versions(), "machine": describe(torch.device("cpu")), "models": found}
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     if not options.train:

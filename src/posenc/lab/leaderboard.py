@@ -200,6 +200,8 @@ def against(
     parts: dict[str, list[Part]] = {}
     for part in read(_found(directory), tasks):
         parts.setdefault(part.task, []).append(part)
+    order = [*filter(parts.__contains__, TASKS), *(task for task in parts if task not in TASKS)]
+    parts = {task: parts[task] for task in order}
     names = [
         name for name in next(iter(parts.values()))[0].runs if all(name in each[0].runs for each in parts.values())
     ]
