@@ -140,6 +140,20 @@ def by_group(task: str, board: Board) -> str:
         tables.append(
             table([f"group at {s.spelled(condition)}", f"{what}, best first", "± of the first"], rows, text=2)
         )
+    best = ranking.best(s.trained_at, ranking.trained)
+    late = [
+        v.name for v in ranking.trained if ranking.behind(v, best, s.trained_at).mean > ranking.criterion.undertrained
+    ]
+    if late:
+        limit = (
+            f"{100 * ranking.criterion.undertrained:.0f} points"
+            if ranking.criterion.higher_is_better
+            else f"{ranking.criterion.undertrained} nats"
+        )
+        names = ", ".join(f"`{name}`" for name in sorted(late))
+        tables.append(
+            f"More than {limit} behind the best at the training length, so that their numbers at greater lengths say little: {names}."
+        )
     chance = "" if ranking.chance is None else f"\n\nThe most common answer is right in {100 * ranking.chance:.0f} %."
     return "\n\n".join(tables) + chance
 
