@@ -94,6 +94,9 @@ ABLATIONS = {
          "x p": "sinusoidal:merge=product", "no positions": "none"},
     ),
     "learned": Ablation(("text", "copy"), _named("sinusoidal", "learned", "floater", "none")),
+    "recurrent": Ablation(
+        ("text", "copy"), {"sinusoidal": "sinusoidal", "FLOATER": "floater", "recurrent": "benchmarks/recurrent_codes.py:Recurrent"}
+    ),
     "learned_frequencies": Ablation(("text", "copy"), _named("rope", "learned_rope", "fope")),
     "xl": Ablation(
         ("text",),

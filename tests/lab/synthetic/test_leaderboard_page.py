@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc import attention
+from posenc import InputError, Positions, attention
 from posenc.lab.archive import read
 from posenc.lab.compare import experiment
 from posenc.lab.data import load
@@ -132,3 +132,28 @@ def test_parts_can_be_left_out(ablations, at_root):
             getattr(changed, name).data.zero_()
         torch.testing.assert_close(out, attended("transformer_xl", changed)[1])
         assert not torch.allclose(out, expected)
+
+
+def test_recurrent_codes_follow_the_cell(ablations, at_root):
+    encoding = (
+        experiment("text")
+        .presets["standard"]
+        .settings.make_encoding(ablations.ABLATIONS["recurrent"].encodings["recurrent"])
+    )
+    cell = torch.nn.GRUCell(1, encoding.dim)
+    blocks = [1, 0, 2]  # torch's order: reset, keep, new
+    with torch.no_grad():
+        encoding.hidden.bias.normal_()
+        encoding.shift.normal_()
+        cell.weight_hh.copy_(torch.cat([encoding.hidden.weight.chunk(3)[block] for block in blocks]))
+        cell.bias_hh.copy_(torch.cat([encoding.hidden.bias.chunk(3)[block] for block in blocks]))
+        cell.bias_ih.zero_()
+        cell.bias_ih[2 * encoding.dim :] = encoding.shift
+        expected, state = [], encoding.first[None]
+        for _ in range(6):
+            expected.append(state[0])
+            state = cell(torch.zeros(1, 1), state)
+    codes = encoding.codes(Positions.arange(4, offset=2))
+    torch.testing.assert_close(codes[0], torch.stack(expected[2:]))
+    with pytest.raises(InputError, match="codes of the positions 0, 1, 2"):
+        encoding.codes(Positions.from_ids(torch.tensor([0.5, 1.0])))
