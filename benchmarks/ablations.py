@@ -5,6 +5,7 @@ models: train the models, and write benchmarks/ablations.json and the tables of 
     python benchmarks/ablations.py --list
     python benchmarks/ablations.py --train text copy [--seeds 2] [--out DIR]     # finished models are not trained again
     python benchmarks/ablations.py --collect [--out DIR]                         # what has been trained, into the .json
+    python benchmarks/ablations.py --time                                        # processor time of a training step
     python benchmarks/ablations.py                                               # the page's tables, from the .json
 
 Run from the root of the repository.
@@ -13,6 +14,8 @@ Run from the root of the repository.
 import argparse
 import json
 import math
+import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -24,10 +27,11 @@ import torch
 from posenc.lab.archive import archived
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.experiment import Run, versions
-from posenc.lab.machine import describe
+from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.results import RunRecord, collect, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.store import Store
+from posenc.lab.train import Training
 from posenc.report.terminal import Display
 
 NUMBERS, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).parents[1] / "docs/ablations.md"
@@ -35,6 +39,7 @@ MARK = "<!-- {}: written by python benchmarks/ablations.py -->"
 PARTS = "benchmarks/ablated.py:"
 LEADERBOARD = Path(__file__).parent / "leaderboard"
 NOT_YET = "Not trained yet."
+TIMED = ("sinusoidal", "learned", "floater", "none", "benchmarks/recurrent_codes.py:Recurrent")
 MOST_SEEDS = 8
 TEN = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "rope+alibi", "shaw", "fire", "fox")
 
@@ -189,6 +194,20 @@ def collected(name: str, out: Path) -> Json:
     }
 
 
+def seconds_of_a_step(text: str) -> float:
+    """Processor time of a training step on text, in one thread: the median of ten."""
+    torch.set_num_threads(1)
+    comparison, corpus = planned("text", None)
+    training = Training(Run.of(text, 0, comparison.settings, corpus.digest), corpus.train)
+    seconds = []
+    with flushed_denormals():
+        for _ in range(12):
+            begin = time.process_time()
+            training.advance()
+            seconds.append(time.process_time() - begin)
+    return statistics.median(seconds[2:])
+
+
 def numbers_of(texts: Sequence[str], done: Mapping[Run, RunRecord], conditions: Sequence[int], key: str) -> Json | None:
     """None before every encoding has finished a seed."""
     has = {(run.encoding, run.seed) for run in done}
@@ -254,12 +273,17 @@ def of_ablation(name: str, numbers: Json) -> str:
         head = [f"{found['task']}: {unit} at"]
         for at in found["conditions"]:
             head += [found["size"][str(at)], "difference"]
+        timed = models == "text" and all(text in numbers["seconds"] for text in ablation.encodings.values())
+        if timed:
+            head.append("ms a step")
         rows = []
         for label, text in ablation.encodings.items():
             row = [label]
             for at in found["conditions"]:
                 e = of["differences"][str(at)].get(text)
                 row += [shown(found, of, text, at), "" if e is None else gap(found, e)]
+            if timed:
+                row.append(f"{1000 * numbers['seconds'][text]:.0f}")
             rows.append(row)
         made.append(f"{table(head, rows)}\n\nSeeds: {len(of['seeds'])}.")
     return "\n\n".join(made) or NOT_YET
@@ -332,11 +356,22 @@ def written(text: str, numbers: Json) -> str:
     return text
 
 
+def stored() -> Json:
+    """The committed numbers."""
+    found: Json = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    return {"seconds": {}} | found
+
+
+def save(numbers: Json) -> None:
+    NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="show models and ablations")
     parser.add_argument("--train", nargs="+", choices=MODELS, default=[], help="models to train")
     parser.add_argument("--seeds", type=int, help="trainings per encoding")
+    parser.add_argument("--time", action="store_true", help="measure how long a training step takes")
     parser.add_argument("--collect", action="store_true", help="write the .json from what has been trained")
     parser.add_argument(
         "--out", type=Path, default=Path("posenc-compare/ablations"), help="folder of the trained models"
@@ -354,10 +389,11 @@ def main() -> None:
         train(name, options.out, options.seeds)
     if options.collect:
         found = {name: collected(name, options.out) for name in MODELS}
-        numbers = {**versions(), "machine": describe(torch.device("cpu")), "models": found}
-        NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        save({**versions(), "machine": describe(torch.device("cpu")), "models": found, "seconds": stored()["seconds"]})
+    if options.time:
+        save(stored() | {"seconds": {text: seconds_of_a_step(text) for text in TIMED}})
     if not options.train:
-        page = written(PAGE.read_text(encoding="utf-8"), json.loads(NUMBERS.read_text(encoding="utf-8")))
+        page = written(PAGE.read_text(encoding="utf-8"), stored())
         PAGE.write_text(page, encoding="utf-8")
 
 

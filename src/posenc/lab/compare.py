@@ -134,6 +134,9 @@ class ComparisonStudy(Study[Run, RunRecord]):
         self.checkpoints = checkpoints
         self.table: Table = table or Table()
 
+    def remote(self) -> "ComparisonStudy":
+        return ComparisonStudy(self.comparison, self.corpus, self.checkpoints)  # without the table
+
     def known(self) -> Mapping[Run, RunRecord]:
         return self.table.of(self.comparison.settings.name)
 

@@ -107,6 +107,9 @@ class Leaderboard(Study[Run, RunRecord]):
                 lines.append(f"{row['encoding']} has the mean group {'; '.join(places)}.")
         return lines
 
+    def remote(self) -> "Leaderboard":
+        return Leaderboard([study.remote() for study in self.studies.values()])
+
     def known(self) -> Mapping[Run, RunRecord]:
         return {run: record for study in self.studies.values() for run, record in study.known().items()}
 
