@@ -3,7 +3,7 @@
 
 DIR/<task>-<seed>.json.gz     the runs of one task and seed; equal runs give equal bytes
 
-A file is {"schema", "task", "seed", "settings", "data", "versions", "machine", "runs": {encoding: ...}}. Losses are rounded to
+A file is {"schema", "task", "seed", "settings", "data", "versions", "machines", "runs": {encoding: ...}}. Losses are rounded to
 0.001 nats and stored as integers, shares to 0.000001; of the training loss there are at most 50 means, one per `stride` steps.
 """
 
@@ -32,14 +32,14 @@ LOSSES, SHARES = 1000, 1000000
 @dataclass(frozen=True)
 class Part:
     """The runs of one task and seed, by encoding. settings, data, versions: all that their numbers depend on, beside the
-    machine that trained them."""
+    machines that trained them, each as `posenc.lab.machine.describe` has it."""
 
     task: str
     seed: int
     settings: Mapping[str, Any]
     data: str
     versions: Mapping[str, str]
-    machine: Mapping[str, Any]
+    machines: Sequence[Mapping[str, Any]]
     runs: Mapping[str, RunRecord]
 
     @property
@@ -143,13 +143,14 @@ def write(directory: str | Path, done: Mapping[Run, RunRecord], machine: Mapping
     for (task, seed), runs in parts.items():
         first = next(iter(runs))
         records = {run.encoding: record for run, record in runs.items()}
-        new = Part(task, seed, first.settings.to_dict(), first.data, versions(), machine, records)
+        new = Part(task, seed, first.settings.to_dict(), first.data, versions(), [machine], records)
         old = here.get(new.name, new)
         if old.conditions != new.conditions:
             raise InputError(
                 f"directory={str(directory)!r}: {new.name} was made {difference(old, new)}; give another folder, or remove it"
             )
-        paths.append(folder.write(new.name, replace(new, runs={**old.runs, **records}).to_bytes()))
+        machines = [*(each for each in old.machines if each != machine), machine]
+        paths.append(folder.write(new.name, replace(new, machines=machines, runs={**old.runs, **records}).to_bytes()))
     return paths
 
 

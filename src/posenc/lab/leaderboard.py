@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import posenc
-from posenc.errors import InputError
+from posenc.errors import InputError, listed
 from posenc.lab.archive import Part, archived, difference, in_words, read, write
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment, stranger
@@ -232,7 +232,8 @@ def against(
                     f"against={str(directory)!r}: {part.name} was made {difference(part, first)}, as the others were"
                 )
             runs |= {Run.of(name, part.seed, settings, corpus.digest): part.runs[name] for name in names}
-        where = f"{first.machine.get('cpu')} by {in_words(first.versions)}"
+        cpus = dict.fromkeys(machine["cpu"] for part in used for machine in part.machines)
+        where = f"{listed([*cpus])} by {in_words(first.versions)}"
         notes[task] = f"The other encodings are those of a table of finished runs, trained on {where}."
         comparisons.append((Comparison((*encodings, *names), len(used), settings), corpus))
         if first.versions != versions():

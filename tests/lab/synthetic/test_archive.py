@@ -145,32 +145,32 @@ def test_renamed_archives_are_refused(archives):
         read(archives)
 
 
-OWN = """
+FADE = """
 from posenc import Encoding
-class Own(Encoding):
+class Fade(Encoding):
     '''Nothing.'''
 """
 
 
 def test_an_encoding_is_placed_in_the_table(trained, archives, tmp_path, capsys):
-    own = tmp_path / "own.py"
-    own.write_text(OWN)
-    placed, table = against(archives, [f"{own}:Own"])
+    file = tmp_path / "fade.py"
+    file.write_text(FADE)
+    placed, table = against(archives, [f"{file}:Fade"])
     results = run(tmp_path / "out", placed, table=table, pages=pages(TASKS))
     assert results["runs"] == {"planned": 12, "finished": 12, "kept_from_before": 8}
     assert len(list((tmp_path / "out/cells").iterdir())) == 4  # the table's are not stored again
-    assert {row["encoding"] for row in results["table"]} == {*ENCODINGS, f"{own}:Own"}
+    assert {row["encoding"] for row in results["table"]} == {*ENCODINGS, f"{file}:Fade"}
     for task in TASKS:
         of = {arm["name"]: arm for arm in results["tasks"][task]["arms"]}
         before = {arm["name"]: arm for arm in trained[1]["tasks"][task]["arms"]}
         for name in ENCODINGS:
             for point, other in zip(of[name]["lengths"], before[name]["lengths"], strict=True):
                 assert point["loss"]["mean"] == pytest.approx(other["loss"]["mean"], abs=5e-4)
-        for point, same in zip(of[f"{own}:Own"]["lengths"], of["none"]["lengths"], strict=True):
+        for point, same in zip(of[f"{file}:Fade"]["lengths"], of["none"]["lengths"], strict=True):
             assert point["loss"]["mean"] == pytest.approx(same["loss"]["mean"], abs=5e-4)  # it is none
-        assert f"{own}:Own is in group 1 of 1 at" in results["tasks"][task]["answer"][0]
+        assert f"{file}:Fade is in group 1 of 1 at" in results["tasks"][task]["answer"][0]
         assert "those of a table of finished runs, trained on" in results["tasks"][task]["limits"][-1]
-    assert f"{own}:Own has the mean group 1.0 at the training length, place 1 of 3; 1.0" in results["answer"][0]
+    assert f"{file}:Fade has the mean group 1.0 at the training length, place 1 of 3; 1.0" in results["answer"][0]
     assert "has the mean group" in (tmp_path / "out/report.html").read_text()
     show_tasks(results, str(tmp_path / "out"))
     assert "has the mean group" in capsys.readouterr().out
