@@ -10,7 +10,7 @@ A file is {"schema", "task", "seed", "settings", "data", "versions", "machines",
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -197,6 +197,20 @@ def _parts(directory: str | Path) -> Iterator[Part]:
         yield part
 
 
-def archived(directory: str | Path) -> dict[str, RunRecord]:
-    """All runs in a folder of archives, by `Run.id`; none where it has no archives."""
-    return {id: record for part in _parts(directory) for id, record in part.ids().items()}
+def archived(directory: str | Path, wanted: Collection[tuple[str, str, int]] | None = None) -> dict[str, RunRecord]:
+    """The runs in a folder of archives, by `Run.id`; none where it has no archives. wanted: task, encoding and seed of those that
+    are looked for, if not all.
+
+    Raises:
+        InputError: archives without any of these, or damaged ones.
+    """
+    parts = list(_parts(directory))
+    found = {
+        id: record
+        for part in parts
+        for id, record in part.ids().items()
+        if wanted is None or (part.task, record.run["encoding"], part.seed) in wanted
+    }
+    if parts and not found:
+        raise InputError(f"directory={str(directory)!r}: has no runs of these tasks, encodings and seeds")
+    return found

@@ -141,7 +141,13 @@ class ComparisonStudy(Study[Run, RunRecord]):
         return self.table.of(self.comparison.settings.name)
 
     def archived(self, directory: str | Path) -> Mapping[str, RunRecord]:
-        return archived(directory)
+        return archived(directory, self.wanted)
+
+    @property
+    def wanted(self) -> set[tuple[str, str, int]]:
+        """Task, encoding and seed of every run."""
+        plan = self.comparison
+        return {(plan.settings.name, encoding, seed) for seed in range(plan.seeds) for encoding in plan.encodings}
 
     @property
     def in_table(self) -> set[str]:

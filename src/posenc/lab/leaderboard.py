@@ -114,7 +114,9 @@ class Leaderboard(Study[Run, RunRecord]):
         return {run: record for study in self.studies.values() for run, record in study.known().items()}
 
     def archived(self, directory: str | Path) -> Mapping[str, RunRecord]:
-        return archived(directory)
+        return archived(
+            directory, set[tuple[str, str, int]]().union(*(study.wanted for study in self.studies.values()))
+        )
 
     def _of(self, cell: Run) -> ComparisonStudy:
         return self.studies[cell.settings.name]

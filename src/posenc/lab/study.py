@@ -114,7 +114,7 @@ class Study(ABC, Generic[C, M]):
         return {}
 
     def archived(self, directory: str | Path) -> Mapping[str, M]:
-        """The cells in a folder of another form than that of a study, by the hash of their facts."""
+        """Cells in a folder of another form than that of a study, by the hash of their facts."""
         return {}
 
     def stranger(self, measured: M) -> str:
