@@ -2,7 +2,7 @@
 # make test   the test suite, but for its slow tests: seven minutes on two cores
 # make test-all   the whole of it
 # make check  lint, format and types
-# make bench  speed and memory on this machine, into the tables of README.md, docs/bench.md and benchmarks/tables.md
+# make bench  speed and memory on this machine, into README's picture and the tables of docs/bench.md and benchmarks/tables.md
 # make gpu    everything that a GPU can tell, in 25 minutes, into gpu-results; the same command goes on where it stopped
 # make docs   the documentation's site, into site/
 # make encodings  docs/encodings.md: every check on every encoding, a quarter of an hour
@@ -49,7 +49,8 @@ check: setup
 
 bench: setup
 	$(BIN)/posenc bench
-	$(BIN)/python benchmarks/readme.py posenc-bench/results.json
+	$(BIN)/python benchmarks/speed_tables.py posenc-bench/results.json
+	$(BIN)/python benchmarks/pictures.py
 
 gpu: # with the Python that has a PyTorch for the GPU
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py --out gpu-results

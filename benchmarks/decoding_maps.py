@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time a pretrained model under position maps against the same model without; write benchmarks/decoding_maps.json and .md.
 
-python benchmarks/decoding_maps.py [--rounds 3] [--prefill 3072 8192]
+python benchmarks/decoding_maps.py [--rounds 3] [--prefill 3072 8192] [--methods rerope self_extend]
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,11 @@ def prefill(model: Any, length: int) -> float:
     return time.process_time() - start
 
 
-def ratios(model: Any, call: Callable[[], float], rounds: int) -> dict[str, float]:
+def ratios(model: Any, call: Callable[[], float], rounds: int, methods: Sequence[str]) -> dict[str, float]:
     """Of each method, the least time of several rounds in turns over the plain model's, whose seconds are "plain"."""
     least: dict[str, float] = {}
     for _ in range(rounds):
-        for method in ("plain", *METHODS):
+        for method in ("plain", *methods):
             taken = extended(model, method, call)
             least[method] = min(taken, least.get(method, taken))
     return {method: least[method] / (least["plain"] if method != "plain" else 1.0) for method in least}
@@ -103,7 +103,11 @@ def table(results: dict[str, dict[str, float]]) -> str:
     lines = ["| | " + " | ".join(results) + " |", "|---" * (1 + len(results)) + "|"]
     lines.append("| plain, s | " + " | ".join(f"{row['plain']:.3g}" for row in results.values()) + " |")
     for method in METHODS:
-        lines.append(f"| {method} | " + " | ".join(f"{row[method]:.2f}" for row in results.values()) + " |")
+        lines.append(
+            f"| {method} | "
+            + " | ".join(f"{row[method]:.2f}" if method in row else "" for row in results.values())
+            + " |"
+        )
     return "\n".join(lines)
 
 
@@ -114,9 +118,8 @@ def page(results: dict[str, dict[str, float]]) -> str:
         "`python benchmarks/decoding_maps.py`: the demo model (SmolLM2-135M, 9 query and 3 key heads of 64) extended to "
         f"{TARGET} tokens with each method's default options: processor time over that of the model as it is, the least of "
         "several turns; each column is one run. Step: one token after so many cached ones (transformers' DynamicCache, or its "
-        f"StaticCache). One thread, AMD EPYC, torch {torch.__version__}, beside other work on the machine: the two cores had twenty "
-        "other processes while the float32 steps at 3072 and 8192 tokens were measured, and fewer in the other columns, "
-        "which are of an earlier version.",
+        f"StaticCache). One thread, AMD EPYC, torch {torch.__version__}, beside ten to fifteen other processes on two cores. "
+        "Prefill and the bfloat16 columns are of an earlier version, which cached unrotated keys.",
         "",
         table(results),
         "",
@@ -128,8 +131,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefill", type=int, nargs="*", default=[3072, 8192])
+    parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--model", default="demo")
     options = parser.parse_args()
+    turns = options.rounds, options.methods
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     out = Path(__file__).with_suffix(".json")
@@ -146,9 +151,11 @@ def main() -> None:
             if measure is step:
                 cache: Any = filled(model, length)
                 cache = static(cache, model) if "static" in cell else cache
-                results[cell] = ratios(model, lambda model=model, cache=cache: step(model, cache), options.rounds)
+                results[cell] = ratios(model, lambda model=model, cache=cache: step(model, cache), *turns)
             else:
-                results[cell] = ratios(model, lambda model=model, length=length: prefill(model, length), 1)
+                results[cell] = ratios(
+                    model, lambda model=model, length=length: prefill(model, length), 1, options.methods
+                )
             print(cell, {key: round(value, 3) for key, value in results[cell].items()}, flush=True)
             out.write_text(json.dumps(results, indent=1) + "\n")
             out.with_suffix(".md").write_text(page(results))

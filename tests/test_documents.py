@@ -33,7 +33,7 @@ from references.smollm2 import file
 
 ROOT = Path(__file__).parent.parent
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *GUIDES]
+DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md")), *GUIDES]
 GUIDE = "position_from_scratch"  # test_guide.py runs the snippets that its editions share
 REAL = {"extend"}  # guides that load a real model
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", flags=re.DOTALL | re.MULTILINE)
@@ -142,24 +142,10 @@ def test_commands_parse(path, monkeypatch, tmp_path):
                 assert cli.main(words[1:]) == 0, line
 
 
-def test_the_readme_names_every_encoding_and_stays_short():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.split("## The encodings\n")[1].split("\n\n")[0]
-    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(ENCODINGS)
-    assert f"{len(ENCODINGS)} positional encodings" in text
-    assert len(text.splitlines()) < 150
-
-
 def package() -> set[str]:
     """The files and folders of src/posenc that a reader opens; folders end with a slash."""
     entries = {p.name + "/" * p.is_dir() for p in (ROOT / "src/posenc").iterdir() if not p.name.startswith("__")}
     return entries - {"py.typed"}
-
-
-def test_the_readmes_file_tree_is_that_of_the_package():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = re.findall(r"^[├└]── (\S+)", text, flags=re.MULTILINE)
-    assert sorted(named) == sorted(package())
 
 
 def test_the_way_through_the_code_names_every_file():

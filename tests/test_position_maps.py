@@ -14,6 +14,7 @@ import posenc
 from posenc import ALiBi, LogN, Mapped, PerLayer, Positions, Rotary, SoftmaxN, functional, position_maps
 from posenc.attention import prepare
 from posenc.backends import fused
+from posenc.encodings.mapped import Turned
 from posenc.position_maps import MAPS, dual_chunk, jet_long, leaky_rerope, rerope, self_extend, streaming, string
 from posenc.positions.segments import segments
 from posenc.positions.visibility import Region
@@ -44,6 +45,7 @@ LAYOUTS = {
     "starts late": Positions.from_ids(torch.arange(30, 47), causal=True),
     "gaps": Positions.from_ids(torch.arange(17) * 2, causal=True),
 }  # fmt: skip
+YARN = {"name": "yarn", "factor": 4.0, "original_max_positions": 16}
 WHOLE = [name for name in LAYOUTS if name != "gaps"]
 
 
@@ -112,6 +114,17 @@ def is_the_formula(name, options, backend, layouts):
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
 def test_attention_is_the_formula(name, options, backend):
     is_the_formula(name, options, backend, WHOLE if name == "streaming" else LAYOUTS)
+
+
+@EVERY
+def test_what_is_rotated_already_is_turned_to_the_same(name, options):
+    rope, made = Rotary(8, rope_theta=50.0, schedule=YARN), MAPS[name](**options)
+    assert rope.attention_factor > 1
+    for layout, p in LAYOUTS.items():
+        q, k, v = (x.detach() for x in inputs(p))
+        expected = posenc.attention(q, k, v, Mapped(rope, made), p)
+        actual = posenc.attention(*rope.rotate(q, k, p), v, pickle.loads(pickle.dumps(Turned(rope, made))), p)
+        assert_close(actual, expected, rtol=1e-10, atol=1e-12, msg=lambda m, at=layout: f"{at}: {m}")
 
 
 @pytest.mark.parametrize(("name", "options"), [OPTIONS[at] for at in (0, 4, 6, 10)])

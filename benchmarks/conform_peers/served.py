@@ -22,8 +22,9 @@ import torch
 from shared import from_angles
 
 from posenc.errors import InputError
-from posenc.pretrained.models import FAMILIES
-from posenc.pretrained.readers import SGLANG_BACKEND, VLLM_BACKEND, ConfigFile, compare
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.programs import SGLANG_BACKEND, VLLM_BACKEND
+from posenc.pretrained.readers import ConfigFile, compare
 
 PACKAGES = {
     "vllm": ("vLLM", "vllm.model_executor.models", "vllm.model_executor.layers.rotary_embedding", VLLM_BACKEND),

@@ -2,6 +2,7 @@
 
 from gpu_stages.attention import Attention, Tiles
 from gpu_stages.checks import Checks
+from gpu_stages.compare import Compare
 from gpu_stages.limits import Limits
 from gpu_stages.models import Decoding, Training
 from gpu_stages.rotary import RotaryKernel
@@ -15,4 +16,5 @@ STAGES: dict[str, Stage] = {
     "tiles": Tiles(),
     "training": Training(),
     "decoding": Decoding(),
+    "compare": Compare(),
 }

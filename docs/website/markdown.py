@@ -34,7 +34,7 @@ def place(path: Path) -> Path | None:
     name = path.relative_to(ROOT)
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS)
-    if name.as_posix() == "README.md":
+    if name.as_posix() in ("README.md", "README.zh.md"):
         return Path("index.md")
     if name.parts[0] == "benchmarks":
         return name if path.suffix in (".json", ".md") else Path("results.md")

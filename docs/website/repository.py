@@ -72,6 +72,6 @@ def project() -> list[Page]:
     pages = [Page("project/license.md", "Licence", f"# Licence\n\n```text\n{licence}```\n")]
     for path in sorted(ROOT.glob("*.md")):
         where = place(path)
-        if where is not None and path.name != "README.md":
+        if where is not None and where != Path("index.md"):
             pages.append(Page(where.as_posix(), heading(path), for_site(path.read_text(encoding="utf-8"), path)))
     return pages

@@ -195,7 +195,7 @@ def _branches_planned(
     if problem.is_empty:
         return None
     branches = []
-    for rotated in problem.branches:
+    for rotated in sorted(problem.branches, key=lambda branch: branch.first):
         if rotated.turn is None or not rotated.complete:
             return None
         turn = encoding.token_rotation(positions.at(at[rotated.region]), q)
@@ -525,8 +525,8 @@ def _rotated(
 
 
 def _merged(encoding: Encoding, branches: Sequence[Branch], positions: Positions) -> Sequence[Branch]:
-    """The branches of a single query. Where its keys lie side by side in several, they become one, with the query at its own
-    position and keys as far from it as they were, so that they rotate together."""
+    """The branches of a single query, without its rotation if possible. Where its keys lie side by side in several, they
+    become one, with the query at its own position and keys as far from it as they were, so that they rotate together."""
     leaves = [each for each in encoding.modules() if isinstance(each, Encoding) and not any(each.children())]
 
     def make() -> Sequence[Branch]:
@@ -545,8 +545,20 @@ def _merged(encoding: Encoding, branches: Sequence[Branch], positions: Positions
         k = torch.cat(parts, 1)
         return [Branch(EVERYTHING, None, lambda _: k, branches[0].most)]
 
+    if branches[0].turns:
+        return positions.shared(("turns", tuple(branches)), lambda: [_about(positions, branch) for branch in branches])
     relative = all(leaf.shift_invariant for leaf in leaves)
     return positions.shared(("merged", tuple(branches)), make) if relative else branches
+
+
+def _about(positions: Positions, branch: Branch) -> Branch:
+    """A branch of a single query that is left as it is, while keys that are as far from it as they should be are, too."""
+    assert branch.q is not None
+    assert branch.k is not None
+    first, end, _ = visible_keys(positions, branch.region)
+    of_query, of_keys = branch.q(positions.q), branch.k
+    moves = bool((of_keys(positions.k[:, first:end]) != of_query).any())
+    return replace(branch, q=torch.zeros_like, k=(lambda p: of_keys(p) - of_query) if moves else torch.zeros_like)
 
 
 def _check_keys_unread(encoding: Encoding, layer: int) -> None:

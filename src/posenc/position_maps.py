@@ -8,6 +8,7 @@ branches in one softmax. Positions count from 0 at each document's first token.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from posenc.errors import InputError, check_integers, check_positive, unknown
 from posenc.positions import Positions
 from posenc.positions.ids import exact
-from posenc.positions.visibility import Branch, Region
+from posenc.positions.visibility import Branch, PositionMapping, Region
 
 __all__ = [
     "MAPS", "PositionMap", "create", "dual_chunk", "inverse_leaky", "jet_long", "lampe", "leaky_rerope", "lm_infinite",
@@ -58,6 +59,13 @@ class PositionMap:
     def __deepcopy__(self, memo: dict[int, Any]) -> "PositionMap":
         return self  # it is immutable
 
+    @cached_property
+    def turns(self) -> tuple[Branch, ...]:
+        """The branches for queries and keys that are rotated at their positions already."""
+        return tuple(
+            Branch(branch.region, _turn(branch.q), _turn(branch.k), branch.most, turns=True) for branch in self.branches
+        )
+
     def relative(self, positions: Positions) -> Tensor:
         """The relative position that each query and key are scored at, (batch or 1, num_queries, num_keys) in float64;
         NaN where the key is hidden. For pictures and tests: attention does not compute it."""
@@ -70,6 +78,11 @@ class PositionMap:
             inside = visible & branch.region.contains(q[:, :, None], k[:, None])
             relative = torch.where(inside, of_q[:, :, None] - of_k[:, None], relative)
         return relative
+
+
+def _turn(mapping: PositionMapping | None) -> PositionMapping:
+    """From a token's position to how far the map moves it."""
+    return torch.zeros_like if mapping is None else lambda p: mapping(p) - p
 
 
 def rerope(window: int) -> PositionMap:

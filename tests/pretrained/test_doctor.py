@@ -15,8 +15,9 @@ import posenc
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
 from posenc.pretrained.doctor import FrequencyTable, doctor
+from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.findings import FINDINGS
-from posenc.pretrained.models import FAMILIES, decoder_of
+from posenc.pretrained.models import decoder_of
 from references.small_models import one_in_three, small_model
 
 

@@ -13,7 +13,7 @@ import posenc
 from posenc import InputError
 from posenc.frequencies import softmax_factor
 from posenc.pretrained.export import to_hf
-from posenc.pretrained.models import FAMILIES
+from posenc.pretrained.families import FAMILIES
 from references import PATIENCE
 from references.small_models import TRAINED, small_model, tokens
 

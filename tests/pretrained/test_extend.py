@@ -104,7 +104,8 @@ def test_the_report() -> None:
     text = str(report)
     assert "1 of 8 pairs as in plain RoPE, others up to 4 times slower" in text
     assert "cannot express" in text
-    assert posenc.extend(model, "rerope").raw_keys
+    assert "turned on as each step reads them" in str(posenc.extend(model, "rerope"))
+    assert posenc.extend(model, "nope").raw_keys
     assert model.config.max_position_embeddings == 64
     assert "does the same" in str(posenc.extend(model, "yarn", factor=4))
     cache = model(tokens(1, 10), use_cache=True).past_key_values

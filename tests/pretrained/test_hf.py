@@ -29,8 +29,9 @@ from transformers import (
 import posenc
 from posenc import InputError, Positions
 from posenc.encoding import augmented_by, embedded_by, gates_of
-from posenc.pretrained.hf import NAME, Unrotated, kinds
-from posenc.pretrained.models import FAMILIES
+from posenc.pretrained.encoded_pass import NAME
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.hf import Unrotated, kinds
 from references.small_models import small_model, tokens
 
 posenc.hf.register()
@@ -454,11 +455,11 @@ def test_peft_trains_the_encoding_beside_its_adapters(encoding: str, targets: An
 @pytest.mark.parametrize("encoding", ["fox", "carope"])
 @torch.no_grad()
 def test_gates_lose_no_digits_in_a_cache_of_half_precision(encoding: str) -> None:
-    from posenc.pretrained.hf import _GatedCache, _unpacked
+    from posenc.pretrained.encoded_pass import GatedCache, _unpacked
 
     gates = [torch.randn(2, 3, 5, 7), torch.randn(2, 1, 5, 2, dtype=torch.bfloat16)]
     value = torch.randn(2, 2, 5, 16, dtype=torch.bfloat16)
-    _, packed = _GatedCache(None, gates).update(value, value)
+    _, packed = GatedCache(None, gates).update(value, value)
     found, its = _unpacked(packed, [(3, 7, torch.float32), (1, 2, torch.bfloat16)])
     assert torch.equal(its, value)
     assert torch.equal(found[1], gates[1])

@@ -12,7 +12,8 @@ from transformers import DynamicCache
 import posenc
 from posenc import InputError, Positions
 from posenc.pretrained.attach import RotaryModule
-from posenc.pretrained.models import FAMILIES, REFUSED, ModelStructure, model_structure
+from posenc.pretrained.families import FAMILIES, REFUSED
+from posenc.pretrained.models import ModelStructure, model_structure
 from references.small_models import small_model, tokens
 
 THETA = {"rope_theta": 10000.0}
@@ -186,7 +187,7 @@ def test_the_page_names_every_type() -> None:
 
 def test_a_type_declared_by_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("persimmon")
-    with pytest.raises(InputError, match=r"FAMILIES\['persimmon'\] = posenc.pretrained.models.FAMILIES\['llama'\]"):
+    with pytest.raises(InputError, match=r"FAMILIES\['persimmon'\] = posenc.pretrained.families.FAMILIES\['llama'\]"):
         posenc.extend(model, "yarn", factor=4)
     monkeypatch.setitem(FAMILIES, "persimmon", FAMILIES["llama"])
     assert posenc.extend(model, "yarn", factor=4).layers == (2, 2)

@@ -14,8 +14,10 @@ from gguf import GGUFWriter
 
 from posenc import InputError
 from posenc.frequencies import create
-from posenc.pretrained.models import FAMILIES, model_structure
-from posenc.pretrained.readers import PROGRAMS, RULED, ConfigFile, compare, read_config
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.models import model_structure
+from posenc.pretrained.programs import PROGRAMS, RULED
+from posenc.pretrained.readers import ConfigFile, compare, read_config
 from references.commands import run
 from references.small_models import small_model
 

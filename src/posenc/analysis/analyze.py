@@ -303,8 +303,9 @@ def _is_model(obj: Any) -> bool:
 
 def _trained_length(model: Any) -> int | None:
     """How far a model was trained; None: unknown."""
+    from posenc.pretrained.families import FAMILIES
     from posenc.pretrained.learned_table import has_learned_table, table_of
-    from posenc.pretrained.models import FAMILIES, decoder_of, model_structure, unwrap
+    from posenc.pretrained.models import decoder_of, model_structure, unwrap
 
     if isinstance(model, Transformer):
         return model.encoding.max_positions

@@ -401,7 +401,7 @@ def plot_rope_bound(ax: Axes, bases: Sequence[float] = (1e4, 5e5, 1e6), head_dim
     distances = torch.arange(length)
     for base in bases:
         ax.plot(distances, rope_bound(distances, head_dim, base), label=f"base {base:g}")
-    ax.set(xlabel="distance", ylabel="mean of |S|, partial sums of the rotations", ylim=(0, None))
+    ax.set(xlabel="distance", ylabel="mean size of partial sums", ylim=(0, None))
     ax.legend()
 
 

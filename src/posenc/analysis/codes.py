@@ -24,8 +24,9 @@ from posenc.errors import InputError, check_integers, first_line, on_one_line
 from posenc.functional import Layout, turning
 from posenc.positions import Positions
 from posenc.pretrained.attach import RotaryModule, attached
+from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
-from posenc.pretrained.models import FAMILIES, decoder_of, model_structure, unwrap
+from posenc.pretrained.models import decoder_of, model_structure, unwrap
 from posenc.transformer import Transformer
 
 CHUNK = 8192
@@ -618,7 +619,11 @@ def _rotation(model: nn.Module) -> Encoding:
     rotary = getattr(structure.decoder, "rotary_emb", None)
     if record is not None and isinstance(rotary, RotaryModule):
         kind = first.layer_type if first.layer_type in rotary.rotations else next(iter(rotary.rotations))
-        inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotary.rotations[kind]
+        rotation = rotary.rotations[kind]
+        assert isinstance(rotation, Encoding)
+        if kind in rotary.mapped_layers and first.window is None:
+            return Mapped(rotation, record.report.map)
+        inside = record.design.encodings[layer] if kind in rotary.identity_layers else rotation
         assert isinstance(inside, Encoding)
         return inside
     rope = structure.ropes.get(first.layer_type, structure.rope)

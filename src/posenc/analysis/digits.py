@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import frequencies as schedules
 from posenc.analysis.bounds import FACTOR, Schedule
-from posenc.analysis.finding import AROUND, LINE, PALETTE, AnalysisQuestion, Axes, Finding, Findings, plot
+from posenc.analysis.finding import AROUND, LINE, PALETTE, AnalysisQuestion, Axes, Finding, Findings, legend_above, plot
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.frequencies.schedules import check_factor, check_length
 from posenc.functional import binary_digits, frequency_curve
@@ -259,7 +259,7 @@ def plot_digits(ax: Axes, *findings: Digits) -> None:
     part = int((first.trained < math.tau).int().argmax())  # the first pair that did not finish a turn
     ax.set(xlabel="pair", ylabel=f"turn reached in {first.factor * first.length:.0f} positions")
     ax.set(xlim=(max(0, part - len(pairs) // 8), len(pairs) - 1), ylim=(0, 1.05))
-    ax.legend(loc="upper right", fontsize=8)
+    legend_above(ax, ncols=2)
 
 
 @plot("At one neighbours are as far apart as in training; the higher a line, the more that schedule squeezes the pair.")

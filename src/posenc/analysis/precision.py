@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from posenc.analysis.codes import Waves, codes_of, has_position_codes, make, sizes_of
-from posenc.analysis.finding import INK, SOFT, AnalysisQuestion, Axes, Finding, Findings, first_sentence, plot
+from posenc.analysis.finding import (
+    INK,
+    SOFT,
+    AnalysisQuestion,
+    Axes,
+    Finding,
+    Findings,
+    first_sentence,
+    legend_beside,
+    plot,
+)
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
@@ -208,14 +218,15 @@ def _radians(error: float) -> str:
 @plot("Where a line crosses the dashed one, the fastest pairs point a tenth of a turn away from where they should.")
 def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
     """The largest error of the phases up to each position, a line for every cause."""
-    for name, row in zip(finding.causes, finding.by_position, strict=True):
+    for number, (name, row) in enumerate(zip(finding.causes, finding.by_position, strict=True)):
         if float(row.max()) == 0:
             continue  # zero is not on a logarithmic axis
         style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
+        style.setdefault("lw", 0.8 + 7 / (number + 1))  # the earlier, the wider: equal lines stay visible
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
     ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
-    ax.legend(fontsize=8)
+    legend_beside(ax)
 
 
 def _in_dtypes(t: "Target") -> Findings:

@@ -113,13 +113,17 @@ def _side_by_side(problem: Problem) -> Tensor:
 
 def of_token(branches: Sequence[Rotated], v: Tensor, scale: float) -> Tensor:
     """The output of a single query, (batch, num_heads, 1, value width), that sees every key of the branches, each of which has
-    other keys, and no others."""
-    parts = [_joined(_products(branch, 0, 1, scale)) for branch in branches]
-    weights = _joined(parts).softmax(-1).split([part.shape[3] for part in parts], -1)
-    outs = [
-        _averaged(part, v[:, :, branch.first : branch.first + part.shape[3]])
-        for part, branch in zip(weights, branches, strict=True)
-    ]
+    other keys, in their order, and no others."""
+    scores = [product for branch in branches for product in _products(branch, 0, 1, scale)]
+    runs: list[list[int]] = []
+    for branch in branches:
+        first, end = branch.first, branch.first + branch.k.shape[2]
+        if runs and runs[-1][1] == first:
+            runs[-1][1] = end
+        else:
+            runs.append([first, end])
+    weights = _joined(scores).softmax(-1).split([end - first for first, end in runs], -1)
+    outs = [_averaged(part, v[:, :, slice(*run)]) for part, run in zip(weights, runs, strict=True)]
     return reduce(add, outs).to(branches[0].q.dtype)
 
 

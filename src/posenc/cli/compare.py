@@ -41,7 +41,9 @@ class Compare(StudyCommand):
         How("NAME"),
     ] = ()
     encodings: Annotated[tuple[str, ...], "what to compare (default: the preset's)", How("NAME")] = ()
-    preset: Annotated[Literal["quick", "standard", "thorough", "leaderboard"], "size of the comparison"] = "standard"
+    preset: Annotated[Literal["quick", "standard", "thorough", "leaderboard", "gpu"], "size of the comparison"] = (
+        "standard"
+    )
     data: Annotated[
         str | None,
         "text: pydoc (default; Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
@@ -71,6 +73,11 @@ class Compare(StudyCommand):
     ] = None
     seeds: Annotated[int | None, "trainings per encoding (default: the preset's)"] = None
     workers: Annotated[int | None, "models trained at a time (default: one per core)"] = None
+    device: Annotated[Literal["cpu", "cuda"], "where models are trained and tested; on cuda one after the other"] = (
+        "cpu"
+    )
+    precision: Annotated[Literal["float32", "bfloat16"], "bfloat16: autocast, parameters stay float32"] = "float32"
+    compiled: Annotated[bool, "compile the passes of the training with torch.compile"] = False
     parallel: Annotated[
         Literal["ddp", "fsdp"] | None,
         "how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
@@ -116,6 +123,7 @@ class Compare(StudyCommand):
 
     def _compare(self) -> int:
         from posenc.lab.compare import compare
+        from posenc.lab.engines import create
         from posenc.lab.leaderboard import compare_tasks
         from posenc.lab.parallel import launched
         from posenc.lab.tracking import Tracking
@@ -123,13 +131,17 @@ class Compare(StudyCommand):
         from posenc.report.leaderboard import pages, show_tasks
         from posenc.report.terminal import Display
 
-        for flag, value, default in (("workers", self.workers, None), ("engine", self.engine, "local")):
+        launcher = (("workers", self.workers, None), ("engine", self.engine, "local"), ("device", self.device, "cpu"))
+        for flag, value, default in launcher:
             if value != default and launched():
                 raise InputError(
                     f"--{flag} {value}: the processes that a launcher started train each model together; leave it out, or "
                     "start one process"
                 )
-        engine = make_engine(self, workers=self.workers)
+        alone = self.device != "cpu" and self.engine == "local"
+        if alone and self.workers not in (None, 1):
+            raise InputError(f"workers={self.workers}: on cuda, models are trained one after the other; leave it out")
+        engine = create("here") if alone else make_engine(self, workers=self.workers)
         comparisons, table = self.read_table() if self.against else (self.read(), None)
         tracking = Tracking(self.track, self.out)
 
@@ -214,6 +226,9 @@ class Compare(StudyCommand):
             "preset": self.preset != "standard",
             "data": self.data,
             "data_sha256": self.data_sha256,
+            "device": self.device != "cpu",
+            "precision": self.precision != "float32",
+            "compiled": self.compiled,
             **self.given,
         }
         for name in (name for name, value in decided.items() if value):
@@ -233,6 +248,8 @@ class Compare(StudyCommand):
     def _read(self, task: str) -> "tuple[Comparison, Dataset]":
         from posenc.lab.compare import Comparison, experiment
         from posenc.lab.cost import check_affordable
+        from posenc.lab.experiment import Execution
+        from posenc.lab.machine import check_present
         from posenc.lab.parallel import world
 
         kind = experiment(task)
@@ -240,12 +257,16 @@ class Compare(StudyCommand):
             if name not in (*settings_in(kind), *kind.data_options):
                 raise InputError(f"{name}: is for other tasks; leave it out of --task {task}")
         encodings, seeds, settings = self.planned(task)
-        check_affordable(settings, self.workers or 1, world().size)
+        if self.engine != "ray":
+            check_present(self.device)
+        workers, memory = self.workers or 1, "cpu" if self.engine == "ray" else self.device
+        check_affordable(settings, workers, world().size, memory)
         data = self.data or kind.data
         corpus, settings = settings.load(data, **self._reading(kind))
-        check_affordable(settings, self.workers or 1, world().size)
+        check_affordable(settings, workers, world().size, memory)
         check_unchanged(f"--data {data}", "data_sha256", self.data_sha256, corpus.digest)
-        return Comparison(encodings, seeds, settings), corpus
+        execution = Execution(self.device, self.precision, self.compiled)
+        return Comparison(encodings, seeds, settings, execution), corpus
 
 
 def _share(text: str) -> tuple[int, int]:

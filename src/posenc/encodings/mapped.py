@@ -2,6 +2,7 @@
 """Rotations at mapped positions: ReRoPE, Self-Extend, dual chunks and others."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Composite, Encoding
+from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_arguments
 from posenc.functional import RunRotation, unturned
 from posenc.position_maps import PositionMap, create
@@ -60,23 +62,27 @@ class Mapped(Encoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         moved = self._moved(positions)
         if self._leaves_keys(positions):
-            return self.encoding.rotate_queries(q, moved, layer), k
+            return self.rotate_queries(q, positions, layer), k
         return self.encoding.rotate(q, k, moved, layer)
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        return self.encoding.rotate_queries(q, self._moved(positions), layer)
+        return q if self._leaves_queries(positions) else self.encoding.rotate_queries(q, self._moved(positions), layer)
 
     def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        return self.encoding.token_rotation(self._moved(positions), q)
+        return _same if self._leaves_queries(positions) else self.encoding.token_rotation(self._moved(positions), q)
 
     def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
-        turn = self.encoding.key_rotation(self._moved(positions), k)
-        return unturned if turn is not None and self._leaves_keys(positions) else turn
+        return unturned if self._leaves_keys(positions) else self.encoding.key_rotation(self._moved(positions), k)
 
     def _facts(self) -> tuple[list[object], list[Tensor | None]]:
         facts, tables = super()._facts()
         more, its_tables = self.encoding._facts()
         return facts + more, tables + its_tables
+
+    def _leaves_queries(self, positions: Positions) -> bool:
+        """Whether queries of a branch stay as they are."""
+        branch = positions.branch
+        return branch is not None and branch.q is torch.zeros_like and self.encoding.zero_is_identity
 
     def _leaves_keys(self, positions: Positions) -> bool:
         """Whether keys of a branch stay as they are."""
@@ -89,6 +95,23 @@ class Mapped(Encoding):
         if branch is None:
             raise InputError(f"a position map ({self.map}) has no rotation for all pairs: it takes posenc.attention")
         return positions.shared((self, branch), lambda: _moved(positions, branch))
+
+
+class Turned(Mapped):
+    """The same for queries and keys that the model has rotated already, each at its position, as its cache has them: they are
+    turned from there to where the map has them."""
+
+    def __init__(self, rotation: Rotary, map: PositionMap | Mapping[str, Any]) -> None:
+        rotation = deepcopy(rotation)
+        rotation.attention_factor = 1.0  # they have been multiplied by it
+        super().__init__(rotation, map)
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        return self.map.turns
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def _moved(positions: Positions, branch: Branch) -> Positions:

@@ -129,8 +129,8 @@ def write(directory: str | Path, done: Mapping[Run, RunRecord], machine: Mapping
     """Add finished runs to a folder of archives; returns the files written. machine: that trained them.
 
     Raises:
-        InputError: runs of an encoding or a task in a file, whose code an archive does not have; a file of other settings, data
-            or versions.
+        InputError: runs of an encoding or a task in a file, whose code an archive does not have, or not in float32 on a CPU; a file
+            of other settings, data or versions.
     """
     parts: dict[tuple[str, int], dict[Run, RunRecord]] = {}
     for run, record in done.items():
@@ -138,6 +138,8 @@ def write(directory: str | Path, done: Mapping[Run, RunRecord], machine: Mapping
             raise InputError(
                 f"encodings={run.encoding}: an archive has no code; archive the runs of posenc's encodings"
             )
+        if facts := run.execution.facts():
+            raise InputError(f"execution={facts}: archives are of runs in float32 on a CPU")
         parts.setdefault((run.settings.name, run.seed), {})[run] = record
     here, folder, paths = {part.name: part for part in _parts(directory)}, Folder(directory), []
     for (task, seed), runs in parts.items():

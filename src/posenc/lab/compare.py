@@ -14,7 +14,7 @@ from posenc.errors import InputError, first_line, listed, unknown
 from posenc.lab.archive import archived
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
-from posenc.lab.experiment import Dataset, Experiment, Run, load_experiment, versions
+from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment, versions
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import measure, work
 from posenc.lab.parallel import AllProcesses, follow, world
@@ -49,7 +49,8 @@ def experiment(task: str) -> type[Experiment]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings.
+    """A comparison to be made: encodings (names as `posenc.create` takes them), number of seeds, shared settings, and how
+    models are computed.
 
     The variant without positions is always among the encodings.
     """
@@ -57,6 +58,7 @@ class Comparison:
     encodings: tuple[str, ...]
     seeds: int
     settings: Experiment
+    execution: Execution = field(default_factory=Execution)
 
     def __post_init__(self) -> None:
         if self.encodings and "none" not in self.encodings:
@@ -64,7 +66,11 @@ class Comparison:
 
     def runs(self, corpus: Dataset) -> list[Run]:
         """Every run, seed by seed, so that an interrupted comparison has complete seeds first."""
-        return [Run.of(e, seed, self.settings, corpus.digest) for seed in range(self.seeds) for e in self.encodings]
+        return [
+            Run.of(e, seed, self.settings, corpus.digest, self.execution)
+            for seed in range(self.seeds)
+            for e in self.encodings
+        ]
 
     def seeds_in(self, runs: Iterable[Run]) -> int:
         """How many seeds, from the first on, every encoding has finished."""
@@ -160,6 +166,9 @@ class ComparisonStudy(Study[Run, RunRecord]):
     def cells(self) -> list[Run]:
         return self.comparison.runs(self.corpus)
 
+    def resources(self) -> dict[str, Any]:
+        return {"gpu": self.comparison.execution.device != "cpu"}
+
     def record(self, cell: object) -> type[Any]:
         return RunRecord
 
@@ -195,7 +204,7 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "seeds": list(range(self.comparison.seeds)),
             "seeds_finished": self.comparison.seeds_in(done),
             "data": corpus.facts(),
-            "machine": describe(torch.device("cpu")),
+            "machine": describe(torch.device(self.comparison.execution.device)) | self.comparison.execution.facts(),
             "answer": [*self._places(ranking), *ranking.answer()],
             **ranking.numbers(),
             "limits": [*ranking.limits(), *(note for task, note in self.table.notes.items() if task == settings.name)],

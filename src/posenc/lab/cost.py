@@ -21,7 +21,7 @@ def least_bytes(settings: Experiment) -> int:
     return 4 * (COPIES * parameters + tokens * s.num_layers * max(s.dim, heads))
 
 
-def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1) -> None:
+def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1, device: str = "cpu") -> None:
     """Refuse sizes above their limits, or that do not fit into the free memory. sharing: processes that each
     have a part of one training.
 
@@ -35,7 +35,7 @@ def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1) -
     settings.check_largest()
     if workers > MOST_WORKERS:
         raise InputError(f"workers={workers}: must be at most {MOST_WORKERS}")
-    needed, free = least_bytes(settings) // sharing, free_bytes(torch.device("cpu"))
+    needed, free = least_bytes(settings) // sharing, free_bytes(torch.device(device))
     if needed > free:
         raise InputError(
             f"dim={settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from inspect import isabstract
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from posenc.transformer import Transformer, TransformerBase, TransformerConfig
 if TYPE_CHECKING:
     from posenc.lab.results import Aggregate, Ranking
 
-__all__ = ["Batch", "Criterion", "Dataset", "Experiment", "OverLengths", "Preset", "Run", "Scores", "Variant"]
+__all__ = [
+    "Batch", "Criterion", "Dataset", "Execution", "Experiment", "OverLengths", "Preset", "Run", "Scores", "Variant",
+]  # fmt: skip
 
 
 class Batch(Protocol):
@@ -401,6 +403,23 @@ class OverLengths(Experiment):
 
 
 @dataclass(frozen=True)
+class Execution:
+    """How a model is trained and tested: on which device, in which precision (bfloat16 is autocast, parameters stay float32),
+    and whether torch.compile compiles the passes of the training."""
+
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def facts(self) -> dict[str, Any]:
+        """What differs from one process of a CPU."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+
+@dataclass(frozen=True)
 class Run:
     """One model to train and test: an encoding and a seed under shared settings, on data known by its digest; code is that of
     the encoding's file and the task's, where they are not posenc's."""
@@ -410,16 +429,17 @@ class Run:
     settings: Experiment
     data: str
     code: str = ""
+    execution: Execution = field(default_factory=Execution)
 
     @classmethod
-    def of(cls, encoding: str, seed: int, settings: Experiment, data: str) -> "Run":
+    def of(cls, encoding: str, seed: int, settings: Experiment, data: str, execution: Execution | None = None) -> "Run":
         """A run of an encoding as its file is now."""
-        return cls(encoding, seed, settings, data, _digest(encoding, settings.name))
+        return cls(encoding, seed, settings, data, _digest(encoding, settings.name), execution or Execution())
 
     def facts(self) -> dict[str, Any]:
         """All that its numbers depend on, on one machine: its content and the versions of the libraries."""
         facts = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.name}
-        facts |= {"settings": self.settings.to_dict(), **versions()}
+        facts |= {"settings": self.settings.to_dict(), **self.execution.facts(), **versions()}
         return facts | ({"code": self.code} if self.code else {})
 
     @property
@@ -440,6 +460,9 @@ class Preset:
     encodings: tuple[str, ...]
     seeds: int
 
+
+TEN = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "rope+alibi", "shaw", "fire", "fox")
+"""The encodings that people use most, and what is next to them."""
 
 LEADERBOARD = (
     # at the input

@@ -53,6 +53,9 @@ class Leaderboard(Study[Run, RunRecord]):
         runs = [run for study in self.studies.values() for run in study.cells()]
         return sorted(runs, key=lambda run: run.seed)
 
+    def resources(self) -> dict[str, Any]:
+        return next(iter(self.studies.values())).resources()
+
     def record(self, cell: object) -> type[Any]:
         return RunRecord
 

@@ -66,7 +66,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():  # it may be another machine's, of a cluster
         facts["gpu"] = torch.cuda.get_device_name(device)
     return facts
 

@@ -8,6 +8,7 @@ import torch
 
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.experiment import Dataset, Run, versions
+from posenc.lab.parallel import executing
 from posenc.lab.results import RunRecord, VariantScores
 from posenc.lab.train import Training, activation_bytes, diverged
 
@@ -28,11 +29,20 @@ def measure(
     on_progress: Callable[[int], None] = lambda work: None,
     checkpoints: Checkpoints | None = None,
 ) -> RunRecord:
-    """Train and test one run, in this process. The training resumes from its checkpoint where `checkpoints` has one."""
+    """Train and test one run, in this process. The training resumes from its checkpoint where `checkpoints` has one.
+
+    Raises:
+        InputError: this machine lacks the device, or a loss that is no longer finite.
+    """
+    with executing(run.execution):
+        return _measure(run, corpus, on_progress, checkpoints or Checkpoints("", 0))
+
+
+def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], checkpoints: Checkpoints) -> RunRecord:
     s = run.settings
     per_step = TRAIN_COST * s.batch_size * s.tokens
     training = Training(run, corpus.train)
-    checkpoint = (checkpoints or Checkpoints("", 0)).of(training)
+    checkpoint = checkpoints.of(training)
     on_progress(per_step * len(training.losses))
     while not training.finished:
         training.advance()

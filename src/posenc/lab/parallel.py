@@ -20,12 +20,12 @@ from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
 from posenc.errors import InputError, first_line
 from posenc.lab.engines import InProcess, Job, Result, Results, Shared, Ticks, Work
-from posenc.lab.experiment import Batch, Run
-from posenc.lab.machine import flushed_denormals
+from posenc.lab.experiment import Batch, Execution, Run
+from posenc.lab.machine import check_present, flushed_denormals
 from posenc.positions import Positions
 from posenc.transformer import TransformerBase
 
-__all__ = ["AllProcesses", "World", "follow", "launched", "together", "world"]
+__all__ = ["AllProcesses", "World", "executing", "follow", "launched", "together", "world"]
 
 DDP, FSDP = "ddp", "fsdp"
 CPU = torch.device("cpu")
@@ -35,11 +35,11 @@ LAYOUT = "zigzag"
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train one model; by default this one alone.
+    """The processes that train one model, by default this one alone, and how each computes.
 
     parallel: "ddp", or "fsdp" (FSDP2: parameters, gradients and optimizers are divided, and each block is gathered when it
     is needed). shards: processes of consecutive ranks that share each sequence, and group, their process group; such
-    groups share the examples of a step.
+    groups share the examples of a step. precision, compiled: see `posenc.lab.experiment.Execution`.
     """
 
     rank: int = 0
@@ -48,6 +48,8 @@ class World:
     parallel: str = DDP
     shards: int = 1
     group: Any = None
+    precision: str = "float32"
+    compiled: bool = False
 
     @property
     def groups(self) -> int:
@@ -68,9 +70,11 @@ class World:
 
     def wrap(self, model: TransformerBase) -> nn.Module:
         """What a forward pass in training goes through. FSDP2 changes the model in place."""
-        if self.size == 1:
-            return model
         model.to(self.device)
+        wrapped = model if self.size == 1 else self._divide(model)
+        return cast(nn.Module, torch.compile(wrapped)) if self.compiled else wrapped
+
+    def _divide(self, model: TransformerBase) -> nn.Module:
         if self.parallel == DDP:
             # static: some encodings have parameters that no pass uses
             return nn.parallel.DistributedDataParallel(model, static_graph=True)
@@ -97,15 +101,16 @@ class World:
             complete = positions or Positions.arange(inputs.shape[1], device=self.device)
             positions = complete.shard(self.rank % self.shards, self.shards, layout=LAYOUT, group=self.group)
             inputs, targets = shard(inputs, positions), shard(targets, positions)
-        with self._drawing(encoding, batch):
-            logits = module(inputs, positions)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        with self._drawing(encoding, batch), autocast:
+            logits = module(inputs, positions).float()
         return logits, targets, positions if self.shards > 1 else None
 
     def gather(self, values: Tensor, batch: int, positions: Positions | None = None) -> Tensor:
         """(batch, ...) on the CPU: the values of every row, from those that each process has of its share of a batch.
         positions: of a shard of sequences, which `values` belong to along their second axis."""
         if self.size == 1:
-            return values
+            return values.cpu()
         from accelerate.utils import gather_object
 
         if positions is not None:
@@ -182,6 +187,24 @@ _current: ContextVar[World] = ContextVar("world", default=ALONE)
 def world() -> World:
     """The processes that train together here: those of the enclosing `together`, or this one alone."""
     return _current.get()
+
+
+@contextmanager
+def executing(execution: Execution) -> Iterator[World]:
+    """Inside, models are trained and tested as a run asks for; processes of a launcher have their devices from it.
+
+    Raises:
+        InputError: this machine has no such device.
+    """
+    here = world()
+    if here.size == 1:
+        check_present(execution.device)
+    device = here.device if here.size > 1 else torch.device(execution.device)
+    token = _current.set(replace(here, device=device, precision=execution.precision, compiled=execution.compiled))
+    try:
+        yield world()
+    finally:
+        _current.reset(token)
 
 
 def launched() -> bool:

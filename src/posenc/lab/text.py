@@ -26,7 +26,7 @@ from posenc.lab.data import (
 from posenc.lab.data.text import HELD_OUT
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
-from posenc.lab.experiment import LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
+from posenc.lab.experiment import LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant
 from posenc.lab.results import Aggregate, Ranking, level
 from posenc.lab.statistics import estimate
 from posenc.transformer import TransformerBase
@@ -279,4 +279,22 @@ PRESETS = Settings.presets = {
     "standard": Preset(Settings(), CORE, 4),
     "thorough": Preset(Settings(steps=500, num_layers=4, windows=96), (*CORE, *NAIVE), 5),
     "leaderboard": Preset(Settings(), LEADERBOARD, 4),
+    "gpu": Preset(
+        Settings(
+            length=512,
+            steps=1000,
+            batch_size=64,
+            dim=512,
+            num_layers=10,
+            num_heads=8,
+            head_dim=64,
+            windows=64,
+            targets=256,
+            learning_rate=0.02,
+            adamw_learning_rate=0.003,
+            position_learning_rate=0.02,
+        ),
+        TEN,
+        2,
+    ),
 }

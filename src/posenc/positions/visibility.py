@@ -92,12 +92,14 @@ class VisibleBlocks(NamedTuple):
 class Branch:
     """The positions at which a position map scores the pairs of a region: functions of the tokens' own positions,
     (batch or 1, n) -> (batch or 1, n); None: the identity. most: the keys that a query sees in all branches of the map
-    together; None: every key that it may see."""
+    together; None: every key that it may see. turns: the functions give by how much to turn queries and keys that are rotated
+    at their own positions already."""
 
     region: Region
     q: PositionMapping | None = None
     k: PositionMapping | None = None
     most: int | None = None
+    turns: bool = False
 
 
 def rowwise(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -3,8 +3,8 @@
 
 Frequencies alone: the decoder's rotary module is exchanged for a `RotaryModule`, and everything else stays. A position map,
 a scale on the queries or another denominator: attention goes through `posenc.attention`, registered with transformers under
-the name "posenc" together with its masks. Under a map the rotary module rotates nothing, so that the cache contains raw
-keys; without one it rotates as before, but for casts of the model, which do not round its frequencies.
+the name "posenc" together with its masks. The rotary module rotates as before, but for casts of the model, which do not
+round its frequencies, and a map turns queries and keys on from there.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +26,9 @@ from posenc.encodings.temperature import LogN
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
+from posenc.pretrained.families import Family
 from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
-from posenc.pretrained.models import Family, ModelStructure, record_of
+from posenc.pretrained.models import ModelStructure, record_of
 
 NAME = "posenc"
 """The attention implementation in transformers. Names that begin so are of functions that heed a layer's plan."""
@@ -38,16 +39,17 @@ class RotaryModule(nn.Module):
 
     Angles are float64, from frequencies that follow the model's device and never its dtype, and are cast at the end.
     rotations: by layer type. identity_layers: layer types that it does not rotate, because attention does. replaced: the
-    model's module, which puts the sections of M-RoPE together.
+    model's module, which puts the sections of M-RoPE together. mapped_layers: layer types under a position map.
     """
 
     def __init__(
-        self, rotations: Mapping[str, Rotary], identity_layers: frozenset[str], family: Family, replaced: Any = None
-    ) -> None:
+        self, rotations: Mapping[str, Rotary], identity_layers: frozenset[str], family: Family, replaced: Any = None,
+        mapped_layers: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.joined: Callable[[Tensor], Tensor] | None = getattr(replaced, "recomposition_frequencies", None)
         self.rotations: nn.ModuleDict = nn.ModuleDict(rotations)
-        self.identity_layers = identity_layers
+        self.identity_layers, self.mapped_layers = identity_layers, mapped_layers
         self.family = family
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor] | Tensor:
@@ -70,7 +72,7 @@ class RotaryModule(nn.Module):
         Raises:
             InputError: positions that differ by axis where attention rotates, which it does by those of the text.
         """
-        alike = kind not in self.identity_layers or torch.compiler.is_compiling()
+        alike = kind not in self.identity_layers | self.mapped_layers or torch.compiler.is_compiling()
         if not alike and not torch.equal(position_ids, position_ids[:1].expand_as(position_ids)):
             raise InputError(
                 "position_ids that differ by axis: a position map is for text; extend by a frequency schedule"
@@ -272,12 +274,14 @@ class Design:
 
     rotations: for the rotary module, by layer type; empty leaves it. identity_layers: see `RotaryModule`. encodings: one per
     layer for our attention; empty leaves the model's. config: values for the configuration; `MISSING` removes one.
+    mapped_layers: layer types under a position map.
     """
 
     rotations: Mapping[str, Rotary]
     identity_layers: frozenset[str]
     encodings: tuple[Encoding | None, ...]
     config: Mapping[str, Any]
+    mapped_layers: frozenset[str] = frozenset()
 
 
 class _ImplementationChange(Change):
@@ -299,7 +303,8 @@ class Attachment(ModelChange):
         self.structure, self.design, self.cache = structure, design, VisibilityCache()
         self.hook: RemovableHandle | None = None
         if design.rotations:
-            module = RotaryModule(design.rotations, design.identity_layers, structure.family, structure.rotary)
+            layers = design.identity_layers, structure.family, structure.rotary, design.mapped_layers
+            module = RotaryModule(design.rotations, *layers)
             self.changes += [Change(owner, "rotary_emb", module) for owner in structure.rotaries]
         if structure.family.latent and "rope_parameters" in design.config:
             scale = softmax_scale(structure, design.config["rope_parameters"])
@@ -347,8 +352,8 @@ def attached(model: Any) -> Attachment | None:
 
 
 def _begin_pass(decoder: Any, *_: Any) -> None:
-    """Forget the last pass, and refuse to run an extended decoder by an attention that ignores the extension: under a
-    position map keys would not even be rotated. A forward pre-hook.
+    """Forget the last pass, and refuse to run an extended decoder by an attention that ignores the extension. A forward
+    pre-hook.
 
     Raises:
         InputError: names the implementation that was set, and how to go back.

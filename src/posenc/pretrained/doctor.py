@@ -46,7 +46,7 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
     Of a vision model: its position tables and rotations, and the effect of another image size.
 
     Args:
-        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/models.py or
+        model: a causal language model of transformers, of a type in `FAMILIES` of posenc/pretrained/families.py or
             `EXAMINED` of posenc/pretrained/probe.py; or a vision model that `posenc.resize` takes. Compiled by torch.compile
             or model.compile(), its compiled passes are compared with plain ones.
         tokenizer: its own; with it a plain text is read as well, which shows weights in the wrong layout.

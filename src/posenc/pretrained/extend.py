@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from posenc.encoding import Encoding
-from posenc.encodings.mapped import Mapped
+from posenc.encodings.mapped import Turned
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
@@ -97,7 +97,8 @@ class Extension(ChangeReport):
         tuning = TUNING[self.tuning] if self.layers[0] else unchanged
         lines.append(f"expected, by construction: {self.expected}; {tuning}")
         keys = "unrotated keys" if self.raw_keys else "rotated keys, as before"
-        keys += ", rotated as each step reads them" if self.raw_keys and "no rotation" not in self.attention else ""
+        if self.map is not None or (self.raw_keys and "no rotation" not in self.attention):
+            keys += f", {'rotated' if self.raw_keys else 'turned on'} as each step reads them"
         lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
@@ -110,7 +111,7 @@ def extend(
 ) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
-    model: Llama and its kin, see `FAMILIES` in posenc/pretrained/models.py, under a PEFT wrapper or not. method: see
+    model: Llama and its kin, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
     over the one the model had before any scaling; or target_length, in tokens; both None: the factor that a schedule's own
     text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's
@@ -247,9 +248,9 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     config: dict[str, Any] = {"posenc": MISSING}
     changed = structure.unbounded if chosen.rotates else tuple(structure.ropes)
     loaded = {rope.schedule["name"] for rope in structure.ropes.values()}
-    raw = chosen.map is not None or bool(chosen.scales) or not chosen.rotates  # the rotary module turns nothing
-    schedule_only = not raw and not chosen.attention and chosen.bands is None
-    rotates = chosen.schedule is not None or raw
+    raw = bool(chosen.scales) or not chosen.rotates  # the rotary module turns nothing
+    schedule_only = not raw and chosen.map is None and not chosen.attention and chosen.bands is None
+    rotates = chosen.schedule is not None or raw or chosen.map is not None
     # beside our attention, unchanged frequencies are ours too, which no cast rounds; unless they follow each text's length
     rotates = rotates or not (schedule_only or loaded & {"dynamic", "longrope"})
     rotations = _rotations(structure, chosen, changed, length) if rotates else {}
@@ -269,24 +270,26 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
         return Design(rotations, identity, (), config)
     check_attention(structure)
     _check_attention(structure, chosen)
-    turning: dict[int, Encoding] = {
+    places = {
         number: rotations[layer.layer_type]
         for number, layer in enumerate(structure.layers)
-        if chosen.rotates and layer.rotates and layer.layer_type in identity
+        if chosen.rotates and layer.rotates and layer.layer_type in changed and (raw or chosen.map is not None)
     }
-    turning |= _by_head(structure, chosen.scales)
-    # one object for all layers that are alike, which then share tables and plans
-    mapped = {} if chosen.map is None else {each: Mapped(each, chosen.map) for each in set(turning.values())}
+    turning: dict[int, Encoding] = {**places, **_by_head(structure, chosen.scales)}
+    if chosen.map is not None:  # one object for all layers that are alike, which then share tables and plans
+        mapped = {each: Turned(each, chosen.map) for each in set(places.values())}
+        turning = {number: mapped[each] for number, each in places.items() if structure.layers[number].window is None}
     of_layers = []
     for number, layer in enumerate(structure.layers):
-        parts = _parts(layer, chosen, turning.get(number), mapped)
+        parts = _parts(layer, chosen, turning.get(number))
         if chosen.bands is not None and layer.rotates and layer.window is None:
             kind = layer.layer_type
             turned = rotations[kind].frequencies() if rotations else structure.ropes[kind].frequencies()
             parts += (QueryChannels(chosen.bands.factors(structure, number, turned.inv_freq)),)
         of_layers.append(parts)
     sums = {parts: combined(*parts) for parts in dict.fromkeys(of_layers)}
-    return Design(rotations, identity, tuple(sums[parts] for parts in of_layers), config)
+    mapped_layers = frozenset(() if chosen.map is None else changed)
+    return Design(rotations, identity, tuple(sums[parts] for parts in of_layers), config, mapped_layers)
 
 
 def _rotations(structure: ModelStructure, chosen: Plan, changed: Sequence[str], length: int) -> dict[str, Rotary]:
@@ -343,14 +346,12 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
     }
 
 
-def _parts(
-    layer: Layer, chosen: Plan, rotation: Encoding | None, mapped: Mapping[Encoding, Mapped]
-) -> tuple[Encoding, ...]:
+def _parts(layer: Layer, chosen: Plan, rotation: Encoding | None) -> tuple[Encoding, ...]:
     """What the encoding of our attention in a layer is the sum of, with the rotation that the rotary module leaves to it. One
     with a sliding window stays as it was."""
     parts: list[Encoding] = []
     if rotation is not None:
-        parts.append(mapped.get(rotation, rotation) if layer.window is None else rotation)
+        parts.append(rotation)
     if layer.window is None:
         parts += chosen.attention.values()
     if layer.softcap is not None:
@@ -395,7 +396,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
         tuning=chosen.tuning,
-        raw_keys=chosen.map is not None or bool(chosen.scales) or not chosen.rotates,
+        raw_keys=bool(chosen.scales) or not chosen.rotates,
         cache_bytes_per_token=structure.cached_numbers * item,
         plain=not design.encodings and chosen.rotates and writable(structure, design.config.get("rope_parameters", {})),
         layers=(changed, len(structure.layers)),

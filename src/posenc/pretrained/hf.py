@@ -12,31 +12,28 @@ give that the positions of the pass, and `encoding` is one of its modules. `atta
 import copy
 import inspect
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from posenc.attention import attention
-from posenc.encoding import Encoding, Sum, augmented_by, embedded_by, gates_of, scale_in
+from posenc.encoding import Encoding, embedded_by, gates_of
 from posenc.encodings import create, lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, shown
 from posenc.functional import table_device
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, CappedScores, attended, register_attention
-from posenc.pretrained.masks import FAR, SlidingWindow, Visibility, token_index, visibility
-from posenc.pretrained.models import ENCODED, FAMILIES, Layer, ModelStructure, head_dim_of, model_structure
+from posenc.pretrained.attach import register_attention
+from posenc.pretrained.encoded_pass import NAME, GatedCache, Pass, Plan, attend, begun
+from posenc.pretrained.families import ENCODED, FAMILIES
+from posenc.pretrained.masks import token_index
+from posenc.pretrained.models import ModelStructure, head_dim_of, model_structure
 from posenc.spec import Spec
 
 __all__ = ["register"]
-
-NAME = "posenc_encoding"
-"""The attention implementation of these models in transformers."""
 
 GUARD = (
     "posenc: this model has the encoding in config.encoding in place of its rotation; call posenc.hf.register(), then "
@@ -256,29 +253,6 @@ def _completed(text: Any, structure: ModelStructure) -> str:
     return str(read(text).replaced(completed))
 
 
-@dataclass
-class _Plan:
-    """What an attention layer does. number: of the layer. rotates: whether the encoding acts in it, as the model's rotation did.
-    sums: for an encoding, what acts in the layer, and that with its sliding window. gates: heads and width of each gate."""
-
-    layer: Layer
-    number: int
-    sums: tuple[Encoding, Encoding | None, Encoding | None] | None = None
-    gates: tuple[tuple[int, int, torch.dtype], ...] = ()
-
-    def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
-        if self.sums is None or self.sums[0] is not encoding:
-            part = [encoding.at(self.number)[0]] if self.layer.rotates else []
-            cap = [] if self.layer.softcap is None else [CappedScores(self.layer.softcap)]
-            window = [] if self.layer.window is None else [SlidingWindow(self.layer.window)]
-            self.sums = encoding, _sum(*part, *cap), _sum(*part, *cap, *window)
-        return self.sums[1:]
-
-
-def _sum(*parts: Encoding) -> Encoding | None:
-    return None if not parts else parts[0] if len(parts) == 1 else Sum(*parts)
-
-
 class _Encoded:
     """What the classes with an encoding have before those of transformers."""
 
@@ -286,7 +260,7 @@ class _Encoded:
     config: Any
     encoding: Any
     _arguments: tuple[str, ...]
-    _plans: tuple[_Plan, ...]
+    _plans: tuple[Plan, ...]
 
     def __init__(self, config: Any, *given: Any, encoding: str | None = None, **named: Any) -> None:
         if encoding is not None:
@@ -325,7 +299,7 @@ class _Encoded:
             )
         decoder.rotary_emb = Unrotated(structure.rotary)
         self._arguments = tuple(inspect.signature(decoder.forward).parameters)
-        self._plans = tuple(_Plan(layer, number) for number, layer in enumerate(structure.layers))
+        self._plans = tuple(Plan(layer, number) for number, layer in enumerate(structure.layers))
         for plan, layer, attends in zip(self._plans, decoder.layers, attentions, strict=True):
             attends._posenc_plan = plan
             layer.register_forward_pre_hook(partial(self._enter, plan.number), with_kwargs=True)
@@ -393,15 +367,15 @@ class _Encoded:
             )
         inputs = dict(zip(self._arguments, given, strict=False)) | named
         self._share(encoding)
-        return given, named | {"posenc_pass": _pass(decoder, encoding, inputs)}
+        return given, named | {"posenc_pass": begun(decoder, encoding, inputs)}
 
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""
-        here: _Pass = named.pop("posenc_pass")
+        here: Pass = named.pop("posenc_pass")
         x = embedded_by(here.encoding, given[0], here.visible.positions, number)
         return (x, *given[1:]), named | {"attention_mask": (here, named.get("attention_mask"))}
 
-    def _gate(self, plan: _Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _gate(self, plan: Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Let the gates of the layer's input travel with its values. A forward pre-hook of its attention."""
         x = given[0] if given else named["hidden_states"]
         gates = gates_of(self.acting_encoding, x, plan.number) if plan.layer.rotates else ()
@@ -409,7 +383,7 @@ class _Encoded:
         if not gates:
             return None
         name = "layer_past" if "layer_past" in named else "past_key_values"
-        return given, named | {name: _GatedCache(named.get(name), gates)}
+        return given, named | {name: GatedCache(named.get(name), gates)}
 
     # -------------------------------------------------------------------------------------- weights
 
@@ -457,162 +431,3 @@ def _overridden(encoding: Encoding) -> set[str]:
     """Which of the hooks that are no sites an encoding, or a part of it, overrides."""
     parts = [module for module in encoding.modules() if isinstance(module, Encoding) and not hasattr(module, "parts")]
     return {"share"} if any(type(part).share is not Encoding.share for part in parts) else set()
-
-
-# ------------------------------------------------------------------------------------------ positions
-
-
-@dataclass(frozen=True, eq=False)
-class _Pass:
-    """The tokens of a forward pass, as all layers see them that have all keys. made: for the layers whose cache has been cut."""
-
-    encoding: Encoding
-    visible: Visibility
-    position_ids: Tensor
-    made: list[tuple[Tensor | None, int, Visibility]] = field(default_factory=list)
-
-    def visible_among(self, keys: int, mask: Tensor | None) -> Visibility:
-        """For a layer with so many keys. mask: the layer's, from `token_index`."""
-        positions = self.visible.positions
-        if keys == positions.num_keys:
-            return self.visible
-        for its_mask, its_keys, visible in self.made:
-            if its_mask is mask and its_keys == keys:
-                return visible
-        visible = visibility(mask, self.position_ids, positions.num_queries, keys, positions.q.device)
-        cut = visible.positions
-        # without a mask its keys are the last before the end of the queries
-        order = cut.k_order if mask is not None else cut.k_order + (positions.q_order[..., -1:] + 1 - keys)
-        k = positions.k.gather(1, order.expand(len(positions.k), -1))
-        visible = replace(visible, positions=replace(cut, q=positions.q, k=k).with_pass_cache())
-        self.made.append((mask, keys, visible))
-        return visible
-
-
-def _pass(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> _Pass:
-    """Where the tokens of a forward pass are.
-
-    inputs: the decoder's, by name. Positions are position_ids; where none are given, tokens count from the first that is no
-    padding. Documents are packed where position_ids start anew in a pass without padding and without cached keys.
-    """
-    from transformers.masking_utils import create_causal_mask, find_first_full_attention_index
-
-    x = inputs.get("inputs_embeds") if inputs.get("input_ids") is None else inputs["input_ids"]
-    assert x is not None
-    rows, count = x.shape[:2]
-    cache: Any = inputs.get("past_key_values")
-    mask: Any = inputs.get("attention_mask")
-    ids: Any = inputs.get("position_ids")
-    seen = 0 if cache is None else cache.get_seq_length()
-    keys = count if cache is None else cache.get_mask_sizes(count, find_first_full_attention_index(cache))[0]
-    compiled = torch.compiler.is_compiling()
-    if encoding.needs_length and not compiled and int(seen):
-        raise InputError(
-            f"encoding={encoding.known_as!r}: its codes depend on the length of the text, so it cannot go on from cached keys: "
-            "pass use_cache=False"
-        )
-    if isinstance(mask, dict):  # made before the pass, one for each layer type
-        mask = mask.get("full_attention", next(iter(mask.values())))
-    unpadded = mask is None or (mask.dim() == 2 and not compiled and bool(mask.all()))
-    if ids is None:
-        ids = torch.arange(count, device=x.device)[None] + seen
-        if not unpadded and mask.dim() == 2:
-            ids = (mask.long().cumsum(1)[:, -count:] - 1).clamp(min=0)
-    elif unpadded and not compiled and keys == count:
-        mask = cache = None  # with either of them, transformers does not look for packed documents
-    shaped = torch.empty(rows, count, 0, device=x.device)
-    mask = create_causal_mask(
-        config=decoder.config, inputs_embeds=shaped, attention_mask=mask, past_key_values=cache, position_ids=ids
-    )
-    visible = visibility(mask, ids, count, keys, x.device)
-    positions = visible.positions
-    if not encoding.shift_invariant:
-        positions = _moved(positions, ids)
-    positions = augmented_by(encoding, positions, rows).with_pass_cache()
-    return _Pass(encoding, replace(visible, positions=positions), ids)
-
-
-def _moved(positions: Positions, ids: Tensor) -> Positions:
-    """Positions that begin where position_ids do, those of padding 0: `visibility` counts from the first token that is none."""
-    ahead, valid, q_valid = ids - positions.q, positions.valid, positions.q_valid
-    if valid is not None and q_valid is not None:
-        ahead = torch.where(q_valid, ahead, -FAR).amax(1, keepdim=True).clamp(min=-positions.num_keys)
-        q, k = torch.where(q_valid, positions.q + ahead, 0), torch.where(valid, positions.k + ahead, 0)
-        return replace(positions, q=q, k=k).with_known(diagonal=positions.diagonal)
-    ahead = ahead[:, :1]
-    if not torch.compiler.is_compiling() and not bool(ahead.any()):
-        return positions
-    return replace(positions, q=positions.q + ahead, k=positions.k + ahead).with_known(diagonal=positions.diagonal)
-
-
-# ------------------------------------------------------------------------------------------ attention
-
-
-def attend(call: AttentionCall) -> Tensor:
-    """The attention of a layer of a model with an encoding.
-
-    Raises:
-        InputError: a model without one.
-    """
-    plan: _Plan | None = getattr(call.module, "_posenc_plan", None)
-    given: Any = call.mask
-    if plan is None or not isinstance(given, tuple):
-        raise InputError(
-            f'attn_implementation="{NAME}" is for models with an encoding: AutoModelForCausalLM.from_config(config, '
-            'encoding="alibi"), after posenc.hf.register()'
-        )
-    here, mask = given
-    gates, value = _unpacked(call.value, plan.gates)
-    visible, (acting, windowed) = here.visible_among(call.key.shape[2], mask), plan.acting(here.encoding)
-    options: dict[str, Any] = {}
-    if plan.layer.rotates:
-        usual = float(call.query.shape[3] ** -0.5)
-        scale = scale_in(here.encoding, plan.number, call.query.shape[3])
-        options = {"layer": here.encoding.at(plan.number)[1], "gates": gates}
-        if scale != usual and call.scale is not None:
-            options["scale"] = (
-                call.scale * scale / usual
-            )  # scale is in place of 1 / sqrt(d), which the model's may not be
-    return attended(replace(call, value=value), acting, windowed, visible, **options)
-
-
-class _GatedCache:
-    """A layer's cache, or none, in which the gates of its input lie beside the values: as further channels of theirs."""
-
-    def __init__(self, cache: Any, gates: Sequence[Tensor]) -> None:
-        self.cache, self.gates = cache, gates
-
-    def update(self, key: Tensor, value: Tensor, *given: Any, **named: Any) -> Any:
-        heads = value.shape[1]
-        flat = torch.cat([_parts(gate.transpose(1, 2).flatten(2), value.dtype) for gate in self.gates], -1)
-        flat = F.pad(flat, (0, -flat.shape[2] % heads)).unflatten(2, (heads, -1)).transpose(1, 2)
-        value = torch.cat((value, flat), -1)
-        # a cache stores values in the dtype of keys, which autocast leaves wider
-        key = key.to(value.dtype)
-        return (key, value) if self.cache is None else self.cache.update(key, value, *given, **named)
-
-
-def _parts(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as three of a dtype of fewer digits, side by side, whose sum it is; the tensor where the dtype is its."""
-    if x.dtype == dtype:
-        return x
-    parts: list[Tensor] = []
-    for _ in range(3):
-        parts.append(x.to(dtype))
-        x = x - parts[-1].to(x.dtype)
-    return torch.cat(parts, -1)
-
-
-def _unpacked(value: Tensor, gates: Sequence[tuple[int, int, torch.dtype]]) -> tuple[list[Tensor], Tensor]:
-    """What `_GatedCache` put together: gates (batch, heads, keys, width), and the values."""
-    if not gates:
-        return [], value
-    sizes = [(1 if dtype == value.dtype else 3) * heads * width for heads, width, dtype in gates]
-    channels = value.shape[3] + sum(sizes) // -value.shape[1]
-    flat = value[..., channels:].transpose(1, 2).flatten(2)
-    parts = flat[..., : sum(sizes)].split(sizes, -1)
-    found = [
-        part.to(dtype).unflatten(2, (-1, heads * width)).sum(2).unflatten(2, (heads, width)).transpose(1, 2)
-        for part, (heads, width, dtype) in zip(parts, gates, strict=True)
-    ]
-    return found, value[..., :channels]

@@ -14,8 +14,9 @@ from torch import nn
 
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, on_one_line
+from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
-from posenc.pretrained.models import ENCODED, FAMILIES, unwrap
+from posenc.pretrained.models import unwrap
 from posenc.pretrained.rope_config import check_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED

@@ -5,7 +5,7 @@ length it was trained for. Read from the model and its configuration; nothing is
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,94 +15,7 @@ from posenc.encodings.rotary import DecoupledRotary, Rotary
 from posenc.errors import InputError, unknown
 from posenc.functional import Layout
 from posenc.pretrained.changes import RECORD, ModelChange
-
-Table = Literal["halves", "repeated", "pairs", "complex", "sections"]
-"""Layout of a model's cos and sin: (c, c) side by side, each pair's value twice in a row, once per pair, cos + i sin once per
-pair, or the sections of M-RoPE, which the model's module puts together from one table for each axis of the positions."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """How a model type differs from Llama.
-
-    layout: which channels its attention pairs. table: layout of cos and sin. float_table: cos and sin stay float32 whatever
-    the dtype of the hidden states. attention: name of the attention module in a decoder layer, stack: of the layers in the
-    decoder. latent: the last channels of a head rotate, the cache has latents, and YaRN's temperature is in the softmax
-    factor (DeepSeek). full_rotates: False where layers with full attention have no positions beside those with a window.
-    schedules_only: why nothing but frequencies can be changed; empty: everything can.
-    """
-
-    layout: Layout = "half"
-    table: Table = "halves"
-    float_table: bool = False
-    attention: str = "self_attn"
-    stack: str = "layers"
-    latent: bool = False
-    full_rotates: bool = True
-    schedules_only: str = ""
-
-
-_NORMS = "it normalises queries and keys after their rotation, channel by channel"
-_SPARSE = "an indexer chooses which keys its queries see"
-
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(
-        (
-            "llama", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi", "phi3", "gemma",
-            "gemma2", "gemma3_text", "smollm3", "stablelm", "starcoder2", "granite", "granitemoe", "seed_oss", "olmoe",
-            "apertus", "arcee", "bitnet", "cwm", "dots1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "glm4_moe",
-            "granitemoeshared", "hy_v3", "hyperclovax", "jais2", "lfm2", "minimax_m2", "ministral3", "nemotron",
-            "qwen3_next", "solar_open", "vaultgemma",
-        ),
-        Family(),
-    ),
-    **dict.fromkeys(("olmo", "olmo2", "olmo3", "olmo_hybrid", "flex_olmo"), Family(float_table=True)),
-    **dict.fromkeys(("exaone4", "exaone_moe", "afmoe"), Family(full_rotates=False)),
-    **dict.fromkeys(("glm", "glm4", "helium"), Family(layout="interleaved")),
-    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Family(layout="interleaved", float_table=True)),
-    **dict.fromkeys(("deepseek_v3", "mistral4", "glm4_moe_lite", "youtu", "minicpm3"), Family(latent=True)),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), Family(latent=True, schedules_only=_SPARSE)),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), Family(schedules_only=_NORMS)),
-    **dict.fromkeys(
-        ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"),
-        Family(table="sections"),
-    ),
-    "cohere": Family(layout="interleaved", table="repeated"),
-    "cohere2": Family(layout="interleaved", table="repeated", full_rotates=False),
-    "deepseek_v2": Family(layout="interleaved", table="complex", latent=True),
-    "deepseek_v4": Family(
-        layout="interleaved", table="pairs", latent=True, schedules_only="its queries see compressed keys and not tokens"
-    ),
-    "falcon": Family(
-        attention="self_attention", stack="h", schedules_only="transformers does not let its attention be set"
-    ),
-    "gpt_neox": Family(attention="attention"),
-    "gpt_oss": Family(table="pairs"),
-    "llama4_text": Family(
-        layout="interleaved",
-        table="complex",
-        schedules_only="its layers with positions attend within chunks, and the others have a temperature",
-    ),
-    "modernbert-decoder": Family(attention="attn"),
-    "nanochat": Family(schedules_only="it rotates the other way round"),
-    "phimoe": Family(),
-}  # fmt: skip
-"""Supported config.model_type, of the decoder where a model has several parts -> how it differs from Llama. For a type whose
-module rotary_emb has the interface of one of these: FAMILIES["its type"] = FAMILIES["llama"]."""
-
-REFUSED: dict[str, str] = {
-    **dict.fromkeys(("codegen", "gptj", "roformer"), "it rotates by a table that no configuration stretches"),
-    **dict.fromkeys(("bloom", "mpt"), "its positions are biases of the distance, ALiBi's, which end nowhere"),
-    **dict.fromkeys(
-        ("inkling_text", "inkling2_text"), "its positions are biases of the distance, which it has learned"
-    ),
-    **dict.fromkeys(("jamba", "kimi_linear", "nemotron_h"), "none of its layers rotates"),
-    "recurrent_gemma": "its rotary modules refuse every rope_type but default",
-}
-"""Model types without a rotation that a configuration could change -> why."""
-
-ENCODED = "posenc_"
-"""How the model type begins of a model with an encoding in place of its rotation, see hf.py."""
+from posenc.pretrained.families import ENCODED, Family, family_of
 
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -296,23 +209,6 @@ def rotary_parts(inner: Any) -> tuple[Family, Any, nn.Module]:
     if not isinstance(rotary, nn.Module) or getattr(decoder.config, "alibi", False):
         raise InputError(f"model of type {model_type!r}: its decoder has no module rotary_emb that its layers use")
     return family, decoder, rotary
-
-
-def family_of(model_type: str) -> Family:
-    """What is known of a model type.
-
-    Raises:
-        InputError: nothing is; why not, where that is known, or how to go on.
-    """
-    if model_type in REFUSED:
-        raise InputError(f"model type {model_type!r} is not supported: {REFUSED[model_type]}")
-    if model_type not in FAMILIES:
-        raise InputError(
-            f"{unknown('model type', model_type, FAMILIES, 0.7)}. If its rotary module and its attention are those of one of "
-            f"these, say so before: posenc.pretrained.models.FAMILIES[{model_type!r}] = "
-            "posenc.pretrained.models.FAMILIES['llama']"
-        )
-    return FAMILIES[model_type]
 
 
 def decoder_of(inner: Any) -> Any:

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 import posenc
 from posenc import InputError
 from posenc.lab.evals.attention import AttentionProfile, attention_profile, pair_norms, summed_by_distance
-from posenc.pretrained.models import FAMILIES, model_structure
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.models import model_structure
 from posenc.tasks import Sample
 from references import smollm2
 from references.mapped_attention import RELATIVE, use_mapped_attention

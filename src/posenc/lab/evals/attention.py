@@ -255,7 +255,7 @@ def attention_profile(
     length, memory with the length.
 
     Args:
-        model: a transformers model of a supported type (`posenc.pretrained.models`), extended or not.
+        model: a transformers model of a supported type (`posenc.pretrained.families`), extended or not.
         samples: of `posenc.tasks`, or token ids (N,) or (1, N). Texts are read one at a time.
         depths: the requested depth of each sample's needle; samples of one depth are averaged. None: the middle of the
             needle in the prompt, to a tenth.

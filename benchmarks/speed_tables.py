@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of README.md, those of docs/bench.md, and all of them in benchmarks/tables.md, from the committed results.
+"""Write the table of docs/bench.md, and all tables in benchmarks/tables.md, from the committed results.
 
-    python benchmarks/readme.py [DIR/results.json]
+    python benchmarks/speed_tables.py [DIR/results.json]
 
 With a file, that becomes the committed result of its device first. Run from the root of the repository.
 """
@@ -15,12 +15,10 @@ from typing import Any
 
 from posenc.errors import InputError
 from posenc.lab.bench.measure import MEMORY, TIME
-from posenc.lab.bench.table import Results, in_seconds, in_words, machine_line, machine_words, markdown, ratio
+from posenc.lab.bench.table import Results, in_seconds, in_words, machine_line, markdown, ratio
 
 RESULTS = Path("benchmarks/results")
-BEGIN, END = "<!-- speed: written by python benchmarks/readme.py -->", "<!-- end of speed -->"
-LENGTH, MEMORY_LENGTH = 2048, 4096
-"""What the README shows; benchmarks/tables.md has all."""
+BEGIN, END = "<!-- speed: written by python benchmarks/speed_tables.py -->", "<!-- end of speed -->"
 COLUMNS = (
     (TIME, "forward", 2048, "forward"),
     (TIME, "train", 2048, "with backward"),
@@ -29,26 +27,6 @@ COLUMNS = (
     (MEMORY, "train", 2048, "MiB with backward"),
 )
 """What docs/bench.md shows: benchmark, mode, length and title."""
-NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
-
-
-def summary(results: Results) -> str:
-    """The README's table: a line per encoding, posenc and the best of the others, forward, with backward, and in memory."""
-    trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
-    columns = ((TIME, "forward", LENGTH), (TIME, "train", LENGTH), (MEMORY, "forward", MEMORY_LENGTH))
-    cases = list(dict.fromkeys(key[1] for key in trials))
-    rows = []
-    for case in cases:
-        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length in columns]
-        rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
-    first = cases[0] if cases else None
-    plain = _cell(_row(trials.get((MEMORY, first, "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
-    head = ["", *(cell for name in ("forward", "with backward", "MiB") for cell in (f"{name}: posenc", "best other"))]
-    intro = (
-        f"{machine_words(results)}, {results['created'][:10]}. Time over the same module without any position, float32, "
-        f"{LENGTH} tokens; peak memory in a forward pass over {MEMORY_LENGTH}{f' (without position: {plain} MiB)' if plain else ''}."
-    )
-    return f"{intro}\n\n{_markdown(head, rows)}\n"
 
 
 def _key(trial: Results) -> tuple[Any, ...]:
@@ -66,19 +44,6 @@ def _cell(row: Results | None) -> str:
     if row["bytes"] is not None:
         return f"{row['bytes'] / 2**20:.0f}"
     return ratio(row["ratio"]["median"]) if row["ratio"] is not None else in_words(row)
-
-
-def _pair(trial: Results | None) -> list[str]:
-    """posenc's cell, and the best other candidate's with its name."""
-    if trial is None:
-        return ["", ""]
-    measured = [row for row in trial["rows"] if row["bytes"] is not None or row["ratio"] is not None]
-    others = [row for row in measured if row["name"] != trial["limit"] and row["name"].split(",")[0] != "posenc"]
-    best = min(others, key=lambda row: row["ratio"]["median"] if row["ratio"] else row["bytes"], default=None)
-    if best is None:
-        return [_cell(_row(trial, "posenc")), ""]
-    name = "naive" if best["name"] in NAIVE else best["name"].removeprefix("transformers ")
-    return [_cell(_row(trial, "posenc")), f"{_cell(best)} ({name})"]
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -107,7 +72,6 @@ def _limit_or_cell(trial: Results | None, name: str) -> str:
 
 
 DOCUMENTS: dict[str, Callable[[Results], str]] = {
-    "README.md": summary,
     "docs/bench.md": attention,
     "benchmarks/tables.md": markdown,
 }
@@ -161,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             path.write_text(generated(path.read_text(encoding="utf-8"), make, committed(root)), encoding="utf-8")
             print(path)
     except InputError as error:
-        print(f"benchmarks/readme.py: error: {error}", file=sys.stderr)
+        print(f"benchmarks/speed_tables.py: error: {error}", file=sys.stderr)
         return 2
     return 0
 

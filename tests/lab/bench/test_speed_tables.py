@@ -1,4 +1,4 @@
-"""README and docs say what the committed results say, and nothing else; made-up results show how."""
+"""The tables of speed say what the committed results say, and nothing else; made-up results show how."""
 
 import json
 from importlib.util import module_from_spec, spec_from_file_location
@@ -9,16 +9,16 @@ import pytest
 from posenc.lab.bench.table import in_seconds, markdown, notes
 
 ROOT = Path(__file__).parents[3]
-SPEC = spec_from_file_location("readme", ROOT / "benchmarks/readme.py")
-readme = module_from_spec(SPEC)
-SPEC.loader.exec_module(readme)
-DOCUMENTS = readme.DOCUMENTS
+SPEC = spec_from_file_location("speed_tables", ROOT / "benchmarks/speed_tables.py")
+speed_tables = module_from_spec(SPEC)
+SPEC.loader.exec_module(speed_tables)
+DOCUMENTS = speed_tables.DOCUMENTS
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_are_what_the_generator_makes_of_the_committed_results(name):
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert readme.generated(text, DOCUMENTS[name], readme.committed(ROOT)) == text
+    assert speed_tables.generated(text, DOCUMENTS[name], speed_tables.committed(ROOT)) == text
 
 
 def row(name, ratio=None, mebibytes=None, package=None, status="measured", note="", error=None):
@@ -74,34 +74,6 @@ def results():
     }  # fmt: skip
 
 
-def test_the_summary_shows_ours_and_the_best_peer(results):
-    lines = readme.summary(results).splitlines()
-    assert "| `alibi` | 1.05 | 1.80 (naive) | failed |  | 45 | 1500 (MPT) |" in lines
-    assert "| `tupe` | 1.05 | 1.80 (naive) |  |  |  |  |" in lines
-    assert not any("torchtune" in line for line in lines)  # rotary alone is in docs/bench.md
-    assert lines[0].startswith(
-        "A CPU (2 cores, AVX512), 1 thread, processor time, 2026-11-21. Time over the same module"
-    )
-    assert "(without position: 44 MiB)" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("fastest", "cell"),
-    [
-        (row("transformers T5, bias given", 1.35, package="transformers"), "1.35 (T5, bias given)"),
-        (row("flex_attention, compiled", 1.2), "1.20 (flex_attention, compiled)"),
-        (row("transformers T5", 1.3, package="transformers"), "1.30 (T5)"),
-        (row("posenc, rotated cache", 1.01), "1.76 (BLOOM)"),
-        (row("transformers MPT", package="transformers", status="differs"), "1.76 (BLOOM)"),
-    ],
-)  # fmt: skip
-def test_the_best_of_the_others_is_shown_whoever_it_is(results, fastest, cell):
-    slow = row("transformers BLOOM", 1.76, package="transformers")
-    rows = [row("plain SDPA", 1.0), row("posenc", 1.02), row("SDPA with a dense bias", 1.8), slow, fastest]
-    results["trials"] = [trial("t5", "forward", 2048, rows)]
-    assert f"| `t5` | 1.02 | {cell} |  |  |  |  |" in readme.summary(results).splitlines()
-
-
 def test_the_full_tables_have_all_lengths_and_say_what_is_missing(results):
     slow = row("transformers BLOOM", status="left out", note="takes 3 s", package="transformers")
     for index in (0, 1, 2):  # at 512 and 2048 tokens of one series, and of another one
@@ -127,32 +99,34 @@ def test_times_have_a_unit_that_suits():
 
 
 def test_only_what_stands_between_the_marks_changes(results):
-    text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
-    made = readme.generated(text, readme.summary, [results])
-    assert made.startswith(f"before\n{readme.BEGIN}\nA CPU")
-    assert made.endswith(f"{readme.END}\nafter\n")
-    assert readme.generated(made, readme.summary, [results]) == made
-    assert readme.generated(made, readme.summary, []) == f"before\n{readme.BEGIN}\n{readme.END}\nafter\n"
+    text = f"before\n{speed_tables.BEGIN}\nold\n{speed_tables.END}\nafter\n"
+    made = speed_tables.generated(text, speed_tables.attention, [results])
+    assert made.startswith(f"before\n{speed_tables.BEGIN}\nA CPU")
+    assert made.endswith(f"{speed_tables.END}\nafter\n")
+    assert speed_tables.generated(made, speed_tables.attention, [results]) == made
+    assert (
+        speed_tables.generated(made, speed_tables.attention, [])
+        == f"before\n{speed_tables.BEGIN}\n{speed_tables.END}\nafter\n"
+    )
     with pytest.raises(ValueError, match="lacks the marks"):
-        readme.generated("no marks", readme.summary, [results])
+        speed_tables.generated("no marks", speed_tables.attention, [results])
 
 
 def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, results):
     monkeypatch.chdir(tmp_path)
     for name in DOCUMENTS:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"{readme.BEGIN}\n{readme.END}\n")
+        (tmp_path / name).write_text(f"{speed_tables.BEGIN}\n{speed_tables.END}\n")
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results))
-    assert readme.main([str(path)]) == 0
+    assert speed_tables.main([str(path)]) == 0
     assert json.loads((tmp_path / "benchmarks" / "results" / "cpu.json").read_text()) == results
-    assert "(MPT)" in (tmp_path / "README.md").read_text()
     assert "transformers MPT" in (tmp_path / "docs" / "bench.md").read_text()
     path.write_text(json.dumps(results | {"complete": False}))
-    assert readme.main([str(path)]) == 2
+    assert speed_tables.main([str(path)]) == 2
     assert "was interrupted" in capsys.readouterr().err
     with pytest.raises(ValueError, match="give a results"):
-        readme.adopt(tmp_path / "nothing.json", tmp_path)
+        speed_tables.adopt(tmp_path / "nothing.json", tmp_path)
 
 
 def test_the_page_holds_every_cell_and_a_curve_where_there_are_lengths(results):

@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw the pictures of README.md from the committed results, for light and dark pages.
+
+    python benchmarks/pictures.py [DIR/results.json]
+
+With the results.json of `make demo`, that becomes benchmarks/demo.json first. A row or line has its numbers as `<title>`,
+which tests read. Run from the root of the repository.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from math import log10
+from pathlib import Path
+from typing import Any
+
+DEMO = Path("benchmarks/demo.json")
+TASKS = (Path("benchmarks/leaderboard/results.json"), Path("benchmarks/synthetic.json"))
+"""Results of several tasks; the first that exists is drawn."""
+LONGER, SPEED, FINDINGS = (
+    Path("benchmarks/longer_context.json"),
+    Path("benchmarks/results/cpu.json"),
+    Path("docs/conform.md"),
+)
+FOLDER = Path("docs/images/readme")
+WIDTH = 560
+THEMES = {
+    "": {
+        "ink": "#1f2328", "soft": "#59636e", "grid": "#d9dee3", "page": "#ffffff", "blue": "#0a5fc2", "orange": "#bc4c00",
+        "green": "#0a7a66", "purple": "#8a3ba8", "ochre": "#7d5a00", "pale": "#cfe2fb", "deep": "#0a5fc2", "on": "#ffffff",
+    },
+    "-dark": {
+        "ink": "#e6edf3", "soft": "#9aa5b1", "grid": "#30363d", "page": "#0d1117", "blue": "#5eb1ff", "orange": "#ff8f4d",
+        "green": "#3fc9ab", "purple": "#d492f0", "ochre": "#e0b03c", "pale": "#17375e", "deep": "#5eb1ff", "on": "#0d1117",
+    },
+}  # fmt: skip
+"""What a picture calls its colours, by the end of its file's name."""
+KNOWN = ("rope", "alibi", "t5", "sinusoidal", "learned", "none")
+SHOWN = 12
+"""Encodings of several tasks that are drawn, beside the known ones."""
+LENGTH, MEMORY_LENGTH = 2048, 4096
+
+Results = dict[str, Any]
+Colours = Mapping[str, str]
+
+
+class Drawing:
+    """SVG of a fixed width, with a finding above and a line on what is measured."""
+
+    def __init__(self, height: float, finding: Sequence[str], about: str, colours: Colours) -> None:
+        self.height, self.colours, self.name, self.parts = height, colours, " ".join(finding), list[str]()
+        for number, line in enumerate(finding):
+            self.text(0, 20 + 25 * number, line, size=20, weight=700)
+        if about:
+            self.text(0, 23 + 25 * len(finding), about, colour="soft")
+
+    def text(
+        self, x: float, y: float, words: object, *, size: float = 15, colour: str = "ink", anchor: str = "start",
+        weight: int = 400, turn: int = 0, about: str = "",
+    ) -> None:  # fmt: skip
+        more = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
+        more += f' font-weight="{weight}"' if weight != 400 else ""
+        more += f' text-anchor="{anchor}"' if anchor != "start" else ""
+        place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{self.colours[colour]}"'
+        self.parts.append(f"<text {place}{more}>{_title(about)}{escape(str(words))}</text>")
+
+    def line(
+        self, points: Sequence[tuple[float, float]], *, colour: str = "grid", width: float = 1, dash: str = "", about: str = ""
+    ) -> None:  # fmt: skip
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        more = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(
+            f'<path d="{path}" fill="none" stroke="{self.colours[colour]}" stroke-width="{width}" '
+            f'stroke-linejoin="round" stroke-linecap="round"{more}>{_title(about)}</path>'
+        )
+
+    def dot(self, x: float, y: float, *, radius: float, colour: str, hollow: bool = False, about: str = "") -> None:
+        shade = self.colours[colour]
+        look = f'fill="{self.colours["page"]}" stroke="{shade}" stroke-width="2"' if hollow else f'fill="{shade}"'
+        self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {look}>{_title(about)}</circle>')
+
+    def diamond(self, x: float, y: float, *, radius: float, colour: str, about: str = "") -> None:
+        path = f"M{x - radius:.1f} {y:.1f}L{x:.1f} {y - radius:.1f}L{x + radius:.1f} {y:.1f}L{x:.1f} {y + radius:.1f}Z"
+        self.parts.append(f'<path d="{path}" fill="{self.colours[colour]}">{_title(about)}</path>')
+
+    def box(self, x: float, y: float, width: float, height: float, colour: str) -> None:
+        size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="3"'
+        self.parts.append(f'<rect {size} fill="{self.colours[colour]}"/>')
+
+    def svg(self) -> str:
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" role="img" '
+            f"font-family=\"-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif\" "
+            f'aria-label="{escape(self.name)}">'
+        )
+        return "\n".join([head, *self.parts, "</svg>", ""])
+
+
+def _title(about: str) -> str:
+    return f"<title>{escape(about)}</title>" if about else ""
+
+
+def apart(wanted: Sequence[float], gap: float, least: float, most: float) -> list[float]:
+    """Heights of labels, at least `gap` between two and none outside, in the order and near the heights that are wanted."""
+    order, last = sorted(range(len(wanted)), key=lambda number: wanted[number]), len(wanted) - 1
+    found, down, up = [0.0] * len(wanted), least - gap, most + gap
+    for rank, number in enumerate(
+        order
+    ):  # the mean of two ways to make room: downwards from the first, upwards from the last
+        down = max(wanted[number], down + gap)
+        found[number] += min(down, most - gap * (last - rank)) / 2
+    for rank, number in enumerate(reversed(order)):
+        up = min(wanted[number], up - gap)
+        found[number] += max(up, least + gap * (last - rank)) / 2
+    return found
+
+
+LINES = {
+    "rope": ("RoPE", "blue", 3.5, ""),
+    "rope + NTK": ("RoPE, NTK scaling", "blue", 2, "7 5"),
+    "rope + PI": ("RoPE, interpolated", "blue", 2, "2 5"),
+    "alibi": ("ALiBi", "orange", 3.5, ""),
+    "t5": ("T5", "green", 2, ""),
+    "sinusoidal": ("sinusoidal", "purple", 2, ""),
+    "learned": ("learned", "ochre", 2, ""),
+    "none": ("no positions", "soft", 2, ""),
+}
+"""How `loss` names and draws what `make demo` compares."""
+
+
+def loss(demo: Results, colours: Colours) -> str:
+    """The loss of small models by the length of the text, a line for each encoding."""
+    lengths, losses = demo["lengths"], {name: [mean for mean, _ in row] for name, row in demo["loss"].items()}
+    trained = [name for name in losses if " + " not in name]
+    first = min(trained, key=lambda name: losses[name][0])
+    level = " and ".join(LINES[name][0] for name, verdict in demo["verdict"].items() if verdict == "holds") or "nothing"
+    finding = [
+        f"{LINES[first][0]} predicts best at the trained length;",
+        f"past it, only the loss of {level} stays level",
+    ]
+    top, bottom, left, right = 96, 388, 34, 376
+    drawing = Drawing(440, finding, "loss, nats per byte", colours)
+    low, high = min(min(row) for row in losses.values()), max(max(row) for row in losses.values())
+
+    def x(number: int) -> float:
+        return left + 12 + (right - left - 12) * number / (len(lengths) - 1)
+
+    def y(value: float) -> float:
+        return bottom - 8 - (bottom - top - 16) * (value - low) / (high - low)
+
+    for tenth in range(int(low * 5) + 1, int(high * 5) + 1):
+        at = y(tenth / 5)
+        drawing.line([(left, at), (right, at)])
+        drawing.text(left - 6, at + 5, f"{tenth / 5:.1f}", colour="soft", anchor="end")
+    for number, length in enumerate(lengths):
+        drawing.text(x(number), bottom + 20, length, colour="soft", anchor="middle")
+    drawing.text(left, bottom + 44, f"bytes of text read; trained at {lengths[0]}", colour="soft")
+    drawing.line([(x(0), top - 4), (x(0), bottom)], colour="soft", dash="3 4")
+    heights = apart([y(row[-1]) for row in losses.values()], 20, top + 4, bottom - 4)
+    for (name, row), height in zip(losses.items(), heights, strict=True):
+        label, colour, width, dash = LINES[name]
+        points = [(x(number), y(value)) for number, value in enumerate(row)]
+        about = f"{name}: {', '.join(f'{value:.2f} at {length}' for value, length in zip(row, lengths, strict=True))}"
+        drawing.line(points, colour=colour, width=width, dash=dash, about=about)
+        if not dash:
+            for at in points:
+                drawing.dot(*at, radius=width + 0.5, colour=colour)
+        drawing.line([(right + 6, points[-1][1]), (right + 16, height)], colour=colour)
+        drawing.text(right + 20, height + 5, label, colour=colour, weight=600)
+    return drawing.svg()
+
+
+def tasks(results: Results, colours: Colours) -> str:
+    """The best encodings of several tasks and the known ones: the score of each task at the longest length, and in how many
+    tasks an encoding is in the best group."""
+    names, table = list(results["tasks"]), results["table"]
+    rows = [row for number, row in enumerate(table) if number < SHOWN or row["encoding"] in KNOWN]
+
+    def best(row: Results, at: str) -> int:
+        return sum(groups[at] == 1 for groups in row["groups"].values())
+
+    factor = results["tasks"][names[0]]["settings"]["factors"][-1]
+    most = max(best(row, "longest") for row in table)
+    first = [row["encoding"].partition(":")[0] for row in table if best(row, "longest") == most]
+    who = " and ".join(first) if len(" and ".join(first)) < 37 else f"{len(first)} encodings"
+    finding = [
+        f"{who} {'is' if len(first) == 1 else 'are'} among",
+        f"the best on {most} of {len(names)} tasks at {factor} times the length",
+    ]
+    steep = -35 * (len(names) > 4)
+    top, step = 150 if steep else 122, 25
+    left = 16 + 9 * max(len(row["encoding"].partition(":")[0]) for row in rows)
+    about = f"right answers in %{', and loss of text,' if 'text' in names else ''} at {factor} times the trained length"
+    drawing = Drawing(top + step * len(rows) + 36, finding, about, colours)
+    count = 46
+    width = (WIDTH - left - 2 * count - 12) / len(names)
+    for number, name in enumerate(names):
+        x = left + width * (number + 0.5)
+        drawing.text(
+            x - 12 * bool(steep), top - 10, name, anchor="start" if steep else "middle", turn=steep, colour="soft"
+        )
+    for number, times in enumerate((factor, 1)):
+        for above, words in ((28, "best"), (10, f"at {times}×")):
+            drawing.text(WIDTH - count * (1.5 - number), top - above, words, anchor="middle", colour="soft")
+    for line, row in enumerate(rows):
+        y, name = top + step * line, row["encoding"]
+        scores = {task: _longest(results["tasks"][task], name) for task in names}
+        shown = {
+            task: f"{value:.2f}" if unit == "loss" else f"{100 * value:.0f}" for task, (unit, value) in scores.items()
+        }
+        about = f"{name}: {', '.join(f'{task} {shown[task]}' for task in names)}; best group {best(row, 'longest')} of {len(names)}"
+        weight = 600 if name in KNOWN else 400
+        drawing.text(left - 10, y + 17, name.partition(":")[0], anchor="end", weight=weight, about=about)
+        for number, task in enumerate(names):
+            group = row["groups"][task]["longest"]
+            x = left + width * number
+            if group <= 2:
+                drawing.box(x + 1.5, y + 1.5, width - 3, step - 3, "deep" if group == 1 else "pale")
+            ink = "on" if group == 1 else "ink" if group == 2 else "soft"
+            drawing.text(
+                x + width / 2,
+                y + 17,
+                shown[task],
+                size=14,
+                anchor="middle",
+                colour=ink,
+                weight=600 if group == 1 else 400,
+            )
+        for number, at in enumerate(("longest", "trained")):
+            drawing.text(WIDTH - count * (1.5 - number), y + 17, best(row, at), anchor="middle")
+    end = top + step * len(rows)
+    for x, colour, words in ((120, "deep", "best group, counted at the right"), (400, "pale", "second group")):
+        drawing.box(x, end + 12, 14, 14, colour)
+        drawing.text(x + 21, end + 24, words, colour="soft")
+    return drawing.svg()
+
+
+def _longest(task: Results, name: str) -> tuple[str, float]:
+    """What an encoding scores at the longest length, and what kind of number that is."""
+    point = next(row for row in task["arms"] if row["name"] == name)["lengths"][-1]
+    unit = "accuracy" if "accuracy" in point else "loss"
+    return unit, point[unit]["mean"]
+
+
+METHODS = {
+    "none": ("unmodified", "orange"),
+    "linear:factor=4": ("interpolation", "purple"),
+    "yarn:factor=4": ("YaRN", "green"),
+    "dual_chunk": ("dual chunks", "blue"),
+}
+"""How `longer` names and draws methods."""
+
+
+def longer(results: Results, colours: Colours) -> str:
+    """What reading on past the trained length costs a pretrained model, by position."""
+    base = results["arms"]["cut off"]["loss"]
+    block, trained = results["block"], results["trained"]
+    curves = {
+        name: [value - cut for value, cut in zip(results["arms"][name]["loss"], base, strict=True)] for name in METHODS
+    }
+    smooth = {name: [sum(row[at : at + 4]) / 4 for at in range(0, len(row), 4)] for name, row in curves.items()}
+    finding = [f"Past its {trained:,} tokens SmolLM2 breaks;", "with dual chunks or YaRN it reads on"]
+    top, bottom, left, right = 96, 330, 34, 436
+    drawing = Drawing(382, finding, "loss above that of the model on truncated input, nats per token", colours)
+    most = max(max(row) for row in smooth.values())
+
+    def x(tokens: float) -> float:
+        return left + (right - left) * tokens / (block * len(base))
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top - 8) * value / most
+
+    for value in range(int(most) + 1):
+        drawing.line([(left, y(value)), (right, y(value))], colour="grid" if value else "soft")
+        drawing.text(left - 6, y(value) + 5, value, colour="soft", anchor="end")
+    for tokens in range(0, block * len(base) + 1, trained):
+        drawing.text(x(tokens), bottom + 20, f"{tokens:,}", colour="soft", anchor="middle" if tokens else "start")
+    drawing.line([(x(trained), top - 2), (x(trained), bottom)], colour="soft", dash="3 4")
+    drawing.text(x(trained) - 6, top + 10, "trained length", colour="soft", anchor="end")
+    drawing.text(left, bottom + 44, "position in Moby Dick, tokens", colour="soft")
+    past = {name: row[len(row) * trained // (block * len(base)) :] for name, row in smooth.items()}
+    heights = apart([y(row[-1]) for row in smooth.values()], 20, top + 4, bottom - 1)
+    for (name, row), height in zip(smooth.items(), heights, strict=True):
+        label, colour = METHODS[name]
+        points = [(x(block * 4 * (number + 0.5)), y(value)) for number, value in enumerate(row)]
+        about = f"{name}: {row[-1]:+.2f} at the end, {sum(past[name]) / len(past[name]):+.2f} on average past {trained}"
+        drawing.line(points, colour=colour, width=3, about=about)
+        drawing.text(right + 6, height + 5, label, colour=colour, weight=600)
+    return drawing.svg()
+
+
+def speed(results: Results, colours: Colours) -> str:
+    """Time and memory of attention with each encoding over attention without position: posenc and every other candidate."""
+    time = dict(_trials(results, "time", "forward", LENGTH))
+    memory = dict(_trials(results, "memory", "forward", MEMORY_LENGTH))
+    ours = [rows["posenc"] for case, rows in memory.items() if case != "rope"]
+    best = [
+        min(value for name, value in rows.items() if name != "posenc")
+        for case, rows in memory.items()
+        if case != "rope"
+    ]
+    finding = [f"Biases in {min(ours):.0f} to {max(ours):.0f} MiB of memory;", f"the best of the others take {min(best):.0f} to {max(best):,.0f}"]  # fmt: skip
+    top, left, half, step = 128, 92, 204, 27
+    drawing = Drawing(top + step * len(time) + 58, finding, "", colours)
+    drawing.dot(7, 68, radius=7, colour="blue")
+    drawing.text(20, 73, "posenc", colour="soft")
+    drawing.dot(88, 68, radius=5, colour="orange", hollow=True)
+    drawing.text(99, 73, "other packages, and the formula on all pairs", colour="soft")
+    panels = ((left + 14, time, 0.8, 6.0, (1, 2, 4), "time × no position"), (left + half + 44, memory, 32, 8192, (64, 512, 4096), "MiB of memory"))  # fmt: skip
+    bottom = top + step * len(time)
+    for start, trials, low, high, marks, words in panels:
+
+        def x(value: float, start: float = start, low: float = low, high: float = high) -> float:
+            return start + half * log10(value / low) / log10(high / low)
+
+        drawing.text(start, top - 18, words, weight=600)
+        for mark in marks:
+            drawing.line([(x(mark), top - 6), (x(mark), bottom)])
+            drawing.text(x(mark), bottom + 20, f"{mark:,}", colour="soft", anchor="middle")
+        for number, (case, rows) in enumerate(trials.items()):
+            y = top + step * (number + 0.5)
+            drawing.line([(x(min(rows.values())), y), (x(max(rows.values())), y)], width=1.5)
+            for name, value in sorted(rows.items(), key=lambda row: row[0] == "posenc"):
+                about = f"{case}, {name}: {value:.2f}" if value < 10 else f"{case}, {name}: {value:.0f} MiB"
+                if name == "posenc":
+                    drawing.dot(x(value), y, radius=7, colour="blue", about=about)
+                else:
+                    drawing.dot(x(value), y, radius=5, colour="orange", hollow=True, about=about)
+    for number, case in enumerate(time):
+        drawing.text(left, top + step * (number + 0.5) + 5, case, anchor="end")
+    about = f"forward, one CPU thread; time at {LENGTH:,} tokens, memory at {MEMORY_LENGTH:,}"
+    drawing.text(0, bottom + 48, about, colour="soft", size=14)
+    return drawing.svg()
+
+
+def _trials(results: Results, what: str, mode: str, length: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Ratios or mebibytes of each case of attention: posenc as it is by default, and all that is not posenc."""
+    for trial in results["trials"]:
+        key = (trial["what"], trial["mode"], trial["length"], trial["dtype"], trial["family"])
+        if key != (what, mode, length, "float32", "attention"):
+            continue
+        rows = {}
+        for row in trial["rows"]:
+            value = row["bytes"] / 2**20 if row["bytes"] else row["ratio"]["median"] if row["ratio"] else None
+            if value is not None and row["name"] != trial["limit"] and not row["name"].startswith("posenc,"):
+                rows[row["name"]] = value
+        yield trial["case"], rows
+
+
+def verdicts(page: str) -> dict[str, list[tuple[str, str]]]:
+    """Packages of docs/conform.md: each function with "conforms", "dtype" (right in float32 alone) or "differs"."""
+    table = page.split("<!-- findings:")[1].split("<!-- end of findings")[0]
+    found: dict[str, list[tuple[str, str]]] = {}
+    for package, _, function, kind, verdict in re.findall(r"^\| (\S+) \| (\S+) \| (.+?) \| (\w+) \| (.+?) \|$", table, re.MULTILINE):  # fmt: skip
+        if package == "package":
+            continue
+        right = "conforms" if verdict.startswith("conforms") else "dtype" if verdict.startswith("float32 values conform") else "differs"  # fmt: skip
+        found.setdefault(package, []).append((f"{function} as {kind}", right))
+    return found
+
+
+def conformance(packages: Mapping[str, list[tuple[str, str]]], colours: Colours) -> str:
+    """A row for each package, a mark for each of its functions."""
+    order = sorted(packages, key=lambda name: (-len(packages[name]), name))
+    every = [right for functions in packages.values() for _, right in functions]
+    differ, dtypes = every.count("differs"), every.count("dtype")
+    finding = [
+        f"{len(every) - differ - dtypes} of {len(every)} functions in {len(packages)} packages",
+        f"conform to the formulas; {differ} differ or fail",
+    ]
+    top, left, step = 104, 186, 21
+    across = min(13, (WIDTH - left - 8) / max(map(len, packages.values())))
+    drawing = Drawing(top + step * len(order) + 16, finding, "", colours)
+    drawing.dot(7, 68, radius=5, colour="blue")
+    drawing.text(18, 73, "conforms", colour="soft")
+    drawing.dot(104, 68, radius=4.5, colour="ochre", hollow=True)
+    drawing.text(115, 73, f"right in float32 alone ({dtypes})", colour="soft")
+    drawing.diamond(311, 68, radius=6.5, colour="orange")
+    drawing.text(322, 73, f"differs or fails ({differ})", colour="soft")
+    for line, name in enumerate(order):
+        y = top + step * line
+        drawing.text(left - 8, y + 5, name, anchor="end")
+        row = sorted(packages[name], key=lambda one: ("differs", "dtype", "conforms").index(one[1]))
+        for number, (function, right) in enumerate(row):
+            x, about = left + 6 + across * number, f"{name}: {function}: {right}"
+            if right == "conforms":
+                drawing.dot(x, y, radius=5, colour="blue", about=about)
+            elif right == "dtype":
+                drawing.dot(x, y, radius=4.5, colour="ochre", hollow=True, about=about)
+            else:
+                drawing.diamond(x, y, radius=6.5, colour="orange", about=about)
+    return drawing.svg()
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def pictures(root: Path) -> dict[str, Callable[[Colours], str]]:
+    """How each picture is drawn from the results below `root`, by its name."""
+    several = next(root / path for path in TASKS if (root / path).exists())
+    found = verdicts((root / FINDINGS).read_text(encoding="utf-8"))
+    return {
+        "loss": lambda colours: loss(read(root / DEMO), colours),
+        "tasks": lambda colours: tasks(read(several), colours),
+        "longer": lambda colours: longer(read(root / LONGER) | {"block": 512}, colours),
+        "speed": lambda colours: speed(read(root / SPEED), colours),
+        "conformance": lambda colours: conformance(found, colours),
+    }
+
+
+def compact(results: Results) -> Results:
+    """What the repository has of a run of `make demo`: the loss by length with half of its interval."""
+    s = results["settings"]
+    return {
+        **{key: results[key] for key in ("command", "created", "seeds", "machine")},
+        "lengths": [s["length"] * factor for factor in s["factors"]],
+        "verdict": {row["name"]: row["verdict"] for row in results["arms"]},
+        "loss": {
+            row["name"]: [
+                [round(point["loss"]["mean"], 4), round(point["loss"]["high"] - point["loss"]["mean"], 4)]
+                for point in row["lengths"]
+            ]
+            for row in results["arms"]
+        },
+    }
+
+
+def main(source: str | None = None) -> None:
+    if source:
+        DEMO.write_text(json.dumps(compact(read(Path(source))), indent=1) + "\n", encoding="utf-8")
+    for name, draw in pictures(Path()).items():
+        for end, colours in THEMES.items():
+            path = FOLDER / f"{name}{end}.svg"
+            path.write_text(draw(colours), encoding="utf-8")
+            print(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each program computes from a configuration, by its rules.
+
+They follow from the code of transformers 5 (which is run), transformers 4.57.6, vLLM 0.33.0 and SGLang 0.5.23 (whose model
+classes benchmarks/conform_peers/served.py runs), llama.cpp as of llama-cpp-python 0.3.36 (its converter and its loader) and
+DeepSpeed 0.19.8; docs/doctor.md names the files.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import frequencies
+from posenc.errors import InputError, listed, unknown
+from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
+from posenc.pretrained.export import ARCHITECTURES
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.models import config_of, rope_parameters_by_type, schedule_of
+
+__all__ = ["PROGRAMS", "Reading"]
+
+ALL = "all layers"
+NOTE = "note"
+"""Key of what llama.cpp's converter leaves out, beside the keys that it writes."""
+TOLERANCE = 1e-5
+"""Relative difference of frequencies that is rounding in float32."""
+
+V4_BASES: dict[str, float] = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6, "gpt_oss": 150000.0}
+"""Bases of transformers 4 for a configuration without one, where they are not 10000."""
+V4_FRACTIONS: dict[str, float] = {"phi": 0.5, "stablelm": 0.25, "glm": 0.5, "glm4": 0.5, "gpt_neox": 0.25}
+"""Shares of a head that transformers 4 rotates, for a configuration that does not state it."""
+V4_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+              "original_max_position_embeddings": 4096}  # fmt: skip
+"""The rope_scaling of transformers 4 for gpt_oss, where a configuration has none."""
+DEEPSPEED = ("llama", "mistral", "mixtral", "phi", "phi3", "qwen2", "qwen2_moe")
+"""Model types of DeepSpeed's inference engine (inference/v2), among those of `FAMILIES`."""
+VLLM_BACKEND = ("ministral", "phi", "smollm3", "starcoder2", "seed_oss", "gpt_neox", "olmo", "olmo2", "glm")
+SGLANG_BACKEND = ("ministral", "smollm3", "seed_oss", "gpt_neox", "glm")
+"""Model types that the two have no class for: they run transformers' modules."""
+SGLANG_UNSCALED = ("mixtral", "gemma", "gemma2", "starcoder2", "granitemoe", "olmo", "stablelm")
+"""Model types whose class in SGLang passes the base alone to its factory."""
+SGLANG_PARTIAL = ("phi3", "glm4")
+"""Model types whose class in SGLang finds partial_rotary_factor in a configuration of transformers 5."""
+RULED = (*ARCHITECTURES, "ministral")
+"""Model types whose rules in the programs beside transformers 5 were read."""
+LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
+"""Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a program computes in the layers of one type.
+
+    base: rope_theta. schedule: rope_type that it applies, which may not be the one that the file states. rotary_dim: channels
+    of a head that rotate. attention_factor: on cos and sin, so its square is on scores. inv_freq: (rotary_dim / 2,) float64,
+    for a text of the length that was asked for. note: what it does not read.
+    """
+
+    program: str
+    layers: str
+    base: float
+    schedule: str
+    rotary_dim: int
+    attention_factor: float
+    inv_freq: Tensor = field(repr=False)
+    note: str = ""
+
+    def same(self, other: "Reading") -> bool:
+        """Whether both rotate alike, but for rounding."""
+        return (
+            self.inv_freq.shape == other.inv_freq.shape
+            and torch.allclose(self.inv_freq, other.inv_freq, rtol=TOLERANCE, atol=0)
+            and math.isclose(self.attention_factor, other.attention_factor, rel_tol=TOLERANCE)
+        )
+
+
+Found = Iterator[Reading]
+
+
+def _reading(
+    layers: str, base: Any, schedule: Mapping[str, Any], rotary_dim: int, factor: float | None = None, note: str = ""
+) -> Reading:
+    """factor: the attention factor, where it is not the schedule's."""
+    found = frequencies.create(schedule, rotary_dim, float(base))
+    attention = found.attention_factor if factor is None else factor
+    return Reading("", layers, float(base), str(schedule["name"]), rotary_dim, float(attention), found.inv_freq, note)
+
+
+def _transformers5(config: ConfigFile, length: int) -> Found:
+    """Its functions are called."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    hf = config.hf
+    tables = rope_parameters_by_type(hf)
+    if not any(tables.values()):
+        raise InputError("its model has no rotary positions")
+    module = import_module(type(hf).__module__.replace(".configuration_", ".modeling_"))
+    classes = [kind for name, kind in vars(module).items() if name.endswith("RotaryEmbedding") and "Vision" not in name]
+    for kind, parameters in tables.items():
+        name = parameters.get("rope_type", "default")
+        if name == "default":
+            function = classes[0].compute_default_rope_parameters
+        elif name in ROPE_INIT_FUNCTIONS:
+            function = ROPE_INIT_FUNCTIONS[name]
+        else:
+            raise unknown("rope_type", name, ("default", *ROPE_INIT_FUNCTIONS))
+        by_type = {} if kind is None else {"layer_type": kind}
+        seq_len = {} if name == "default" and kind is None else {"seq_len": length}
+        inv_freq, factor = function(config_of(hf, kind), device="cpu", **seq_len, **by_type)
+        base = float(parameters["rope_theta"])
+        yield Reading("", kind or ALL, base, name, 2 * inv_freq.numel(), float(factor), inv_freq.double())
+
+
+def _require_rules(config: ConfigFile) -> None:
+    if config.model_type not in RULED:
+        raise InputError(f"posenc does not have its rules for the model type {config.model_type!r}")
+
+
+def _transformers4(config: ConfigFile, length: int) -> Found:
+    raw = config.raw
+    _require_rules(config)
+    neox = config.model_type == "gpt_neox"
+    base = raw.get("rotary_emb_base" if neox else "rope_theta", V4_BASES.get(config.model_type, 10000.0))
+    fraction = raw.get("rotary_pct" if neox else "partial_rotary_factor", V4_FRACTIONS.get(config.model_type, 1.0))
+    scaling = raw.get("rope_scaling", V4_GPT_OSS if config.model_type == "gpt_oss" else None) or {}
+    rotary_dim, ignored = int(config.head_dim * fraction), ""
+    if "rope_parameters" in raw:
+        ignored = "does not read rope_parameters, which transformers 5 writes"
+    if config.model_type == "gemma3_text":
+        yield _reading(
+            SLIDING, raw.get("rope_local_base_freq", 10000.0), {"name": "default"}, rotary_dim, None, ignored
+        )
+    layers = FULL if config.model_type == "gemma3_text" else ALL
+    original = raw.get("original_max_position_embeddings")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    _check_v4(config.model_type, scaling)
+    if kind == "longrope" and not original:
+        scaling = {**scaling, "original_max_position_embeddings": config.length}
+    schedule = _schedule(kind, scaling, config, length, original if kind == "longrope" else None)
+    yield _reading(layers, base, schedule, rotary_dim, None, ignored)
+
+
+def _check_v4(model_type: str, scaling: Mapping[str, Any]) -> None:
+    """Raises:
+    InputError: a rope_scaling at which the model type's configuration class in transformers 4 raises."""
+    fields = {"olmo": {"type", "factor"}, "olmo2": {"type", "factor"}, "phi3": {"type", "short_factor", "long_factor"}}
+    kinds = ("longrope", "su", "yarn") if model_type == "phi3" else ("linear", "dynamic")
+    wanted = fields.get(model_type)
+    if scaling and wanted and (scaling.keys() != wanted or scaling["type"] not in kinds):
+        raise InputError(
+            f"its {model_type} takes {listed(sorted(wanted))} in rope_scaling and no other key, type {listed(kinds)}"
+        )
+
+
+def _schedule(
+    kind: str, given: Mapping[str, Any], config: ConfigFile, length: int, original: int | None = None
+) -> dict[str, Any]:
+    """A table of rope_parameters as a schedule for a text of a length. original: the length before the stretch, where a field
+    beside the table states it; the two lengths then give longrope's factor.
+
+    Raises:
+        KeyError: no factor, at which the programs fail.
+        InputError: an unknown rope_type.
+    """
+    if kind in ("linear", "dynamic", "llama3", "yarn"):
+        given["factor"]
+    stated = {key: value for key, value in given.items() if key != "factor" or not original}
+    start = int(original or given.get("original_max_position_embeddings") or config.length)
+    schedule = schedule_of({**stated, "rope_type": "longrope" if kind == "su" else kind}, start, config.length)
+    longest = max(length, config.length) if kind == "dynamic" else length
+    return schedule | ({"length": longest} if "length" in schedule else {})
+
+
+Served = tuple[dict[str, Any], float | None, str]
+"""A table of rope_parameters as it is applied, the attention factor where it is not the schedule's, and what is not read."""
+
+
+def _served(config: ConfigFile, length: int, adapt: Callable[[str, dict[str, Any]], Served]) -> Found:
+    """vLLM and SGLang: transformers 5's configuration, rotated by modules of their own. adapt: what differs in a table."""
+    _require_rules(config)
+    for kind, parameters in rope_parameters_by_type(config.hf).items():
+        given, factor, note = adapt(kind or ALL, dict(parameters))
+        name = given.get("rope_type", "default")
+        fraction = 1.0 if name == "proportional" else given.get("partial_rotary_factor") or 1.0
+        rotary_dim = int(_head_dim(config) * fraction)
+        schedule = _schedule(name, given, config, given.get("at_length", length))
+        yield _reading(kind or ALL, given.get("rope_theta") or 10000.0, schedule, rotary_dim, factor, note)
+
+
+def _head_dim(config: ConfigFile) -> int:
+    return int(getattr(config.hf, "head_dim", None) or config.head_dim)
+
+
+def _longrope_factor(config: ConfigFile, given: Mapping[str, Any], length: int) -> float:
+    """The factor of vLLM's and SGLang's class: of the lengths, whatever attention_factor says, unless the mscales are given."""
+    original = given["original_max_position_embeddings"]
+    scale = config.length / original
+    stated = given.get("long_mscale" if length > original else "short_mscale")
+    return float(stated or (1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))))
+
+
+def _by_transformers(config: ConfigFile, length: int) -> Found:
+    for reading in _transformers5(config, length):
+        yield replace(reading, note="has no class for the model type, and runs transformers' module")
+
+
+def _vllm(config: ConfigFile, length: int) -> Found:
+    if config.model_type in VLLM_BACKEND:
+        yield from _by_transformers(config, length)
+        return
+
+    def adapt(kind: str, given: dict[str, Any]) -> Served:
+        name = given.get("rope_type", "default")
+        if config.model_type == "gpt_oss":
+            keys = ("rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+            truncate = given.get("truncate", True)
+            return {"rope_type": "yarn", "truncate": truncate, **{key: given[key] for key in keys}}, None, ""
+        if name == "longrope":
+            if FAMILIES[config.model_type].layout == "interleaved":
+                raise InputError("its longrope is for models that pair channels across halves")
+            notes = (
+                ["takes longrope's factors for max_model_len tokens, whatever the text's length"]
+                if length < config.length
+                else []
+            )
+            if given.get("attention_factor") is not None:
+                notes.append("does not read attention_factor of longrope")
+            return (
+                {**given, "at_length": config.length},
+                _longrope_factor(config, given, config.length),
+                "; ".join(notes),
+            )
+        if name == "dynamic" and "alpha" not in given and "max_trained_positions" not in given:
+            note = "scales dynamic by max_trained_positions, which the file lacks: no stretch at any length"
+            return {**given, "rope_type": "default"}, None, note
+        return given, None, ""
+
+    yield from _served(config, length, adapt)
+
+
+def _sglang(config: ConfigFile, length: int) -> Found:
+    if config.model_type in SGLANG_BACKEND:
+        yield from _by_transformers(config, length)
+        return
+    if config.model_type == "phi":
+        raise InputError("its class reads partial_rotary_factor of the configuration, which transformers 5 has moved")
+    tables = rope_parameters_by_type(config.hf)
+    if (
+        config.model_type == "gemma3_text"
+    ):  # a module by transformers' functions, which does not exchange longrope's factors
+        short = any(table.get("rope_type") == "longrope" for table in tables.values())
+        for reading in _transformers5(config, 1 if short else length):
+            name = reading.schedule
+            yield replace(
+                reading, note="" if name == "default" else f"on CPUs with AMX it applies no {name} to {reading.layers}"
+            )
+        return
+    if None not in tables:
+        raise InputError("its class for the model type reads no tables by layer type")
+
+    def adapt(kind: str, given: dict[str, Any]) -> Served:
+        name, factor = given.get("rope_type", "default"), None
+        notes = []
+        if config.model_type not in SGLANG_PARTIAL and (given.pop("partial_rotary_factor", None) or 1.0) != 1.0:
+            notes.append("does not read partial_rotary_factor here, and rotates complete heads")
+        if config.model_type in SGLANG_UNSCALED and name != "default":
+            notes.append(f"applies no {name} to the model type")
+            return {**given, "rope_type": "default"}, None, "; ".join(notes)
+        if name == "yarn":
+            if given.pop("attention_factor", None) is not None:
+                notes.append("does not read attention_factor of yarn")
+            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), 10000.0)
+            factor = usual.attention_factor * given.get("attn_factor", 1.0)
+        elif name == "longrope":
+            if FAMILIES[config.model_type].layout == "interleaved":
+                raise InputError("its longrope is for models that pair channels across halves")
+            notes.append(
+                "takes longrope's factors for the longest text of a batch, beyond the original length by two tokens"
+            )
+            if given.get("attention_factor") is not None:
+                notes.append("does not read attention_factor of longrope")
+            given["at_length"] = max(length - 1, 1)
+            factor = _longrope_factor(config, given, given["at_length"])
+        elif name == "dynamic" and "alpha" not in given:
+            notes.append("takes dynamic's base for factor times the length, at every length")
+            given["at_length"] = int(config.length * given["factor"])
+        return given, factor, "; ".join(notes)
+
+    yield from _served(config, length, adapt)
+
+
+def _llama_cpp(config: ConfigFile, length: int) -> Found:
+    header = config.gguf if config.gguf is not None else _converted(config)
+    name = header["general.architecture"]
+
+    def key(text: str, default: Any) -> Any:
+        return header.get(f"{name}.{text}", default)
+
+    context = int(key("context_length", config.length))
+    dim = int(key("rope.dimension_count", 0) or key("attention.key_length", config.head_dim))
+    base, kind = float(key("rope.freq_base", 10000.0)), key("rope.scaling.type", "linear")
+    factor = float(key("rope.scaling.factor", 0.0)) or 1.0
+    original = int(key("rope.scaling.original_context_length", context))
+    attention = float(key("rope.scaling.attn_factor", 1.0))
+    divisors = header.get("rope_freqs.weight")
+    if divisors is None and length > original:
+        divisors = header.get("rope_factors_long.weight")
+    elif divisors is None:
+        divisors = header.get("rope_factors_short.weight")
+    note = str(header.get(NOTE, ""))
+    schedule: dict[str, Any] = {"name": "default"}
+    if kind == "yarn":
+        stated = {
+            "beta_fast": key("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": key("rope.scaling.yarn_beta_slow", 1.0),
+        }
+        schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **stated}
+        log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0))
+        usual = 0.1 * math.log(factor) + 1
+        attention *= usual / (0.1 * log_multiplier * math.log(factor) + 1) if log_multiplier else usual
+    elif kind == "linear" and factor != 1:
+        schedule = {"name": "linear", "factor": factor}
+    found = frequencies.create(schedule, dim, base)
+    inv_freq, shown = found.inv_freq, schedule["name"]
+    if divisors is not None:
+        inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
+    local = key("rope.freq_base_swa", 10000.0 if name == "gemma3" else None)
+    if local is not None:
+        yield _reading(SLIDING, local, {"name": "default"}, dim, 1.0)
+    yield Reading("", ALL if local is None else FULL, base, shown, dim, attention, inv_freq, note)
+
+
+def _converted(config: ConfigFile) -> dict[str, Any]:
+    """Keys and tensors that llama.cpp's converter writes for a config.json (conversion/base.py and its classes)."""
+    raw, kind = config.raw, config.model_type
+    _require_rules(config)
+    table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    inner = dict(table.get(FULL) or table)
+    if FULL not in table and SLIDING not in table:
+        for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+            if raw.get(key) is not None:
+                inner.setdefault(key, raw[key])
+        if "rotary_emb_base" in raw:
+            inner.setdefault("rope_theta", raw["rotary_emb_base"])
+    rope_type = inner.get("rope_type", inner.get("type"))
+    arch = ARCHITECTURES.get(kind, kind)
+    fraction = inner.get("partial_rotary_factor") or raw.get("rotary_pct") or V4_FRACTIONS.get(kind, 1.0)
+    dim = config.head_dim if arch == "llama" else int(config.head_dim * fraction)
+    header: dict[str, Any] = {"general.architecture": arch}
+    keys: dict[str, Any] = {"context_length": config.length, "rope.dimension_count": dim}
+    notes = []
+    theta = inner.get("rope_theta", 1e6 if kind == "gemma3_text" else None)
+    if theta is not None:
+        keys["rope.freq_base"] = theta
+    factor = inner.get("factor")
+    if rope_type in ("linear", "yarn") and factor is not None:
+        keys |= {"rope.scaling.type": rope_type, "rope.scaling.factor": factor}
+        if rope_type == "yarn":
+            if "original_max_position_embeddings" not in inner:
+                raise InputError("its converter needs original_max_position_embeddings for yarn")
+            keys["rope.scaling.original_context_length"] = inner["original_max_position_embeddings"]
+            for beta in ("beta_fast", "beta_slow"):
+                if inner.get(beta) is not None:
+                    keys[f"rope.scaling.yarn_{beta}"] = inner[beta]
+            if inner.get("attention_factor") is not None:
+                notes.append(
+                    "writes attention_factor of yarn, and replaces it by 0.1 ln(factor) + 1 when it loads the file"
+                )
+            if inner.get("truncate") is False:
+                notes.append("has no truncate=false: the ramp begins and ends at integers")
+    elif rope_type == "llama3" and kind in LLAMA3_ARCHITECTURES:
+        schedule = _schedule("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0,
+                                        "original_max_position_embeddings": 8192} | inner, config, 1)  # fmt: skip
+        header["rope_freqs.weight"] = frequencies.stretch(
+            frequencies.create(schedule, dim, float(theta or 10000.0)), dim, float(theta or 10000.0)
+        ).tolist()
+    elif rope_type in ("longrope", "su"):
+        original = inner.get("original_max_position_embeddings") or config.length
+        keys |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
+        if kind == "phi3":
+            scale = config.length / original
+            if scale > 1:
+                keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original))
+            header |= {f"rope_factors_{each}.weight": inner[f"{each}_factor"] for each in ("long", "short")}
+        else:
+            notes.append(f"its converter writes longrope's factors for phi3 alone, not for {kind}")
+    elif rope_type not in (None, "default"):
+        notes.append(f"its converter drops rope_type {rope_type!r}")
+    if kind == "gemma3_text":
+        keys["rope.freq_base_swa"] = dict(table.get(SLIDING) or {}).get("rope_theta") or raw.get(
+            "rope_local_base_freq", 10000.0
+        )
+    header[NOTE] = "; ".join(notes)
+    return header | {f"{arch}.{key}": value for key, value in keys.items()}
+
+
+def _deepspeed(config: ConfigFile, length: int) -> Found:
+    if config.model_type not in DEEPSPEED:
+        raise InputError(f"its inference engine carries {listed(DEEPSPEED)} of posenc's model types")
+    tables = rope_parameters_by_type(config.hf)
+    kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
+    for kind in sorted(kinds - {"default"}):
+        raise InputError(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
+    (parameters,) = tables.values()
+    fraction = parameters.get("partial_rotary_factor") or 1.0 if config.model_type == "phi" else 1.0
+    yield _reading(ALL, parameters["rope_theta"], {"name": "default"}, int(_head_dim(config) * fraction))
+
+
+TRANSFORMERS, LLAMA_CPP = "transformers 5", "llama.cpp"
+PROGRAMS: dict[str, Callable[[ConfigFile, int], Found]] = {
+    TRANSFORMERS: _transformers5,
+    "transformers 4": _transformers4,
+    "vLLM": _vllm,
+    "SGLang": _sglang,
+    LLAMA_CPP: _llama_cpp,
+    "DeepSpeed": _deepspeed,
+}
+"""Each program's rules, in the order of the report."""

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README.md, its pictures and README.zh.md agree with the committed results, with the package and with each other."""
+
+import json
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from posenc.encodings import ENCODINGS
+from posenc.frequencies import SCHEDULES
+from posenc.position_maps import MAPS
+from posenc.pretrained.families import FAMILIES
+
+ROOT = Path(__file__).parents[1]
+SPEC = spec_from_file_location("pictures", ROOT / "benchmarks/pictures.py")
+pictures = module_from_spec(SPEC)
+SPEC.loader.exec_module(pictures)
+FOLDER = ROOT / pictures.FOLDER
+ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
+CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+EDITIONS = pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
+DRAWN = pictures.pictures(ROOT)
+LINK = re.compile(r"\]\(([^)]+)\)")
+
+
+def read(name):
+    return json.loads((ROOT / name).read_text(encoding="utf-8"))
+
+
+def svg(name):
+    return ElementTree.parse(FOLDER / f"{name}.svg")
+
+
+def marks(name):
+    """The titles of a picture's marks."""
+    return [each.text for each in svg(name).iter("{http://www.w3.org/2000/svg}title")]
+
+
+def titles(name):
+    """The same, by what stands before the colon."""
+    return dict(text.split(": ", 1) for text in marks(name))
+
+
+def finding(name):
+    return svg(name).getroot().get("aria-label")
+
+
+def functions():
+    """(functions tested, those that conform) of each package, counted in docs/conform.md by its lines alone."""
+    lines = (ROOT / "docs/conform.md").read_text(encoding="utf-8").split("<!-- end of findings")[0].splitlines()
+    found = {}
+    for line in lines[lines.index("| package | version | function | kind | verdict |") + 2 :]:
+        if line.startswith("| "):
+            package, verdict = line.split(" | ")[0][2:], line.rsplit(" | ", 1)[1]
+            tested, right = found.get(package, (0, 0))
+            found[package] = (tested + 1, right + verdict.startswith("conforms"))
+    return found
+
+
+@pytest.mark.parametrize("end", pictures.THEMES)
+@pytest.mark.parametrize("name", DRAWN)
+def test_pictures_are_drawn_from_the_committed_results(name, end):
+    """If this fails: python benchmarks/pictures.py."""
+    path = FOLDER / f"{name}{end}.svg"
+    assert path.read_text(encoding="utf-8") == DRAWN[name](pictures.THEMES[end])
+    assert path.stat().st_size < 40_000
+
+
+def test_no_picture_is_left_over():
+    assert {path.name for path in FOLDER.iterdir()} == {f"{name}{end}.svg" for name in DRAWN for end in pictures.THEMES}
+
+
+def test_the_lines_of_loss_are_those_of_make_demo():
+    demo = read(pictures.DEMO)
+    shown = titles("loss")
+    assert set(shown) == set(demo["loss"]) == set(pictures.LINES)
+    for name, losses in demo["loss"].items():
+        found = dict(reversed(pair.split(" at ")) for pair in shown[name].split(", "))
+        assert found == {str(n): f"{mean:.2f}" for n, (mean, _) in zip(demo["lengths"], losses, strict=True)}
+    trained = {name: row[0][0] for name, row in demo["loss"].items() if "+" not in name}
+    assert min(trained, key=trained.get) == "rope"
+    assert [name for name, verdict in demo["verdict"].items() if verdict == "holds"] == ["alibi"]
+    assert finding("loss") == "RoPE predicts best at the trained length; past it, only the loss of ALiBi stays level"
+
+
+def test_the_table_of_tasks_is_that_of_the_results():
+    results = read(next(path for path in pictures.TASKS if (ROOT / path).exists()))
+    rows = {row["encoding"]: row["groups"] for row in results["table"]}
+    shown = titles("tasks")
+    assert set(pictures.KNOWN) - set(shown) == set()
+    best = {name: sum(of["longest"] == 1 for of in groups.values()) for name, groups in rows.items()}
+    for name, words in shown.items():
+        numbers, group = words.split("; best group ")
+        assert group == f"{best[name]} of {len(results['tasks'])}"
+        for task, number in (pair.split(" ") for pair in numbers.split(", ")):
+            (entry,) = (entry for entry in results["tasks"][task]["arms"] if entry["name"] == name)
+            point = entry["lengths"][-1]
+            exact = point["loss"]["mean"] if task == "text" else 100 * point["accuracy"]["mean"]
+            assert float(number) == pytest.approx(exact, abs=0.5 if task != "text" else 0.005)
+    first = [name.partition(":")[0] for name in rows if best[name] == max(best.values())]
+    assert f"on {max(best.values())} of {len(results['tasks'])} tasks" in finding("tasks")
+    assert all(name in finding("tasks") for name in first) or f"{len(first)} encodings" in finding("tasks")
+
+
+def test_the_lines_past_the_trained_length_are_differences_to_truncated_input():
+    results = read(pictures.LONGER)
+    shown, base = titles("longer"), results["arms"]["cut off"]["loss"]
+    start = results["trained"] // 512
+    for name in pictures.METHODS:
+        more = [a - b for a, b in zip(results["arms"][name]["loss"], base, strict=True)]
+        end, mean = re.findall(r"[+-]\d\.\d\d", shown[name])
+        assert float(mean) == pytest.approx(sum(more[start:]) / len(more[start:]), abs=0.005)
+        assert float(end) == pytest.approx(sum(more[-4:]) / 4, abs=0.005)
+    assert float(re.findall(r"[+-]\d\.\d\d", shown["dual_chunk"])[1]) < 0.05 < 1 < float(shown["none"].split()[0])
+
+
+def test_the_dots_of_speed_are_medians():
+    measured, shown = {}, {}
+    for trial in read(pictures.SPEED)["trials"]:
+        if (trial["family"], trial["mode"], trial["dtype"]) != ("attention", "forward", "float32"):
+            continue
+        for row in trial["rows"]:
+            if (trial["what"], trial["length"]) == ("time", 2048) and row["ratio"]:
+                measured[trial["case"], row["name"], "time"] = row["ratio"]["median"]
+            if (trial["what"], trial["length"]) == ("memory", 4096) and row["bytes"]:
+                measured[trial["case"], row["name"], "memory"] = row["bytes"] / 2**20
+    for mark in marks("speed"):
+        case, name, value, unit = re.fullmatch(r"(\w+), (.+): ([\d.]+)( MiB)?", mark).groups()
+        shown[case, name, "memory" if unit else "time"] = float(value)
+    assert {key[0] for key in shown} == {key[0] for key in measured}
+    for key, value in shown.items():
+        assert value == pytest.approx(measured[key], abs=0.5 if key[2] == "memory" else 0.005)
+    left_out = {key for key in measured if key not in shown}
+    assert {name for _, name, _ in left_out} <= {"plain SDPA", "posenc, half layout", "posenc, rotated cache"}
+    biases = {key[0] for key in measured} - {"rope"}
+    ours = [round(measured[case, "posenc", "memory"]) for case in biases]
+    theirs = [min(v for k, v in shown.items() if k[0] == case and k[1:] != ("posenc", "memory") and k[2] == "memory") for case in biases]  # fmt: skip
+    assert re.findall(r"[\d,]+", finding("speed")) == [
+        f"{x:,.0f}" for x in (min(ours), max(ours), min(theirs), max(theirs))
+    ]
+
+
+def test_the_marks_of_packages_are_the_verdicts():
+    tested = functions()
+    for name, (count, right) in tested.items():
+        verdicts = [each.rsplit(": ", 1)[1] for each in marks("conformance") if each.startswith(f"{name}: ")]
+        assert (len(verdicts), verdicts.count("conforms")) == (count, right), name
+    every, right = (sum(numbers) for numbers in zip(*tested.values(), strict=True))
+    assert finding("conformance").startswith(f"{right} of {every} functions in {len(tested)} packages conform")
+
+
+@EDITIONS
+def test_numbers_of_the_readme_are_measured(text):
+    demo = {name: [f"{mean:.2f}" for mean, _ in row] for name, row in read(pictures.DEMO)["loss"].items()}
+    table = rows(tables(text)[0])
+    assert numbers(table["`rope`"]) == [demo["rope"][0], demo["t5"][0], demo["alibi"][0]]
+    assert numbers(table["`alibi`"]) == ["8", demo["alibi"][-1], demo["rope"][-1]]
+    recall = {row["name"]: row for row in read("benchmarks/synthetic.json")["tasks"]["recall"]["arms"]}
+    right = [f"{100 * recall[name]['lengths'][-1]['accuracy']['mean']:.0f}" for name in ("stick_breaking", "rope")]
+    assert [n for n in numbers(table["`stick_breaking`"]) if n != "8"] == right
+    assert "0.01" in table["`dual_chunk`"]
+    assert "+0.01 on average" in titles("longer")["dual_chunk"]
+    memory = dots("t5")
+    assert f"{memory.pop('posenc'):.0f} MiB" in text
+    assert f"[{min(memory.values()):.0f}]" in text
+    (task,) = (t for t in read("benchmarks/evaluations/longer_SmolLM2.json")["longer"][0]["tasks"] if t["task"].startswith("passkey"))  # fmt: skip
+    found = {row["method"]: row["exact"]["hits"] for row in task["rows"]}
+    assert (found["yarn"], found["cut_off"], found["none"]) == (4, 0, 0)
+
+
+def dots(case):
+    """Mebibytes of each candidate of a case, from its results."""
+    for trial in read(pictures.SPEED)["trials"]:
+        if (trial["what"], trial["case"], trial["mode"], trial["length"]) == ("memory", case, "forward", 4096):
+            return {r["name"]: r["bytes"] / 2**20 for r in trial["rows"] if r["bytes"] and r["name"] != trial["limit"]}
+    raise AssertionError(case)
+
+
+@EDITIONS
+def test_the_readme_counts_what_the_package_has(text):
+    count = len(ENCODINGS)
+    for place in (
+        rf"^\*\*\D*\b{count}\b",
+        rf"\[{count}\]\(docs/encodings\.md\)",
+        rf"^\[\D*\b{count}\b[^\]]*\]\(docs/encodings\.md\)",
+    ):
+        assert re.search(place, text, re.MULTILINE), place
+    assert re.search(rf"\[[^\]]*\b{len(FAMILIES)}\b", text)
+    schedules, maps = re.search(r"\[(\d+)[^\]]*\]\(docs/frequencies\.md\).{1,2}\[(\d+)", text).groups()
+    assert (int(schedules), int(maps)) == (len(set(SCHEDULES) - {"default"}), len(MAPS))
+    tested = functions()
+    assert f"{len(tested)} " in text
+    row = rows(tables(text)[1])[list(rows(tables(text)[1]))[4]]
+    names = ("rotary-embedding-torch", "x-transformers", "transformers", "attn-gym", "fla-core")
+    assert re.findall(r"(\d+) / (\d+)", row) == [(str(tested[name][1]), str(tested[name][0])) for name in names]
+
+
+def test_the_page_of_encodings_names_every_one():
+    assert (ROOT / "docs/index.md").read_text(encoding="utf-8").startswith(f"# posenc\n\n{len(ENCODINGS)} ")
+    page = (ROOT / "docs/encodings.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \| `\w+` \|", page, re.MULTILINE)) == sorted(ENCODINGS)
+
+
+@EDITIONS
+def test_the_readme_is_short(text):
+    assert len(text.splitlines()) <= 110
+    assert "make test" in text
+    assert "position_from_scratch" in "\n".join(text.splitlines()[:6])
+
+
+@EDITIONS
+def test_every_cell_of_the_comparison_links_to_its_evidence(text):
+    head, _, *lines = tables(text)[1]
+    assert len(lines) == 6
+    for line in lines:
+        cells = line.strip("| ").split(" | ")
+        assert len(cells) == len(head.strip("| ").split(" | ")) + 1
+        for cell in cells[1:]:
+            for target in LINK.findall(cell) or pytest.fail(f"no link: {cell}"):
+                assert target.startswith("docs/") or re.search(r"/blob/([0-9a-f]{40}|v\d+\.\d+\.\d+)/\S+\.py", target)
+
+
+@EDITIONS
+def test_pictures_of_the_readme_exist_for_both_themes(text):
+    shown = re.findall(r'srcset="([^"]+)"><img src="([^"]+)" width="\d+" alt="[^"]+"', text)
+    assert [light for _, light in shown] == [f"{pictures.FOLDER}/{name}.svg" for name in DRAWN]
+    assert [dark for dark, _ in shown] == [f"{pictures.FOLDER}/{name}-dark.svg" for name in DRAWN]
+
+
+def tables(text):
+    """Each table's lines."""
+    return [found.splitlines() for found in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+
+
+def rows(table):
+    """Lines of a table by their second cell, or, where it is not code, by their first."""
+    cells = [line.strip("| ").split(" | ") for line in table[2:]]
+    return {each[1] if each[1].startswith("`") else each[0]: " | ".join(each) for each in cells}
+
+
+def numbers(text):
+    return re.findall(r"(?<![\w./#-])\d+(?:\.\d+)?", LINK.sub("]", text))
+
+
+def code(text):
+    """The fenced blocks without their comments."""
+    return [re.sub(r"\s+#.*", "", block) for block in re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)]
+
+
+def test_both_editions_have_the_same_code_pictures_and_links():
+    swapped = CHINESE.replace("](README.md)", "](README.zh.md)").replace("](#选哪种编码)", "](#which-encoding)")
+    for page in ("claims", "position_from_scratch"):
+        swapped = re.sub(rf"{page}(\.zh)?\.md", lambda found, p=page: f"{p}.md" if found[1] else f"{p}.zh.md", swapped)
+    assert code(CHINESE) == code(ENGLISH)
+    assert len(code(ENGLISH)) == 4
+    assert LINK.findall(swapped) == LINK.findall(ENGLISH)
+    assert re.findall(r'src(?:set)?="[^"]+"', CHINESE) == re.findall(r'src(?:set)?="[^"]+"', ENGLISH)
+    assert [len(table) for table in tables(CHINESE)] == [len(table) for table in tables(ENGLISH)]
+    assert re.findall(r"`[^`\n]+`", prose(CHINESE)) == re.findall(r"`[^`\n]+`", prose(ENGLISH))
+
+
+def prose(text):
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_both_editions_have_the_same_numbers_and_sections():
+    for english, chinese in zip(parts(ENGLISH), parts(CHINESE), strict=True):
+        assert sorted(numbers(chinese)) == sorted(numbers(english)), english[:80]
+
+
+def parts(text):
+    return prose(text).split("\n## ")
