@@ -3,14 +3,15 @@
 
 import gzip
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from posenc import InputError, cli
-from posenc.lab.archive import SUFFIX, read
+from posenc.lab.archive import SUFFIX, read, write
 from posenc.lab.compare import Comparison, experiment
 from posenc.lab.engines import InProcess
+from posenc.lab.experiment import Execution
 from posenc.lab.leaderboard import against, archive, compare_tasks
 from posenc.lab.results import RunRecord
 from posenc.lab.store import Store
@@ -111,6 +112,17 @@ def test_runs_of_other_settings_are_not_mixed(trained, archives, tmp_path, monke
     run(tmp_path / "newer", comparisons(1))
     with pytest.raises(InputError, match=r"was made by posenc \S+, torch \S+, not posenc 9.9"):
         archive(comparisons(1), tmp_path / "newer", archives)
+
+
+def test_archives_are_of_runs_on_a_cpu(trained, tmp_path):
+    comparison, corpus = comparisons()[0]
+    first = comparison.runs(corpus)[0]
+    record = Store(trained[0]).load(first.id, RunRecord)
+    with pytest.raises(InputError, match="archives are of runs in float32 on a CPU"):
+        write(tmp_path, {replace(first, execution=Execution(precision="bfloat16")): record}, {})
+    with pytest.raises(InputError, match="an archive has no code"):
+        write(tmp_path, {replace(first, code="0"): record}, {})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
