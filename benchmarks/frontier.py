@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodings of 2024 to 2026, in time, memory and loss: write the tables of docs/frontier.md from the committed results.
+"""Encodings of 2024 to 2026, in time, memory and loss: write the tables of frontier.md from the committed results.
 
     posenc bench frontier --rounds 3 --patience 30 --out BENCH
     posenc compare --encodings none rope .. --seeds 2 --out COMPARE
@@ -17,7 +17,7 @@ from typing import Any
 from posenc.lab.bench.measure import MEMORY, TIME
 from posenc.lab.bench.table import in_mebibytes, in_words, machine_words, ratio
 
-NUMBERS, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).parents[1] / "docs/frontier.md"
+NUMBERS, PAGE = (Path(__file__).with_suffix(suffix) for suffix in (".json", ".md"))
 MARK = "<!-- {}: written by python benchmarks/frontier.py -->"
 LISTED = (
     (TIME, "forward", 2048, "forward, 2048"),

@@ -1,6 +1,6 @@
 """What our attention kernels should reach on a GPU, from their compiled code and the GPU's data sheet; no GPU is needed.
 
-    python benchmarks/gpu_prediction.py            the table of docs/gpu.md
+    python benchmarks/gpu_prediction.py            the table of gpu_prediction.md
     python benchmarks/gpu_prediction.py 80 64 80   resources alone, for sm_80 at widths of 64 and 80
 
 Triton compiles for the architecture, and ptxas counts registers, spilled bytes and shared memory. A time is predicted as

@@ -4,8 +4,8 @@
     python benchmarks/longer.py [DIR/results.json NAME]
 
 With arguments, that becomes benchmarks/evaluations/longer_NAME.json first. Every such file gets its tables,
-benchmarks/longer_NAME.md, and a summary between the marks of its name in docs/longer_context.md. Run from the root of the
-repository.
+benchmarks/longer_NAME.md, and a summary between the marks of its name in docs/longer_context.md. NAME is a model's, or as in
+SmolLM2_RULER its name and what was measured of it. Run from the root of the repository.
 """
 
 import json
@@ -19,7 +19,10 @@ SHOWN = "longer_stories15M"
 BEGIN, END = "<!-- {name}: written by python benchmarks/longer.py -->", "<!-- end of {name} -->"
 BASES, FAMILIAR, BEST = ("none", "cut_off"), ("linear", "ntk", "yarn"), 3
 RUNNING = ("perplexity", "repeated")
-NAMES = {"perplexity": "running text", "repeated": "repeated text", "passkey": "pass key", "facts": "key-value"}
+NAMES = {
+    "perplexity": "running text", "repeated": "repeated text", "passkey": "pass key", "facts": "key-value",
+    "niah_multikey_1": "four keys", "many_shot": "many shots",
+}  # fmt: skip
 COLOURS = ("#2a78d6", "#1b9e77", "#d95f02", "#b04fc4", "#c78a00", "#d62a5c")
 GREY = "#8b95a1"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 52, 150, 18, 44
@@ -33,14 +36,14 @@ def tables(name: str, results: Results) -> str:
     planned = results["cells"]
     note = "" if results["complete"] else f" **{planned['finished']} of {planned['planned']} cells were measured.**"
     parts = [
-        f"# {name} past its trained length\n",
+        f"# {name.replace('_', ', ')} past its trained length\n",
         f"Written by `python benchmarks/longer.py` from the results.json of `{results['command']}`.{note}\n",
         f"Trained at {results['model']['trained_length']} tokens; {results['model']['dtype']}, {machine['cpu']}, "
         f"{machine['cores']} cores shared with other processes, posenc {machine['posenc']}, torch {machine['torch']}, "
         f"transformers {machine['transformers']}, {results['created'][:10]}. {s['samples']} texts a cell.\n",
         "Each cell: nats per token with the group in brackets, then the difference to `cut_off`, the unmodified model on truncated "
-        "input. Lower is better. Running text counts past the trained length alone; the answers of pass key and key-value are "
-        f"at {' and '.join(f'{depth:.0%}' for depth in s['depths'])} of the text. Methods are set up for each length. Intervals "
+        "input. Lower is better. Running text counts past the trained length alone; answers with a place in the text are "
+        f"at {' and '.join(f'{depth:.0%}' for depth in s['depths'])} of it. Methods are set up for each length. Intervals "
         "are 95 % for all methods of a column together (Bonferroni). Group 1 is the best method and those not distinguished from "
         "it, group 2 the best of the others and those not distinguished from that one, and so on (paired t-tests, Holm's correction "
         "over all pairs); a lower mean may be in a later group, where its differences are more certain. Milliseconds are processor time per token read, in the first task; MiB are the memory above the model's.\n",
@@ -77,23 +80,18 @@ def _loss(row: Results, digits: int) -> str:
 
 
 def summary(results: Results) -> str:
-    """The table of the document: running and repeated text and what some method answers, at every length, and the cost at the
-    longest."""
-    measured = [(task, at) for at in results["longer"] for task in at["tasks"]]
-    answered = {
-        task["task"] for task, _ in measured if any(row["exact"] and row["exact"]["hits"] for row in task["rows"])
-    }
-    columns = [
-        (f"{NAMES[name]}, {at['times']:.3g}×", {row["method"]: row for row in task["rows"]})
-        for name in NAMES
-        for task, at in measured
-        if task["task"].split(":")[0] == name and (name in RUNNING or task["task"] in answered)
-    ]
+    """The table of the document, at the longest length: running and repeated text, what some method answers, and the cost."""
+    at = results["longer"][-1]
+    columns = []
+    for task in at["tasks"]:
+        name = task["task"].split(":")[0]
+        if name in RUNNING or any(row["exact"] and row["exact"]["hits"] for row in task["rows"]):
+            columns.append((f"{NAMES[name]}, {at['times']:.3g}×", {row["method"]: row for row in task["rows"]}))
     lines = [["method", *(title for title, _ in columns), "ms", "MiB"], ["---", *["---:"] * (len(columns) + 2)]]
-    for last in results["longer"][-1]["tasks"][0]["rows"]:
-        rows = [of.get(last["method"]) for _, of in columns]
+    for first in at["tasks"][0]["rows"]:
+        rows = [of.get(first["method"]) for _, of in columns]
         cells = ["–" if row is None else _loss(row, 2) for row in rows]
-        lines.append([f"`{last['method']}`", *cells, *_cost(last)])
+        lines.append([f"`{first['method']}`", *cells, *_cost(first)])
     return _markdown(lines)
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/data.md on speed and memory: python benchmarks/reading_data.py.
+"""The table of benchmarks/reading_data.md on speed and memory: python benchmarks/reading_data.py.
 
 JSON lines of a thousand words each, drawn from pydoc's with a seed, are read, cut and tokenised as `posenc compare --data`
 does it, each file in a separate process; the peak is the memory of that process above that after its imports.
@@ -21,7 +21,7 @@ import torch
 from posenc.lab.data import load
 from posenc.lab.machine import cores, cpu, peak
 
-PAGE = Path(__file__).parents[1] / "docs" / "data.md"
+PAGE = Path(__file__).with_suffix(".md")
 START, END = "<!-- speed: made by benchmarks/reading_data.py -->", "<!-- speed ends -->"
 MEASURED = [("bytes", 200), ("bytes", 400), ("bpe:4096", 20), ("bpe:4096", 40), ("demo", 20)]
 """Tokenizer, and megabytes of the file."""

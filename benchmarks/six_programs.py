@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/doctor.md: what six programs compute from the position fields of published configurations.
+"""The table of six_programs.md: what six programs compute from the position fields of published configurations.
 
     python benchmarks/six_programs.py [--write]
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from posenc.pretrained.readers import ConfigFile, ProgramComparison, compare
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "doctor.md"
+PAGE = HERE / "six_programs.md"
 BEGIN, END = "<!-- written by benchmarks/six_programs.py -->", "<!-- end of the table -->"
 
 

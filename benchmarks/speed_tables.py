@@ -15,18 +15,32 @@ from typing import Any
 
 from posenc.errors import InputError
 from posenc.lab.bench.measure import MEMORY, TIME
-from posenc.lab.bench.table import Results, in_seconds, in_words, machine_line, markdown, ratio
+from posenc.lab.bench.table import Results, in_words, machine_words, markdown, ratio
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python benchmarks/speed_tables.py -->", "<!-- end of speed -->"
-COLUMNS = (
-    (TIME, "forward", 2048, "forward"),
-    (TIME, "train", 2048, "with backward"),
-    (TIME, "decode", 16384, "decoding one token"),
-    (MEMORY, "forward", 4096, "MiB forward"),
-    (MEMORY, "train", 2048, "MiB with backward"),
-)
-"""What docs/bench.md shows: benchmark, mode, length and title."""
+LENGTH, MEMORY_LENGTH = 2048, 4096
+"""What docs/bench.md shows; benchmarks/tables.md has all."""
+NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
+
+
+def summary(results: Results) -> str:
+    """A line per encoding, posenc and the best of the others, forward, with backward, and in memory."""
+    trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
+    columns = ((TIME, "forward", LENGTH), (TIME, "train", LENGTH), (MEMORY, "forward", MEMORY_LENGTH))
+    cases = list(dict.fromkeys(key[1] for key in trials))
+    rows = []
+    for case in cases:
+        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length in columns]
+        rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
+    first = cases[0] if cases else None
+    plain = _cell(_row(trials.get((MEMORY, first, "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
+    head = ["", *(cell for name in ("forward", "with backward", "MiB") for cell in (f"{name}: posenc", "best other"))]
+    intro = (
+        f"{machine_words(results)}, {results['created'][:10]}. Time over the same module without any position, float32, "
+        f"{LENGTH} tokens; peak memory in a forward pass over {MEMORY_LENGTH}{f' (without position: {plain} MiB)' if plain else ''}."
+    )
+    return f"{intro}\n\n{_markdown(head, rows)}\n"
 
 
 def _key(trial: Results) -> tuple[Any, ...]:
@@ -46,33 +60,26 @@ def _cell(row: Results | None) -> str:
     return ratio(row["ratio"]["median"]) if row["ratio"] is not None else in_words(row)
 
 
+def _pair(trial: Results | None) -> list[str]:
+    """posenc's cell, and the best other candidate's with its name."""
+    if trial is None:
+        return ["", ""]
+    measured = [row for row in trial["rows"] if row["bytes"] is not None or row["ratio"] is not None]
+    others = [row for row in measured if row["name"] != trial["limit"] and row["name"].split(",")[0] != "posenc"]
+    best = min(others, key=lambda row: row["ratio"]["median"] if row["ratio"] else row["bytes"], default=None)
+    if best is None:
+        return [_cell(_row(trial, "posenc")), ""]
+    name = "naive" if best["name"] in NAIVE else best["name"].removeprefix("transformers ")
+    return [_cell(_row(trial, "posenc")), f"{_cell(best)} ({name})"]
+
+
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def attention(results: Results) -> str:
-    """The table of docs/bench.md: every candidate of attention in float32, its times and its memory."""
-    trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
-    rows = []
-    for case in dict.fromkeys(key[1] for key in trials):
-        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length, _ in COLUMNS]
-        names = dict.fromkeys(row["name"] for trial in found if trial is not None for row in trial["rows"])
-        rows += [[f"`{case}`: {name}", *(_limit_or_cell(trial, name) for trial in found)] for name in names]
-    head = ["", *(f"{title}, n = {length}" for _, _, length, title in COLUMNS)]
-    return f"{machine_line(results)}\n\n{_markdown(head, rows)}\n"
-
-
-def _limit_or_cell(trial: Results | None, name: str) -> str:
-    """The seconds of the limit, or a candidate's ratio to it; mebibytes in a trial of memory."""
-    row = _row(trial, name)
-    if trial is not None and row is not None and name == trial["limit"] and row["seconds"] is not None:
-        return in_seconds(row["seconds"]["median"])
-    return _cell(row)
-
-
 DOCUMENTS: dict[str, Callable[[Results], str]] = {
-    "docs/bench.md": attention,
+    "docs/bench.md": summary,
     "benchmarks/tables.md": markdown,
 }
 

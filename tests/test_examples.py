@@ -41,6 +41,13 @@ def test_examples_are_short_and_say_what_they_show(path):
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
+def test_every_hook_changes_attention(capsys):
+    example("hooks").main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, change in lines if float(change) > 0] == [name for name, _ in lines]
+    assert len(lines) == 7
+
+
 def test_a_new_study_is_resumed(tmp_path, capsys):
     module = example("new_study")
     first, again = module.main(tmp_path), module.main(tmp_path)

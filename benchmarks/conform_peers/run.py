@@ -1,6 +1,6 @@
-"""Compare functions of installed packages with posenc's golden vectors; print the findings table of docs/conform.md.
+"""Compare functions of installed packages with posenc's golden vectors; print the tables of benchmarks/conform.md.
 
-    python benchmarks/conform_peers/run.py [peer_litgpt ...] [--write docs/conform.md] [--earlier]
+    python benchmarks/conform_peers/run.py [peer_litgpt ...] [--write benchmarks/conform.md] [--earlier]
 
 Each peer_*.py adapts one package to the conventions; a package that cannot be imported is listed with the reason.
 --earlier: of the installed releases, put what does not conform into the table of earlier releases.
@@ -21,7 +21,13 @@ from posenc.conformance import Verdict, conform, golden
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- findings: written by benchmarks/conform_peers/run.py -->", "<!-- end of findings -->"
 
+HEAD = ("| verdict | release | function | kind |", "|---|---|---|---|")
 EARLIER, END_EARLIER = "<!-- earlier: written by run.py --earlier -->", "<!-- end of earlier releases -->"
+
+
+def conforms(line: str) -> bool:
+    """Whether a table's line has no finding."""
+    return line.startswith("| conforms")
 
 
 def in_words(verdict: Verdict) -> str:
@@ -49,7 +55,7 @@ def rows(names: list[str]) -> tuple[list[str], list[str]]:
             verdict = conform(function, kind)
             words = in_words(verdict)
             notes = f" ({'; '.join(verdict.notes)})" if verdict.notes else ""
-            cells = (peer.PACKAGE, version, what, kind, words + notes)
+            cells = (words + notes, f"{peer.PACKAGE} {version}", what, kind)
             tested.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
             print(tested[-1], flush=True)
     return tested, missing
@@ -64,8 +70,15 @@ def main() -> None:
     sys.path.insert(0, str(HERE))
     tested, missing = rows(options.peers or sorted(path.stem for path in HERE.glob("peer_*.py")))
     when = f"{datetime.date.today().isoformat()}, torch {torch.__version__}, Python {platform.python_version()}."
-    table = ["| package | version | function | kind | verdict |", "|---|---|---|---|---|", *tested]
-    lines = [BEGIN, when, "", *table, *(["", "Not tested on this machine:", "", *missing] if missing else []), END]
+    lines = [
+        BEGIN,
+        when,
+        "",
+        *HEAD,
+        *sorted(tested, key=conforms),
+        *(["", "Not tested on this machine:", "", *missing] if missing else []),
+        END,
+    ]
     if options.write and options.earlier:
         earlier(Path(options.write), tested)
     elif options.write:
@@ -87,15 +100,11 @@ def earlier(path: Path, tested: list[str]) -> None:
     rows = [line for line in text[text.index(EARLIER) : text.index(END_EARLIER)].splitlines() if line.startswith("| ")][
         1:
     ]
-    new = [line.replace(" | ", " ", 1) for line in tested if "| conforms" not in line]
-    releases = {line.replace(" | ", " ", 1).split(" | ")[0] for line in tested}
-    table = sorted([row for row in rows if row.split(" | ")[0] not in releases] + new)
-    replace(
-        path,
-        EARLIER,
-        END_EARLIER,
-        [EARLIER, "| release | function | kind | verdict |", "|---|---|---|---|", *table, END_EARLIER],
-    )
+    releases = {line.split(" | ")[1] for line in tested}
+    others = [row for row in rows if row.split(" | ")[1] not in releases]
+    new = [line for line in tested if not conforms(line)]
+    table = sorted(others + new, key=lambda row: row.split(" | ")[1:])
+    replace(path, EARLIER, END_EARLIER, [EARLIER, *HEAD, *table, END_EARLIER])
 
 
 if __name__ == "__main__":

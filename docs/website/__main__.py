@@ -10,4 +10,12 @@ from website.page import ROOT
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m website", description="Build the documentation's site.")
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="the folder to make (default: site)")
-    print(f"{build(parser.parse_args().out)}: open it in a browser")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="PATH",
+        help="of the generated pages only these: encodings/t5 frequencies",
+    )
+    given = parser.parse_args()
+    print(f"{build(given.out, only=given.only)}: open it in a browser")

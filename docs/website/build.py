@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """From docs/ and the code to a folder of Markdown, and from that, by Zensical, to the site."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
-from website import encodings, reference, repository
-from website.markdown import for_site
+from website import encodings, extensions, reference, repository
+from website.markdown import OPENING, for_site, place, summary, title
 from website.page import DOCS, ROOT, Page
+from website.pictures import card
 
 STAGE = ROOT / "build" / "docs"
 """Where the pages' Markdown is put together; git ignores it."""
@@ -21,8 +24,9 @@ COPIED = (".png", ".svg", ".css", ".js")
 """What goes with the pages as it is."""
 
 
-def build(site: Path, folder: Path = STAGE) -> Path:
-    """Build the site, replacing one that is there; gives its first page. folder: for what it is built from.
+def build(site: Path, folder: Path = STAGE, only: Sequence[str] = ()) -> Path:
+    """Build the site, replacing one that is there; gives its first page. folder: for what it is built from. only: beginnings of
+    the paths of generated pages, to try some out; the others are left out, and links to them break.
 
     Raises:
         FileExistsError: something else is there, which is not replaced.
@@ -30,20 +34,28 @@ def build(site: Path, folder: Path = STAGE) -> Path:
     """
     if site.exists() and not (site / "index.html").is_file():
         raise FileExistsError(f"{site}: is there and is no site; name another folder")
-    config = stage(folder)
-    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", config], check=True)
+    config = stage(folder, only)
+    strict = [] if only else ["--strict"]
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", *strict, "-f", config], check=True)
+    for path in (folder / "site").rglob("*.html"):
+        finish(path)
+    for name in ("search.json", "search.js"):
+        leave_out_code(folder / "site" / name)
     if site.exists():
         shutil.rmtree(site)
     shutil.move(folder / "site", site)
     return site.resolve() / "index.html"
 
 
-def stage(folder: Path) -> Path:
+def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     """Put all pages together in a folder, replacing what is there; gives their configuration."""
     if folder.exists():
         shutil.rmtree(folder)
+    wanted: Callable[[str], bool] = lambda path: not only or path.startswith(tuple(only))  # noqa: E731
     generated = {
-        "encodings/index.md": encodings.pages(),
+        "encodings/index.md": encodings.pages(wanted),
+        "frequencies/index.md": extensions.schedules(wanted),
+        "position_maps/index.md": extensions.maps(wanted),
         "reference/index.md": reference.pages(),
         "examples.md": repository.examples(),
         "results.md": repository.results(),
@@ -51,20 +63,28 @@ def stage(folder: Path) -> Path:
     }
     texts = {page.path: page.text for part in generated.values() for page in part}
     for path in DOCS.rglob("*.md"):
-        texts[path.relative_to(DOCS).as_posix()] = for_site(path.read_text(encoding="utf-8"), path)
-    texts["encodings.md"] = encodings.linked(texts["encodings.md"])
+        texts[str(place(path))] = for_site(path.read_text(encoding="utf-8"), path)
+    texts["benchmarks/encodings.md"] = encodings.linked(texts["benchmarks/encodings.md"])
+    for opening in OPENING:
+        where = str(place(DOCS / opening))
+        texts[where] = extensions.linked(texts[where])
     texts["explore.md"] += "\n[The explorer](explorer.html){ .md-button .md-button--primary }\n"
-    texts["explorer.html"] = explorer.page()
+    described = {page.path: page.description for part in generated.values() for page in part}
     pages = folder / "pages"
     for name, text in texts.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
-        (pages / name).write_text(text, encoding="utf-8")
+        known = {"title": title(text), "description": described.get(name) or summary(text)}
+        head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)
+        (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
+    (pages / "explorer.html").write_text(explorer.page(), encoding="utf-8")
+    card(pages / "card.png")
     for path in [*repository.result_files(), *(path for path in DOCS.rglob("*") if path.suffix in COPIED)]:
         target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    config |= {"docs_dir": pages.name, "nav": navigation(config["nav"], generated)}
+    config |= {"docs_dir": pages.name, "nav": navigation(placed(config["nav"]), generated, texts)}
+    config["theme"]["custom_dir"] = str(DOCS / "website" / "theme")
     handlers = next(plugin["mkdocstrings"]["handlers"] for plugin in config["plugins"] if "mkdocstrings" in plugin)
     handlers["python"]["paths"] = [str(ROOT / "src")]
     written = folder / "mkdocs.yml"
@@ -72,18 +92,66 @@ def stage(folder: Path) -> Path:
     return written
 
 
-def navigation(nav: Sequence[Any], generated: dict[str, list[Page]]) -> list[Any]:
-    """The navigation of mkdocs.yml with every generated page below the one that opens its section."""
+def finish(path: Path) -> None:
+    """What the theme gets wrong in a page: the language of a Chinese one, heads of tables without text, which are no heads, and
+    landmarks within landmarks."""
+    html = path.read_text(encoding="utf-8")
+    html = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
+    html = _outer_landmarks(html)
+    chinese = path.name.endswith(".zh.html")
+    other = path.with_name(path.name.replace(".zh.html", ".html") if chinese else f"{path.stem}.zh.html")
+    if chinese:
+        html = html.replace('<html lang="en"', '<html lang="zh-Hans"', 1)
+    if other.exists():
+        language = "en" if chinese else "zh-Hans"
+        html = html.replace("</head>", f'<link rel="alternate" hreflang="{language}" href="{other.name}"></head>', 1)
+    path.write_text(html, encoding="utf-8")
+
+
+def leave_out_code(path: Path) -> None:
+    """Take the source code of encodings out of the search's index, where it is a quarter of the text."""
+    before, text = path.read_text(encoding="utf-8").split("{", 1)
+    index, end = json.JSONDecoder().raw_decode("{" + text)
+    index["items"] = [item for item in index["items"] if not item["location"].endswith("#source-code")]
+    path.write_text(before + json.dumps(index, ensure_ascii=False) + text[end - 1 :], encoding="utf-8")
+
+
+def _outer_landmarks(html: str) -> str:
+    """The menus within the menu as groups: a list of a page's landmarks has the menu once."""
+    ends: list[str] = []
+
+    def tag(found: re.Match[str]) -> str:
+        if found[0] == "</nav>":
+            return ends.pop()
+        inner = re.search(r'data-md-level="[1-9]"', found[0])
+        ends.append("</div>" if inner else "</nav>")
+        return f'<div role="group"{found[1]}' if inner else found[0]
+
+    return re.sub(r"<nav\b([^>]*>)|</nav>", tag, html)
+
+
+def placed(nav: Any) -> Any:
+    """The navigation of mkdocs.yml, which has the pages of docs/, with their places in the site."""
+    if isinstance(nav, list):
+        return [placed(entry) for entry in nav]
+    if isinstance(nav, dict):
+        return {words: placed(target) for words, target in nav.items()}
+    return str(place(DOCS / nav))
+
+
+def navigation(nav: Sequence[Any], generated: dict[str, list[Page]], texts: dict[str, str]) -> list[Any]:
+    """The navigation of mkdocs.yml with every generated page below the one that opens its section. A page without words there
+    has its title's."""
     found: list[Any] = []
     for entry in nav:
-        ((title, target),) = entry.items()
+        words, target = next(iter(entry.items())) if isinstance(entry, dict) else (title(texts[entry]), entry)
         if isinstance(target, list):
-            found.append({title: navigation(target, generated)})
+            found.append({words: navigation(target, generated, texts)})
         elif target in generated:
-            below = _grouped(page for page in generated[target] if page.path != target)
-            found.append({title: [target, *below]})
+            section = [target, *_grouped(page for page in generated[target] if page.path != target)]
+            found.append({words: section})
         else:
-            found.append(entry)
+            found.append({words: target})
     return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/encodings.md: what the code declares about each encoding, and which checks it passes (`make encodings`).
+"""Writes benchmarks/encodings.md: what the code declares about each encoding, and which checks it passes (`make encodings`).
 
 python -m website.conformance [NAME ...], in docs/. Takes minutes; with names, only these encodings are checked again, and the
 marks of others stay.
@@ -8,17 +8,17 @@ marks of others stay.
 import inspect
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from posenc.conformance.checks import CHECKS, must_serve
 from posenc.conformance.fixtures import EncodingUnderTest, named
 from posenc.conformance.suite import run_check
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import rows
+from website.page import ROOT
 
-PAGE = Path(__file__).parents[1] / "encodings.md"
+PAGE = ROOT / "benchmarks" / "encodings.md"
 MARKS: dict[bool | None, str] = {True: "✓", False: "✗", None: "–"}
-TEXT = """# The encodings
+TEXT = """# Tests of each encoding
 
 Made by `make encodings` from what the code declares and from running every check. Every one is compared with its formula, written as a loop over numbers in float64, and with what the column *equal to* names. Its class's docstring says what each does, and describes its arguments: `help(posenc.Rotary)`.
 

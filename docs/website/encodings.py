@@ -3,8 +3,9 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from functools import cache
-from html import escape
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ import posenc
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import SHAPE, rows
-from posenc.report.analyze import drawn
-from website.measured import accuracy, mentions, parity, speed
-from website.page import Page, formula, plain, table
-from website.pictures import has_grid, of_input, pictures
+from website.measured import accuracy, beside, chapters, mentions, parity, speed
+from website.page import Page, described, explorer, formula, formulas, papers_of, plain, signature, table
+from website.pictures import figures, has_grid, of_input, pictures
 from website.snippets import NEEDED, snippet
+from website.trained import NAMES as TRAINED
 
 FAMILIES = {
     "On the input": "The encoding is combined with each token's vector before the first layer.",
@@ -43,14 +44,42 @@ SYMBOLS = {
     r"[a; b], \odot, \sigma": "one after the other, channel by channel, and the logistic function",
 }
 """Of the formulas; other letters are arguments of the class."""
+PAGES = {name: f"{name}.md" for name in ENCODINGS}
+TITLES = {
+    "none": "no positional encoding (NoPE)", "normalized": "position scaled to 0 .. 1", "integer": "the position itself",
+    "binary": "binary digits", "sinusoidal": "sines and cosines", "learned": "learned table",
+    "hierarchical": "extended learned table", "multiplicative": "multiplied position", "complex_order": "complex word order",
+    "axial_table": "axial learned table", "grid_table": "learned table of patches", "grid_sinusoidal": "sines and cosines in 2-D",
+    "floater": "FLOATER, a neural ODE", "rope": "rotary position embedding (RoPE)", "p_rope": "partial RoPE (p-RoPE)",
+    "decoupled_rope": "decoupled RoPE of latent attention", "xpos": "xPos, RoPE with decay", "head_rope": "RoPE by head",
+    "learned_rope": "RoPE with learned frequencies", "fope": "Fourier position embedding", "rope_pp": "RoPE++",
+    "axial_rope": "axial RoPE in 2-D and 3-D", "m_rope": "multimodal RoPE (M-RoPE)", "mixed_rope": "mixed 2-D RoPE",
+    "liere": "LieRE, learned rotations", "comrope": "ComRoPE, commuting rotations", "cayley_string": "Cayley-STRING",
+    "pope": "PoPE, polar coordinates", "selective_rope": "Selective RoPE", "mamba3_rope": "the rotation of Mamba-3",
+    "carope": "context-aware RoPE", "rove": "rotated values", "shaw": "Shaw's relative vectors",
+    "transformer_xl": "Transformer-XL's relative scores", "xlnet": "XLNet's relative scores", "tupe": "untied positions (TUPE-A)",
+    "tupe_r": "untied positions with T5's bias (TUPE-R)", "deberta": "disentangled attention (DeBERTa)",
+    "deberta_v2": "disentangled attention (DeBERTa v2, v3)", "projected_relative": "projected relative bias",
+    "grape_a": "GRAPE, ALiBi gated by keys", "dape": "DAPE, bias adapted to content",
+    "selective_attention": "selective attention", "wall": "decay by channel", "path": "PaTH, Householder products",
+    "t5": "T5's relative position bias", "sines": "learned sine bias", "alibi": "attention with linear biases (ALiBi)",
+    "kerple": "KERPLE, learned decay", "sandwich": "Sandwich, products of sines",
+    "fire": "FIRE, a learned function of distance", "cope": "contextual position (CoPE)", "fox": "forget gates (FoX)",
+    "swin": "Swin's window bias", "beit": "BEiT's bias with [CLS]", "swin_v2": "Swin v2's continuous bias",
+    "grid_alibi": "2-D ALiBi", "shape": "shifted positions (SHAPE)", "cape": "continuous augmented positions (CAPE)",
+    "randomized": "randomized positions", "pose": "skipped positions (PoSE)", "softmax_n": "attention sink without a token (softmax_1)",
+    "sink": "learned attention sink", "log_n": "log-n scaling", "temperature": "temperature of attention",
+    "step_temperature": "temperature in steps", "stick_breaking": "stick-breaking attention",
+    "window": "sliding window", "chunks": "chunked attention", "prefix_kv": "learned prefix of keys and values",
+}  # fmt: skip
+"""What each encoding is called."""
 
 
-def pages() -> list[Page]:
-    """The overview, and every encoding's page by family."""
-    return [
-        _overview(),
-        *sorted((_page(name) for name in ENCODINGS), key=lambda page: list(FAMILIES).index(page.group)),
-    ]
+def pages(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
+    """The overview, and every encoding's page by family. wanted: whether the page at a path is."""
+    order = list(FAMILIES)
+    names = sorted(ENCODINGS, key=lambda name: order.index(family(ENCODINGS[name])))
+    return [_overview(), *(_page(name) for name in names if wanted(f"encodings/{name}"))]
 
 
 def family(cls: type[Encoding]) -> str:
@@ -72,7 +101,7 @@ def family(cls: type[Encoding]) -> str:
 def linked(text: str) -> str:
     """The conformance page with a link to each encoding's own."""
     names = "|".join(ENCODINGS)
-    return re.sub(rf"^\| `({names})` \|", r"| [`\1`](encodings/\1.md) |", text, flags=re.MULTILINE)
+    return re.sub(rf"^\| `({names})` \|", r"| [`\1`](../encodings/\1.md) |", text, flags=re.MULTILINE)
 
 
 @cache
@@ -87,7 +116,7 @@ def _overview() -> Page:
         "# The encodings",
         f"{len(known)} encodings, by where they act. Each page has the formula, a picture, measurements, code that runs, "
         "and the source. Sums and different encodings per layer are created by "
-        "[`posenc.create`](../reference/posenc.encodings.md). [The checks that each passes](../encodings.md) are in one table.",
+        "[`posenc.create`](../reference/posenc.encodings.md). [The checks that each passes](../benchmarks/encodings.md) are in one table.",
     ]
     for title, about in FAMILIES.items():
         own = [row for name, row in known.items() if family(ENCODINGS[name]) == title]
@@ -114,42 +143,59 @@ def _overview() -> Page:
 def _page(name: str) -> Page:
     cls = ENCODINGS[name]
     lead, rest = _said(cls)
-    drawings = [
-        f"<figure>{drawn(picture, f'p{number}-')}<figcaption>{escape(picture.see)}</figcaption></figure>"
-        for number, picture in enumerate(pictures(name))
-    ]
+    links = [*papers_of(declared()[name]["papers"]), *chapters(name), explorer({"encoding": name})]
+    links += [f"[API][{cls.__module__}.{cls.__qualname__}]", "[Source code](#source-code)"]
     parts = [
-        f"# `{name}`",
-        f"`posenc.{cls.__name__}`{{ .class }}",
+        f"# `{name}`: {TITLES[name]}",
         _prose(lead, cls),
+        " · ".join(filter(None, links)) + "\n{ .links }",
+        "## When to use it",
+        described(cls.use_when, PAGES),
+        _models(cls),
+        *beside(name, re.findall(r"`(\w+)`", cls.use_when)),
+        *accuracy(name),
         "## Formula",
-        f'<div class="formulas">{"".join(map(formula, cls.formula))}</div>',
+        formulas(cls.formula),
         "[Symbols](index.md#symbols).",
         "## Picture",
-        f'<div class="drawings">{"".join(drawings)}</div>',
-        "Shown at initialisation, before training." if declared()[name]["learned"] else "",
-        "It depends on what the tokens say; here they are drawn (seed 0)." if of_input(name) else "",
+        figures(pictures(name)),
+        _shown(name),
         f"More pictures: `posenc analyze {name}` ([description](../analyze.md)).",
         "## What it does",
-        _signature(cls),
+        signature(f"posenc.{cls.__name__}", inspect.Signature(list(cls.arguments().values()))),
         *(_prose(paragraph, cls) for paragraph in rest),
-        "## When to use it",
-        _named(cls.use_when),
         _traits(cls),
-        *accuracy(name),
         *mentions(name, cls),
         "## Cost",
         _cost(name),
         *speed(name),
         "## Code",
         f"```python\n{snippet(name)}```",
-        "## Source",
-        _source(cls),
         "## What holds",
         f"Equal to {plain(cls.equal_to)}, up to rounding." if cls.equal_to != "the formula" else "",
         parity(name),
+        "## Source code",
+        _source(cls),
     ]
-    return Page(f"encodings/{name}.md", name, "\n\n".join(part for part in parts if part) + "\n", family(cls))
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    about = f"{TITLES[name]}: {' '.join(lead.split())}"
+    return Page(f"encodings/{name}.md", name, text, family(cls), about)
+
+
+def _models(cls: type[Encoding]) -> str:
+    """The models of transformers that use it: those with which it is compared."""
+    found = [part.strip().removeprefix("transformers' ") for part in cls.equal_to.split(";")]
+    models = [part for part, said in zip(found, cls.equal_to.split(";"), strict=True) if "transformers'" in said]
+    return f"**Models that use it**, as in transformers: {plain(', '.join(models))}." if models else ""
+
+
+def _shown(name: str) -> str:
+    """What the picture shows of an encoding that learns."""
+    if name in TRAINED:
+        return "Shown after training: the model of `posenc compare`, seed 0, 120 steps at 128 bytes of English text."
+    if of_input(name):
+        return "It depends on what the tokens say; here they are drawn (seed 0)."
+    return "Shown at initialisation, before training." if declared()[name]["learned"] else ""
 
 
 def _said(cls: type[Encoding]) -> tuple[str, list[str]]:
@@ -178,11 +224,6 @@ def _linked(text: str) -> str:
     classes = {cls.__name__: name for name, cls in ENCODINGS.items()}
     text = re.sub(r"`(\w+)`", lambda m: f"[{m[0]}]({classes[m[1]]}.md)" if m[1] in classes else m[0], text)
     return re.sub(r"`(?:posenc\.)?functional\.(\w+)`", r"[`functional.\1`][posenc.functional.\1]", text)
-
-
-def _named(text: str) -> str:
-    """Names of encodings in code lead to their pages."""
-    return re.sub(r"`(\w+)`", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in ENCODINGS else m[0], plain(text))
 
 
 def _cost(name: str) -> str:
@@ -220,13 +261,6 @@ def _cost(name: str) -> str:
     return "\n".join([head, "", *(f"- **{name}**: {value}" for name, value in lines)])
 
 
-def _signature(cls: type[Encoding]) -> str:
-    """The constructor's arguments, as code."""
-    told = ",\n    ".join(map(str, cls.arguments().values()))
-    told = re.sub(r"\b(?:collections\.abc|typing|torch)\.", "", told).replace("'", '"')
-    return f"```python\nposenc.{cls.__name__}(\n    {told},\n)\n```" if told else ""
-
-
 def _traits(cls: type[Encoding]) -> str:
     """What the class declares, and an encoding of a causal text model made of it, as a list."""
     row, made = declared()[cls.name], posenc.create(cls.name, **SHAPE)
@@ -245,9 +279,13 @@ def _traits(cls: type[Encoding]) -> str:
 
 
 def _source(cls: type[Encoding]) -> str:
-    """The papers as BibTeX, and how to get it."""
-    if not cls.papers:
-        return "No paper."
-    return (
-        f"```bibtex\n{posenc.cite(cls)}\n```\n\nAlso printed by `posenc cite {cls.name}`, `posenc.cite({cls.name!r})`."
-    )
+    """Its class, and its papers as BibTeX."""
+    code = inspect.getsource(cls)
+    path = cls.__module__.replace(".", "/")
+    parts = [
+        f'??? note "src/{path}.py: {cls.__name__}, {len(code.splitlines())} lines"\n\n'
+        + indent(f"```python\n{code.rstrip()}\n```", "    ")
+    ]
+    if cls.papers:
+        parts += [f"Cited by `posenc cite {cls.name}` as:", f"```bibtex\n{posenc.cite(cls)}\n```"]
+    return "\n\n".join(parts)

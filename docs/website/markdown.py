@@ -4,12 +4,17 @@
 import os
 import re
 from pathlib import Path
+from textwrap import wrap
 
 from website.page import DOCS, ROOT
 
 LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\]\([^()]*\))?[^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 """A link, whose text may hold an image, or an image."""
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
+OPENING = ("frequencies.md", "position_maps.md")
+"""Pages that open a section of generated ones, and are its index on the site."""
+COLUMN = 80
+"""Characters of code that fit into a page's column."""
 NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary|a|img|br|sub|sup|kbd)\b)")
 """What opens no element that these pages have: <q, k> is a product."""
 
@@ -26,14 +31,48 @@ def for_site(text: str, page: Path) -> str:
         words = CODE.split(LINK.sub(lambda found: _link(found, page), part))
         return "".join(word if word.startswith("`") else NO_TAG.sub("&lt;", word) for word in words)
 
-    return "".join(part if part.startswith("```") else prose(part) for part in BLOCK.split(text))
+    return "".join(fitted(part) if part.startswith("```") else prose(part) for part in BLOCK.split(text))
+
+
+def fitted(block: str) -> str:
+    """A block of Python whose long comments stand above their lines, so that none is cut off at the width of the column."""
+    if not block.startswith("```python"):
+        return block
+    lines = []
+    for line in block.split("\n"):
+        found = re.match(r"(\s*)(.*?\S)?\s{2,}# (.*)$|(\s*)# (.*)$", line) if len(line) > COLUMN else None
+        if found is None or (found[2] or "x").strip(")]}") == "":
+            lines.append(line)
+            continue
+        indent, comment = found[1] or found[4] or "", found[3] or found[5]
+        lines += wrap(comment, COLUMN, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        lines += [indent + found[2]] if found[2] else []
+    return "\n".join(lines)
+
+
+def title(text: str) -> str:
+    """The title that a page gives itself, as text."""
+    found = re.search(r"^# (.*)$", text, flags=re.MULTILINE)
+    return found[1].replace("`", "") if found else ""
+
+
+def summary(text: str, most: int = 200) -> str:
+    """The first sentences of a page's first paragraph, as text, for search engines and links elsewhere."""
+    paragraphs = (each.strip() for each in re.split(r"\n\s*\n", BLOCK.sub("", text)))
+    first = next((each for each in paragraphs if re.match(r"[^#<!|\[:{-]", each)), title(text))
+    words = re.sub(r"[`*]|&lt;.*?&gt;", "", LINK.sub(lambda found: found[1], " ".join(first.split())))
+    cut = words[:most]
+    return words if len(words) <= most else cut[: max(cut.rfind(". ") + 1, 0) or cut.rfind(" ")]
 
 
 def place(path: Path) -> Path | None:
     """Where the site's Markdown has a file of the repository; None: nowhere."""
     name = path.relative_to(ROOT)
     if path.is_relative_to(DOCS):
-        return path.relative_to(DOCS)
+        found = path.relative_to(DOCS)
+        if found.suffix == ".py":
+            return None
+        return found.with_suffix("") / "index.md" if found.as_posix() in OPENING else found
     if name.as_posix() in ("README.md", "README.zh.md"):
         return Path("index.md")
     if name.parts[0] == "benchmarks":

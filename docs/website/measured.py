@@ -3,32 +3,63 @@
 
 import json
 import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
+
 from posenc.encoding import Encoding
-from website.page import DOCS, ROOT, heading, table
+from website.markdown import place
+from website.page import DOCS, ROOT, heading, plain, table
 
 SPEED = ROOT / "benchmarks" / "results" / "cpu.json"
+LEADERBOARD, FRONTIER = (ROOT / "benchmarks" / path for path in ("leaderboard/results.json", "frontier.json"))
+LONGER = {
+    "stories15M": ROOT / "benchmarks" / "evaluations" / "longer_stories15M.json",
+    "SmolLM2-135M": ROOT / "benchmarks" / "evaluations" / "longer_SmolLM2.json",
+}
+DECODING = ROOT / "benchmarks" / "decoding_maps.json"
+CONFIGS = ROOT / "benchmarks" / "published_configs.json"
 VISION = ROOT / "benchmarks" / "vision_resolution.md"
-MATRIX = DOCS / "encodings.md"
+MATRIX = ROOT / "benchmarks" / "encodings.md"
+GUIDE = DOCS / "position_from_scratch.md"
+CHAPTERS = {
+    "Dog bites man": ("none",),
+    "satisfy": ("normalized", "integer"),
+    "binary counter": ("binary", "sinusoidal", "learned"),
+    "Relatives": ("floater", "multiplicative", "shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "complex_order"),
+    "four terms": ("shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "t5"),
+    "Rotating": ("rope", "p_rope", "decoupled_rope", "xpos", "head_rope", "learned_rope", "fope", "rope_pp", "rove"),
+    "penalty on distance": ("alibi", "kerple", "sandwich", "fire", "sines"),
+    "More than a line": ("grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"),
+    "Long texts": ("softmax_n", "sink", "window", "chunks", "hierarchical"),
+    "Past the training length": ("log_n", "temperature", "randomized", "pose"),
+}  # fmt: skip
+"""Words of chapters' titles, and the encodings that they explain."""
 MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
 GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch.zh")
 """Pages that name every encoding, or say nothing of a single one."""
 
 
+@cache
+def _trials() -> list[dict[str, Any]]:
+    return [*_read(SPEED)["trials"], *_read(FRONTIER)["bench"]["trials"]]
+
+
+def times(name: str) -> tuple[float | None, float | None]:
+    """The time of attention with it over attention without position, forward and with backward, of 2048 tokens."""
+    wanted = (name, "time", "float32", 2048)
+    trials = [t for t in _trials() if (t["case"], t["what"], t["dtype"], t["length"]) == wanted]
+    ratios = {trial["mode"]: _ratio(trial) for trial in reversed(trials)}
+    return ratios.get("forward"), ratios.get("train")
+
+
 def speed(name: str) -> list[str]:
     """Its speed, as Markdown; empty where it was not measured."""
-    trials = [
-        trial
-        for trial in json.loads(SPEED.read_text(encoding="utf-8"))["trials"]
-        if (trial["case"], trial["what"], trial["dtype"], trial["length"]) == (name, "time", "float32", 2048)
-    ]
-    ratios = {trial["mode"]: _ratio(trial) for trial in trials}
-    told = [
-        f"{ratios[mode]:.2f} times {words}"
-        for mode, words in {"forward": "forward", "train": "with backward"}.items()
-        if ratios.get(mode)
-    ]
+    named = zip(("forward", "with backward"), times(name), strict=True)
+    told = [f"{ratio:.2f} times {words}" for words, ratio in named if ratio]
     if not told:
         return []
     return [
@@ -39,6 +70,118 @@ def speed(name: str) -> list[str]:
 
 def _ratio(trial: dict[str, Any]) -> float | None:
     return next((row["ratio"]["median"] for row in trial["rows"] if row["name"] == "posenc" and row["ratio"]), None)
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _losses() -> tuple[dict[str, dict[str, Any]], str]:
+    """The arms of the comparison of texts by name, and how it was made; of the leaderboard where that is committed."""
+    if LEADERBOARD.exists():
+        results = _read(LEADERBOARD)
+        found, where = results["tasks"]["text"], "[the leaderboard](../compare.md)"
+        groups = {row["encoding"]: row for row in results["table"]}
+    else:
+        found, where = _read(FRONTIER)["compare"], "[a first comparison](../frontier.md)"
+        groups = {}
+    s, seeds = found["settings"], found["seeds"]
+    how = (
+        f"{s['num_layers']} layers of width {s['dim']}, {s['length']} bytes in training, {s['steps']} steps, "
+        f"{len(seeds)} seeds, intervals of 95 %: {where}"
+    )
+    return {arm["name"]: arm | {"groups": groups.get(arm["name"])} for arm in found["arms"] if arm["trained"]}, how
+
+
+def loss_by_length(name: str) -> tuple[list[int], list[float]]:
+    """The lengths in bytes at which an encoding was measured, and its mean loss at each."""
+    points = _losses()[0][name]["lengths"]
+    return [point["length"] for point in points], [point["loss"]["mean"] for point in points]
+
+
+def beside(name: str, others: Iterable[str]) -> list[str]:
+    """Its loss on text and its speed beside those of its alternatives, as Markdown; empty where its loss was not measured."""
+    arms, how = _losses()
+    if name not in arms:
+        return []
+    rows, ranked = [], any(arm["groups"] for arm in arms.values())
+    shown = dict.fromkeys((name, *others, "rope", "none"))
+    for each in (each for each in shown if each in arms):
+        points, (forward, _) = arms[each]["lengths"], times(each)
+        change = points[-1]["change"]
+        cells = [
+            f"**`{each}`**" if each == name else f"[`{each}`]({each}.md)",
+            f"{points[0]['loss']['mean']:.3f}",
+            f"{change['mean']:+.3f} ± {(change['high'] - change['low']) / 2:.3f}",
+            arms[each]["verdict"],
+            f"{forward:.2f}" if forward else "–",
+        ]
+        if ranked:
+            groups = arms[each]["groups"]
+            cells[4:4] = [f"{groups[key]:.1f}" if groups else "–" for key in ("mean_trained", "mean_longest")]
+        rows.append(cells)
+    first = arms[name]["lengths"]
+    head = [
+        "encoding",
+        f"loss at {first[0]['length']} bytes",
+        f"change at {first[-1]['length']}",
+        "past the training length",
+    ]
+    head += ["mean group of all tasks", "at the longest"] if ranked else []
+    return [
+        table([*head, "time"], rows),
+        f"Loss in nats per byte of held-out text, lower is better ({how}). Time is that of attention over attention without "
+        "position, forward, 2048 tokens ([method](../bench.md)).",
+    ]
+
+
+def beyond(name: str, method: str) -> str:
+    """What a schedule or a map does to pretrained models past their trained length, as Markdown; "" where it was not measured."""
+    rows = []
+    for model, path in LONGER.items():
+        results = _read(path)
+        for at in results["longer"]:
+            for task in at["tasks"]:
+                kind = task["task"].split(":")[0]
+                of = {row["method"]: row for row in task["rows"]}
+                row = of.get(f"{method}:new_base=500000" if method == "abf" else method)
+                if row and kind in ("perplexity", "passkey" if model != "stories15M" else ""):
+                    cells = [_nats(of[each]) for each in ("cut_off", "none")]
+                    rows.append(
+                        (model, f"{at['times']:.3g}×", {"perplexity": "running text", "passkey": "pass key"}[kind],
+                         f"**{_nats(row)}**", *cells, f"{row['group']} of {max(each['group'] for each in of.values())}")
+                    )  # fmt: skip
+    if not rows:
+        return ""
+    head = ("model", "length", "task", f"`{name}`", "truncated input", "unmodified", "group")
+    return (
+        f"{table(head, rows)}\n\nNats per token, lower is better; the length is that of the text over the trained one; group 1 is the best method and those not distinguished from it. "
+        "[All methods, with intervals](../longer_context.md)."
+    )
+
+
+def _nats(row: dict[str, Any]) -> str:
+    right = row["exact"] and row["exact"]["hits"]
+    return f"{row['loss']['mean']:.2f}" + (f", {row['exact']['mean']:.0%} right" if right else "")
+
+
+def decoding(name: str) -> str:
+    """What a map costs a model, as Markdown; "" where it was not measured."""
+    found = {at: cases[name] for at, cases in _read(DECODING).items() if name in cases}
+    if not found:
+        return ""
+    step, prefill = found["step, 8192, float32"], found["prefill, 3072"]
+    return (
+        f"**Cost**: a decoding step after 8192 tokens takes {step:.2f} times the unmodified model's time, a prefill of 3072 tokens "
+        f"{prefill:.2f} times (SmolLM2-135M, float32, CPU: [every map](../benchmarks/decoding_maps.md))."
+    )
+
+
+def published(schedule: str) -> list[str]:
+    """Models whose published configuration names a schedule of RoPE."""
+    named = re.compile(rf'"(?:rope_)?type": "{schedule}"')
+    return [model for model, entry in _read(CONFIGS).items() if named.search(json.dumps(entry))]
 
 
 def accuracy(name: str) -> list[str]:
@@ -65,15 +208,23 @@ def mentions(name: str, cls: type[Encoding]) -> list[str]:
     """Which pages tell more of it."""
     said = re.compile(rf"`{name}[`:@+]|\b{cls.__name__}\(|posenc\.{cls.__name__}\b|[\" ]{name}[:@+]")
     found = [
-        f"[{heading(path)}](../{path.relative_to(DOCS).as_posix()})"
+        f"[{heading(path)}](../{place(path)})"
         for path in sorted(DOCS.rglob("*.md"))
         if path.stem not in GENERAL and said.search(path.read_text(encoding="utf-8"))
     ]
     return [f"More: {', '.join(found)}."] if found and name != "none" else []
 
 
+def chapters(name: str) -> list[str]:
+    """The chapter of the guide about an encoding; empty where it has none."""
+    titles = re.findall(r"^## (.*)$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    wanted = [words for words, names in CHAPTERS.items() if name in names]
+    found = next((title for words in wanted for title in titles if words in title), None)
+    return [] if found is None else [f"[The guide: {plain(found)}](../{GUIDE.name}#{slugify(found, '-')})"]
+
+
 def parity(name: str) -> str:
-    """The checks that it passes, of the table in docs/encodings.md."""
+    """The checks that it passes, of the table in benchmarks/encodings.md."""
     lines = MATRIX.read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|  |"))
     checks = [cell.strip() for cell in lines[start].strip("| ").split("|")]
@@ -84,4 +235,4 @@ def parity(name: str) -> str:
         own = [check for check, got in zip(checks, marks, strict=True) if got == mark]
         if own:
             said.append((f"{mark} {words}", " · ".join(own)))
-    return table(("", "[check](../encodings.md#properties-of-each-encoding-checked)"), said)
+    return table(("", "[check](../benchmarks/encodings.md#properties-of-each-encoding-checked)"), said)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every generated page is made of: its place and its text, and Markdown that says what was meant."""
 
+import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from urllib.parse import urlencode
 
 from ziamath.zmath import Latex
+
+from posenc.report.explorer import methods, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -18,12 +22,13 @@ SIZE = 20.0
 @dataclass(frozen=True)
 class Page:
     """A generated page. path: in the site's Markdown. title: in the navigation. group: of its section's entries, "" for
-    none."""
+    none. description: for search engines and links elsewhere; "": its first paragraph."""
 
     path: str
     title: str
     text: str
     group: str = ""
+    description: str = ""
 
 
 def plain(text: str) -> str:
@@ -52,6 +57,56 @@ def formula(latex: str) -> str:
         raise ValueError(f"{latex}: has an unknown command")
     head, rest = drawing.svg().split(">", 1)
     return f'{head} class="formula" role="img" aria-label="{escape(latex)}">{rest}'
+
+
+def formulas(latex: Iterable[str]) -> str:
+    """Formulas in a box that scrolls by itself, and their LaTeX as text."""
+    drawn = "".join(map(formula, latex))
+    source = "\n".join(latex)
+    return (
+        f'<div class="formulas" tabindex="0" role="group" aria-label="Formula">{drawn}</div>\n\n'
+        f'<details class="latex" markdown="1"><summary>LaTeX</summary>\n\n```text\n{source}\n```\n\n</details>'
+    )
+
+
+def described(text: str, pages: Mapping[str, str]) -> str:
+    """Text whose names in code lead to their pages."""
+    return re.sub(r"`(\w+)`", lambda m: f"[{m[0]}]({pages[m[1]]})" if m[1] in pages else m[0], plain(text))
+
+
+def linked_sources(text: str) -> str:
+    """Text whose arXiv numbers and addresses are links."""
+    text = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+    where = r"(?<![\w/])((?:kexue\.fm|github\.com|aclanthology\.org)/[\w./\\-]*\w)"
+    return re.sub(where, lambda m: f"[{m[1]}](https://{m[1].replace(chr(92), '')})", text)
+
+
+def papers_of(cited: Iterable[str]) -> list[str]:
+    """Links to papers that are cited as by `posenc list`: "Su 2021, arXiv 2104.09864"."""
+    found = []
+    for paper in cited:
+        name, where = paper.split(", ", 1)
+        address = where.replace("arXiv ", "arxiv.org/abs/")
+        found.append(f"[{plain(name)}](https://{address})")
+    return found
+
+
+def explorer(state: Mapping[str, str]) -> str:
+    """A link to the explorer in a state; "" where it does not draw that."""
+    drawn = [name for names in settings()["encodings"].values() for name in names]
+    if state["encoding"] not in drawn or state.get("method", "none") not in methods():
+        return ""
+    return f'<a href="../explorer.html#{escape(urlencode(state))}">Explorer</a>'
+
+
+def signature(name: str, of: inspect.Signature) -> str:
+    """A call with all arguments, as code; "" where there are none."""
+    lines = [str(parameter) for parameter in of.parameters.values()]
+    first = next((n for n, p in enumerate(of.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
+    if first:
+        lines.insert(first, "*")
+    text = re.sub(r"\b(?:collections\.abc|typing|torch)\.", "", ",\n    ".join(lines)).replace("'", '"')
+    return f"```python\n{name}(\n    {text},\n)\n```" if lines else ""
 
 
 def heading(path: Path) -> str:

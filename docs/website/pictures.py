@@ -2,7 +2,12 @@
 """What an encoding looks like: the plots of posenc.analysis where it has codes, turns, or biases of one axis, and plots of
 this module where it acts on images, on positions or on the softmax."""
 
+import re
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +16,7 @@ from torch import Tensor
 import posenc
 from posenc.analysis import bias, codes_of, plots, rotation, scores
 from posenc.analysis.codes import SHAPE
-from posenc.analysis.finding import PALETTE, SOFT, Picture, image, plot
+from posenc.analysis.finding import PALETTE, SOFT, STYLE, Picture, image, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
@@ -19,20 +24,77 @@ from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS, HeadRotary, RoPEPlusPlus, SelectiveAttention, StickBreaking, create
 from posenc.encodings.accumulated_rotary import AccumulatedRotary
 from posenc.errors import InputError
+from posenc.report.analyze import drawn
+from website.measured import loss_by_length
+from website.trained import trained
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LENGTH = 128
 """Positions shown."""
 SIDE = 15
 """Patches of the image shown, and of the one that tables are made for, along each axis."""
 
+WIDTH, LEAST = 4.6, 10.5
+"""Of a picture, in inches, and of its letters, in points: at half a page's column, a point is a pixel."""
+
+
+@dataclass(frozen=True, eq=False)
+class Half(Picture):
+    """A picture for half a column: smaller, with letters that can be read there."""
+
+    def draw(self) -> "Figure":
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+        from matplotlib.text import Text
+
+        wide, high = self.plot.size
+        style: Any = {**STYLE, "font.size": LEAST}
+        with rc_context(style):
+            figure = Figure(figsize=(WIDTH, max(WIDTH * high / wide, 3.1)))
+            self.plot(*self.findings, ax=figure.subplots(), **self.options)
+            for text in figure.findobj(Text):
+                text.set_fontsize(max(text.get_fontsize(), LEAST))
+        return figure
+
+
+def card(path: Path) -> None:
+    """The picture that stands for the site where a link to it is shared: 1200 x 630 pixels, loss by length of some encodings."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style: Any = {**STYLE, "font.size": 17}
+    with rc_context(style):
+        figure = Figure(figsize=(12, 6.3), dpi=100, layout="constrained")
+        ax = figure.subplots()
+        for name, colour in zip(("none", "t5", "alibi", "rope"), (SOFT, *PALETTE), strict=False):
+            lengths, losses = loss_by_length(name)
+            ax.plot(lengths, losses, color=colour, linewidth=3, marker="o")
+            ax.text(lengths[-1] * 1.05, losses[-1], name, color=colour, va="center")
+        figure.suptitle("posenc: positional encodings for PyTorch, checked and measured", fontsize=26, weight="bold")
+        ax.set(xscale="log", xlabel="length of the text in bytes; trained at the first", ylabel="loss, nats per byte")
+        ax.set_xticks(lengths, [str(length) for length in lengths])
+        ax.set_xlim(right=lengths[-1] * 1.4)
+        ax.minorticks_off()
+        figure.savefig(path)
+
+
+def figures(shown: Iterable[Picture]) -> str:
+    """Pictures side by side, with what to see in them, as HTML."""
+    found = []
+    for number, each in enumerate(shown):
+        svg = str(drawn(Half(each.plot, each.findings, each.options), f"p{number}-"))
+        svg = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", svg))
+        found.append(f"<figure>{svg}<figcaption>{escape(each.see)}</figcaption></figure>")
+    return f'<div class="drawings">{"".join(found)}</div>'
+
 
 def pictures(name: str) -> list[Picture]:
     """One or two pictures of an encoding, the most telling first."""
     cls = ENCODINGS[name]
-    sites = cls.sites()
+    sites, subject = cls.sites(), trained(name) or name
     if "augment" in sites:
         return [Picture(placed, [_draws(name)])]
     if {"restrict", "prefix_kv"} & set(sites):
@@ -50,16 +112,16 @@ def pictures(name: str) -> list[Picture]:
     if has_grid(name):
         return [Picture(around_the_middle, [_around(name)])]
     if "embed" in sites:
-        codes = codes_of(name)
+        codes = codes_of(subject)
         return [Picture(plots.heat_map, [codes, LENGTH]), Picture(plots.dot_products, [codes, LENGTH])]
-    of_scores = Picture(plots.effective_scores, [scores(name, LENGTH)])
+    of_scores = Picture(plots.effective_scores, [scores(subject, LENGTH)])
     if issubclass(cls, AccumulatedRotary):
         return [Picture(accumulated, [_accumulated(name)]), of_scores]
     if cls is RoPEPlusPlus:
         of_scores = Picture(plots.scores_by_head, [scores(posenc.create(name, **SHAPE), LENGTH, num_heads=2)])
     if cls is HeadRotary:
         return [Picture(turns_by_head, [_turns_by_head(name)]), of_scores]
-    return [*_of_distance(name), *_of_pairs(name), of_scores][:2]
+    return [*_of_distance(subject), *_of_pairs(subject), of_scores][:2]
 
 
 def has_grid(name: str) -> bool:
@@ -72,18 +134,18 @@ def of_input(name: str) -> bool:
     return "gates" in ENCODINGS[name].sites()
 
 
-def _of_distance(name: str) -> list[Picture]:
+def _of_distance(subject: str | Encoding) -> list[Picture]:
     """What is added to the scores, where that does not depend on what the tokens say."""
     with suppress(InputError):
-        found = bias(name, LENGTH)
+        found = bias(subject, LENGTH)
         return [] if found.of_content else [Picture(plots.bias_by_distance, [found])]
     return []
 
 
-def _of_pairs(name: str) -> list[Picture]:
+def _of_pairs(subject: str | Encoding) -> list[Picture]:
     """How fast the pairs turn."""
     with suppress(InputError):
-        return [Picture(plots.pair_wavelengths, [rotation(name, LENGTH)])]
+        return [Picture(plots.pair_wavelengths, [rotation(subject, LENGTH)])]
     return []
 
 
@@ -182,7 +244,7 @@ def turns_by_head(ax: "Axes", factors: Tensor) -> None:
     """Positions a turn, pair by pair, of each key head, over those of RoPE."""
     for head, row in enumerate(factors):
         ax.plot(row, label=f"head {head}")
-    ax.set(xlabel="pair of channels", ylabel="positions a turn, over RoPE's")
+    ax.set(xlabel="pair of channels", ylabel="wavelength, over RoPE's")
     ax.legend()
 
 
@@ -241,7 +303,7 @@ def _accumulated(name: str) -> Tensor:
 
 @torch.no_grad()
 def _turns_by_head(name: str) -> Tensor:
-    """(key heads, pairs): positions a turn over those of RoPE."""
+    """(key heads, pairs): wavelengths over those of RoPE."""
     plain, angles = (
         create(each, **SHAPE).key_angles(posenc.Positions.from_ids([1]))[0, :, 0] for each in ("rope", name)
     )

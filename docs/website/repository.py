@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from website.markdown import for_site, place
+from website.markdown import fitted, for_site, place, title
 from website.page import DOCS, ROOT, Page, heading, plain, table
 
 CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
@@ -14,19 +14,22 @@ CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
 
 
 def examples() -> list[Page]:
-    """A page for each example: what it is and its code, which says the rest; of a notebook, its cells."""
+    """A page for each example, named after what it shows: what it is and its code, which says the rest; of a notebook, its
+    cells."""
     found = []
     for path in sorted((ROOT / "examples").rglob("*.py")):
         code, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
         notebook = bool(CELL.search(code))
         text = _cells(code) if notebook else _script(code, where)
-        found.append(Page(where.with_suffix(".md").as_posix(), path.name, text, "Notebooks" if notebook else ""))
+        found.append(Page(where.with_suffix(".md").as_posix(), title(text), text, "Notebooks" if notebook else ""))
     return found
 
 
 def _script(code: str, where: Path) -> str:
-    about = (ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0]
-    return f"# {plain(where.name)}\n\n{plain(about)}\n\n```python\n{code}```\n"
+    about = " ".join((ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0].split())
+    shows, _, rest = about.partition(": ") if ": " in about.partition(". ")[0] else about.partition(". ")
+    rest = f"{rest[:1].upper()}{rest[1:]} " if rest else ""
+    return f"# {plain(shows.rstrip('.'))}\n\n{plain(rest)}The file: `{where}`.\n\n{fitted(f'```python{chr(10)}{code}```')}\n"
 
 
 def _cells(code: str) -> str:

@@ -175,7 +175,7 @@ class Encoding(nn.Module):
 
     @property
     def zero_is_identity(self) -> bool:
-        """Whether `rotate` leaves a key at position 0 as it is."""
+        """Whether `rotate` leaves a key at position 0 unchanged."""
         return False
 
     # ---------------------------------------------------------------- construction

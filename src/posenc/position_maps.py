@@ -275,6 +275,35 @@ MAPS: dict[str, Callable[..., PositionMap]] = {
 }  # fmt: skip
 """Every map by name."""
 
+FORMULAS: dict[str, tuple[str, ...]] = {
+    "rerope": (r"r' = \min(r, w)",),
+    "leaky_rerope": (r"r' = \begin{cases} r & \quad r < w \\ w + (r - w) / s & \quad r \ge w \end{cases}",),
+    "inverse_leaky": (r"r' = \begin{cases} r & \quad r < w \\ w + (r - w)\, s & \quad r \ge w \end{cases}",),
+    "self_extend": (
+        r"r' = \begin{cases} r & \quad r < w \\ \lfloor i/G \rfloor - \lfloor j/G \rfloor + w - w/G & \quad r \ge w \end{cases}",
+    ),
+    "jet_long": (
+        r"r' = \begin{cases} r & \quad r < w \\ \lfloor i/G_i \rfloor - \lfloor j/G_i \rfloor & \quad r \ge w \end{cases}",
+        r"G_i = \min(\lfloor i/L \rfloor + 1, G)",
+    ),
+    "dual_chunk": (
+        r"r' = \begin{cases} r & \quad i, j \text{ in one chunk} \\ \min(i \; \mathrm{mod} \; m + m, c) - j \; \mathrm{mod} \; m & \quad j \text{ in the chunk before} \\ "
+        r"c - j \; \mathrm{mod} \; m & \quad \text{otherwise} \end{cases}",
+        r"m = c - \ell",
+    ),
+    "string": (r"r' = \begin{cases} r & \quad r < S \\ r - S + w & \quad r \ge S \end{cases}",),
+    "lampe": (
+        r"r' = \begin{cases} r & \quad r < w \\ \mu(i) - \mu(j) + w - 1 - \mu(w) & \quad r \ge w \end{cases}",
+        r"\mu(p) = \left\lfloor \frac{p\, u}{N - 1} \right\rfloor",
+    ),
+    "streaming": (
+        r"r' = \begin{cases} r & \quad r < n \\ \min(i, m + n - 1) - j & \quad r \ge n,\ j < m \\ \text{hidden} & \quad \text{otherwise} \end{cases}",
+    ),
+    "lm_infinite": (r"r' = \begin{cases} r & \quad r < w \\ w & \quad r \ge w,\ j < m \\ \text{hidden} & \quad \text{otherwise} \end{cases}",),
+}  # fmt: skip
+"""LaTeX of every map: r = i - j the distance of a query at i and a key at j, r' the relative position that they are scored at, w the
+window, s the factor, L the trained length; other letters are arguments by their first letter, m sinks and n recent tokens."""
+
 
 def create(spec: Mapping[str, Any]) -> PositionMap:
     """A map from {"name": "self_extend", "window": 1024, "group": 8}; every other key is an option of that map.

@@ -283,7 +283,7 @@ def _described(error: BaseException) -> str:
 
 
 def source_of(target: str) -> bytes:
-    """The file that an object's module is in, as it is now; empty where there is none."""
+    """The file that an object's module is in, with its current content; empty where there is none."""
     module = target.rpartition(":")[0]
     if not module.endswith(".py"):
         load_object(target)

@@ -60,7 +60,7 @@ class BlockConfig:
         return self.dim // self.num_heads if self.head_dim is None else self.head_dim
 
     def make_encoding(self, encoding: Encoding | str, **more: Any) -> Encoding:
-        """An encoding as it is, or one made of its text for a model of this shape. more: further arguments of `create`."""
+        """An encoding, unchanged, or one made of its text for a model of this shape. more: further arguments of `create`."""
         if isinstance(encoding, Encoding):
             return encoding
         if not isinstance(encoding, str):
@@ -237,7 +237,7 @@ class TransformerBase(nn.Module):
 
     def query_damping(self, encoding: Encoding, layer: int) -> float:
         """Factor by which a layer's queries start smaller if the encoding's scale is larger than usual, so that scores have
-        unit variance. A smaller scale, as TUPE's, makes room for further terms and is left as it is."""
+        unit variance. A smaller scale, as TUPE's, makes room for further terms and is unchanged."""
         scale = scale_in(encoding, layer, self.config.width)
         return min(1.0, float(self.config.width**-0.5) / scale) if scale > 0 else 1.0
 

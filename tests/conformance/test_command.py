@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -166,10 +165,4 @@ def test_help_lists_every_kind_with_its_call(capsys):
     out = capsys.readouterr().out
     for name, kind in KINDS.items():
         assert f"  {name} " in out
-        assert kind.call in out
-
-
-def test_the_document_lists_every_kind():
-    document = (Path(__file__).parents[2] / "docs" / "conform.md").read_text(encoding="utf-8")
-    for name, kind in KINDS.items():
-        assert f"| `{name}` | {kind.what} | `{kind.call}` | {kind.returns} |" in document
+        assert all(part in out for part in (kind.what, kind.call, kind.returns))

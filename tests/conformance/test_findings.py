@@ -1,4 +1,4 @@
-"""The findings table of docs/conform.md holds for the packages that are installed here, at the versions it names."""
+"""The findings table of benchmarks/conform.md holds for the packages that are installed here, at the versions it names."""
 
 import importlib.metadata
 import re
@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "benchmarks" / "conform_peers"
 TABLE = [
-    line for line in (ROOT / "docs" / "conform.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    line
+    for line in (ROOT / "benchmarks" / "conform.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ")
 ]
 
 
@@ -26,11 +28,20 @@ def test_the_table_matches_the_installed_packages(name, monkeypatch, capsys):
             del sys.modules[module]
     assert not missing
     package = name.replace("_", "-")
-    written = [line for line in TABLE if line.startswith(f"| {package} |")]
-    assert f"| {importlib.metadata.version(package)} |" in written[0], (
-        "run benchmarks/conform_peers/run.py --write docs/conform.md"
+    written = [line for line in TABLE if f" | {package} {importlib.metadata.version(package)} | " in line]
+    assert written, "run benchmarks/conform_peers/run.py --write benchmarks/conform.md"
+    assert [_words(line) for line in sorted(tested, key=run.conforms)] == [_words(line) for line in written]
+
+
+def test_the_page_counts_the_verdicts():
+    lines = TABLE[1 : TABLE.index(TABLE[0], 1)]  # up to those of earlier releases
+    passed = sum(line.startswith("| conforms") for line in lines)
+    packages = {line.split(" | ")[1].split()[0] for line in lines}
+    page = (ROOT / "docs" / "conform.md").read_text(encoding="utf-8")
+    counts = (
+        f"Of {len(lines)} functions of {len(packages)} packages, {passed} conform and {len(lines) - passed} do not."
     )
-    assert [_words(line) for line in tested] == [_words(line) for line in written]
+    assert counts in page
 
 
 def _words(line):

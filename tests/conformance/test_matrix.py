@@ -1,4 +1,4 @@
-"""docs/encodings.md matches the code. That its marks are right is tested in test_conformance."""
+"""benchmarks/encodings.md matches the code. That its marks are right is tested in test_conformance."""
 
 import sys
 from pathlib import Path

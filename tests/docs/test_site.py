@@ -1,21 +1,45 @@
 """The documentation's site: every page is in it, nothing leads nowhere, nothing is fetched from elsewhere."""
 
+import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
-from website import build, encodings, reference, repository, snippets
-from website.markdown import for_site
-from website.page import DOCS, ROOT, formula, plain
-from website.pictures import pictures
+from website import build, encodings, extensions, measured, reference, repository, snippets
+from website.markdown import fitted, for_site, summary
+from website.page import DOCS, ROOT, formula, linked_sources, plain
+from website.pictures import Half, pictures
 
 import posenc
 from docs.checker import Site
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS
 from posenc.encodings.patterns import PATTERNS
+from posenc.frequencies import SCHEDULES
+from posenc.frequencies.schedules import FORMULAS
+from posenc.position_maps import FORMULAS as MAP_FORMULAS
+from posenc.position_maps import MAPS
+from references.axe import AXE
 
-SECTIONS = ("Formula", "Picture", "What it does", "When to use it", "Cost", "Code", "Source", "What holds")
+SECTIONS = (
+    "When to use it", "Formula", "Picture", "What it does", "Cost", "Code", "What holds", "Source code",
+)  # fmt: skip
+EXTENSION = ("When to use it", "Formula", "Picture", "Arguments", "Code", "What loads it")
+"""Of the page of a schedule or a map."""
+TYPES = (
+    "index", "encodings/index", "encodings/rope", "frequencies/yarn", "position_maps/dual_chunk", "encodings", "bench",
+    "reference/posenc", "reference/commands", "guides/extend", "longer_context", "position_from_scratch.zh", "examples/train_gpt", "results",
+)  # fmt: skip
+"""A page of each kind."""
+FOUND = {
+    "yarn": "frequencies/yarn.html", "extend context": "guides/extend.html", "flash attention": "attention.html",
+    "attention sink": "encodings/s", "t5": "encodings/t5.html", "dual chunk": "position_maps/dual_chunk.html",
+}  # fmt: skip
+"""What people look for, and the page that they mean."""
+SEARCH = Path(__file__).with_name("search.mjs")
 
 
 def targets(nav):
@@ -71,6 +95,119 @@ def test_the_code_of_every_encoding_runs(name):
     assert type(names["encoding"]) is ENCODINGS[name]
 
 
+def test_letters_of_a_picture_can_be_read():
+    from matplotlib.text import Text
+
+    shown = pictures("alibi")[0]
+    figure = Half(shown.plot, shown.findings, shown.options).draw()
+    assert figure.get_figwidth() * 72 < 340  # pixels of half a column: a point is a pixel
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 10
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, *MAPS])
+def test_every_schedule_and_map_has_a_formula_and_words(name):
+    for latex in FORMULAS.get(name) or MAP_FORMULAS[name]:
+        assert "<path" in formula(latex)
+    title, when = extensions.SCHEDULE_PAGES.get(name) or extensions.MAP_PAGES[name]
+    assert title
+    assert when.startswith(("Take it", "Apply it"))
+    assert set(re.findall(r"`([a-z_0-9]+)`", when)) <= {*SCHEDULES, *MAPS, *ENCODINGS}
+    assert set(extensions.SCHEDULE_PAGES) == set(SCHEDULES) == set(FORMULAS)
+    assert set(extensions.MAP_PAGES) == set(MAPS) == set(MAP_FORMULAS)
+
+
+@pytest.mark.parametrize("name", ["yarn", "tapered", "longrope", "evq_cosh", "rerope", "inverse_leaky"])
+def test_the_page_of_a_schedule_or_map(name):
+    made = extensions.schedules if name in SCHEDULES else extensions.maps
+    (page,) = made(lambda path: path.endswith(f"/{name}"))
+    assert tuple(re.findall(r"^## (.*)$", page.text, flags=re.MULTILINE)) == EXTENSION
+    assert page.text.count("<svg") >= 2
+    assert page.description.endswith(".")
+    code = page.text.split("## Code")[1].split("```python\n")[1].split("```")[0]
+    exec(compile(code, name, "exec"), {})
+
+
+def test_the_page_of_a_schedule_says_what_loads_it():
+    (page,) = extensions.schedules(lambda path: path == "frequencies/yarn")
+    said = page.text.split("## What loads it")[1]
+    assert '"rope_type": "yarn"' in said
+    assert "vllm serve longer --max-model-len 16384" in said
+    assert "--rope-scaling yarn" in said
+    assert "| stories15M | 8× | running text | **2.17** | 1.29 | 5.55 |" in page.text
+
+
+def test_every_encoding_has_a_title():
+    assert set(encodings.TITLES) == set(ENCODINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("rope", "Rotating"), ("alibi", "penalty-on-distance"), ("shaw", "position_from")]
+)
+def test_the_page_of_an_encoding_leads_to_its_chapter(name, words):
+    (link,) = measured.chapters(name)
+    assert words.lower() in link.lower()
+    assert measured.chapters("cope") == []
+    assert {name for names in measured.CHAPTERS.values() for name in names} <= set(ENCODINGS)
+
+
+def test_papers_are_links():
+    (page,) = extensions.maps(lambda path: path == "position_maps/self_extend")
+    assert "[Jin 2024](https://arxiv.org/abs/2401.01325)" in page.text
+
+
+def test_long_comments_stand_above_their_lines():
+    line = "x = attention(q, k, v, encoding)  # what this does, in more words than fit beside it in the column"
+    above = "# what this does, in more words than fit beside it in the column\nx = attention(q, k, v, encoding)"
+    assert fitted(f"```python\n{line}\n```") == f"```python\n{above}\n```"
+    assert fitted(f"```text\n{line}\n```") == f"```text\n{line}\n```"
+    for block in ("```python\nx = 1  # one\n```", f"```python\n){line[line.index('  #') :]}{line}\n```"):
+        assert fitted(block) == block
+
+
+def test_a_page_that_opens_a_section_is_its_index():
+    page = DOCS / "frequencies.md"
+    assert (
+        for_site("[a](position_maps.md#b) [c](bench.md)", page) == "[a](../position_maps/index.md#b) [c](../bench.md)"
+    )
+    assert for_site("[a](frequencies.md)", DOCS / "bench.md") == "[a](frequencies/index.md)"
+    assert build.placed([{"A": ["frequencies.md"]}, "bench.md"]) == [{"A": ["frequencies/index.md"]}, "bench.md"]
+    assert extensions.linked("| `yarn` | x |\n| `rerope(window)` | y |") == (
+        "| [`yarn`](yarn.md) | x |\n| [`rerope(window)`](rerope.md) | y |"
+    )
+
+
+def test_a_page_is_described_by_its_first_sentences():
+    assert summary("# Title\n\n![x](y.png)\n\n**It** is [here](a.md), `x`.\n\nMore.") == "It is here, x."
+    assert len(summary("# T\n\n" + "A sentence of some words. " * 20)) <= 200
+
+
+def test_sources_in_text_are_links():
+    said = linked_sources(plain("arXiv 2309.00071; kexue.fm/archives/9706, github.com/a/b_c."))
+    assert "[arXiv 2309.00071](https://arxiv.org/abs/2309.00071)" in said
+    assert "](https://kexue.fm/archives/9706)," in said
+    assert "](https://github.com/a/b_c)." in said
+
+
+def test_what_the_theme_gets_wrong_is_mended(tmp_path):
+    page = tmp_path / "a.zh.html"
+    (tmp_path / "a.html").touch()
+    inner = '<nav class="md-nav" data-md-level="1"><ul></ul></nav>'
+    page.write_text(f'<html lang="en"><head></head><nav data-md-level="0">{inner}</nav><table><th></th></table>')
+    build.finish(page)
+    assert page.read_text() == (
+        '<html lang="zh-Hans"><head><link rel="alternate" hreflang="en" href="a.html"></head><nav data-md-level="0">'
+        '<div role="group" class="md-nav" data-md-level="1"><ul></ul></div></nav><table><td></td></table>'
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("var __index = ", ";")])
+def test_source_code_is_not_searched(tmp_path, before, after):
+    items = [{"location": "encodings/t5.html#source-code"}, {"location": "encodings/t5.html#formula"}]
+    (tmp_path / "search.js").write_text(f"{before}{json.dumps({'config': {}, 'items': items})}{after}")
+    build.leave_out_code(tmp_path / "search.js")
+    assert (tmp_path / "search.js").read_text() == f"{before}{json.dumps({'config': {}, 'items': items[1:]})}{after}"
+
+
 def test_every_family_has_an_encoding_and_every_encoding_a_family():
     assert {encodings.family(cls) for cls in ENCODINGS.values()} == set(encodings.FAMILIES)
 
@@ -89,6 +226,7 @@ def test_links_out_of_docs_lead_to_what_the_site_has():
         for_site("[a](nothing.md)", page)
     assert for_site("[a](docs/bench.md#b)", ROOT / "LICENSE") == "[a](../bench.md#b)"
     assert for_site("[a](mkdocs.yml)", ROOT / "CONTRIBUTING.md") == "a"
+    assert for_site("[a](docs/website/build.py)", ROOT / "CONTRIBUTING.md") == "a"
     assert for_site("see [a `b`](../src/posenc), [c](#c)", page) == "see a `b`, [c](#c)"
     shot = "[![a](images/report.png)](../README.md)"
     assert for_site(shot, page) == "[![a](images/report.png)](index.md)"
@@ -103,6 +241,7 @@ def test_every_example_has_a_page_and_notebooks_have_their_cells():
         assert page.text.startswith("# ")
         assert page.group == ("Notebooks" if "notebooks" in path.parts else "")
         assert "# %%" not in page.text
+        assert not page.title.endswith(".py")
 
 
 def test_the_checker_finds_what_is_wrong(tmp_path):
@@ -148,17 +287,56 @@ def test_the_built_site_is_whole(site):
         if isinstance(thing, type) or callable(thing):
             assert f"{thing.__module__}.{thing.__qualname__}" in api, name
     assert {f"posenc-{name}" for name in COMMANDS} <= site.page("reference/commands.html").ids
+    for folder, names in {"frequencies": SCHEDULES, "position_maps": MAPS}.items():
+        for name in names:
+            assert re.findall(r'<h2 id="[^"]*">([^<]*)', site.page(f"{folder}/{name}.html").source) == list(
+                EXTENSION
+            ), name
     assert "<title>" in site.page("explorer.html").source
+    for path, page in site.pages.items():
+        if path.name != "explorer.html":
+            assert '<meta name="description"' in page.source, path
+            assert '<meta property="og:image"' in page.source, path
+            assert ('<html lang="zh-Hans"' in page.source) == path.name.endswith(".zh.html"), path
+    assert (site.folder / "card.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_search_finds_what_people_mean_first(site):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on this machine")
+    done = subprocess.run([node, SEARCH, site.folder, *FOUND], capture_output=True, text=True, check=True)
+    first = json.loads(done.stdout)
+    assert {query: place for query, place in first.items() if not place.startswith(FOUND[query])} == {}
 
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("kind", ["desktop", "phone", "dark"])
+def test_axe_finds_nothing(site, browser, kind):
+    axe = AXE.require().read_text(encoding="utf-8")
+    size = {"width": 390 if kind == "phone" else 1280, "height": 900}
+    context = browser.new_context(viewport=size, color_scheme="dark" if kind == "dark" else "light")
+    page, found = context.new_page(), []
+    for name in TYPES:
+        page.goto((site.folder / f"{name}.html").as_uri())
+        page.wait_for_timeout(200)  # the theme's script wraps tables
+        page.evaluate(axe)
+        faults = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((done) => done.violations)")
+        found += [f"{name}: {fault['id']} {fault['nodes'][0]['html'][:80]}" for fault in faults]
+    context.close()
+    assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 640, 390])  # 640: 1280 at 200 % zoom
 def test_no_page_is_wider_than_the_window(site, browser, width):
     context = browser.new_context(viewport={"width": width, "height": 800})
     page, asked = context.new_page(), []
     page.on("request", lambda request: asked.append(request.url))
-    for name in ("index", "encodings/rope", "encodings/index", "encodings", "reference/posenc", "bench", "results"):
+    for name in TYPES:
         page.goto((site.folder / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

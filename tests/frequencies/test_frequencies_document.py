@@ -1,22 +1,20 @@
-"""docs/frequencies.md lists every schedule with its options."""
+"""docs/frequencies.md lists every schedule."""
 
 import re
 from pathlib import Path
 
 from posenc import frequencies
-from posenc.frequencies import SCHEDULES, options_of
+from posenc.frequencies import SCHEDULES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "frequencies.md").read_text(encoding="utf-8")
 
 
-def test_the_table_lists_every_schedule_with_its_options():
+def test_the_table_lists_every_schedule():
     lines = PAGE.split("## All of them")[1].split("\n## ")[0].splitlines()
-    rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]
-    listed = {re.findall("`(.*?)`", row[0])[0]: re.findall("`(.*?)`", row[2]) for row in rows}
-    assert listed == {name: list(options_of(name)) for name in SCHEDULES}
+    assert [re.findall("`(.*?)`", line)[0] for line in lines if line.startswith("| `")] == list(SCHEDULES)
 
 
 def test_what_is_named_exists():
     named = set(re.findall(r"frequencies\.(\w+)\(", PAGE))
-    assert {"diff", "dynamic", "softmax_factor", "stretch", "yarn"} <= named
+    assert {"stretch", "yarn"} <= named
     assert all(hasattr(frequencies, name) for name in named)

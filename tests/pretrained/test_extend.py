@@ -85,7 +85,7 @@ def test_what_the_report_promises_is_what_happens(kind: str, method: str) -> Non
     assert not (change[:promised] > 1e-5).any()
     if promised < TRAINED:
         assert (change[promised : promised + 3] > 1e-5).any()
-    words = {0: "every text is read differently", TRAINED: "texts of up to 64 tokens are read exactly as before"}
+    words = {0: "outputs change at all lengths", TRAINED: "outputs are unchanged up to 64 tokens"}
     assert words.get(promised, f"the first {promised} tokens") in str(report)
 
 
@@ -397,7 +397,7 @@ def test_lengths_that_are_refused() -> None:
         ({}, r"depends on the new length: pass factor= or target_length="),
         ({"factor": 2, "target_length": 128}, r"give one of them"),
         ({"factor": 0.5}, r"factor=0.5"),
-        ({"target_length": 32}, r"target_length=32: the model reads 64 tokens as it is"),
+        ({"target_length": 32}, r"target_length=32: the model reads 64 tokens already"),
     ):
         with pytest.raises(InputError, match=message):
             posenc.extend(model, "yarn", **given)  # type: ignore[arg-type]

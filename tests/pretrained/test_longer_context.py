@@ -10,7 +10,7 @@ import torch
 import posenc
 from posenc.pretrained import loss_by_position
 from references import stories15m
-from test_examples import EXAMPLES, example
+from test_examples import EXAMPLES
 
 ROOT = EXAMPLES.parent
 LENGTHS = (256, 512, 1024, 2048)
@@ -78,41 +78,9 @@ def test_what_is_promised_of_short_texts_holds_on_a_real_model(dtype):
         assert torch.equal(model(text).logits, before)
 
 
-def test_the_example_measures_what_is_missing_and_shows_a_table(tmp_path, llama, tokenizer, monkeypatch, capsys):
-    module = example("longer_context")
-    monkeypatch.setattr(module, "BLOCK", 16)
-    llama.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    text, path = tmp_path / "text.txt", tmp_path / "results.json"
-    text.write_text(" ".join(f"w{(7 * i) % 90}" for i in range(400)))
-
-    def run(*arms):
-        monkeypatch.setattr(module, "ARMS", ("cut off", "none", *arms))
-        module.main(str(text), str(path), "float32", model=str(tmp_path / "model"))
-        return json.loads(path.read_text())
-
-    first = run("rerope:window=16")
-    assert [len(arm["loss"]) for arm in first["arms"].values()] == [12] * 3
-    results = run("rerope:window=16", "yarn:factor=3")
-    assert list(results["arms"]) == ["cut off", "none", "rerope:window=16", "yarn:factor=3"]
-    assert all(results["arms"][name] == arm for name, arm in first["arms"].items())
-    table = capsys.readouterr().out.rstrip().split("\n")[-6:]
-    rows = {cells[1]: cells for cells in ([cell.strip() for cell in line.split("|")] for line in table)}
-    assert rows["none"][-2] == "192"
-    assert rows["rerope:window=16"][-2] == "16"
-    assert rows["cut off"][-3].startswith("+0.000")
-    assert rows["none"][2] == f"{torch.tensor(first['arms']['none']['loss'])[:4].mean():.3f}"
-
-
-def test_the_documents_show_what_was_measured():
-    results = json.loads((ROOT / "benchmarks" / "longer_context.json").read_text())
-    text = (ROOT / "docs" / "longer_context.md").read_text(encoding="utf-8")
-    assert example("longer_context").table(results) in text
-
-
-def test_the_documents_show_the_maps_as_measured():
+def test_the_table_of_jet_long_is_that_of_the_results():
     made = importlib.util.spec_from_file_location("benchmark_maps", ROOT / "benchmarks" / "maps.py")
     module = importlib.util.module_from_spec(made)
     made.loader.exec_module(module)
     results = json.loads((ROOT / "benchmarks" / "maps.json").read_text())
-    assert module.table(results) in (ROOT / "docs" / "longer_context.md").read_text(encoding="utf-8")
+    assert module.page(results) == (ROOT / "benchmarks" / "maps.md").read_text(encoding="utf-8")

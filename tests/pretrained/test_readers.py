@@ -213,7 +213,7 @@ def test_the_page_has_the_table_of_published_configurations():
     spec = importlib.util.spec_from_file_location("six_programs", root / "benchmarks" / "six_programs.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = (root / "docs" / "doctor.md").read_text(encoding="utf-8")
+    page = (root / "benchmarks" / "six_programs.md").read_text(encoding="utf-8")
     assert page.split(module.BEGIN)[1].split(module.END)[0].strip() == module.table()
     published = json.loads((root / "benchmarks" / "published_configs.json").read_text(encoding="utf-8"))
     assert len(published) >= 10

@@ -1,4 +1,4 @@
-"""The numbers of docs/vision-pretrained.md, measured again."""
+"""The numbers of benchmarks/vision_libraries.md, measured again."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ import posenc
 from posenc.pretrained.vision.tables import resample, resample_offsets, sinusoids
 from references.small_vision import SIZE, images, of_transformers
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs" / "vision-pretrained.md").read_text(encoding="utf-8").split())
+PAGE = " ".join((Path(__file__).parents[2] / "benchmarks" / "vision_libraries.md").read_text(encoding="utf-8").split())
 
 
 def told(text: str) -> None:

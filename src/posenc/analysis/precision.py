@@ -215,7 +215,7 @@ def _radians(error: float) -> str:
     return f"{error:.2g} radians" if math.isfinite(error) else "overflow"
 
 
-@plot("Where a line crosses the dashed one, the fastest pairs point a tenth of a turn away from where they should.")
+@plot("Above the dashed line, the fastest pair is off by more than 36 degrees.")
 def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
     """The largest error of the phases up to each position, a line for every cause."""
     for number, (name, row) in enumerate(zip(finding.causes, finding.by_position, strict=True)):

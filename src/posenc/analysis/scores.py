@@ -385,7 +385,7 @@ def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
         if bool(which.any()):
             ax.plot(pairs[which], finding.wavelengths[which], "o", markersize=4, color=colour, label=name)
     ax.axhline(finding.trained, color=SOFT, linestyle="--", linewidth=1.2, label=f"trained length, {finding.trained}")
-    ax.set(yscale="log", xlabel="pair of channels", ylabel="positions a turn")
+    ax.set(yscale="log", xlabel="pair of channels", ylabel="wavelength (positions)")
     ax.legend()
 
 

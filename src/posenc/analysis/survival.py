@@ -65,7 +65,7 @@ class Survival(Finding):
     """Position, read linearly from the vectors behind each layer; entry 0 is the input of the first.
 
     curves, by what is read: "with residuals": the stream of vectors, as the model computes it. "written by the layer":
-    what attention and MLP of a layer add to that stream, the model being as it is. "without residuals": the stream of the
+    what attention and MLP of a layer add to that stream, with the model unchanged. "without residuals": the stream of the
     same weights when every x + f(x) is f(x), so that position must pass through each sub-layer. "untrained": with
     residuals, fresh weights. "shuffled positions": with residuals, the probe's targets
     assigned at random. Of transformers models only the first and the controls.

@@ -111,7 +111,7 @@ def check_unchanged(what: str, setting: str, expected: str | None, actual: str) 
     if expected not in (None, actual):
         raise InputError(
             f"{what}: has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}; restore it, or leave "
-            f"{setting} out to use it as it is now"
+            f"{setting} out to use its current content"
         )
 
 

@@ -20,10 +20,12 @@ class Doctor(WithModel, WithOutput):
 
     @classmethod
     def epilog(cls) -> str:
+        from posenc.pretrained.findings import listed
+
         return (
             "MODEL may also be a config.json, or a folder with one and no weights, as with --config-only; a GGUF file's header is read\n"
-            "by --config-only. docs/doctor.md explains each finding. Exit code 0: nothing is wrong (there may be hazards and notes),\n"
-            "1: something is, or programs compute different positions."
+            "by --config-only. Exit code 0: nothing is wrong (there may be hazards and notes), 1: something is, or programs compute\n"
+            f"different positions. The report has the remedy of each finding:\n\n{listed()}"
         )
 
     def run(self) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc list, posenc cite."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import signature
 from typing import Annotated, Any
@@ -41,19 +41,20 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
     what the code declares."""
     from posenc.encodings.catalogue import pattern_rows, rows
     from posenc.errors import summary
-    from posenc.frequencies import SCHEDULES, options_of
-    from posenc.position_maps import MAPS
+    from posenc.frequencies import SCHEDULES, options_of, schedules
+    from posenc.position_maps import FORMULAS, MAPS
     from posenc.pretrained.methods import METHODS
     from posenc.tasks import TASKS
 
-    def row(name: str, documented: object, options: Iterable[str]) -> dict[str, Any]:
-        return {"name": name, "options": list(options), "summary": summary(documented)}
+    def row(name: str, documented: object, options: Iterable[str], formula: Sequence[str] = ()) -> dict[str, Any]:
+        found = {"name": name, "options": list(options), "summary": summary(documented)}
+        return found | ({"formula": list(formula)} if formula else {})
 
     return {
         "encodings": rows(),
         "patterns": pattern_rows(),
-        "schedules": [row(name, schedule, options_of(name)) for name, schedule in SCHEDULES.items()],
-        "position_maps": [row(name, made, signature(made).parameters) for name, made in MAPS.items()],
+        "schedules": [row(n, schedule, options_of(n), schedules.FORMULAS[n]) for n, schedule in SCHEDULES.items()],
+        "position_maps": [row(n, made, signature(made).parameters, FORMULAS[n]) for n, made in MAPS.items()],
         "methods": [{"name": name, "kind": method.kind, "tuning": method.tuning} for name, method in METHODS.items()],
         "tasks": [row(name, task, (field.name for field in fields(task))) for name, task in TASKS.items()],
     }

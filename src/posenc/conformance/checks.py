@@ -42,7 +42,7 @@ LATE = 1500
 
 
 def position_matters(tested: EncodingUnderTest) -> None:
-    """The output of an encoder depends on the order of the tokens if and only if `sees_order` says so; a decoder always does."""
+    """The output of an encoder depends on the order of the tokens if and only if `sees_order` is true; that of a decoder always does."""
     config = DECODER if tested.encoding.causal_only else ENCODER
     model, largest = tested.model(config), 0.0
     blind = not model.encoding.sees_order and not config.causal
@@ -316,7 +316,7 @@ def rows_are_independent(tested: EncodingUnderTest) -> None:
 
 def shift_invariant_as_declared(tested: EncodingUnderTest) -> None:
     """Moving every position by the same amount, in images along any axis, changes nothing, if and only if
-    `shift_invariant` says so."""
+    `shift_invariant` is true."""
     if tested.encoding.needs_length and tested.encoding.shift_invariant:
         raise CheckFailed("shift_invariant and needs_length exclude one another")
     tested.require_cache()

@@ -271,7 +271,7 @@ IDS: Faults = {
     "attention_mask is ignored: padding counts as text": each(lambda seen: 1, "attention_mask"),
 }
 
-# -------------------------------------------------------------------- the faults of each kind, the likeliest first
+# -------------------------------------------------------------------- the faults of each kind, the most likely first
 
 FAULTS: dict[str, Faults] = {
     "rotary": {**HALF, **ROTATIONS},

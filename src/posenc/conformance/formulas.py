@@ -2,7 +2,7 @@
 """The authors' formulas in float64: the source of the golden vectors.
 
 Nothing here is shared with the rest of posenc, so an error there cannot hide here. Positional arguments are those of the
-calling conventions (docs/conform.md). Keyword-only arguments describe variants of a formula: another published form, or a
+calling conventions (`posenc conform --help`). Keyword-only arguments describe variants of a formula: another published form, or a
 common fault (`posenc.conformance.faults`).
 """
 
@@ -317,7 +317,7 @@ def llama3(
 
 
 def _blend(frequencies: Sequence[float], factor: float, ramp: Sequence[float]) -> Vector:
-    """Each frequency as it is where ramp is 0, over factor where it is 1."""
+    """Each frequency unchanged where ramp is 0, over factor where it is 1."""
     return [(1 - t) * f + t * f / factor for f, t in zip(frequencies, ramp, strict=True)]
 
 

@@ -215,7 +215,10 @@ def get_kind(name: str) -> Convention:
 
 
 def conventions() -> str:
-    """The kinds as a table: name, call, result."""
-    rows = [("KIND", "call", "result"), *((name, kind.call, kind.returns) for name, kind in KINDS.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
+    """The kinds as a list: name and meaning, and below them the call and its result."""
+    width = max(map(len, KINDS))
+    below = " " * (width + 4)
+    lines = (
+        f"  {name:{width}}  {kind.what}\n{below}{kind.call}\n{below}-> {kind.returns}" for name, kind in KINDS.items()
+    )
+    return "\n".join(["KIND", *lines])

@@ -79,7 +79,7 @@ class Absolute(Encoding):
 
 @dataclass(eq=False, repr=False)
 class Sinusoidal(Absolute):
-    """Sines and cosines of geometric frequencies: p_k = (sin k theta_c, cos k theta_c), theta_c = base^(-2c/dim).
+    """Sines and cosines of geometric frequencies: p_i = (sin i theta_c, cos i theta_c), theta_c = base^(-2c/dim).
 
     dim: width of the model. base, curve, exponent, endpoint: the frequencies, see `functional.frequency_curve`.
     layout: "interleaved" (the paper) or "concat". amplitude multiplies the code.

@@ -192,7 +192,7 @@ class PoSE(Encoding):
     name = "pose"
     papers: ClassVar[tuple[str, ...]] = ("zhu2023pose",)
     formula: ClassVar[tuple[str, ...]] = (
-        r"i' = \begin{cases} i & i < s \\ i + u & i \ge s \end{cases} \quad s \text{ and } u \text{ drawn for each text}",
+        r"i' = \begin{cases} i & \quad i < s \\ i + u & \quad i \ge s \end{cases} \quad s, u \text{ drawn for each text}",
     )
     shift_invariant = True
     extrapolates = "yes: up to max_length, after interpolation"

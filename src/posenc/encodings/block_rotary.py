@@ -152,7 +152,7 @@ class ComRoPE(LieRE):
     papers: ClassVar[tuple[str, ...]] = ("yu2025comrope",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(i)\, q_i, \quad R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a A_b = A_b A_a",
-        r"A_a = \lambda_a A \ \text{(ld)}, \qquad A_a = M_a \odot A \ \text{(ap)}",
+        r"A_a = \begin{cases} \lambda_a A & \quad \text{ld} \\ M_a \odot A & \quad \text{ap} \end{cases}",
     )
     use_when = (
         "Take it for images and video where learned rotations should depend on differences alone; `axial_rope` "

@@ -71,7 +71,7 @@ def rows() -> list[dict[str, Any]]:
                 "equal_to": cls.equal_to,
                 "options": [n for n in cls.arguments() if n not in OF_THE_MODEL],
                 "arguments": {n: None if p.default is p.empty else p.default for n, p in cls.arguments().items()},
-                "papers": [_short(papers[key]) for key in cls.papers],
+                "papers": [short(papers[key]) for key in cls.papers],
                 "summary": summary(cls),
             }
         )
@@ -88,13 +88,13 @@ def pattern_rows() -> list[dict[str, Any]]:
             "models": pattern.models,
             "text": pattern.text(),
             "options": list(pattern.options),
-            "papers": [_short(papers[key]) for key in pattern.papers],
+            "papers": [short(papers[key]) for key in pattern.papers],
         }
         for name, pattern in PATTERNS.items()
     ]
 
 
-def _short(entry: str) -> str:
+def short(entry: str) -> str:
     """First author, year and arXiv number of a BibTeX entry; a source that is not on arXiv goes by its address."""
     fields = {
         key.strip(): value.strip().strip("{},") for key, _, value in (x.partition("=") for x in entry.splitlines())

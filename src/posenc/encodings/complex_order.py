@@ -16,19 +16,19 @@ from posenc.positions.ids import exact
 
 @dataclass(eq=False, repr=False)
 class ComplexOrder(Encoding):
-    """Complex word order: channel c of a word at position k is r e^(i (omega k + theta)), with the word's own
-    amplitude, frequency and phase.
+    """Complex word order: a channel of a word at position i is a complex number of phase omega i + phi, whose amplitude,
+    frequency omega and phase phi are functions of the word.
 
-    A shift by n multiplies a word by e^(i omega n) whatever its position, and the amplitude stays bounded. The paper's
-    tables have a row per word; here they are linear maps of the word's embedding x: r = x, omega = W x + b from
-    W = 0, b_c = base^(-2 floor(c/2) / dim), theta = V x from V = 0. Independent embeddings can take any tables.
-    Real and imaginary parts, (r cos, r sin), go through a learned (2 dim, dim) matrix, which starts as the identity
+    A shift by n adds omega n to the phases of a word, whatever its position, and the amplitude stays bounded. The paper's
+    tables have a row per word; here they are linear maps of the word's embedding x: amplitude x, omega = W x + b from
+    W = 0, b_c = base^(-2 floor(c/2) / dim), phi = V x from V = 0. Independent embeddings can take any tables.
+    Real and imaginary parts go through a learned (2 dim, dim) matrix, which starts as the identity
     over a random orthogonal one: that keeps the mean square of a random input.
 
     dim: width of the model. base: of the initial frequencies. Raises InputError for an input of another width.
     Phases are computed in float64 from exact positions.
 
-    Source: Wang et al. 2020, section 2. The authors' code leaves theta out, gives every word the same initial
+    Source: Wang et al. 2020, section 2. The authors' code leaves phi out, gives every word the same initial
     frequencies (as here), counts positions from 1 in its language model and downwards to 0 in its classifier, and
     keeps two real streams, whose scores are moduli; this is one real stream in the model's own attention.
     """

@@ -50,9 +50,10 @@ class T5(_DistanceBias):
     papers: ClassVar[tuple[str, ...]] = ("raffel2020exploring",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = q_i \cdot k_j + B_{h,\beta(j-i)}",
-        r"\beta = n = |j - i| \text{ below } m, \text{ half a direction's buckets, then}",
-        r"\beta = \min\left(m + \left\lfloor m\, \frac{\ln(n/m)}{\ln(D/m)} \right\rfloor, 2m - 1\right)",
-        r"\text{and } 2m \text{ more where } j > i",
+        r"\beta(j - i) = \begin{cases} \gamma(i - j) & \quad j \le i \\ 2m + \gamma(j - i) & \quad j > i \end{cases}",
+        r"\gamma(n) = \begin{cases} n & \quad n < m \\ \min\left(m + \left\lfloor m\, \frac{\ln(n/m)}{\ln(D/m)} "
+        r"\right\rfloor, 2m - 1\right) & \quad n \ge m \end{cases}",
+        r"m = \text{half the buckets of a direction}",
     )
     extrapolates = "yes: one bias for all far distances"
     use_when = "Take it in encoders and encoder-decoders, as T5 and MPNet do; `alibi` learns nothing."
@@ -96,7 +97,7 @@ class ALiBi(_DistanceBias):
     papers: ClassVar[tuple[str, ...]] = ("press2022train",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h |i - j|",
-        r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
+        r"m_h = 2^{-8(h+1)/H} \quad (H \text{ a power of two})",
     )
     extrapolates = "yes: trained short, tested long"
     use_when = (
@@ -130,7 +131,7 @@ class GridALiBi(ALiBi):
     papers: ClassVar[tuple[str, ...]] = ("fuller2023croma",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h \lVert i - j \rVert",
-        r"m_h = 2^{-8(h+1)/H} \text{ where } H \text{ is a power of two}",
+        r"m_h = 2^{-8(h+1)/H} \quad (H \text{ a power of two})",
     )
     extrapolates = "yes: to larger images"
     use_when = (
@@ -174,8 +175,8 @@ class KERPLE(_DistanceBias):
     name = "kerple"
     papers: ClassVar[tuple[str, ...]] = ("chi2022kerple",)
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - p_h \ln(1 + a_h |i - j|) \quad \text{(log)}",
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - a_h |i - j|^{p_h} \quad \text{(power)}",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - \begin{cases} p_h \ln(1 + a_h |i - j|) & \quad \text{log} \\ "
+        r"a_h |i - j|^{p_h} & \quad \text{power} \end{cases}",
     )
     extrapolates = "yes: trained short, tested long"
     use_when = (
@@ -238,7 +239,7 @@ class Sandwich(_DistanceBias):
 
 @dataclass(eq=False, repr=False)
 class Sines(_DistanceBias):
-    """PE(l - r) with PE(l) = (sin, cos)(pi l / train_length): each head adds a learned combination of the two numbers.
+    """p(i - j) with p(t) = (sin, cos)(pi t / train_length): each head adds a learned combination of the two numbers.
 
     num_heads: heads of the model. train_length: L_max, the longest sequence. init_std: of the 2 weights per head.
     One set of weights serves every layer. Distances within train_length to either side have different codes; the

@@ -264,7 +264,7 @@ class FLOATER(Encoding):
     formula: ClassVar[tuple[str, ...]] = (
         r"\frac{\mathrm{d}p}{\mathrm{d}t} = h(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",
         r"q_i' = q_i + p_i^q, \quad k_j' = k_j + p_j^k, \quad v_j' = v_j + p_j^v",
-        r"x_i' = x_i + \text{a sinusoidal code}",
+        r"x_{i,2c}' = x_{i,2c} + \sin(i \theta_c), \quad x_{i,2c+1}' = x_{i,2c+1} + \cos(i \theta_c)",
     )
     extrapolates = "yes: the flow goes on"
     use_when = (

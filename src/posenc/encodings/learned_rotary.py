@@ -149,7 +149,7 @@ class LearnedRotary(AxesRotary):
             raise InputError(f"groups={self.groups}: must divide the key heads, and k has {k.shape[1]}")
 
     def plain(self, group: int = 0) -> Rotary:
-        """One group's ladder as it is now, in a `Rotary` with an "explicit" schedule.
+        """One group's current ladder, in a `Rotary` with an "explicit" schedule.
 
         Raises:
             InputError: a group that there is not.
@@ -260,7 +260,7 @@ class RoPEPlusPlus(Rotary):
     """RoPE++: every second query head scores the imaginary part of the complex product, which RoPE discards.
 
     Heads 0, 2, .. are RoPE's. Heads 1, 3, .. have their queries turned by -90 degrees first, against the same keys:
-    Re(q conj(k) e^(i (m - n) theta)) becomes Im. The authors project half as many queries and use each twice: pass
+    the real part of the product becomes the imaginary one. The authors project half as many queries and use each twice: pass
     `q.repeat_interleave(2, dim=1)`. Arguments as in `Rotary`.
     Source: Liu et al. 2025, "Beyond Real", section 3.
     """
@@ -268,8 +268,8 @@ class RoPEPlusPlus(Rotary):
     name = "rope_pp"
     papers: ClassVar[tuple[str, ...]] = ("liu2025beyond",)
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \mathrm{Re} \sum_c \tilde q_{ic} \overline{\tilde k_{jc}} e^{\mathrm{i}(i-j)\theta_c} \quad (h \text{ even})",
-        r"s_{ij} = \mathrm{Im} \sum_c \tilde q_{ic} \overline{\tilde k_{jc}} e^{\mathrm{i}(i-j)\theta_c} \quad (h \text{ odd})",
+        r"s_{ij} = \begin{cases} \mathrm{Re}\, z_{ij} & \quad h \text{ even} \\ \mathrm{Im}\, z_{ij} & \quad h \text{ odd} \end{cases}",
+        r"z_{ij} = \sum_c \tilde q_{ic} \overline{\tilde k_{jc}} e^{\mathrm{i}(i-j)\theta_c}",
     )
     extrapolates = "partly: the imaginary heads attend further away, by the paper"
     use_when = (

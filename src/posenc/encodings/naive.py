@@ -64,7 +64,7 @@ class _Scalar(Absolute):
 
 @dataclass(eq=False, repr=False)
 class Normalized(_Scalar):
-    """Position scaled to [0, 1]: k / (length - 1). A step means something else in every length, and the code of the
+    """Position i scaled to [0, 1]: i / (length - 1). A step means something else in every length, and the code of the
     first token changes when a later one is appended: cached decoding cannot reproduce the full pass unless `length`
     is fixed beforehand.
 
@@ -96,7 +96,7 @@ class Normalized(_Scalar):
 
 
 class Integer(_Scalar):
-    """The position itself, k: unbounded, so tokens late in a long text get codes far outside anything trained on."""
+    """The position i itself: unbounded, so tokens late in a long text get codes far outside anything trained on."""
 
     name = "integer"
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + i\, w",)

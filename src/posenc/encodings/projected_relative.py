@@ -35,7 +35,7 @@ class ProjectedRelative(Encoding):
     name = "projected_relative"
     papers: ClassVar[tuple[str, ...]] = ("thinkingmachines2026inkling",)
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + (W_r x_i) \cdot P_{i-j} \text{ where } 0 \le i - j < E",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \begin{cases} (W_r x_i) \cdot P_{i-j} & \quad 0 \le i - j < E \\ 0 & \quad \text{otherwise} \end{cases}",
     )
     shift_invariant = True
     bias_reads_keys = False

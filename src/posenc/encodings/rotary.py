@@ -100,7 +100,7 @@ class PairwiseRotary(Encoding):
 
 @dataclass(eq=False, repr=False)
 class Rotary(PairwiseRotary):
-    """RoPE: pair c of a query or key at position m is rotated by m * theta_c, so q_m . k_n depends on m - n alone.
+    """RoPE: pair c of a query or key at position i is rotated by i theta_c, so q_i . k_j depends on i - j alone.
 
     head_dim: width of a head. rope_theta: base of the frequencies. layout: which channels form a pair, "half"
     (c, c + d/2: GPT-NeoX, Llama in transformers) or "interleaved" (2c, 2c + 1: RoFormer, GPT-J).
@@ -236,7 +236,7 @@ class PRotary(Rotary):
     papers: ClassVar[tuple[str, ...]] = ("barbero2024round",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
-        r"\theta_c = \begin{cases} b^{-2c/d} & c < \lfloor f d/2 \rfloor \\ 0 & \text{otherwise} \end{cases}",
+        r"\theta_c = \begin{cases} b^{-2c/d} & \quad c < \lfloor f d/2 \rfloor \\ 0 & \quad \text{otherwise} \end{cases}",
     )
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     use_when = (
@@ -302,13 +302,13 @@ class DecoupledRotary(Rotary):
 
 @dataclass(eq=False, repr=False)
 class XPos(Rotary):
-    """xPos: RoPE whose scores also shrink with the distance, by zeta_c^((m - n) / scale_base) in pair c.
+    """xPos: RoPE whose scores also shrink with the distance, by zeta_c^((i - j) / scale_base) in pair c.
 
     zeta_c = (2c / head_dim + gamma) / (1 + gamma), so that fast pairs fade first. gamma, scale_base (in positions):
     how fast. layout: "interleaved", as in the authors' code. Other arguments as in `Rotary`. For causal models: scores
     of keys after the query grow instead.
 
-    Queries are multiplied by zeta^(m / scale_base) and keys by its inverse, with m counted from the middle of the
+    Queries are multiplied by zeta^(i / scale_base) and keys by its inverse, with i counted from the middle of the
     call's keys. The middle cancels, so cached decoding gives what the full pass gives. What remains grows with the
     span of one call: factors overflow float16 beyond 9000 positions, bfloat16 and float32 beyond 72000 (gamma 0.4).
     Raises InputError for gamma or scale_base not above 0. Source: Sun et al. 2022, section 2.2.

@@ -45,7 +45,8 @@ class SelectiveAttention(Encoding):
     name = "selective_attention"
     papers: ClassVar[tuple[str, ...]] = ("leviathan2025selective",)
     formula: ClassVar[tuple[str, ...]] = (
-        r"s'_{ij} = s_{ij} - \sum_{t=j+1}^{i-1} \max(0, s^{(0)}_{tj}) \text{ for keys } j \text{ but the first}",
+        r"s'_{ij} = s_{ij} - \begin{cases} 0 & \quad j \text{ the first key} \\ \sum_{t=j+1}^{i-1} \max(0, s^{(0)}_{tj}) & "
+        r"\quad \text{otherwise} \end{cases}",
     )
     shift_invariant = True
     extrapolates = "not claimed"

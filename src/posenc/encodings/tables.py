@@ -18,13 +18,13 @@ from posenc.positions.ids import prefix_index, prefix_tokens
 
 @dataclass(eq=False, repr=False)
 class Hierarchical(Absolute):
-    """A learned table of n rows that reaches n^2 positions: row k // n and row k mod n, weighted.
+    """A learned table of n rows that reaches n^2 positions: row i // n and row i mod n, weighted.
 
-    q_k = alpha u[k // n] + (1 - alpha) u[k mod n], with u_i = (p_i - alpha p_0) / (1 - alpha): the first n codes are
-    the table's own rows p_k, so a trained table (BERT's) is extended as it is.
+    Position i gets alpha u[i // n] + (1 - alpha) u[i mod n], with u_r = (P_r - alpha P_0) / (1 - alpha): the first n
+    codes are the table's rows P_i, so a trained table (BERT's) is extended without training.
 
     rows: n. dim: width of the model. alpha: weight of the coarse digit, in (0, 1) and not 1/2, at which positions
-    i n + j and j n + i would share a code. init_std: of the table. beyond: what a position from n^2 on gets, "error"
+    a n + b and b n + a would share a code. init_std: of the table. beyond: what a position from n^2 on gets, "error"
     or "clamp". Raises InputError for other values. Source: Su 2020, kexue.fm/archives/7947; bert4keras.
     """
 
@@ -85,7 +85,7 @@ class Multiplicative(Learned):
 
 @dataclass(eq=False, repr=False)
 class AxialTable(Absolute):
-    """A large learned table from two small ones: row k // columns of the first next to row k mod columns of the
+    """A large learned table from two small ones: row i // columns of the first next to row i mod columns of the
     second.
 
     max_positions: the least number of positions; the last row is filled up. dim: width of the model.

@@ -126,7 +126,7 @@ class Temperature(QueryScale):
 
 @dataclass(eq=False, repr=False)
 class StepTemperature(QueryScale):
-    """Queries at position p times 1 + beta ln(1 + floor((p + first) / train_length)): as they are at first, and
+    """Queries at position i times 1 + beta ln(1 + floor((i + first) / train_length)): as they are at first, and
     sharper by a step for each trained length.
 
     first: 1 counts tokens (the last one of the trained length is sharper already), as Llama 4 does, in those of its layers

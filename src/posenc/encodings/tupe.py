@@ -34,8 +34,8 @@ class TUPE(ContentBias):
 
     name = "tupe"
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \frac{q_i \cdot k_j + U_h^Q p_i \cdot U_h^K p_j}{\sqrt{2d}}",
-        r"\text{[CLS], at 0: a learned number instead of the second term}",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{2d}} + \begin{cases} a_h & \quad i = \text{[CLS]} \\ a_h' & \quad j = \text{[CLS]} \\ "
+        r"U_h^Q p_i \cdot U_h^K p_j / \sqrt{2d} & \quad \text{otherwise} \end{cases}",
     )
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking",)
     extrapolates = "no: undefined past the table"
@@ -113,8 +113,8 @@ class TUPER(TUPE):
     name = "tupe_r"
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking", "raffel2020exploring")
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \frac{q_i \cdot k_j + U_h^Q p_i \cdot U_h^K p_j}{\sqrt{2d}} + B_{h,\beta(j-i)}",
-        r"\text{[CLS], at 0: a learned number instead of all but the first term}",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{2d}} + \begin{cases} a_h & \quad i = \text{[CLS]} \\ a_h' & \quad j = \text{[CLS]} \\ "
+        r"U_h^Q p_i \cdot U_h^K p_j / \sqrt{2d} + B_{h,\beta(j-i)} & \quad \text{otherwise} \end{cases}",
     )
     use_when = (
         "Take it in an encoder with a [CLS] token and texts of a fixed greatest length; `t5` has the bias of the "

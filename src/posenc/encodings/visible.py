@@ -34,7 +34,7 @@ class Window(Encoding):
     name = "window"
     papers: ClassVar[tuple[str, ...]] = ("beltagy2020longformer", "child2019generating")
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \text{ if } -a_h \le i - j \le b_h, \text{ else } -\infty",
+        r"s_{ij} = \begin{cases} q_i \cdot k_j / \sqrt{d} & \quad -a_h \le i - j \le b_h \\ -\infty & \quad \text{otherwise} \end{cases}",
     )
     extrapolates = "partly: no distance is farther than the window"
     use_when = (
@@ -91,7 +91,7 @@ class Chunks(Encoding):
     name = "chunks"
     papers: ClassVar[tuple[str, ...]] = ("meta2025llama4", "child2019generating")
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \text{ if } \lfloor i / c \rfloor = \lfloor j / c \rfloor, \text{ else } -\infty",
+        r"s_{ij} = \begin{cases} q_i \cdot k_j / \sqrt{d} & \quad \lfloor i / c \rfloor = \lfloor j / c \rfloor \\ -\infty & \quad \text{otherwise} \end{cases}",
     )
     extrapolates = "partly: no distance is as far as a chunk is long"
     use_when = "Add it to some layers, as Llama 4 does; `window` has no borders that hide near tokens."

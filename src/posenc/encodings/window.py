@@ -213,8 +213,9 @@ class ClassWindowTable(WindowTable):
     name = "beit"
     papers: ClassVar[tuple[str, ...]] = ("bao2022beit",)
     formula: ClassVar[tuple[str, ...]] = (
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
-        r"\text{and } B_{h,1},\ B_{h,2},\ B_{h,3} \text{ from [CLS], to it, and within it}",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \begin{cases} B_{h,i-j} & \quad i, j \text{ patches} \\ "
+        r"B_{h,1} & \quad i = \text{[CLS]} \ne j \\ B_{h,2} & \quad j = \text{[CLS]} \ne i \\ "
+        r"B_{h,3} & \quad i = j = \text{[CLS]} \end{cases}, \quad i - j = (\Delta y, \Delta x)",
     )
     use_when = "Take it in an image encoder with a [CLS] token, as BEiT does; `swin` has no entries for one."
     equal_to = "transformers' BEiT"

@@ -61,12 +61,12 @@ def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> T
 
 
 def default(head_dim: int, base: float = 10000.0) -> Frequencies:
-    """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, section 3.2.2)."""
+    """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, arXiv 2104.09864, section 3.2.2)."""
     return Frequencies(rope_frequencies(head_dim, base))
 
 
 def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
-    """Position interpolation: every frequency divided by factor (Chen et al. 2023, eq. 4).
+    """Position interpolation: every frequency divided by factor (Chen et al. 2023, arXiv 2306.15595, eq. 4).
 
     Needs fine-tuning (the paper's 1000 steps): neighbouring positions are closer than in training. SuperHOT
     (kaiokendev 2023) is this with factor 4 and a LoRA.
@@ -145,7 +145,7 @@ def yarn(
     mscale_all_dim: float = 0.0,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    """YaRN as its authors' code and transformers compute it (jquesnelle/yarn, 2023).
+    """YaRN as its authors' code and transformers compute it (github.com/jquesnelle/yarn; arXiv 2309.00071).
 
     Slow frequencies are divided by factor, fast ones stay, and between the pairs that turn beta_slow and beta_fast
     times over original_max_positions the change is linear in the pair's number. truncate rounds that range outwards
@@ -193,7 +193,7 @@ def yarn_paper(
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    """YaRN as its paper states it: the change is linear in the number of turns (Peng et al. 2023, eq. 18 to 20).
+    """YaRN as its paper states it: the change is linear in the number of turns (arXiv 2309.00071, eq. 18 to 20).
 
     Otherwise as `yarn`, with nothing to round. With attention_factor 1 it is the paper's "NTK-by-parts".
     """
@@ -257,7 +257,7 @@ def softmax_factor(factor: float, mscale_all_dim: float) -> float:
 
 
 def _blend(frequencies: Tensor, factor: float, ramp: Tensor) -> Tensor:
-    """Each frequency as it is where ramp is 0, divided by factor where it is 1."""
+    """Each frequency unchanged where ramp is 0, divided by factor where it is 1."""
     return frequencies * (1 - ramp) + frequencies / check_factor(factor) * ramp
 
 
@@ -447,7 +447,7 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
 
 def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75, factor: float = 1.0) -> Frequencies:
     """p-RoPE: the fastest fraction of the frequencies, divided by factor, and zero for the rest
-    (Barbero et al. 2024, section 6; rope_type "proportional" in transformers).
+    (arXiv 2410.06205, section 6; rope_type "proportional" in transformers).
 
     Models are trained so (Gemma 4: 0.25).
     """
@@ -523,6 +523,54 @@ SCHEDULES: dict[str, Callable[..., Frequencies]] = {
     )
 }  # fmt: skip
 """Every schedule by name."""
+
+_RAMP = (
+    r"t_c = \operatorname{clip}\left( \frac{c - \lfloor c(\beta_f) \rfloor}{\lceil c(\beta_s) \rceil - \lfloor c(\beta_f) \rfloor}, 0, 1 \right), "
+    r"\quad c(\beta) = \frac{d}{2} \cdot \frac{\ln(L / 2\pi\beta)}{\ln b}"
+)
+_BLEND = r"\theta_c' = (1 - t_c)\, \theta_c + t_c\, \theta_c / s"
+_TURNS = r"t_c = \operatorname{clip}\left( \frac{\beta_f - r_c}{\beta_f - \beta_s}, 0, 1 \right), \quad r_c = \frac{L\, \theta_c}{2\pi}"
+_AMPLITUDE = r"A = 0.1 \ln s + 1"
+FORMULAS: dict[str, tuple[str, ...]] = {
+    "default": (r"\theta_c = b^{-2c/d}",),
+    "linear": (r"\theta_c' = \theta_c / s",),
+    "ntk": (r"\theta_c' = \left( b\, s^{d/(d-2)} \right)^{-2c/d} = \theta_c / s^{2c/(d-2)}",),
+    "ntk_old": (r"\theta_c' = (b s)^{-2c/d} = \theta_c / s^{2c/d}",),
+    "ntk_fixed": (r"\theta_c' = \theta_c / s^{2(c+1)/d}",),
+    "ntk_mixed": (r"\theta_c' = \theta_c / s^{(2(c+1)/d)^\epsilon}, \quad \epsilon = 0.625",),
+    "abf": (r"\theta_c' = b_1^{-2c/d}, \quad b_1 \text{ the new base}",),
+    "yarn": (_BLEND, _RAMP, _AMPLITUDE),
+    "yarn_paper": (_BLEND, _TURNS, _AMPLITUDE),
+    "yarn_revised": (r"\theta_c' = \frac{\theta_c}{1 - t_c + t_c\, s}", _RAMP, _AMPLITUDE),
+    "mrrope": (
+        r"\theta_c' = \theta_c / s^{e_c}, \quad e_c = \begin{cases} t_c (n t_c + 1) / (n + 1) & \quad \text{progressive} \\ t_c & \quad \text{uniform} \end{cases}",
+        _RAMP + r", \quad n = \lceil c(\beta_s) \rceil - \lfloor c(\beta_f) \rfloor",
+        _AMPLITUDE,
+    ),
+    "llama3": (_BLEND, _TURNS, r"\beta_s = 1, \quad \beta_f = 4"),
+    "dynamic": (
+        r"\theta_c' = \theta_c / {s'}^{2c/(d-2)}, \quad s' = s\, \max(1, \ell / L) - (s - 1)",
+        r"\ell = \text{length of the text}",
+    ),
+    "longrope": (
+        r"\theta_c' = \begin{cases} \theta_c / \lambda_c^{\text{long}} & \quad \ell > L \\ \theta_c / \lambda_c^{\text{short}} & \quad \ell \le L \end{cases}",
+        r"A = \sqrt{1 + \frac{\ln s}{\ln L}}",
+    ),
+    "evq_cosh": (
+        r"\theta_c' = b^{-\varphi_c}, \quad \varphi_c = 1 - \frac{\operatorname{arsinh}((1 - u_c) \sinh \tau)}{\tau}",
+        r"u_c = \frac{2c + 1}{d}, \quad \tau = \frac{d}{\sqrt{L}}",
+    ),
+    "anti_periodic": (r"\theta_c' = \frac{\pi (2c + 1)}{L}",),
+    "proportional": (r"\theta_c' = \begin{cases} \theta_c / s & \quad c < \lfloor f d/2 \rfloor \\ 0 & \quad \text{otherwise} \end{cases}",),
+    "tapered": (
+        r"\theta_c' = \begin{cases} \theta_c & \quad c < d/2 - n \\ \theta_c\, \frac{1 + \cos t_c}{2} & \quad \text{otherwise} \end{cases}",
+        r"t_c = \pi\, \frac{c - d/2 + n}{n - 1}, \quad n \text{ the slowest pairs}",
+    ),
+    "resonance": (r"\theta_c' = \frac{2\pi}{\operatorname{round}(2\pi / \theta_c)}",),
+    "explicit": (r"\theta_c' = \theta_c / \lambda_c",),
+}  # fmt: skip
+"""LaTeX of every schedule: theta_c and theta_c' the frequency of pair c before and after, d channels, b the base, s the factor,
+L the trained length, A what multiplies cos and sin."""
 
 
 def first_negative(inv_freq: Tensor, limit: int = 1 << 20, block: int = 1 << 13) -> int | None:

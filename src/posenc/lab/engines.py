@@ -60,7 +60,7 @@ class Work(Generic[Shared, Job, Result]):
 
 
 class Engine(Protocol):
-    """Computes jobs, and yields every result as soon as it is there, in no particular order.
+    """Computes jobs, and yields every result as soon as it is available, in no particular order.
 
     An engine that is closed, or meets an error or Ctrl-C, drops unfinished jobs and ends all of its processes:
     `with contextlib.closing(engine.run(work, ticks)) as results: for job, result in results: ...`.

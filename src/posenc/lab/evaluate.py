@@ -24,7 +24,7 @@ def score(
     read: Callable[[Tensor], Batch],
     on_batch: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss in nats of every target under a condition, and 1 where the likeliest class is right: two tensors
+    """The loss in nats of every target under a condition, and 1 where the most likely class is right: two tensors
     (examples, ...). read: the examples with some indices; on_batch is called with how many tokens have been read."""
     here, before, tokens, scores = world(), model.encoding, settings.tokens_at(condition), []
     model.encoding = variant.at(condition).to(here.device)

@@ -2,7 +2,7 @@
 """One study engine. A study is settings, cells, how a cell is measured, and the results of all cells; `run` does the rest: it
 locks the folder, resumes, computes on an engine, stores every cell, survives an interrupt, and reports.
 
-A new study is a subclass of `Study` with a name, a unit, five methods, and a page: see docs/studies.md and examples/new_study.py.
+A new study is a subclass of `Study` with a name, a unit, five methods, and a page: see docs/reliability.md and examples/new_study.py.
 """
 
 import hashlib
@@ -213,7 +213,7 @@ def run(
     """
     for name in ("name", "unit"):
         if not isinstance(getattr(study, name, None), str):
-            raise InputError(f"{type(study).__name__}.{name}: is missing; set it to a text, as in docs/studies.md")
+            raise InputError(f"{type(study).__name__}.{name}: is missing; set it to a text, as in docs/reliability.md")
     part, parts = share
     if not 1 <= part <= parts:
         raise InputError(f"share={part}/{parts}: write two numbers, as in 1/4 for the first of four shares")

@@ -580,7 +580,7 @@ class Positions:
 
     def moved(self, move: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens at other positions: move(positions, order) -> positions is applied to queries and to keys, both
-        (batch or 1, n); the result is copied. Visibility stays as it is."""
+        (batch or 1, n); the result is copied. Visibility is unchanged."""
         q = move(self.q, self.q_order).clone()  # the caller may change theirs later
         same = self.q is self.k and self.q_order is self.k_order
         k = q if same else move(self.k, self.k_order).clone()
@@ -589,7 +589,7 @@ class Positions:
 
     def take(self, index: Ids) -> "Positions":
         """Some of the tokens, in this order: (m,) indices, or (batch, m), one row each. Patches are dropped (He et al. 2022,
-        "MAE") or reordered so; visibility stays as it is.
+        "MAE") or reordered so; visibility is unchanged.
 
         Tokens without coordinates, such as [CLS], differ by their order alone: of those in a document, the first stay the
         first.

@@ -147,7 +147,7 @@ def ape_generate(
     max_new_tokens: int = 256,
     batch_size: int | None = None,
 ) -> APEAnswer:
-    """Answer a question from several contexts that are read in parallel; each token is the likeliest.
+    """Answer a question from several contexts that are read in parallel; each token is the most likely.
 
     Args:
         model: a causal language model of a type that `extend` knows, extended by frequencies or not.

@@ -20,7 +20,7 @@ V4_HEADS: dict[str, int] = {"qwen3": 128, "qwen3_moe": 128, "gemma": 256, "gemma
 
 
 class ConfigFile:
-    """A configuration as it is in a file.
+    """A configuration, as a file has it.
 
     raw: the fields of the language model. gguf: header of a GGUF file, by key, else None.
     """

@@ -63,7 +63,9 @@ def re_rotate(
     before = encoding.key_angles(_keys_at("positions", positions, keys), layer)
     after = target.key_angles(_keys_at("positions", positions, keys) if to is None else _keys_at("to", to, keys), layer)
     if not isinstance(encoding, RotaryKind) or not isinstance(target, RotaryKind):
-        raise InputError(f"{encoding}: re_rotate moves keys of Rotary, its kin with axes, and PoPE, and values of RoVE")
+        raise InputError(
+            f"{encoding}: re_rotate moves keys of Rotary, rotations with axes, and PoPE, and values of RoVE"
+        )
     if _layout_of(encoding) != _layout_of(target) or before.shape[1::2] != after.shape[1::2]:
         raise InputError(f"into={target}: keys under {encoding} need the same head_dim, layout and rotated channels")
     width = encoding.head_dim * (2 if isinstance(encoding, PoPE) else 1)

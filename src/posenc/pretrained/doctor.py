@@ -38,7 +38,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 @torch.no_grad()
 def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
-    """Examine a model as it stands, and leave it as it is.
+    """Examine a model, and leave it unchanged.
 
     Its frequencies are compared with its configuration, and short runs of random tokens show what padding, packing, a
     cache and the attention implementation do to its logits.

@@ -99,7 +99,7 @@ def to_hf(
     Frequency schedules are expressed exactly, see `hf_rope_parameters`; before anything is written, transformers' own
     rotary module is compared with the model's. Position maps and changes of attention are beyond a configuration: the
     checkpoint is then that of the model before, with an entry `posenc` from which `posenc.load` extends it again, and the
-    report says so. The model stays as it is. The folder appears complete or not at all.
+    report states it. The model is unchanged. The folder appears complete or not at all.
 
     Args:
         model: a transformers model, extended or not. directory: must not exist, or be empty. tokenizer: of

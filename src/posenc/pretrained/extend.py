@@ -72,10 +72,10 @@ class Extension(ChangeReport):
     def expected(self) -> str:
         """What to expect of texts that the model could read before, by construction."""
         if self.exact_tokens >= self.trained_length:
-            return f"texts of up to {self.trained_length} tokens are read exactly as before"
+            return f"outputs are unchanged up to {self.trained_length} tokens"
         if self.exact_tokens > 0:
-            return f"the first {self.exact_tokens} tokens of a text are read exactly as before, later ones differently"
-        return "every text is read differently, short ones too"
+            return f"outputs are unchanged for the first {self.exact_tokens} tokens of a text, and change after them"
+        return "outputs change at all lengths, short inputs included"
 
     def __str__(self) -> str:
         length = self.reach if self.new_length is None else self.new_length
@@ -95,7 +95,7 @@ class Extension(ChangeReport):
         lines.append(f"layers: {self.layers[0]} of {self.layers[1]} changed")
         unchanged = "longer ones no better than before: only the length in the configuration was changed"
         tuning = TUNING[self.tuning] if self.layers[0] else unchanged
-        lines.append(f"expected, by construction: {self.expected}; {tuning}")
+        lines.append(f"effect: {self.expected}; {tuning}")
         keys = "unrotated keys" if self.raw_keys else "rotated keys, as before"
         if self.map is not None or (self.raw_keys and "no rotation" not in self.attention):
             keys += f", {'rotated' if self.raw_keys else 'turned on'} as each step reads them"
@@ -111,7 +111,7 @@ def extend(
 ) -> Extension | TableExtension:
     """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
 
-    model: Llama and its kin, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
+    model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
     over the one the model had before any scaling; or target_length, in tokens; both None: the factor that a schedule's own
     text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's
@@ -237,7 +237,7 @@ def _target(structure: ModelStructure, factor: float | None, target_length: int 
     loaded = structure.loaded_length
     if target_length is not None and target_length < loaded:
         raise InputError(
-            f"target_length={target_length}: the model reads {loaded} tokens as it is; pass target_length={2 * loaded} or "
+            f"target_length={target_length}: the model reads {loaded} tokens already; pass target_length={2 * loaded} or "
             f"more (factor counts from {structure.trained_length}, its length before any scaling)"
         )
     return target_length

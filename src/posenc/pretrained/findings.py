@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings of `doctor`, which docs/doctor.md and docs/vision-pretrained.md explain, and its report."""
+"""The findings of `doctor`, with their meanings and remedies, and its report."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -181,3 +181,151 @@ VISION_FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
 }
 """Finding on a vision model -> its severity, and what to do."""
+
+MEANINGS: dict[str, str] = {
+    "config_not_applied": (
+        "The model rotates by other frequencies than its configuration asks for: the configuration was edited "
+        "after loading, or the table was overwritten."
+    ),
+    "frequencies_uninitialised": (
+        "The frequencies are memory that nobody wrote: NaN, zeros, or not falling. No checkpoint has them, "
+        "and `to_empty` and `from_pretrained` only allocate them."
+    ),
+    "frequencies_not_restored": (
+        "transformers does not restore this rotary module after loading: it does so for classes with "
+        "RotaryEmbedding in their name that have original_inv_freq."
+    ),
+    "softmax_scale_differs": (
+        "Latent attention (DeepSeek) under YaRN multiplies its scores by the square of 0.1 mscale_all_dim "
+        "ln(factor) + 1, and this model does not. transformers up to 5.10.4 left it out for DeepSeek-V2 and "
+        "Mistral 4."
+    ),
+    "text_positions_differ": (
+        "A model for text with images gives a text without images other logits under 1-D position_ids, under "
+        "three equal rows, or without any."
+    ),
+    "positions_of_another_prompt": (
+        "A text read in two calls with a cache has other logits than in one: the model counts on from its "
+        "last prompt with an image (rope_deltas). Qwen2-VL to Qwen3-VL in transformers 5.23 do so; `generate` "
+        "clears it, your own loop does not."
+    ),
+    "axes_differ": (
+        "Pairs of channels turn by another axis (time, height, width) than mrope_section states, or its "
+        "numbers do not add up."
+    ),
+    "image_positions_differ": (
+        "get_rope_index places the tokens of images that are not square elsewhere than the model's rule."
+    ),
+    "compiled_differs": ("The compiled model gives other logits than the same model uncompiled."),
+    "config_not_buildable": (
+        "transformers cannot build a rotary module from this configuration, so the model will not load again "
+        "once saved."
+    ),
+    "frequencies_rounded": (
+        "The frequencies were cast to half precision: model.bfloat16(), .half() or .to(dtype) casts buffers "
+        "as well. The error grows with the position."
+    ),
+    "truncate_ignored": ("truncate=False is in the rope_parameters of a layer type, where transformers ignores it."),
+    "partial_rotary_ignored": (
+        "The configuration asks for a part of each head to rotate (partial_rotary_factor), and this model "
+        "type rotates another part."
+    ),
+    "not_finite": ("The logits of a short text are not finite. Nothing else was measured."),
+    "sees_the_future": (
+        "Another last token changes the predictions before it: attention has no causal mask. A function "
+        "registered with AttentionInterface alone has none. Nothing else was measured."
+    ),
+    "cache_differs": (
+        "Decoding with a cache gives other logits than one pass over the same tokens. Under dynamic and "
+        "longrope, cached keys have the frequencies of an earlier length."
+    ),
+    "padding_differs": (
+        "A left-padded text gives other logits than the text alone, although its attention_mask and "
+        "position_ids are right."
+    ),
+    "attention_bypassed": (
+        "posenc.extend works on this model's attention, and another implementation was set since: a pass "
+        "raises. Nothing else was measured."
+    ),
+    "extension_not_applied": (
+        "The configuration has an entry posenc: the saved model was extended by a method that no "
+        "configuration expresses. It runs without that method, although max_position_embeddings may be the "
+        "longer one."
+    ),
+    "base_not_stated": ("config.json has rope_parameters without rope_theta, and transformers took its default."),
+    "base_doubtful": ("The model predicts a plain text better with rope_theta times 10 or a tenth of it."),
+    "parameter_ignored": ("rope_parameters has a key that transformers does not read for this rope_type."),
+    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
+    "attention_factor_impossible": (
+        "attention_factor multiplies cos and sin: at 0 all scores are equal, and a minus sign is lost."
+    ),
+    "attention_factor_differs": (
+        "YaRN's attention_factor is not what its formula gives. This is right for a model that was trained so."
+    ),
+    "positions_from_padding": (
+        "A left-padded text without position_ids gives other logits than the text alone. model.generate "
+        "passes position_ids; a call of the model does not."
+    ),
+    "packing_leaks": (
+        "Two texts in one row, whose position_ids start again, see each other. In transformers 5.23, the rows "
+        "of Qwen2-VL and Qwen2.5-VL need position_ids of four rows, the text's first. Every model leaks, "
+        "without this finding, in a call that makes a cache or has an attention_mask of two dimensions."
+    ),
+    "batch_leaks": ("In a training's batch: another text in the same row changes the logits of the text behind it."),
+    "positions_beyond_length": ("In a training's batch: texts are longer than max_position_embeddings."),
+    "attention_differs": ("The attention implementation gives other logits than the formula (eager)."),
+    "length_not_declared": (
+        "The frequencies are stretched for more tokens than max_position_embeddings, which other software "
+        "takes for the limit. Either that length was not raised, or original_max_position_embeddings is "
+        "wrong."
+    ),
+    "original_length_missing": (
+        "config.json has a factor without original_max_position_embeddings, for which transformers takes "
+        "max_position_embeddings. If that is the stretched length already, the frequencies are wrong."
+    ),
+    "declared_longer_than_stretched": (
+        "max_position_embeddings is more than the frequencies are stretched for, so other software serves "
+        "texts of untrained positions."
+    ),
+    "layout_swapped": (
+        "The model predicts a plain text better with the channels of its queries and keys in the other order: "
+        "interleaved weights are rotated by halves, or the reverse."
+    ),
+    "llama3_without_effect": (
+        "llama3 scaling with an original length equal to the model's own. transformers warns at each load; harmless."
+    ),
+    "rows_for_columns": (
+        "A table of offsets that is not square is read with rows for columns, at every call: patches get the "
+        "biases of others."
+    ),
+    "table_of_zeros": (
+        "Every row of the table is zero: the model cannot tell where patches are. transformers 5.23 leaves a "
+        "new ViTMAE so."
+    ),
+    "shift_lost": (
+        "Layers no longer shift their windows, after an image so small that a stage had one window "
+        "(transformers' Swin)."
+    ),
+    "small_images_stay": ("After such a small image, the model will read images of its trained size differently."),
+    "below_a_window": ("Images with fewer patches a side than a window in the last stage are not read at all."),
+    "square_only": (
+        "The table is of a grid that is not square, and its library takes it for a square one when it interpolates."
+    ),
+    "decoder_in_a_line": ("The decoder interpolates its table along the line of all patches, not in the image."),
+    "formula_interpolated": (
+        "The table follows MAE's formula, and its library interpolates it; posenc.resize computes it. Measure both."
+    ),
+    "another_sampling": (
+        "The authors of DINOv2 interpolate for a grid that is 0.1 patches larger than the image's; "
+        "transformers no longer does."
+    ),
+    "one_size": ("Images of another size are refused."),
+}
+"""What each finding means; `posenc doctor --help` lists them."""
+
+
+def listed() -> str:
+    """Every finding with its severity and meaning, as text."""
+    return "\n".join(
+        f"  {name} ({severity}): {MEANINGS[name]}" for name, (severity, _) in (FINDINGS | VISION_FINDINGS).items()
+    )

@@ -219,7 +219,7 @@ def _train(
 @contextmanager
 def _stoppable() -> Iterator[list[bool]]:
     """Ctrl-C is noted in the list, so that the step is completed; a second one raises as usual. Another handler, or training
-    in another thread, stays as it is."""
+    in another thread, is unchanged."""
     stopped: list[bool] = []
     default = signal.default_int_handler
     ours = signal.getsignal(signal.SIGINT) is default and threading.current_thread() is threading.main_thread()

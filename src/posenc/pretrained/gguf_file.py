@@ -78,7 +78,7 @@ def to_gguf(
 ) -> GgufExport:
     """Write a model as a GGUF file that llama.cpp computes alike, with an extension by a frequency schedule if it has one.
 
-    The file appears complete or not at all, and the model stays as it is.
+    The file appears complete or not at all, and the model is unchanged.
 
     Args:
         model: a transformers model of a type in `ARCHITECTURES`. file: a new .gguf file. tokenizer: of transformers, fast;

@@ -85,7 +85,7 @@ def table_module(model: nn.Module) -> nn.Embedding:
 
 
 def rows_of_table(model: nn.Module) -> Tensor:
-    """The table of a model as it is now, (tokens, dim), without rows of padding (RoBERTa) or of an offset (OPT)."""
+    """The current table of a model, (tokens, dim), without rows of padding (RoBERTa) or of an offset (OPT)."""
     module = table_module(model)
     return module.weight[_first_row(module) :]
 

@@ -61,7 +61,7 @@ def write(
     """Make a folder of tasks for lm-eval, and return it.
 
     A task appears twice: scored by the likelihood of its answer ("posenc_passkey"; acc: whether every token of the answer
-    is the likeliest, nll: nats a token), and by the generated text ("posenc_passkey_generate"; score), if it generates
+    is the most likely, nll: nats a token), and by the generated text ("posenc_passkey_generate"; score), if it generates
     any. Each of the two names is a group of one task for every length and depth, "posenc_passkey_4096_at_0.5"; tasks
     without a depth leave it out of the name. Options are part of it: "key_value:keys=digits" becomes
     "posenc_key_value_keys_digits".

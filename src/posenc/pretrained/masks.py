@@ -5,7 +5,7 @@ windows, 2-D padding and packed documents, and from the mask itself where a user
 transformers makes one mask per kind of layer and passes it to every attention call with position_ids; neither says where
 the cached keys are. So what we make is not a mask but a `token_index` tensor: int64 (batch, 1, 1, queries + keys [+ keys]),
 each token's index in its row, -1 - index for padding, and where documents are packed, the document of each key. It has
-four dimensions because transformers passes a 4-D mask on as it is, also where it prepares masks before a compiled
+four dimensions because transformers passes a 4-D mask on unchanged, also where it prepares masks before a compiled
 decoding step.
 """
 

@@ -157,7 +157,7 @@ def nbce_steps(
         template: a text with {context} and {question}, or a function of both that returns the prompt, such as
             `chat(tokenizer)`.
         pooling, beta, eta, top_p: see `combine`.
-        temperature: 0 takes the likeliest token (the authors draw at 0.01, which is nearly that).
+        temperature: 0 takes the most likely token (the authors draw at 0.01, which is nearly that).
         max_new_tokens: the answer's greatest length.
         batch_size: rows per pass of the model, len(contexts) + 1 by default; fewer take less memory.
         seed: of the draws, where temperature > 0.
@@ -173,7 +173,7 @@ def nbce_steps(
     check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
     check_numbers(temperature=temperature)
     if temperature < 0:
-        raise InputError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
+        raise InputError(f"temperature={temperature}: must be 0 (the most likely token) or more")
     device = next(model.parameters()).device
     write = template if callable(template) else _format(template)
     prompts = [_encode(tokenizer, write(context, question)) for context in ("", *contexts)]
@@ -233,7 +233,7 @@ def _format(template: str) -> Callable[[str, str], str]:
 
 
 def _top_p(log_probs: Tensor, top_p: float) -> Tensor:
-    """-inf outside the smallest set of likeliest tokens with `top_p` of each row's probability."""
+    """-inf outside the smallest set of most likely tokens with `top_p` of each row's probability."""
     if top_p == 1:
         return log_probs
     ascending, order = log_probs.sort(-1)

@@ -121,7 +121,7 @@ def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, re
     path.write_text(json.dumps(results))
     assert speed_tables.main([str(path)]) == 0
     assert json.loads((tmp_path / "benchmarks" / "results" / "cpu.json").read_text()) == results
-    assert "transformers MPT" in (tmp_path / "docs" / "bench.md").read_text()
+    assert "(MPT)" in (tmp_path / "docs" / "bench.md").read_text()
     path.write_text(json.dumps(results | {"complete": False}))
     assert speed_tables.main([str(path)]) == 2
     assert "was interrupted" in capsys.readouterr().err

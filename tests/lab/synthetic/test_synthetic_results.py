@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/synthetic-lab.md against the committed results."""
+"""The tables of benchmarks/synthetic.md against the committed results."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ FOUND = json.loads((ROOT / "benchmarks/synthetic.json").read_text(encoding="utf-
 
 @pytest.mark.parametrize("task", FOUND["tasks"])
 def test_the_page_has_the_committed_numbers(task):
-    page = (ROOT / "docs/synthetic-lab.md").read_text(encoding="utf-8")
-    table = page.split(f"| `{task}`, accuracy")[1].split("\n\n")[0].splitlines()[2:-1]
+    page = (ROOT / "benchmarks/synthetic.md").read_text(encoding="utf-8")
+    table = page.split(f"| `{task}`, accuracy")[1].split("\n\n")[0].strip().splitlines()[2:-1]
     expected = []
     for arm in FOUND["tasks"][task]["arms"]:
         points = [(point["accuracy"], point["group"]) for point in arm["lengths"]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring one trial: every candidate is built, compared with the formula, and timed if it agrees; or its memory is taken.
 
-This happens in a new process, so that nothing that ran before counts, the user's allocator stays as it is, and a
+This happens in a new process, so that nothing that ran before counts, the user's allocator is unchanged, and a
 candidate that takes the process down ends neither the benchmark nor the trial.
 """
 

@@ -35,7 +35,7 @@ class TextOutcome:
     """What a model gave for one text.
 
     tokens: of the text, as it was read. needle: mean index of the answer's tokens in the text; None: the task has none.
-    loss: in nats a token. accuracy: share of the scored tokens that were the likeliest, given those before them. exact:
+    loss: in nats a token. accuracy: share of the scored tokens that were the most likely, given those before them. exact:
     1 if all of them were, else 0. generated, score: the answer by greedy decoding, if requested. blocks: for
     running text, the mean loss in each of `BLOCKS` equal parts of the length; None where nothing is scored.
     """
@@ -171,7 +171,7 @@ class Reader:
         return rows
 
     def _forced(self, rows: CachedBatch, scored: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each scored token (rows, n), and the likeliest token at its position."""
+        """The loss of each scored token (rows, n), and the most likely token at its position."""
         pieces = scored[:, :-1].split(self.chunk, 1) if scored.shape[1] > 1 else ()
         losses, likeliest, at = [], [], 0
         for logits in chain([rows.logits[:, None]], (rows.feed(piece) for piece in pieces)):
@@ -182,7 +182,7 @@ class Reader:
         return torch.cat(losses, 1), torch.cat(likeliest, 1)
 
     def _greedy(self, rows: CachedBatch, known: Tensor, new_tokens: int) -> list[list[int]]:
-        """Each row's likeliest tokens, up to `new_tokens` or the end of its text. known: the first ones, of which the cache
+        """Each row's most likely tokens, up to `new_tokens` or the end of its text. known: the first ones, of which the cache
         has all but the last."""
         ending = torch.tensor(sorted(end_tokens(self.model, self.tokenizer)), device=known.device)
         while known.shape[1] < new_tokens and not torch.isin(known, ending).any(1).all():

@@ -59,7 +59,7 @@ def describe(vision: VisionModel) -> VisionDescription:
 
 
 def vision_evidence(vision: VisionModel, parts: tuple[Part, ...]) -> Evidence:
-    """Findings, each with a number. The model stays as it is."""
+    """Findings, each with a number. The model is unchanged."""
     yield from _of_tables(vision, parts)
     yield from _of_sizes(vision)
     if isinstance(vision, TransformersModel):

@@ -157,7 +157,7 @@ class TransformersModel(VisionModel):
         from transformers.initialization import no_init_weights
 
         if self.family.square and image_size[0] != image_size[1]:
-            remedy = "; the square one reads them as it is" if self.family.interpolates else ""
+            remedy = "; the square one reads them already" if self.family.interpolates else ""
             raise InputError(
                 f"image_size={image_size}: transformers' {self.model_type} has no table for images that are not square "
                 f"({self.family.square}){remedy}"

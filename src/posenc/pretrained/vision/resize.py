@@ -158,7 +158,7 @@ def _resized(vision: VisionModel, new: Grid, window_size: int | None, method: st
 
 
 def position_parts(vision: VisionModel) -> list[Part]:
-    """The parts of a model, as it is, that depend on patch positions.
+    """The parts of a model that depend on patch positions.
 
     Raises:
         InputError: a table with unexplained rows.

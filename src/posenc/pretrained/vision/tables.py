@@ -17,7 +17,7 @@ Grid = tuple[int, int]
 """Rows and columns."""
 
 OF_PATCHES: dict[str, str] = {
-    "bicubic": "ViT, CLIP, DINOv2 and their kin in transformers",
+    "bicubic": "ViT, CLIP, DINOv2 and similar models in transformers",
     "bicubic_antialias": "timm; DINOv2 with registers, by its authors and in transformers",
     "bicubic_offset": "DINOv2 without registers, by its authors: sampled for a grid that is 0.1 patches larger",
 }

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the theme's script puts around tables and code gets a name and the keyboard's focus: boxes that scroll can be scrolled
+// by keys, and no two landmarks of a page have the same name.
+{
+  const scrolls = (box) => box.scrollWidth > box.clientWidth;
+  const improve = () => {
+    for (const bar of document.querySelectorAll("nav.md-code__nav")) bar.setAttribute("role", "presentation");
+    for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code, .formulas, .drawings")) {
+      if (scrolls(box)) box.tabIndex = 0;
+      else if (!box.matches("pre > code")) box.removeAttribute("tabindex");
+    }
+  };
+  addEventListener("load", improve);
+  addEventListener("resize", improve);
+  new MutationObserver(improve).observe(document.documentElement, { childList: true, subtree: true });
+}
