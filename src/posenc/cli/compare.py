@@ -10,7 +10,7 @@ from posenc.cli.common import StudyCommand, check_unchanged, make_engine, run_st
 from posenc.errors import InputError, listed
 
 if TYPE_CHECKING:
-    from posenc.lab.compare import Comparison
+    from posenc.lab.compare import Comparison, Table
     from posenc.lab.experiment import Dataset, Experiment, Preset
 
 
@@ -65,6 +65,12 @@ class Compare(StudyCommand):
         "first copy the trained models' results from these folders, such as those of other shares",
         How("DIR"),
     ] = ()
+    against: Annotated[
+        str | None,
+        "train --encodings alone and place them in a table of finished models: leaderboard, which posenc's repository has, "
+        "or a folder of the same form; its settings, tasks and seeds, or some of its tasks (--task) and seeds",
+        How("leaderboard|DIR"),
+    ] = None
     seeds: Annotated[int | None, "trainings per encoding (default: the preset's)"] = None
     workers: Annotated[int | None, "models trained at a time (default: one per core)"] = None
     device: Annotated[Literal["cpu", "cuda"], "where models are trained and tested; on cuda one after the other"] = (
@@ -136,7 +142,7 @@ class Compare(StudyCommand):
         if alone and self.workers not in (None, 1):
             raise InputError(f"workers={self.workers}: on cuda, models are trained one after the other; leave it out")
         engine = create("here") if alone else make_engine(self, workers=self.workers)
-        comparisons = self.read()
+        comparisons, table = self.read_table() if self.against else (self.read(), None)
         tracking = Tracking(self.track, self.out)
 
         class Tracked(Display):
@@ -146,16 +152,19 @@ class Compare(StudyCommand):
                     tracking.finished(run, cell)
 
         one = len(comparisons) == 1
-        resolved = {"data_sha256": comparisons[0][1].digest} if one else {}
+        resolved = {"data_sha256": comparisons[0][1].digest} if one and table is None else {}
 
         def work(progress: Display) -> dict[str, Any]:
             more: dict[str, Any] = {
                 "engine": engine, "checkpoint_minutes": self.checkpoint_minutes, "progress": progress, "command": self.typed,
                 "begin": lambda: record(self.out, self, **resolved), "share": _share(self.share), "merge": self.merge,
+                "table": table,
             }  # fmt: skip
             if one:
                 return compare(*comparisons[0], self.out, render=page, **more)
-            return compare_tasks(comparisons, self.out, pages=pages(self.tasks), **more)
+            return compare_tasks(
+                comparisons, self.out, pages=pages([each.settings.name for each, _ in comparisons]), **more
+            )
 
         code, _ = run_study(
             self,
@@ -188,6 +197,8 @@ class Compare(StudyCommand):
         return encodings, preset.seeds if self.seeds is None else self.seeds, preset.settings.changed(**changed)
 
     def config(self) -> dict[str, Any]:
+        if self.against:
+            return super().config()
         if len(self.tasks) > 1:
             return super().config() | {"task": self.tasks}
         from posenc.lab.compare import experiment
@@ -205,6 +216,26 @@ class Compare(StudyCommand):
 
     def _reading(self, kind: type["Experiment"]) -> dict[str, Any]:
         return {name: value for name, value in self.given.items() if name in kind.data_options}
+
+    def read_table(self) -> "tuple[list[tuple[Comparison, Dataset]], Table]":
+        """The comparisons that place the encodings in a table, and the table."""
+        from posenc.lab.compare import names
+        from posenc.lab.leaderboard import against
+
+        decided = {
+            "preset": self.preset != "standard",
+            "data": self.data,
+            "data_sha256": self.data_sha256,
+            "device": self.device != "cpu",
+            "precision": self.precision != "float32",
+            "compiled": self.compiled,
+            **self.given,
+        }
+        for name in (name for name, value in decided.items() if value):
+            raise InputError(f"{name}: --against takes it from the table; leave it out")
+        if not self.encodings:
+            raise InputError("encodings: name those to place in the table")
+        return against(str(self.against), names(self.encodings), self.task, self.seeds)
 
     def read(self) -> "list[tuple[Comparison, Dataset]]":
         """The comparison of every task, and its data."""

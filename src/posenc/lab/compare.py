@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 
 from posenc.encoding import PerLayer
 from posenc.errors import InputError, first_line, listed, unknown
+from posenc.lab.archive import archived
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment, versions
@@ -77,8 +78,9 @@ class Comparison:
         complete = takewhile(lambda seed: all((e, seed) in finished for e in self.encodings), range(self.seeds))
         return len(list(complete))
 
-    def check(self, corpus: Dataset) -> None:
-        """Refuse, before any training, what could not be run to its end.
+    def check(self, corpus: Dataset, finished: Collection[str] = ()) -> None:
+        """Refuse, before any training, what could not be run to its end. finished: encodings that are not tried, since nothing
+        of them is trained.
 
         Raises:
             InputError: unknown encodings or ones that do not fit the model, no seed, data that do not serve.
@@ -91,7 +93,7 @@ class Comparison:
         if twice:
             raise InputError(f"encodings: {', '.join(sorted(twice))} is named twice")
         self.settings.check_data(corpus)
-        for encoding in self.encodings:
+        for encoding in (each for each in self.encodings if each not in finished):
             try:
                 _try(Run.of(encoding, 0, self.settings, corpus.digest))
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -112,19 +114,54 @@ def _try(run: Run) -> None:
                 model(settings.example(condition), variant.positions(condition))
 
 
+@dataclass(frozen=True)
+class Table:
+    """Finished runs that new encodings are compared with. notes: by task, what a reader has to know of them."""
+
+    runs: Mapping[Run, RunRecord] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, task: str) -> dict[Run, RunRecord]:
+        """The runs of a task."""
+        return {run: record for run, record in self.runs.items() if run.settings.name == task}
+
+
 class ComparisonStudy(Study[Run, RunRecord]):
-    """A comparison as a study: a cell is a run."""
+    """A comparison as a study: a cell is a run. table: runs that are not trained here."""
 
     name = "compare"
     unit = "runs"
 
-    def __init__(self, comparison: Comparison, corpus: Dataset, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, comparison: Comparison, corpus: Dataset, checkpoints: Checkpoints, table: Table | None = None
+    ) -> None:
         self.comparison = comparison
         self.corpus = corpus
         self.checkpoints = checkpoints
+        self.table: Table = table or Table()
+
+    def remote(self) -> "ComparisonStudy":
+        return ComparisonStudy(self.comparison, self.corpus, self.checkpoints)  # without the table
+
+    def known(self) -> Mapping[Run, RunRecord]:
+        return self.table.of(self.comparison.settings.name)
+
+    def archived(self, directory: str | Path) -> Mapping[str, RunRecord]:
+        return archived(directory, self.wanted)
+
+    @property
+    def wanted(self) -> set[tuple[str, str, int]]:
+        """Task, encoding and seed of every run."""
+        plan = self.comparison
+        return {(plan.settings.name, encoding, seed) for seed in range(plan.seeds) for encoding in plan.encodings}
+
+    @property
+    def in_table(self) -> set[str]:
+        """The encodings that are not trained here."""
+        return {run.encoding for run in self.known()}
 
     def check(self) -> None:
-        self.comparison.check(self.corpus)
+        self.comparison.check(self.corpus, self.in_table)
 
     def cells(self) -> list[Run]:
         return self.comparison.runs(self.corpus)
@@ -168,11 +205,24 @@ class ComparisonStudy(Study[Run, RunRecord]):
             "seeds_finished": self.comparison.seeds_in(done),
             "data": corpus.facts(),
             "machine": describe(torch.device(self.comparison.execution.device)) | self.comparison.execution.facts(),
-            "answer": ranking.answer(),
+            "answer": [*self._places(ranking), *ranking.answer()],
             **ranking.numbers(),
-            "limits": ranking.limits(),
+            "limits": [*ranking.limits(), *(note for task, note in self.table.notes.items() if task == settings.name)],
             "cells": {run.id: {"encoding": run.encoding, "seed": run.seed} for run in done},
         }
+
+    def _places(self, ranking: Ranking) -> list[str]:
+        """Where the encodings that are not of the table are in it, by group."""
+        s, lines = self.comparison.settings, []
+        if not self.in_table:
+            return []
+        for variant in (each for each in ranking.trained if each.encoding not in self.in_table):
+            places = []
+            for condition in dict.fromkeys((s.trained_at, s.conditions[-1])):
+                groups = ranking.groups(condition)
+                places.append(f"{groups[variant.name]} of {max(groups.values())} at {s.spelled(condition)}")
+            lines.append(f"{variant.name} is in group {' and '.join(places)}; 1 is the best.")
+        return lines
 
 
 def compare(
@@ -189,13 +239,15 @@ def compare(
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),
+    table: Table | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
     what results.json holds; `render`, such as `posenc.report.compare.page`, makes report.html of it. Both are written as soon
     as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
     trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. Inside
     `posenc.lab.parallel.together` all processes call this alike, and they are the engine. A training is saved every
-    `checkpoint_minutes`, 0 is never, and goes on from there. share, merge: see `posenc.lab.study.run`.
+    `checkpoint_minutes`, 0 is never, and goes on from there. share, merge: see `posenc.lab.study.run`. table: finished runs that
+    are not trained, see `posenc.lab.leaderboard.against`.
 
     Raises:
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
@@ -203,7 +255,7 @@ def compare(
     """
     here = world()
     checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
-    study = ComparisonStudy(comparison, corpus, checkpoints)
+    study = ComparisonStudy(comparison, corpus, checkpoints, table)
     if here.size > 1:
         study.check()
         here.require_equal("data", corpus.digest)

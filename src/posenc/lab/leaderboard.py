@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons of the same encodings on several tasks, as one study: all cells in one folder, one table of all tasks."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from posenc.errors import InputError
+import torch
+
+import posenc
+from posenc.errors import InputError, listed
+from posenc.lab.archive import Part, archived, difference, in_words, read, write
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.compare import Comparison, ComparisonStudy, stranger
+from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment, stranger
 from posenc.lab.engines import Engine, Tick, create
-from posenc.lab.experiment import Dataset, Experiment, Run
+from posenc.lab.experiment import Dataset, Experiment, Run, versions
+from posenc.lab.machine import describe
 from posenc.lab.parallel import world
 from posenc.lab.results import RunRecord
+from posenc.lab.store import Store
 from posenc.lab.study import Progress, Results, Study, run
 
-__all__ = ["TASKS", "Leaderboard", "compare_tasks"]
+__all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 
 TASKS = ("text", "copy", "addition", "recall", "sort", "dyck", "induction")
 """Of the preset leaderboard."""
@@ -79,13 +88,38 @@ class Leaderboard(Study[Run, RunRecord]):
         if not tasks:
             raise InputError("no run is finished: run the same command again, or a share with runs in it")
         one = next(iter(tasks.values()))
+        rows = table({name: (self.studies[name].comparison.settings, tasks[name]) for name in tasks})
         return {
             "settings": {"tasks": list(tasks), "encodings": one["settings"]["encodings"]},
             "seeds": one["seeds"],
             "machine": one["machine"],
             "tasks": tasks,
-            "table": table({name: (self.studies[name].comparison.settings, tasks[name]) for name in tasks}),
+            "table": rows,
+            "answer": self._places(rows),
         }
+
+    def _places(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Where the encodings that are not of a table of finished runs are among all, by mean group."""
+        known, lines = next(iter(self.studies.values())).in_table, []
+        for row in rows:
+            if known and row["encoding"] not in known:
+                places = []
+                for at, where in (("mean_trained", "the training length"), ("mean_longest", "the longest")):
+                    better = sum(each[at] < row[at] for each in rows)
+                    places.append(f"{row[at]:.1f} at {where}, place {better + 1} of {len(rows)}")
+                lines.append(f"{row['encoding']} has the mean group {'; '.join(places)}.")
+        return lines
+
+    def remote(self) -> "Leaderboard":
+        return Leaderboard([study.remote() for study in self.studies.values()])
+
+    def known(self) -> Mapping[Run, RunRecord]:
+        return {run: record for study in self.studies.values() for run, record in study.known().items()}
+
+    def archived(self, directory: str | Path) -> Mapping[str, RunRecord]:
+        return archived(
+            directory, set[tuple[str, str, int]]().union(*(study.wanted for study in self.studies.values()))
+        )
 
     def _of(self, cell: Run) -> ComparisonStudy:
         return self.studies[cell.settings.name]
@@ -125,6 +159,7 @@ def compare_tasks(
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),
+    table: Table | None = None,
 ) -> dict[str, Any]:
     """Run comparisons of the same encodings on several tasks into one folder, as `posenc.lab.compare.compare` does one; returns
     what results.json holds: "tasks" has the results of each, "table" their groups side by side.
@@ -137,8 +172,107 @@ def compare_tasks(
             "parallel: processes that train together compare one task; start one process, or name one task"
         )
     checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
-    study = Leaderboard([ComparisonStudy(comparison, corpus, checkpoints) for comparison, corpus in comparisons])
+    study = Leaderboard([ComparisonStudy(comparison, corpus, checkpoints, table) for comparison, corpus in comparisons])
     return run(
         study, directory, engine=engine or create("local"), progress=progress, command=command, pages=pages, begin=begin,
         share=share, merge=merge,
     )  # fmt: skip
+
+
+def archive(comparisons: Sequence[tuple[Comparison, Dataset]], directory: str | Path, to: str | Path) -> list[Path]:
+    """Add the finished runs of a folder to a folder of `posenc.lab.archive`; returns the files written.
+
+    Raises:
+        InputError: none is finished; what `posenc.lab.archive.write` refuses.
+    """
+    store = Store(directory)
+    runs = [run for comparison, corpus in comparisons for run in comparison.runs(corpus)]
+    done = {run: record for run in runs if (record := store.load(run.id, RunRecord)) is not None}
+    if not done:
+        raise InputError(f"directory={str(directory)!r}: has no finished run of these comparisons")
+    machine = {name: value for name, value in describe(torch.device("cpu")).items() if name != "load"}
+    return write(to, done, machine)
+
+
+def against(
+    directory: str | Path, encodings: Sequence[str], tasks: Sequence[str] = (), seeds: int | None = None
+) -> tuple[list[tuple[Comparison, Dataset]], Table]:
+    """The comparisons that put encodings into a table of finished runs, a folder of `posenc.lab.archive` ("leaderboard": that of
+    posenc's repository), and the table. Settings, data and encodings are the table's; tasks and seeds too, unless fewer are
+    asked for. A task whose data are others here, such as the text of another version of Python, is left out if it was not
+    named.
+
+    Raises:
+        InputError: encodings, tasks or seeds that do not fit the table; no such table; no task whose data are the same here.
+    """
+    parts: dict[str, list[Part]] = {}
+    for part in read(_found(directory), tasks):
+        parts.setdefault(part.task, []).append(part)
+    order = [*filter(parts.__contains__, TASKS), *(task for task in parts if task not in TASKS)]
+    parts = {task: parts[task] for task in order}
+    names = [
+        name for name in next(iter(parts.values()))[0].runs if all(name in each[0].runs for each in parts.values())
+    ]
+    if taken := [name for name in encodings if name in names]:
+        raise InputError(f"encodings={taken[0]}: is in the table; name encodings that are not")
+    most = min(map(partial(_seeds_of, names), parts.values()))
+    if seeds is not None and not 1 <= seeds <= most:
+        raise InputError(f"seeds={seeds}: the table has {most}; ask for at most so many")
+    comparisons: list[tuple[Comparison, Dataset]] = []
+    runs: dict[Run, RunRecord] = {}
+    notes: dict[str, str] = {}
+    for task, of_task in parts.items():
+        first = of_task[0]
+        settings, used = _settings(first), of_task[: seeds or most]
+        corpus, settings = settings.load(settings.data)
+        if corpus.digest != first.data:
+            why = f"the data of {task} are others here than those of the table"
+            if task in tasks:
+                raise InputError(f"task={task}: {why}")
+            warnings.warn(f"posenc: {task} is left out: {why}", stacklevel=2)
+            continue
+        for part in used:
+            if (part.settings, part.data, part.versions) != (first.settings, first.data, first.versions):
+                raise InputError(
+                    f"against={str(directory)!r}: {part.name} was made {difference(part, first)}, as the others were"
+                )
+            runs |= {Run.of(name, part.seed, settings, corpus.digest): part.runs[name] for name in names}
+        cpus = dict.fromkeys(machine["cpu"] for part in used for machine in part.machines)
+        where = f"{listed([*cpus])} by {in_words(first.versions)}"
+        notes[task] = f"The other encodings are those of a table of finished runs, trained on {where}."
+        comparisons.append((Comparison((*encodings, *names), len(used), settings), corpus))
+        if first.versions != versions():
+            warnings.warn(
+                f"posenc: {task}: the table is by {in_words(first.versions)}, here is {in_words(versions())}",
+                stacklevel=2,
+            )
+    if not comparisons:
+        raise InputError(f"against={str(directory)!r}: no task has the same data here")
+    return comparisons, Table(runs, notes)
+
+
+def _seeds_of(encodings: Sequence[str], parts: Sequence[Part]) -> int:
+    """How many seeds, from 0 on, have all encodings."""
+    complete = [part.seed for part in parts if part.runs.keys() >= set(encodings)]
+    return len(list(takewhile(lambda seed: seed in complete, range(len(parts)))))
+
+
+def _settings(part: Part) -> Experiment:
+    try:
+        return experiment(part.task)().changed(**part.settings)
+    except TypeError as error:
+        raise InputError(
+            f"against: {part.name} is by {in_words(part.versions)} and has other settings: {error}"
+        ) from None
+
+
+def _found(directory: str | Path) -> Path:
+    """The folder of a table."""
+    if str(directory) != "leaderboard":
+        return Path(directory)
+    folder = Path(posenc.__file__).parents[2] / "benchmarks/leaderboard"
+    if not folder.exists():
+        raise InputError(
+            "against=leaderboard: is in posenc's repository alone; name a copy of its folder benchmarks/leaderboard"
+        )
+    return folder

@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,8 +47,7 @@ class Store(Folder):
         except ValueError:
             name, value = next(_not_finite(plain, type(record).__name__))
             raise InputError(f"{name}={value}: is not a finite number; store None there, or refuse the cell") from None
-        content = msgspec.json.encode(record)
-        self.write(f"cells/{cell}.json", b'{"sha256":"%s","record":%s}' % (_digest(content), content))
+        self.write(f"cells/{cell}.json", _sealed(record))
 
     def load(self, cell: str, kind: type[T]) -> T | None:
         """What a cell measured; None where it has not been measured, or where the file is damaged or does not fit the class:
@@ -66,31 +65,44 @@ class Store(Folder):
             self._set_aside(path, "damaged", "is damaged", error)
         return None
 
-    def merge(self, directories: Sequence[str | Path], kind: type[T], check: Callable[[str, T], object]) -> int:
+    def merge(
+        self,
+        directories: Sequence[str | Path],
+        kind: type[T],
+        check: Callable[[str, T], object],
+        archived: Callable[[str | Path], Mapping[str, T]] = lambda directory: {},
+    ) -> int:
         """Copy the cells of other folders, which stay as they are, into this one: how many are new here.
 
         kind: of the records. check: is called with the name and the record of each, and raises InputError for one that does not
-        belong here; then nothing is copied.
+        belong here; then nothing is copied. archived: the records in a folder of another form, by name.
 
         Raises:
             InputError: a folder without cells, a damaged cell, or what `check` refuses.
         """
         import msgspec
 
-        new = {}
+        new: dict[str, bytes] = {}
         for directory in directories:
             paths = sorted((Path(directory) / "cells").glob("*.json"))
-            if not paths:
+            records = archived(directory)
+            for name, record in records.items():
+                try:
+                    check(name, record)
+                except InputError as error:
+                    raise InputError(f"merge={str(directory)!r}: {error}; nothing was merged") from None
+                new[f"{name}.json"] = _sealed(record)
+            if not paths and not records:
                 raise InputError(f"merge={str(directory)!r}: has no cells; name the folder of a run, its --out")
             for path in paths:
                 try:
                     check(path.stem, _read(path, kind))
                 except (InputError, OSError, msgspec.DecodeError) as error:
                     raise InputError(f"merge={str(directory)!r}: {path.name}: {error}; nothing was merged") from None
-                if not (self.directory / "cells" / path.name).exists():
-                    new[path.name] = path
-        for name, path in new.items():
-            self.write(f"cells/{name}", path.read_bytes())
+                new[path.name] = path.read_bytes()
+        new = {name: content for name, content in new.items() if not (self.directory / "cells" / name).exists()}
+        for name, content in new.items():
+            self.write(f"cells/{name}", content)
         return len(new)
 
     def _set_aside(self, path: Path, suffix: str, what: str, error: Exception) -> None:
@@ -137,6 +149,14 @@ def _read(path: Path, kind: type[T]) -> T:
     if sealed.keys() != {"sha256", "record"} or bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["record"]):
         raise msgspec.DecodeError("its checksum is wrong")
     return msgspec.json.decode(sealed["record"], type=kind)
+
+
+def _sealed(record: object) -> bytes:
+    """The file of a record."""
+    import msgspec
+
+    content = msgspec.json.encode(record)
+    return b'{"sha256":"%s","record":%s}' % (_digest(content), content)
 
 
 def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:

@@ -109,6 +109,14 @@ class Study(ABC, Generic[C, M]):
     def stored(self, cell: C, measured: M) -> None:
         """A cell is in the store, from before or just now."""
 
+    def known(self) -> Mapping[C, M]:
+        """Cells that were measured elsewhere: they are reported, and neither measured nor stored here."""
+        return {}
+
+    def archived(self, directory: str | Path) -> Mapping[str, M]:
+        """Cells in a folder of another form than that of a study, by the hash of their facts."""
+        return {}
+
     def stranger(self, measured: M) -> str:
         """Why a record in another folder is of none of the cells, in words."""
         return "is of none of the cells"
@@ -196,7 +204,7 @@ def run(
     directory: cells that are there are not measured again, and every new one is stored at once; None: nothing is written.
     engine: where jobs are computed; by default one after the other in this process. pages: file name -> what makes it
     from the results. begin: is called after every check, before the first measurement. share: (1, 4) is the first of four
-    shares of the cells, for one of four machines. merge: folders whose cells are copied first. Ctrl-C ends the run: what was
+    shares of the cells, for one of four machines. merge: folders whose cells are copied first, or archives that the study reads. Ctrl-C ends the run: what was
     measured is reported, with "complete": false.
 
     Raises:
@@ -230,7 +238,7 @@ def _run(
     pages: Mapping[str, Callable[[Results], str]],
 ) -> dict[str, Any]:
     started, estimate = time.perf_counter(), None
-    done: dict[C, M] = {}
+    done: dict[C, M] = {cell: measured for cell, measured in study.known().items() if cell in ids}
 
     def read() -> None:
         for cell, id in ids.items():
@@ -311,7 +319,7 @@ def _merge(study: Study[C, M], ids: Mapping[C, str], store: Store, directories: 
             raise InputError(study.stranger(record))
 
     if directories:
-        store.merge(directories, study.record(next(iter(ids))), check)
+        store.merge(directories, study.record(next(iter(ids))), check, study.archived)
 
 
 def _checked(study: Study[Any, Any], method: str, made: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -56,6 +56,8 @@ def show_tasks(results: Results, directory: str) -> None:
     for row in results["table"]:
         groups = (f"{group['trained']} {group['longest']}" for group in map(row["groups"].__getitem__, tasks))
         table.add_row(markup.escape(row["encoding"]), *groups, f"{row['mean_trained']:.1f} {row['mean_longest']:.1f}")
+    for line in results["answer"]:
+        out.print(line, markup=False)
     out.print(table)
     out.print()
     out.print(

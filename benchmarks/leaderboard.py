@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The leaderboard: put finished runs into benchmarks/leaderboard, and write the tables of docs/leaderboard.md from there.
+
+    posenc compare --preset leaderboard --out DIR                                # stops and goes on; --share I/N on machine I of N
+    python benchmarks/leaderboard.py --add DIR [DIR ..] [--task text copy ..]    # finished runs add up, over folders and days
+    python benchmarks/leaderboard.py                                             # the tables alone
+    posenc compare --preset leaderboard --seeds 6 --merge benchmarks/leaderboard --out MORE    # trains seeds 4 and 5
+
+Run from the root of the repository.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.lab.checkpoint import Checkpoints
+from posenc.lab.compare import Comparison, ComparisonStudy, experiment
+from posenc.lab.leaderboard import TASKS, Leaderboard, against, archive
+from posenc.lab.results import Ranking, collect
+from posenc.lab.statistics import estimate
+
+ROOT = Path(__file__).parents[1]
+ARCHIVES, PAGE = ROOT / "benchmarks/leaderboard", ROOT / "docs/leaderboard.md"
+MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
+MOST_SEEDS = 100
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A published finding, as: on a task, at a multiple of the training length, `better` is better than `worse`."""
+
+    claim: str
+    source: str
+    task: str
+    factor: int
+    better: str
+    worse: str
+
+
+FINDINGS = (
+    Finding("without positions, models copy longer texts than with added codes", "Kazemnejad et al. 2023", "copy", 2, "none", "sinusoidal"),
+    Finding("the same, for addition", "Kazemnejad et al. 2023", "addition", 2, "none", "sinusoidal"),
+    Finding("and longer than with T5's bias", "Kazemnejad et al. 2023", "copy", 2, "none", "t5"),
+    Finding("and longer than with RoPE", "Kazemnejad et al. 2023", "copy", 2, "none", "rope"),
+    Finding("ALiBi reads texts longer than in training, sinusoidal codes do not", "Press et al. 2022", "text", 8, "alibi", "sinusoidal"),
+    Finding("and RoPE does not", "Press et al. 2022", "text", 8, "alibi", "rope"),
+    Finding("ALiBi's receptive field is short: it recalls less from afar than T5's bias", "Chi et al. 2023", "recall", 8, "t5", "alibi"),
+    Finding("KERPLE extrapolates better than ALiBi", "Chi et al. 2022", "text", 8, "kerple", "alibi"),
+    Finding("FIRE extrapolates better than ALiBi", "Li et al. 2024", "text", 8, "fire", "alibi"),
+    Finding("xPos extrapolates better than RoPE", "Sun et al. 2023", "text", 8, "xpos", "rope"),
+    Finding("random positions in training let learned codes copy longer texts", "Ruoss et al. 2023", "copy", 2, "randomized+learned", "learned"),
+    Finding("FLOATER reads longer texts better than sinusoidal codes", "Liu et al. 2020", "text", 8, "floater", "sinusoidal"),
+    Finding("queries scaled by log n extrapolate better", "Chiang and Cholak 2022", "text", 8, "rope+log_n", "rope"),
+    Finding("FoX predicts better than RoPE", "Lin et al. 2025", "text", 1, "fox", "rope"),
+    Finding("and extrapolates better", "Lin et al. 2025", "text", 8, "fox", "rope"),
+    Finding("DAPE improves on KERPLE, past the training length too", "Zheng et al. 2024", "text", 8, "dape", "kerple"),
+    Finding("PoPE extrapolates better than RoPE", "Gopalakrishnan et al. 2025", "text", 8, "pope", "rope"),
+    Finding("PaTH recalls better than RoPE", "Yang et al. 2025", "recall", 1, "path", "rope"),
+    Finding("stick-breaking recalls further than RoPE", "Tan et al. 2025", "recall", 8, "stick_breaking", "rope"),
+    Finding("selective attention predicts better than the same without it", "Leviathan et al. 2025", "text", 1, "selective_attention", "none"),
+    Finding("layers without positions among RoPE layers extrapolate better", "Yang et al. 2025b", "text", 8, "rope_nope:every=2", "rope"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Board:
+    """The runs in the archives. results: as of `posenc compare`; rankings: by task."""
+
+    results: Json
+    rankings: Mapping[str, Ranking]
+    seeds: int
+
+    @classmethod
+    def read(cls, folder: Path) -> "Board":
+        comparisons, table = against(folder, ())
+        studies = [ComparisonStudy(comparison, corpus, Checkpoints("", 0), table) for comparison, corpus in comparisons]
+        board = Leaderboard(studies)
+        rankings = {
+            study.comparison.settings.name: Ranking(collect(study.known()), study.comparison.settings, study.corpus)
+            for study in studies
+        }
+        return cls(board.results(board.known()), rankings, comparisons[0][0].seeds)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:
+    """text: how many columns, from the left, are not numbers."""
+    lines = [head, ["---"] * text + ["---:"] * (len(head) - text), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def facts(board: Board) -> str:
+    """What was run, and where."""
+    machines = sorted(
+        {table_note for results in board.results["tasks"].values() for table_note in results["limits"][-1:]}
+    )
+    encodings = len(board.results["settings"]["encodings"])
+    seeds = f"{board.seeds} seed{'s' if board.seeds > 1 else ''}"
+    trained = machines[0].split("trained on ")[1]
+    return f"{encodings} encodings, {len(board.rankings)} tasks, {seeds}: {encodings * len(board.rankings) * board.seeds} models, trained on {trained}"
+
+
+def summary(board: Board) -> str:
+    """Every encoding's groups in every task, the lowest mean at the longest length first."""
+    tasks = list(board.rankings)
+    heads = []
+    for task in tasks:
+        s = board.rankings[task].settings
+        heads.append(f"{task}, {s.size_at(s.trained_at)} and {s.size_at(s.conditions[-1])}")
+    rows = []
+    for row in board.results["table"]:
+        groups = [f"{group['trained']}, {group['longest']}" for group in map(row["groups"].__getitem__, tasks)]
+        rows.append([f"`{row['encoding']}`", *groups, f"{row['mean_trained']:.1f}, {row['mean_longest']:.1f}"])
+    return table(["", *heads, "mean"], rows)
+
+
+def by_group(task: str, board: Board) -> str:
+    """The groups of a task at the training length and at the longest, with what each encoding scores."""
+    ranking, tables = board.rankings[task], []
+    s = ranking.settings
+    for condition in (s.trained_at, s.conditions[-1]):
+        groups = ranking.groups(condition)
+        order = sorted(ranking.trained, key=lambda v: ranking.criterion.worse * ranking.level(v, condition).mean)
+        rows = []
+        for group in range(1, max(groups.values()) + 1):
+            members = [variant for variant in order if groups[variant.name] == group]
+            first = ranking.level(members[0], condition)
+            half = (first.high - first.low) / 2
+            rows.append(
+                [
+                    str(group),
+                    ", ".join(f"`{v.name}` {_value(ranking, v, condition)}" for v in members),
+                    _half(ranking, half),
+                ]
+            )
+        what = "loss" if not ranking.criterion.higher_is_better else "accuracy in %"
+        tables.append(
+            table([f"group at {s.spelled(condition)}", f"{what}, best first", "± of the first"], rows, text=2)
+        )
+    best = ranking.best(s.trained_at, ranking.trained)
+    late = [
+        v.name for v in ranking.trained if ranking.behind(v, best, s.trained_at).mean > ranking.criterion.undertrained
+    ]
+    if late:
+        limit = (
+            f"{100 * ranking.criterion.undertrained:.0f} points"
+            if ranking.criterion.higher_is_better
+            else f"{ranking.criterion.undertrained} nats"
+        )
+        names = ", ".join(f"`{name}`" for name in sorted(late))
+        tables.append(
+            f"More than {limit} behind the best at the training length, so that their numbers at greater lengths say little: {names}."
+        )
+    chance = "" if ranking.chance is None else f"\n\nThe most common answer is right in {100 * ranking.chance:.0f} %."
+    return "\n\n".join(tables) + chance
+
+
+def _value(ranking: Ranking, variant: Any, condition: int) -> str:
+    mean = ranking.level(variant, condition).mean
+    return f"{100 * mean:.0f}" if ranking.criterion.higher_is_better else f"{mean:.3f}"
+
+
+def _half(ranking: Ranking, half: float) -> str:
+    return f"{100 * half:.0f}" if ranking.criterion.higher_is_better else f"{half:.3f}"
+
+
+def findings(board: Board) -> str:
+    """Each published finding, what was measured, and whether it is the same."""
+    chosen = [each for each in FINDINGS if each.task in board.rankings and _has(board.rankings[each.task], each)]
+    rows = []
+    for each in chosen:
+        ranking = board.rankings[each.task]
+        of, key, worse = {v.name: v for v in ranking.trained}, ranking.criterion.key, ranking.criterion.worse
+        one, other = of[each.better], of[each.worse]
+        seeds = sorted(set(one.scores) & set(other.scores))
+        gap = estimate(one.values(each.factor, seeds, key) - other.values(each.factor, seeds, key), len(chosen))
+        found = (
+            "yes"
+            if max(worse * gap.low, worse * gap.high) < 0
+            else "reverse"
+            if min(worse * gap.low, worse * gap.high) > 0
+            else "not measurable"
+        )
+        size = ranking.settings.size_at(each.factor)
+        rows.append(
+            [
+                f"{each.claim} ({each.source})",
+                f"{each.task}, {size}",
+                f"`{one.name}` − `{other.name}`: {ranking.criterion.difference(gap)}",
+                found,
+            ]
+        )
+    return table(["finding", "task, length", "here", "found"], rows, text=4)
+
+
+def _has(ranking: Ranking, finding: Finding) -> bool:
+    names = {variant.name for variant in ranking.trained}
+    return {finding.better, finding.worse} <= names and finding.factor in ranking.settings.conditions
+
+
+def tables(board: Board) -> dict[str, str]:
+    """Every table of the page, by name."""
+    made = {"facts": facts(board), "summary": summary(board), "findings": findings(board)}
+    tasks = "\n\n".join(f"### {task}\n\n{by_group(task, board)}" for task in board.rankings)
+    return made | {"tasks": tasks}
+
+
+def written(text: str, made: Mapping[str, str]) -> str:
+    """The page with its tables replaced."""
+    for name, content in made.items():
+        begin, end = MARK.format(name), f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def add(folders: Sequence[Path], tasks: Sequence[str], to: Path) -> list[Path]:
+    """Put the finished runs of the preset leaderboard in some folders into the archives."""
+    comparisons = []
+    for task in tasks:
+        kind = experiment(task)
+        preset = kind.presets["leaderboard"]
+        corpus, settings = preset.settings.load(kind.data)
+        comparisons.append((Comparison(preset.encodings, MOST_SEEDS, settings), corpus))
+    return [path for folder in folders for path in archive(comparisons, folder, to)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--add", type=Path, nargs="+", default=[], help="folders of posenc compare --preset leaderboard"
+    )
+    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS), help="add the runs of these alone")
+    parser.add_argument("--archives", type=Path, default=ARCHIVES, help="folder of the archives")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page whose tables are written")
+    options = parser.parse_args()
+    for path in add(options.add, options.task, options.archives):
+        print(path)
+    text = options.page.read_text(encoding="utf-8")
+    options.page.write_text(written(text, tables(Board.read(options.archives))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

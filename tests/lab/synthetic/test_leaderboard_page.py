@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/leaderboard.md and docs/ablations.md say what the committed results say; the rows can be repeated."""
+
+import copy
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import InputError, Positions, attention
+from posenc.lab.archive import read
+from posenc.lab.compare import experiment
+from posenc.lab.data import load
+from posenc.lab.experiment import LEADERBOARD
+
+ROOT = Path(__file__).parents[3]
+
+
+def script(name):
+    spec = spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def leaderboard():
+    return script("leaderboard")
+
+
+@pytest.fixture(scope="module")
+def parts(leaderboard):
+    return read(leaderboard.ARCHIVES)
+
+
+def test_the_tables_are_those_of_the_results(leaderboard, parts):
+    if any(part.data != load("pydoc").digest for part in parts if part.task == "text"):
+        pytest.skip("Python's text is another one here")
+    page = (ROOT / "docs/leaderboard.md").read_text(encoding="utf-8")
+    board = leaderboard.Board.read(leaderboard.ARCHIVES)
+    made = leaderboard.tables(board)
+    assert page == leaderboard.written(page, made)
+    assert made["summary"].count("\n") == 1 + len(LEADERBOARD)
+    first = board.rankings["copy"].trained[0]
+    assert f"| 1 | `{first.name}` " in made["tasks"].split("group at 128 symbols")[1]
+
+
+def test_a_row_can_be_repeated(parts):
+    for part in parts:
+        kind = experiment(part.task)
+        preset = kind.presets["leaderboard"]
+        corpus, settings = preset.settings.load(kind.data)
+        assert part.settings == settings.to_dict()
+        assert part.runs.keys() <= set(LEADERBOARD)
+        if part.task != "text":
+            assert part.data == corpus.digest
+
+
+def test_findings_are_of_what_is_compared(leaderboard):
+    for finding in leaderboard.FINDINGS:
+        assert {finding.better, finding.worse} <= set(LEADERBOARD)
+        assert finding.factor in experiment(finding.task)().conditions
+
+
+@pytest.fixture(scope="module")
+def ablations():
+    return script("ablations")
+
+
+def test_the_tables_of_the_ablations_are_those_of_the_results(ablations):
+    page = (ROOT / "docs/ablations.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "benchmarks/ablations.json").read_text(encoding="utf-8"))
+    assert page == ablations.written(page, found)
+
+
+@pytest.fixture
+def at_root(monkeypatch):
+    monkeypatch.chdir(ROOT)  # the encodings of benchmarks/ablated.py are named from there
+
+
+def test_ablations_are_of_encodings_that_can_be_made(ablations, at_root):
+    for ablation in ablations.ABLATIONS.values():
+        for models in ablation.models:
+            task = ablations.MODELS[models].task
+            settings = experiment(task).presets["standard"].settings
+            assert all(settings.make_encoding(text) for text in ablation.encodings.values())
+            assert len(set(ablation.encodings.values())) == len(ablation.encodings)
+    assert len(ablations.ABLATIONS["terms"].encodings) == 2**4
+
+
+def attended(text, like=None):
+    """Of random queries, keys and values; with the parameters of another encoding."""
+    torch.manual_seed(0)
+    encoding = experiment("text").presets["standard"].settings.make_encoding(text)
+    if like is not None:
+        encoding.load_state_dict(like.state_dict(), strict=False)
+    q, k, v = torch.randn(3, 1, 4, 9, 48, generator=torch.Generator().manual_seed(1))
+    return encoding, attention(q, k, v, encoding, causal=True).detach()
+
+
+@pytest.mark.parametrize(
+    ("parts", "same"),
+    [
+        ("FourTerms:terms=c2p|p2c", "deberta:max_relative_positions=64"),
+        ("FourTerms:terms=c2p|p2c|p2p", "deberta:max_relative_positions=64:terms=c2p|p2c|p2p"),
+        ("XLBiases:biases=u|v", "transformer_xl"),
+    ],
+)
+def test_all_parts_are_the_encoding(parts, same, ablations, at_root):
+    encoding, expected = attended(same)
+    torch.testing.assert_close(attended(ablations.PARTS + parts, encoding)[1], expected)
+
+
+def test_parts_can_be_left_out(ablations, at_root):
+    _, uniform = attended(f"{ablations.PARTS}Uniform")
+    encoding, some = attended(f"{ablations.PARTS}FourTerms:terms=c2p|p2p:content=false")
+    assert encoding.scale(48) == pytest.approx((48 * 2) ** -0.5)
+    assert not torch.allclose(some, uniform)
+    assert encoding.key is not None
+    encoding.table.data.zero_()
+    torch.testing.assert_close(
+        attended(f"{ablations.PARTS}FourTerms:terms=c2p|p2p:content=false", encoding)[1], uniform
+    )
+    full, expected = attended("transformer_xl")
+    for left, gone in (("u", ["v"]), ("v", ["u"]), ("neither", ["u", "v"])):
+        part, out = attended(f"{ablations.PARTS}XLBiases:biases={left}", full)
+        assert not {"u", "v"} & {name for name, _ in part.named_parameters()} - set(left)
+        changed = copy.deepcopy(full)
+        for name in gone:
+            getattr(changed, name).data.zero_()
+        torch.testing.assert_close(out, attended("transformer_xl", changed)[1])
+        assert not torch.allclose(out, expected)
+
+
+def test_recurrent_codes_follow_the_cell(ablations, at_root):
+    encoding = (
+        experiment("text")
+        .presets["standard"]
+        .settings.make_encoding(ablations.ABLATIONS["recurrent"].encodings["recurrent"])
+    )
+    cell = torch.nn.GRUCell(1, encoding.dim)
+    blocks = [1, 0, 2]  # torch's order: reset, keep, new
+    with torch.no_grad():
+        encoding.hidden.bias.normal_()
+        encoding.shift.normal_()
+        cell.weight_hh.copy_(torch.cat([encoding.hidden.weight.chunk(3)[block] for block in blocks]))
+        cell.bias_hh.copy_(torch.cat([encoding.hidden.bias.chunk(3)[block] for block in blocks]))
+        cell.bias_ih.zero_()
+        cell.bias_ih[2 * encoding.dim :] = encoding.shift
+        expected, state = [], encoding.first[None]
+        for _ in range(6):
+            expected.append(state[0])
+            state = cell(torch.zeros(1, 1), state)
+    codes = encoding.codes(Positions.arange(4, offset=2))
+    torch.testing.assert_close(codes[0], torch.stack(expected[2:]))
+    with pytest.raises(InputError, match="codes of the positions 0, 1, 2"):
+        encoding.codes(Positions.from_ids(torch.tensor([0.5, 1.0])))
