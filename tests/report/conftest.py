@@ -14,7 +14,7 @@ def ask(browser):
     complaints = []
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     for name in SCRIPTS:
-        tab.add_script_tag(content=(files("posenc") / "report" / "explorer" / f"{name}.js").read_text())
+        tab.add_script_tag(content=(files("posenc") / "report" / f"{name}.js").read_text())
     yield tab.evaluate
     assert complaints == []
     tab.close()
