@@ -35,7 +35,7 @@ def visit(new_tab, explorer_file):
 
     def visit(hash="", path=explorer_file, **options):
         tab = new_tab(**{"viewport": {"width": 1280, "height": 900}, **options})
-        tab.set_default_timeout(8000)
+        tab.set_default_timeout(60_000)
         tab.goto(f"{path.as_uri()}#{hash}")
         if options.get("java_script_enabled", True):
             tab.wait_for_function("window.posenc && posenc.explorer && posenc.explorer.redraws() > 0")

@@ -205,7 +205,7 @@ def _radians(error: float) -> str:
     return f"{error:.2g} radians" if math.isfinite(error) else "overflow"
 
 
-@plot("Where a line crosses the dashed one, the fastest pairs point a tenth of a turn away from where they should.")
+@plot("Above the dashed line, the fastest pair is off by more than 36°.")
 def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
     """The largest error of the phases up to each position, a line for every cause."""
     for name, row in zip(finding.causes, finding.by_position, strict=True):
@@ -213,7 +213,7 @@ def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
             continue  # zero is not on a logarithmic axis
         style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
-    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
+    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="36°")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
     ax.legend(fontsize=8)
 

@@ -108,7 +108,7 @@ def sentences(attention: Mapping[str, Profile]) -> dict[str, str]:
     turning = profile["turning"][kind]
     share = fmean(profile["unfinished_share"][layer] for layer in _rotating(profile, kind))
     shown["pairs"] = (
-        f"{turning['unfinished']} of {len(turning['trained'])} pairs never completed a turn within {turning['reach']} tokens of "
+        f"{turning['unfinished']} of {len(turning['trained'])} pairs did not complete a full turn within {turning['reach']} tokens of "
         f"training; {percent(share)} of the score norms lie in them. A longer text turns them to angles that did not occur in "
         "training, unless a method slows them down."
     )

@@ -153,7 +153,7 @@ posenc.views = (() => {
     see(m) {
       const before = m.wavelengthsPlain || m.wavelengths, pairs = before.length, one = k => (k === 1 ? "s" : "");
       const unfinished = before.filter(w => w > m.state.trained).length, beyond = farther(m).filter(Boolean).length;
-      const told = `${count(unfinished)} of ${several(pairs, "pair")} never finish${pairs === 1 || unfinished === 1 ? "es" : ""} a turn within the ${count(m.state.trained)} positions of training`;
+      const told = `${count(unfinished)} of ${several(pairs, "pair")} ${pairs === 1 || unfinished === 1 ? "does" : "do"} not complete a full turn within the ${count(m.state.trained)} positions of training`;
       const then = `at the length shown, ${count(beyond)} of them turn${one(beyond)} farther than they did there`;
       const shown = `${told}${unfinished ? `; ${then}` : ": every angle was met"}.`;
       if (!m.wavelengthsPlain) return shown;
@@ -182,7 +182,7 @@ posenc.views = (() => {
       return Number.isFinite(wave) ? `pair ${column}: a turn in ${number(wave)} positions${plain}` : `pair ${column} stands still${plain}`;
     },
     table(m) {
-      const head = ["pair", "positions per turn", "turns in training", ...(m.wavelengthsPlain ? ["as trained"] : [])];
+      const head = ["pair", "wavelength (positions)", "turns in training", ...(m.wavelengthsPlain ? ["as trained"] : [])];
       const before = m.wavelengthsPlain || m.wavelengths;
       const rows = [...m.wavelengths].map((w, c) => [String(c), w, m.state.trained / before[c], ...(m.wavelengthsPlain ? [before[c]] : [])]);
       return { caption: "Every pair of channels", head, rows };
