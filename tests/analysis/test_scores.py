@@ -124,7 +124,7 @@ def test_the_wavelengths_of_a_rotation():
     for turning in ("xpos", "rope@rerope:window=8", "rope+alibi/none"):
         torch.testing.assert_close(rotation(turning).angles, rotation("rope").angles)
     assert (
-        rotation("rope:rope_theta=10").sentences()[0] == "Every pair that rotates completes a full turn within 512 positions."
+        rotation("rope:rope_theta=10").sentences()[0] == "Every pair that rotates completes a full turn within 512 positions of training."
     )
     assert rotation("p_rope:rope_theta=10").unfinished == 0  # those that stand still meet no angle at all
     still = rotation("p_rope")

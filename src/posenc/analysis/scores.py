@@ -394,13 +394,13 @@ def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
 
 
 @plot(
-    "The faster the score with an identical token falls from left to right, the more local this encoding makes attention."
+    "The faster the score between two copies of the same token falls from left to right, the more local attention becomes."
 )
 def plot_effective_scores(ax: Axes, finding: PositionScores) -> None:
     """What position adds to scores by distance, mean over heads, with a standard deviation over contents."""
     distances = torch.arange(finding.length)
     for values, spread, colour, name in (
-        (finding.same, finding.same_spread, PALETTE[0], "a token and an identical one"),
+        (finding.same, finding.same_spread, PALETTE[0], "two copies of the same token"),
         (finding.unrelated, finding.unrelated_spread, PALETTE[1], "two unrelated tokens"),
     ):
         mean, around = values.nanmean(0), spread.nanmean(0)
