@@ -110,7 +110,7 @@ def ratio_by_length(trials: Rows) -> Figure:
         series.append(line(name, x, y, style, dots=True, label=name, **intervals([ratio for _, ratio in points])))
     ticks = [[length, str(length)] for length in sorted({trial["length"] for trial in trials})]
     over = axis(f"time over {trials[0]['limit']}", log=True)
-    return lines(series, axis("tokens", log=True, ticks=ticks), over)
+    return lines(series, axis("tokens", log=True, ticks=ticks), over, spread=True)
 
 
 def show(results: Results, directory: str) -> None:

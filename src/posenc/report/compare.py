@@ -63,7 +63,9 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
         kinds = {m.key: m.key, "change": "rise" if not m.higher_is_better else "change"}
         choice = Choice("measure", "Shown:", list(kinds.values()))
         draw = plot(
-            "change", [choice], lambda kind: by_condition(variants, s, style, list(kinds)[kind], results["data"].get("chance"))
+            "change",
+            [choice],
+            lambda kind: by_condition(variants, s, style, list(kinds)[kind], results["data"].get("chance")),
         )
         shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
     if any("by_position" in variant for variant in variants):
@@ -224,18 +226,23 @@ def by_condition(
     (scale, unit), m = _unit(s), s.criterion
     sizes = [s.size_at(condition) for condition in s.conditions]
     series = []
-    for index, variant in enumerate(variants):
+    for variant in variants:
         name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
-        shift = 1.006 ** (index - (len(variants) - 1) / 2)  # separates the intervals
         y = [scale * e["mean"] for e in estimates]
-        series.append(line(name, [size * shift for size in sizes], y, style[name], dots=True, label=name, **intervals(estimates, scale)))
+        series.append(line(name, sizes, y, style[name], dots=True, label=name, **intervals(estimates, scale)))
     marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
     if kind == "change":
         marks = [*marks, {"y": 0, "label": ""}]
     elif chance is not None:
         marks = [*marks, {"y": 100 * chance, "label": "most common answer"}]
-    title = m.key if kind == m.key else "rise of the loss" if kind == "change" and m.worse == 1 else f"change of the {m.key}"
-    return lines(series, _sizes(s), axis(f"{title}, {unit}"), marks=marks)
+    title = (
+        m.key
+        if kind == m.key
+        else "rise of the loss"
+        if kind == "change" and m.worse == 1
+        else f"change of the {m.key}"
+    )
+    return lines(series, _sizes(s), axis(f"{title}, {unit}"), marks=marks, spread=True)
 
 
 def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figure:
@@ -247,7 +254,9 @@ def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figu
         low, high = intervals([y], scale).values()
         left, right = intervals([x], scale).values()
         ends = {"low": low[0], "high": high[0], "left": left[0], "right": right[0], "quiet": len(variants) > MANY}
-        text = f"{m.value(x['mean'])} at {s.spelled(s.trained_at)}, {m.value(y['mean'])} at {s.spelled(s.conditions[-1])}"
+        text = (
+            f"{m.value(x['mean'])} at {s.spelled(s.trained_at)}, {m.value(y['mean'])} at {s.spelled(s.conditions[-1])}"
+        )
         name = variant["name"]
         dots.append(point(name, scale * x["mean"], scale * y["mean"], style[name], text=text, **ends))
     x_axis, y_axis = (
@@ -280,7 +289,14 @@ def without_training(results: Results, s: Experiment, style: Mapping[str, Style]
         y = [scale * e["mean"] for e in estimates]
         series.append(line(name, sizes, y, style[name], dots=True, label=name, **intervals(estimates, scale)))
     title = f"difference of the {m.key}, {'points' if m.higher_is_better else unit}"
-    return lines(series, _sizes(s), axis(title), marks=[{"y": 0, "label": "the same weights as trained"}], height=260)
+    return lines(
+        series,
+        _sizes(s),
+        axis(title),
+        marks=[{"y": 0, "label": "the same weights as trained"}],
+        height=260,
+        spread=True,
+    )
 
 
 def training(variants: Rows, style: Mapping[str, Style]) -> Figure:

@@ -233,8 +233,9 @@ posenc.draw = (() => {
 
   // {series: [{x: 0, 1, ... if left out, y, low, high: of intervals, left, right: of those along x, band: intervals as a band, quiet: not drawn,
   // colour, colours: of each point, width, dash, dots: also its points, points: only those, radius, hollow, label: at its
-  // end}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded}
-  function lines(canvas, colours, { series, x, y, marks, past }) {
+  // end}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
+  // spread: series side by side, so that their intervals can be told apart}
+  function lines(canvas, colours, { series, x, y, marks, past, spread }) {
     const places = series.map(one => Array.from(one.x || one.y.keys()));
     const heights = series.flatMap(one => [...one.y, ...(one.low || []), ...(one.high || [])]), marked = (marks || []).map(mark => mark.y);
     const down = axis(y, [...heights, ...marked], canvas.clientHeight / (y.log ? 30 : 45));
@@ -247,7 +248,8 @@ posenc.draw = (() => {
     const across = axis(x, [...inside, ...(marks || []).map(mark => mark.x)], box.width / (x.log ? 42 : 58));
     const px = value => box.x + box.width * across.share(value);
     const py = value => box.y + box.height * (1 - Math.max(-0.02, Math.min(1.02, down.share(value))));
-    const spots = series.map((one, row) => places[row].map((at, k) => (seen(one.y[k]) ? [px(at), py(one.y[k])] : null)));
+    const beside = row => (spread ? Math.min(3, 20 / series.length) * (row - (series.length - 1) / 2) : 0);
+    const spots = series.map((one, row) => places[row].map((at, k) => (seen(one.y[k]) ? [px(at) + beside(row), py(one.y[k])] : null)));
     if (past !== undefined && across.share(past) < 1) {
       context.globalAlpha = 0.07;
       context.fillStyle = colours.past;
@@ -267,7 +269,7 @@ posenc.draw = (() => {
     for (const mark of marks || []) drawMark(context, colours, box, mark, px, py);
     series.forEach((one, row) => {
       const drawn = spots[row].filter(Boolean);
-      if ((one.low || one.left) && !one.quiet) intervals(context, one, places[row], px, py);
+      if ((one.low || one.left) && !one.quiet) intervals(context, one, places[row], at => px(at) + beside(row), py);
       context.strokeStyle = one.colour;
       context.lineWidth = one.width || 1.8;
       if (!one.points) {

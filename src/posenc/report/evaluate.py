@@ -125,7 +125,9 @@ def methods(results: Results) -> list[str]:
 
 def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A line style per method, the same in every figure."""
-    found = ((colour, dash) for dash in itertools.cycle(DASHES) for colour in PALETTE[:-1])  # without the palette's grey
+    found = (
+        (colour, dash) for dash in itertools.cycle(DASHES) for colour in PALETTE[:-1]
+    )  # without the palette's grey
     by_name = {}
     for method in methods:
         colour, dash = (NEUTRAL, BASES[method]) if method in BASES else next(found)
@@ -226,32 +228,33 @@ def by_depth(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measu
     """A measure by the depth of the answer, a line per method, with 95 % intervals. of: cells by method."""
     series = []
     depths = sorted({c["depth"] for cells in of.values() for c in cells})
-    apart = min((b - a for a, b in itertools.pairwise(depths)), default=0.2)
-    for index, (name, cells) in enumerate(of.items()):
-        shift = (index - (len(of) - 1) / 2) * min(1.2, 40 * apart / len(of))  # separates the intervals
+    for name, cells in of.items():
         points = sorted((c for c in cells if c[measure.key] is not None), key=lambda c: c["depth"])
         token = ["" if c["position"] is None else f" (token {c['position']:.0f})" for c in points]
         where = [f"depth {100 * c['depth']:g} %{at}, {c['n']} samples" for c, at in zip(points, token, strict=True)]
-        series.append(_line(name, [100 * c["depth"] + shift for c in points], points, where, measure, styles[name]))
+        series.append(_line(name, [100 * c["depth"] for c in points], points, where, measure, styles[name]))
     ends = {0: " (start)", 100: " (end)"}
     marks = [100 * depth for depth in depths] if len(depths) <= 7 else [0, 25, 50, 75, 100]
     ticks = [[mark, f"{mark:.3g} %{ends.get(mark, '')}"] for mark in marks]
-    return lines(series, axis("position of the answer in the text", low=-7, high=107, ticks=ticks), _axis(measure))
+    return lines(
+        series, axis("position of the answer in the text", low=-7, high=107, ticks=ticks), _axis(measure), spread=True
+    )
 
 
 def by_length(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure, limit: int | None) -> Figure:
     """A measure by the length of the text, a line per method, over all depths. of: the "by_length" of each method. limit: the
     trained length."""
     series = []
-    for index, (name, rows) in enumerate(of.items()):
-        shift = 1.008 ** (index - (len(of) - 1) / 2)
+    for name, rows in of.items():
         points = sorted((row for row in rows if row[measure.key] is not None), key=lambda row: row["length"])
         where = [f"{row['length']} tokens, {row['n']} samples" for row in points]
-        series.append(_line(name, [row["length"] * shift for row in points], points, where, measure, styles[name]))
+        series.append(_line(name, [row["length"] for row in points], points, where, measure, styles[name]))
     lengths = sorted({row["length"] for rows in of.values() for row in rows})
     marks = trained(limit) if limit and limit <= NEAR * lengths[-1] else []
     ticks = [[length, str(length)] for length in lengths]
-    return lines(series, axis("length of the text, tokens", log=True, ticks=ticks), _axis(measure), marks=marks)
+    return lines(
+        series, axis("length of the text, tokens", log=True, ticks=ticks), _axis(measure), marks=marks, spread=True
+    )
 
 
 def by_position(

@@ -5,7 +5,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["DASHES", "PALETTE", "Figure", "Rows", "Style", "axis", "heat", "intervals", "line", "lines", "point", "trained"]
+__all__ = [
+    "DASHES",
+    "PALETTE",
+    "Figure",
+    "Rows",
+    "Style",
+    "axis",
+    "heat",
+    "intervals",
+    "line",
+    "lines",
+    "point",
+    "trained",
+]
 
 PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")
 """Colours that differ on light and dark backgrounds, and for most colour-blind readers in this order."""
@@ -18,7 +31,7 @@ Style = Mapping[str, Any]
 
 
 def lines(series: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **options: Any) -> Figure:
-    """Lines or points over two axes. options: marks, [{x or y, label}]; height in pixels; legend."""
+    """Lines or points over two axes. options: marks, [{x or y, label}]; height in pixels; legend; spread, side by side."""
     return {"kind": "lines", "series": [*series], "x": x, "y": y, **options}
 
 

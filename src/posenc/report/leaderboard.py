@@ -45,7 +45,9 @@ def table_page(results: Results) -> str:
     settings = {name: settings_of(of) for name, of in tasks.items()}
     style = styles([arm for of in tasks.values() for arm in of["arms"]])
     task = Choice("task", "Task:", list(tasks))
-    dots = plot("dots", [task], lambda at: trade_off(list(tasks.values())[at]["arms"], list(settings.values())[at], style))
+    dots = plot(
+        "dots", [task], lambda at: trade_off(list(tasks.values())[at]["arms"], list(settings.values())[at], style)
+    )
     panel = Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)
     lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
     command = partial(_of_one, results["command"])

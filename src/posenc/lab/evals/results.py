@@ -422,7 +422,9 @@ def _past(task: Results, trained: int) -> list[str]:
     length = rows[-1]["length"]
     means = {m["method"]: r[by]["mean"] for m in task["methods"] for r in m["by_length"] if r["length"] == length}
     if len(means) > 2 and max(means, key=lambda method: sign * means[method]) == CUT_OFF:
-        lines.append(f"{spelled(task['task'])} at {length} tokens: no method is better than the last {trained} tokens alone.")
+        lines.append(
+            f"{spelled(task['task'])} at {length} tokens: no method is better than the last {trained} tokens alone."
+        )
     return lines
 
 
