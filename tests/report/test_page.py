@@ -123,9 +123,10 @@ def test_tables_are_sorted_from_the_keyboard(report, new_tab):
     path, results = report
     tab = new_tab()
     tab.goto(path.as_uri())
-    names = lambda: tab.evaluate(
-        "[...document.querySelectorAll('#ranking tbody .arm')].map(c => c.firstChild.textContent)"
-    )
+
+    def names():
+        return tab.evaluate("[...document.querySelectorAll('#ranking tbody .arm')].map(c => c.firstChild.textContent)")
+
     of = {arm["name"]: arm["lengths"][0]["loss"]["mean"] for arm in results["arms"]}
     assert names() == list(of)
     button = tab.locator("#ranking th button").nth(1)

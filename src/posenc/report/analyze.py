@@ -16,6 +16,7 @@ import posenc
 from posenc.analysis.analyze import Analysis, Target
 from posenc.analysis.codes import sizes_of
 from posenc.analysis.finding import GROUND, INK, LINE, SOFT, STYLE, Picture
+from posenc.analysis.properties import Properties
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text
@@ -44,7 +45,8 @@ def page(analysis: Analysis, results: Mapping[str, Any], target: Target | None =
     first = next((name for name in FIRST if name in pictures), next(iter(pictures), ""))
     lead = pictures[first].pop(0) if first else None
     found = {section.name: section.finding for section in analysis.sections}.get("properties")
-    tiles = {} if found is None else {n: (each.holds, each.sentences()[0]) for n, each in found.each.items()}
+    four = found.each if isinstance(found, Properties) else {}
+    tiles = {name: (each.holds, each.sentences()[0]) for name, each in four.items()}
     shown = Markup() if target is None else explorer(target)
     text = filled("analyze.html", a=analysis, r=results, sections=sections, lead=lead, tiles=tiles, explorer=shown)
     return classed(text)

@@ -83,7 +83,7 @@ def _lines(
     points: Mapping[str, tuple[Sequence[Any], Sequence[float]]], styles: Styles, x: Mapping[str, Any], y: str
 ) -> Figure:
     """A line per method, from zero up. points: x and y."""
-    series = [line(m, *at, styles[m], dots=True, label=m) for m, at in points.items()]
+    series = [line(m, *at, styles[m], dots=True, label=True) for m, at in points.items()]
     return lines(series, x, axis(y, low=0))
 
 

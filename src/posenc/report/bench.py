@@ -107,7 +107,7 @@ def ratio_by_length(trials: Rows) -> Figure:
         points = [(length, row["ratio"]) for length, row in timed if row["name"] == name]
         style = {"colour": PALETTE[index % len(PALETTE)], "dash": DASHES[index // len(PALETTE)]}
         x, y = [length for length, _ in points], [ratio["median"] for _, ratio in points]
-        series.append(line(name, x, y, style, dots=True, label=name, **intervals([ratio for _, ratio in points])))
+        series.append(line(name, x, y, style, dots=True, label=True, **intervals([ratio for _, ratio in points])))
     ticks = [[length, str(length)] for length in sorted({trial["length"] for trial in trials})]
     over = axis(f"time over {trials[0]['limit']}", log=True)
     return lines(series, axis("tokens", log=True, ticks=ticks), over, spread=True)

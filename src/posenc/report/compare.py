@@ -99,7 +99,7 @@ def show(results: Results, directory: str) -> None:
     from rich.table import Table
 
     out, s = stdout(), settings_of(results)
-    for sentence in filter(None, (winners(results, s), *results["answer"])):
+    for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
@@ -229,7 +229,7 @@ def by_condition(
     for variant in variants:
         name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
         y = [scale * e["mean"] for e in estimates]
-        series.append(line(name, sizes, y, style[name], dots=True, label=name, **intervals(estimates, scale)))
+        series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
     marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
     if kind == "change":
         marks = [*marks, {"y": 0, "label": ""}]
@@ -272,7 +272,7 @@ def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], 
         name, points = variant["name"], variant["by_position"]
         y = [p["loss"] - above * b for p, b in zip(points, best, strict=True)]
         ends = {} if above else {end: [p[end] for p in points] for end in ("low", "high")}
-        series.append(line(name, [p["position"] for p in points], y, style[name], quiet=True, label=name, **ends))
+        series.append(line(name, [p["position"] for p in points], y, style[name], quiet=True, label=True, **ends))
     marks = trained(s.size_at(s.trained_at), "training length")
     return lines(series, axis("position in the test text", low=0), axis(f"loss, nats per {s.unit}"), marks=marks)
 
@@ -287,7 +287,7 @@ def without_training(results: Results, s: Experiment, style: Mapping[str, Style]
     for name, of in rows.items():
         sizes, estimates = [s.size_at(row[m.condition]) for row in of], [row["difference"] for row in of]
         y = [scale * e["mean"] for e in estimates]
-        series.append(line(name, sizes, y, style[name], dots=True, label=name, **intervals(estimates, scale)))
+        series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
     title = f"difference of the {m.key}, {'points' if m.higher_is_better else unit}"
     return lines(
         series,
@@ -303,7 +303,7 @@ def training(variants: Rows, style: Mapping[str, Style]) -> Figure:
     """The loss of the training batches, mean over seeds."""
     of = {variant["name"]: variant["training"] for variant in variants if variant["trained"]}
     curves = [
-        line(name, [p["step"] for p in points], [p["loss"] for p in points], style[name], label=name)
+        line(name, [p["step"] for p in points], [p["loss"] for p in points], style[name], label=True)
         for name, points in of.items()
     ]
     return lines(curves, axis("training step", low=0), axis("loss of the batch, nats"))

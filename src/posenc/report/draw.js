@@ -233,7 +233,7 @@ posenc.draw = (() => {
 
   // {series: [{x: 0, 1, ... if left out, y, low, high: of intervals, left, right: of those along x, band: intervals as a band, quiet: not drawn,
   // colour, colours: of each point, width, dash, dots: also its points, points: only those, radius, hollow, label: at its
-  // end}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
+  // end, true: its name}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
   // spread: series side by side, so that their intervals can be told apart}
   function lines(canvas, colours, { series, x, y, marks, past, spread }) {
     const places = series.map(one => Array.from(one.x || one.y.keys()));
@@ -241,7 +241,7 @@ posenc.draw = (() => {
     const down = axis(y, [...heights, ...marked], canvas.clientHeight / (y.log ? 30 : 45));
     const ends = series.filter(one => one.label && !one.points), measure = canvas.getContext("2d");
     measure.font = colours.font;
-    const wanted = Math.max(0, ...ends.map(one => measure.measureText(one.label).width)) + 28;
+    const wanted = Math.max(0, ...ends.map(one => measure.measureText(title(one)).width)) + 28;
     const labelled = ends.length > 0 && wanted < canvas.clientWidth * 0.36;
     const { context, box } = frame(canvas, colours, { label: y.label, texts: down.ticks.map(([, text]) => text), right: labelled ? wanted : 14 });
     const inside = series.flatMap((one, row) => [...places[row], ...(one.left || []), ...(one.right || [])]);
@@ -326,18 +326,15 @@ posenc.draw = (() => {
     context.globalAlpha = 1;
   }
 
+  const title = one => (one.label === true ? one.name : one.label);
+
   const APART = 14;  // pixels between two names
 
   function namedAtEnds(context, colours, box, named) {  // names at the ends of lines, moved apart; the first where not all fit
     const most = Math.floor(box.height / APART) + 1, right = box.x + box.width;
     const found = named.filter(({ from }) => from).slice(0, most).map(({ one, from }) => ({ one, from, y: from[1] })).sort((a, b) => a.y - b.y);
-    for (let pass = 0; pass < 40; pass++) {
-      for (let k = 1; k < found.length; k++) {
-        const short = APART - (found[k].y - found[k - 1].y);
-        if (short > 0) [found[k - 1].y, found[k].y] = [found[k - 1].y - short / 2, found[k].y + short / 2];
-      }
-      for (const one of found) one.y = Math.max(box.y, Math.min(box.y + box.height, one.y));
-    }
+    found.forEach((one, k) => { if (k) one.y = Math.max(one.y, found[k - 1].y + APART); });
+    found.reduceRight((below, one) => (one.y = Math.min(one.y, below - APART)), box.y + box.height + APART);
     context.textAlign = "left";
     context.textBaseline = "middle";
     for (const { one, from, y } of found) {
@@ -345,7 +342,7 @@ posenc.draw = (() => {
       context.lineWidth = 1;
       stroke(context, [[from[0] + 5, from[1]], [right + 10, y], [right + 16, y]]);
       context.fillStyle = colours.ink;
-      context.fillText(one.label, right + 20, y);
+      context.fillText(title(one), right + 20, y);
     }
   }
 
@@ -357,13 +354,13 @@ posenc.draw = (() => {
     series.forEach((one, row) => {
       const spot = spots[row][0];
       if (!one.label || !one.points || !spot) return;
-      const wide = context.measureText(one.label).width, [x, y] = spot;
+      const wide = context.measureText(title(one)).width, [x, y] = spot;
       const corners = [[x + 8, y], [x - 8 - wide, y], [x - wide / 2, y - 13], [x - wide / 2, y + 13], [x + 6, y - 11], [x + 6, y + 11]];
       const at = corners.find(([left, middle]) => free([left, middle - 6, left + wide, middle + 6]));
       if (!at) return;
       taken.push([at[0], at[1] - 6, at[0] + wide, at[1] + 6]);
       context.fillStyle = colours.ink;
-      lettered(context, colours, one.label, ...at);
+      lettered(context, colours, title(one), ...at);
     });
   }
 

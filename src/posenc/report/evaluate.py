@@ -5,7 +5,6 @@ The name of a line is its method, by which the page shows and hides it.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +95,8 @@ def page(results: Results) -> str:
     attention = attention_report.panels(results["attention"], style) if results["attention"] else {}
     panels = [*(panel for section in sections for panel in section.panels.values()), *attention.values()]
     with_figures = [section for section in sections if section.panels]
-    first = next((section for section in with_figures if "depth" in section.panels), next(iter(with_figures), None))
+    several = (section for section in with_figures if len({cell["depth"] for _, cell in section.cells}) > 1)
+    first = next(several, next(iter(with_figures), None))
     return rendered(
         "eval.html",
         {plot.name: plot.figures for panel in panels for plot in panel.plots},
@@ -270,7 +270,7 @@ def by_position(
         if differences:
             points, ends = [p for p in points if p["position"] in none], {}
             y = [p["loss"] - none[p["position"]] for p in points]
-        series.append(line(name, [p["position"] for p in points], y, styles[name], label=name, **ends))
+        series.append(line(name, [p["position"] for p in points], y, styles[name], label=True, **ends))
     loss = axis("loss less that of none, nats a token") if differences else _axis(MEASURES["loss"])
     marks = trained(limit) if limit and limit < length else []
     return lines(series, axis("position in the text, tokens", low=0, high=length), loss, marks=marks)
@@ -313,7 +313,7 @@ def _line(
     words = [measure.words(value) for value in values]
     texts = [f"{mean} ({interval}), {at}" for (mean, interval), at in zip(words, where, strict=True)]
     y = [measure.scale * value["mean"] for value in values]
-    return line(name, x, y, style, texts=texts, dots=True, label=name, **intervals(values, measure.scale))
+    return line(name, x, y, style, texts=texts, dots=True, label=True, **intervals(values, measure.scale))
 
 
 def _axis(measure: Measure) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def axis(label: str, **options: Any) -> dict[str, Any]:
 
 
 def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style, **options: Any) -> dict[str, Any]:
-    """options: low, high, the ends of intervals; band: these as a band; quiet: these not drawn; dots; width; texts of the points; label at the line's end."""
+    """options: low, high, the ends of intervals; band: these as a band; quiet: these not drawn; dots; width; texts of the points; label at the line's end, True: its name."""
     return {"name": name, "x": [*x], "y": [*y], **style, **options}
 
 
@@ -55,7 +55,7 @@ def point(name: str, x: float, y: float, style: Style, **options: Any) -> dict[s
     """A dot with its name beside it. options: low, high, left, right: the ends of intervals; text."""
     ends = {key: [value] for key, value in options.items() if key in ("low", "high", "left", "right")}
     texts = {"texts": [options["text"]]} if "text" in options else {}
-    label = {"label": options.get("label", name)}
+    label = {"label": options.get("label", True)}
     return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, **ends, **texts, **label}
 
 
@@ -76,5 +76,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        short = float(f"{value:.5g}") if math.isfinite(value) else None
+        return int(short) if short is not None and short.is_integer() and abs(short) < 1e15 else short
     return value

@@ -27,6 +27,7 @@ def filled(name: str, **values: Any) -> str:
 
     environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(FILTERS)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.get_template(name).render(**values, style=asset("plot.css") + asset("style.css"))
 
 
