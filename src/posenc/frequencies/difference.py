@@ -97,11 +97,13 @@ class Difference:
         large = self.largest
         if large.same:
             return []
+        if large.phase <= TENTH:
+            return [f"Up to a distance of {self.at:g}, every pair is at the same angle under both, to within 36°."]
         least = math.ceil(self.at * TENTH / large.phase)
         off = sum(pair.phase > TENTH for pair in self.pairs)
         return [
-            f"A model trained under one schedule reads tokens more than {least} apart at other angles under the other: pair "
-            f"{large.pair} is then off by more than 36°. At a distance of {self.at:g}, so are {off} of {len(self.pairs)} pairs."
+            f"A model trained under one schedule reads tokens {least} or more apart at other angles under the other: pair "
+            f"{large.pair} is then off by 36° or more. At a distance of {self.at:g}, so are {off} of {len(self.pairs)} pairs."
         ]
 
     def _about_frequencies(self) -> list[str]:
