@@ -373,7 +373,7 @@ posenc.draw = (() => {
     context.setLineDash([]);
     if (!mark.label) return;
     const wide = context.measureText(mark.label).width, fits = shown + 6 + wide <= box.x + box.width;
-    const [x, y] = upright ? [fits ? shown + 6 : shown - 6 - wide, box.y + 2] : [box.x + 4, shown + 16];
+    const [x, y] = upright ? [fits ? shown + 6 : shown - 6 - wide, box.y + 2] : [box.x + 4, shown < box.y + 14 ? shown + 16 : shown - 2];
     context.textAlign = "left";
     context.textBaseline = upright ? "top" : "bottom";
     lettered(context, colours, mark.label, x, y);
