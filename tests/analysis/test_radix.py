@@ -58,7 +58,7 @@ def test_extrapolation_and_interpolation():
     torch.testing.assert_close(linear.reached[full:], linear.trained[full:])
     torch.testing.assert_close(linear.squeeze, torch.full((64,), 4.0).double())
     assert "furthest pair 54" in plain.sentences()[2]
-    assert "4 times nearer in every pair" in linear.sentences()[3]
+    assert "All pairs are compressed 4 times" in linear.sentences()[3]
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,14 @@ def test_the_wavelengths_of_a_rotation():
     expected = [2 * math.pi * 500 ** (2 * c / 64) for c in range(32)]
     torch.testing.assert_close(found.wavelengths, torch.tensor(expected, dtype=torch.float64))
     assert found.unfinished == sum(wave > 100 for wave in expected)
-    assert found.sentences()[0].startswith(f"{found.unfinished} of 32 pairs never finish a turn within 100 positions")
+    assert found.sentences()[0].startswith(
+        f"{found.unfinished} of 32 pairs do not complete a full turn within 100 positions"
+    )
     for turning in ("xpos", "rope@rerope:window=8", "rope+alibi/none"):
         torch.testing.assert_close(rotation(turning).angles, rotation("rope").angles)
     assert (
-        rotation("rope:rope_theta=10").sentences()[0] == "Every pair that rotates finishes a turn within 512 positions."
+        rotation("rope:rope_theta=10").sentences()[0]
+        == "Every pair that rotates completes a full turn within 512 positions of training."
     )
     assert rotation("p_rope:rope_theta=10").unfinished == 0  # those that stand still meet no angle at all
     still = rotation("p_rope")

@@ -73,6 +73,8 @@ def test_yarn_of_the_code_and_of_the_paper():
     assert (actual.largest.pair, actual.largest.phase) == (10, pytest.approx(99.20705, rel=1e-6))
     assert actual.at == 8192
     assert actual.sentences() == [
+        "A model trained under one schedule reads tokens 52 or more apart at other angles under the other: pair 10 is then "
+        "off by 36° or more. At a distance of 8192, so are 12 of 32 pairs.",
         "yarn and yarn_paper differ in 12 of 32 pairs: 9 to 20.",
         "Their frequencies are furthest apart in pair 15, which turns 4.35 times in the 2048 trained positions: "
         "stretched 1.677 times under yarn, stretched 3.021 times under yarn_paper.",
@@ -83,8 +85,8 @@ def test_yarn_of_the_code_and_of_the_paper():
 
 def test_words_for_pairs_at_rest_and_other_temperatures():
     actual = diff("default", "tapered:pairs=2+resonance", head_dim=8)
-    assert "pair 3, which turns" in actual.sentences()[1]
-    assert "unchanged under default, at rest under tapered:pairs=2+resonance." in actual.sentences()[1]
+    assert "pair 3, which turns" in actual.sentences()[2]
+    assert "unchanged under default, at rest under tapered:pairs=2+resonance." in actual.sentences()[2]
     assert actual.sentences()[-1] == "Neither changes the temperature."
     assert actual.to_dict()["pairs"][3]["stretches"] == [1.0, None]
     warmer = diff("yarn", {"name": "yarn", "attention_factor": 1.0})
@@ -95,7 +97,11 @@ def test_words_for_pairs_at_rest_and_other_temperatures():
         "yarn multiplies cos and sin by 1.1386 and so scores by 1.2965; yarn:attention_factor=1.0 by 1 and 1.",
     ]
     scattered = {"name": "explicit", "stretch": [1, 2, 1, 3, 3, 1, 1, 2]}
-    assert diff("default", scattered, head_dim=16).sentences()[0].endswith("differ in 4 of 8 pairs: 1, 3 to 4, 7.")
+    near = diff("default", {"name": "explicit", "stretch": [1 + 1e-6] * 8}, head_dim=16)
+    assert (
+        near.sentences()[0] == "Up to a distance of 16384, every pair is at the same angle under both, to within 36°."
+    )
+    assert diff("default", scattered, head_dim=16).sentences()[1].endswith("differ in 4 of 8 pairs: 1, 3 to 4, 7.")
 
 
 def test_lengths_go_to_the_schedules_that_need_them():

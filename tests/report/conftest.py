@@ -14,7 +14,7 @@ def ask(browser):
     complaints = []
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     for name in SCRIPTS:
-        tab.add_script_tag(content=(files("posenc") / "report" / "explorer" / f"{name}.js").read_text())
+        tab.add_script_tag(content=(files("posenc") / "report" / f"{name}.js").read_text())
     yield tab.evaluate
     assert complaints == []
     tab.close()
@@ -35,7 +35,7 @@ def visit(new_tab, explorer_file):
 
     def visit(hash="", path=explorer_file, **options):
         tab = new_tab(**{"viewport": {"width": 1280, "height": 900}, **options})
-        tab.set_default_timeout(8000)
+        tab.set_default_timeout(60_000)
         tab.goto(f"{path.as_uri()}#{hash}")
         if options.get("java_script_enabled", True):
             tab.wait_for_function("window.posenc && posenc.explorer && posenc.explorer.redraws() > 0")

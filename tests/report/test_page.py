@@ -43,6 +43,7 @@ def test_it_is_one_file_with_every_number(report):
         assert escape(sentence, quote=False) in text.replace("&#39;", "'").replace("&#34;", '"')
     assert results["data"]["sha256"] in text
     assert text == page(results)
+    assert len(text.encode()) < 5e5
 
 
 def test_names_cannot_inject_markup(report):
@@ -52,39 +53,88 @@ def test_names_cannot_inject_markup(report):
     assert "--data &#39;&lt;b&gt;&#39;" in text
 
 
+def test_the_answer_comes_first(report):
+    path, results = report
+    text = path.read_text()
+    order = [
+        'class="winners"',
+        'id="plot-change"',
+        'class="answer"',
+        'id="ranking"',
+        'id="plot-extensions"',
+        'id="costs"',
+    ]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    winners = re.search(r'class="winners">(.*?)</p>', text).group(1)
+    for index, words in ((0, "training length (16 bytes)"), (-1, "longest (64 bytes)")):
+        best = min(results["arms"], key=lambda arm: arm["lengths"][index]["loss"]["mean"])
+        assert f"Best at the {words}: {best['name']}, {best['lengths'][index]['loss']['mean']:.3f} nats" in winners
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 def test_a_browser_shows_it_without_complaint(report, new_tab, scheme, width):
     path, results = report
     tab = new_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
     tab.goto(path.as_uri())
-    tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
+    assert tab.evaluate("Object.keys(posenc.report.probes).sort()") == ["change", "extensions", "position", "training"]
     assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    lines = tab.evaluate("document.getElementById('plot-change').data.map(t => [t.name, Array.from(t.y)])")
+    lines = tab.evaluate("posenc.report.shown.change.series.map(one => [one.name, one.y])")
     for arm, (name, ys) in zip(results["arms"], lines, strict=True):
         assert name == arm["name"]
-        assert ys == pytest.approx([p["change"]["mean"] for p in arm["lengths"]])
-    ink = tab.evaluate("document.getElementById('plot-change')._fullLayout.font.color")
+        assert ys == pytest.approx([p["loss"]["mean"] for p in arm["lengths"]], rel=1e-4)
     ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (ink, ground) == (("#1c2430", "rgb(255, 255, 255)") if scheme == "light" else ("#e6eaf0", "rgb(18, 22, 28)"))
-    if scheme == "light":
-        tab.emulate_media(color_scheme="dark")
-        tab.wait_for_function("document.getElementById('plot-change')._fullLayout.font.color === '#e6eaf0'")
+    assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 22, 28)")
+    dark = "posenc.draw.theme(document.querySelector('.plot')).ink"
+    assert tab.evaluate(dark) == ("#1c2430" if scheme == "light" else "#e6eaf0")
+    painted = (
+        "document.querySelector('#plot-change canvas').getContext('2d').getImageData(0, 0, 300, 300).data.some(v => v)"
+    )
+    assert tab.evaluate(painted)
 
 
 @pytest.mark.browser
-def test_the_curves_answer_to_the_reader(report, browser):
+def test_the_curves_answer_to_the_reader(report, new_tab):
     path, results = report
-    tab = browser.new_page()
+    tab = new_tab()
     tab.goto(path.as_uri())
-    tab.wait_for_function("document.querySelectorAll('.main-svg').length >= 3")
-    tab.locator("#plot-position .updatemenu-button").nth(1).click()
-    above = tab.evaluate("Array.from(document.getElementById('plot-position').data[0].y)")
+    tab.locator("#by-position label").nth(1).click()
+    above = tab.evaluate("posenc.report.shown.position.series[0].y")
     assert above == pytest.approx([0.0] * len(results["arms"][0]["by_position"]))
-    tab.locator("#plot-change .legendtoggle").first.click()
-    tab.wait_for_function("document.getElementById('plot-change').data[0].visible === 'legendonly'")
-    tab.close()
+    tab.locator("#by-size input[type=checkbox]").first.press("Space")
+    names = "posenc.report.shown.change.series.map(one => one.name)"
+    assert tab.evaluate(names) == [arm["name"] for arm in results["arms"][1:]]
+    tab.locator("#plot-change canvas").press("ArrowRight")
+    read = tab.locator("#plot-change output").inner_text()
+    assert read.startswith(f"{results['arms'][1]['name']}: ")
+    tab.locator("#plot-change summary").press("Enter")
+    heads = tab.locator("#plot-change thead th").all_inner_texts()
+    assert heads == ["length in the test, bytes", *(arm["name"] for arm in results["arms"][1:])]
+    sizes = tab.locator("#plot-change tbody th").all_inner_texts()
+    assert sizes == ["16", "32", "64"]
+    tab.goto(f"{path.as_uri()}#only=rope")
+    tab.reload()
+    assert set(tab.evaluate(names)) == {"none", "rope"}
+
+
+@pytest.mark.browser
+def test_tables_are_sorted_from_the_keyboard(report, new_tab):
+    path, results = report
+    tab = new_tab()
+    tab.goto(path.as_uri())
+
+    def names():
+        return tab.evaluate("[...document.querySelectorAll('#ranking tbody .arm')].map(c => c.firstChild.textContent)")
+
+    of = {arm["name"]: arm["lengths"][0]["loss"]["mean"] for arm in results["arms"]}
+    assert names() == list(of)
+    button = tab.locator("#ranking th button").nth(1)
+    for direction, sign in (("ascending", 1), ("descending", -1)):
+        button.press("Enter")
+        assert tab.locator("#ranking th").nth(1).get_attribute("aria-sort") == direction
+        shown = [round(of[name], 3) * sign for name in names()]
+        assert shown == sorted(shown)
 
 
 def test_unfinished_and_lone_results_make_a_page(report):

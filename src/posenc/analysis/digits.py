@@ -152,6 +152,8 @@ class Digits(Finding):
     def _about_squeeze(self) -> str:
         first, last = float(self.squeeze[0]), float(self.squeeze[-1])
         if bool((self.squeeze - first).abs().max() < 1e-9):
+            if first > 1 and first != math.inf:
+                return f"All pairs are compressed {first:.3g} times, the fastest included."
             return f"Neighbours are {_nearer(first)} in every pair."
         unchanged = int(((self.squeeze - 1).abs() < 1e-12).sum())
         return (

@@ -215,7 +215,7 @@ def _radians(error: float) -> str:
     return f"{error:.2g} radians" if math.isfinite(error) else "overflow"
 
 
-@plot("Above the dashed line, the fastest pair is off by more than 36 degrees.")
+@plot("Above the dashed line, the fastest pair is off by more than 36°.")
 def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
     """The largest error of the phases up to each position, a line for every cause."""
     for number, (name, row) in enumerate(zip(finding.causes, finding.by_position, strict=True)):
@@ -224,7 +224,7 @@ def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
         style: dict[str, Any] = {"ls": ":", "color": INK, "lw": 2.4} if name == "module" else {}
         style.setdefault("lw", 0.8 + 7 / (number + 1))  # the earlier, the wider: equal lines stay visible
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
-    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="a tenth of a turn")
+    ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="36°")
     ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
     legend_beside(ax)
 

@@ -425,15 +425,20 @@ class Properties(Finding):
     bounded: Boundedness
     deterministic: Determinism
 
+    @property
+    def each(self) -> dict[str, Uniqueness | Steps | Boundedness | Determinism]:
+        """The four by their names."""
+        return {
+            "Unique per position": self.unique,
+            "Uniform step": self.steps,
+            "Bounded": self.bounded,
+            "Deterministic": self.deterministic,
+        }
+
     def sentences(self) -> list[str]:
-        verdicts = (
-            ("Unique", self.unique.holds, self.unique),
-            ("Even steps", self.steps.holds, self.steps),
-            ("Bounded and defined", self.bounded.holds, self.bounded),
-            ("Deterministic", self.deterministic.holds, self.deterministic),
-        )
         return [
-            f"{name}: {'yes' if holds else 'no'}. {' '.join(finding.sentences())}" for name, holds, finding in verdicts
+            f"{name}: {'yes' if finding.holds else 'no'}. {' '.join(finding.sentences())}"
+            for name, finding in self.each.items()
         ]
 
 
@@ -503,5 +508,5 @@ PROPERTIES = AnalysisQuestion(
         plot_step_sizes.of(finding.steps),
         plot_norms.of(t.codes, trained=t.trained_codes),
     ),
-    lambda finding: " ".join(sentence.split(". ")[0] + "." for sentence in finding.sentences()),
+    lambda finding: "  ".join(f"{name} {'✓' if each.holds else '✗'}" for name, each in finding.each.items()),
 )

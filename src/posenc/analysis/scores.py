@@ -96,11 +96,11 @@ class PairRotation(Finding):
         if not len(turning):
             return [f"None of the {still} pairs rotates."]
         sentences = [
-            f"{self.unfinished} of {len(self.angles)} pairs never finish a turn within {self.trained} positions: beyond "
-            "them a model reaches angles it was not trained on."
+            f"{self.unfinished} of {len(self.angles)} pairs do not complete a full turn within {self.trained} positions "
+            "of training: a longer text turns them to new angles."
             if self.unfinished
-            else f"Every pair that rotates finishes a turn within {self.trained} positions.",
-            f"The fastest pair is back after {turning.min():.4g} positions, the slowest after {turning.max():.4g}.",
+            else f"Every pair that rotates completes a full turn within {self.trained} positions of training.",
+            f"Wavelengths go from {turning.min():.4g} to {turning.max():.4g} positions.",
         ]
         return sentences + ([f"{still} pairs do not rotate and carry content alone."] if still else [])
 
@@ -141,15 +141,19 @@ class PositionScores(Finding):
             sentences = [f"Position changes no score within {self.length} tokens."]
         else:
             sentences = [
-                f"Position changes a token's score with an identical token by {float(same[0]):+.3g} at distance {first} and "
-                f"by {float(same[-1]):+.3g} at distance {last}, mean over heads and contents. Content alone gives the scores "
-                f"of unrelated tokens a standard deviation of {self.content:.3g}.",
+                f"The attention score between two copies of the same token {_change(float(same[-1] - same[0]))} from "
+                f"distance {first} to {last}, mean over heads and contents. Content alone gives the scores of unrelated "
+                f"tokens a standard deviation of {self.content:.3g}.",
                 f"Of two unrelated tokens position changes the mean by up to {float(unrelated.abs().max()):.3g}; the standard "
                 f"deviation is {float(spread[-1]):.3g} at distance {last}.",
             ]
         if not bool(visible.all()):
             sentences.append(f"{int((~visible).sum())} of {self.length} distances are hidden from all heads.")
         return sentences
+
+
+def _change(by: float) -> str:
+    return f"{'drops' if by < 0 else 'rises'} by {abs(by):.3g}" if by else "stays the same"
 
 
 def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None, **shape: Any) -> Bias:
@@ -372,15 +376,15 @@ def plot_bias_by_distance(ax: Axes, finding: Bias) -> None:
     ax.set(xlabel="tokens from the query back to the key", ylabel="added to the score")
 
 
-@plot("Pairs above the dashed line never finish a turn in training: a longer text rotates them to angles not reached.")
+@plot("Pairs above the dashed line do not complete a full turn in training: a longer text rotates them to new angles.")
 def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
     """Positions a turn, pair by pair."""
     turning = finding.wavelengths.isfinite()
     pairs = torch.arange(len(finding.angles))
     late = turning & (finding.wavelengths > finding.trained)
     for which, colour, name in (
-        (turning & ~late, PALETTE[0], "finish a turn"),
-        (late, PALETTE[1], "never finish a turn"),
+        (turning & ~late, PALETTE[0], "complete a full turn"),
+        (late, PALETTE[1], "do not"),
     ):
         if bool(which.any()):
             ax.plot(pairs[which], finding.wavelengths[which], "o", markersize=4, color=colour, label=name)
@@ -390,13 +394,13 @@ def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
 
 
 @plot(
-    "The faster the score with an identical token falls from left to right, the more local this encoding makes attention."
+    "The faster the score between two copies of the same token falls from left to right, the more local attention becomes."
 )
 def plot_effective_scores(ax: Axes, finding: PositionScores) -> None:
     """What position adds to scores by distance, mean over heads, with a standard deviation over contents."""
     distances = torch.arange(finding.length)
     for values, spread, colour, name in (
-        (finding.same, finding.same_spread, PALETTE[0], "a token and an identical one"),
+        (finding.same, finding.same_spread, PALETTE[0], "two copies of the same token"),
         (finding.unrelated, finding.unrelated_spread, PALETTE[1], "two unrelated tokens"),
     ):
         mean, around = values.nanmean(0), spread.nanmean(0)

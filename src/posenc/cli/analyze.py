@@ -33,7 +33,9 @@ class Analyze(WithOutput):
     dim: Annotated[int | None, "width of the model's input (default: an object's own, else 64)"] = None
     num_heads: Annotated[int | None, "attention heads (default: an object's own, else 4)", How(flag="heads")] = None
     head_dim: Annotated[int | None, "width of a head (default: an object's own, else 64)"] = None
-    steps: Annotated[int, "training steps of a small model; 0: none is trained"] = 120
+    steps: Annotated[
+        int, "training steps of a small model for what only a trained one shows (120 take a minute); 0: none"
+    ] = 0
     dtypes: Annotated[tuple[str, ...], "whose phase errors are measured", How("DTYPE")] = ("bfloat16", "float16")
     seed: Annotated[int, "of random numbers (default: 0)"] = 0
     out: Annotated[

@@ -14,6 +14,8 @@ from posenc.frequencies.schedules import Frequencies, check_length, rope_frequen
 SAME = 1e-12
 """Relative difference up to which two frequencies are the same: what rounding leaves."""
 
+TENTH = 2 * math.pi / 10
+"""Radians, 36 degrees: two schedules that are further apart no longer give a pair the same position."""
 COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch B", "B against A", "radians apart"
 
 
@@ -82,13 +84,27 @@ class Difference:
         return f"A: {self.names[0]}", f"B: {self.names[1]}"
 
     def sentences(self) -> list[str]:
-        """The differences in words."""
-        return [*self._about_frequencies(), self._about_temperature()]
+        """The differences in words, what they mean first."""
+        return [*self._meaning(), *self._about_frequencies(), self._about_temperature()]
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON; infinite numbers are null."""
         fields = asdict(self) | {"largest_phase": {"pair": self.largest.pair, "radians": self.largest.phase}}
         return _finite(fields | {"equal": self.equal, "sentences": self.sentences()})
+
+    def _meaning(self) -> list[str]:
+        """From which distance on weights trained under one schedule read other angles under the other."""
+        large = self.largest
+        if large.same:
+            return []
+        if large.phase <= TENTH:
+            return [f"Up to a distance of {self.at:g}, every pair is at the same angle under both, to within 36°."]
+        least = math.ceil(self.at * TENTH / large.phase)
+        off = sum(pair.phase > TENTH for pair in self.pairs)
+        return [
+            f"A model trained under one schedule reads tokens {least} or more apart at other angles under the other: pair "
+            f"{large.pair} is then off by 36° or more. At a distance of {self.at:g}, so are {off} of {len(self.pairs)} pairs."
+        ]
 
     def _about_frequencies(self) -> list[str]:
         first, second = self.names

@@ -3,6 +3,7 @@
 
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import count
@@ -15,6 +16,7 @@ import posenc
 from posenc.analysis.analyze import Analysis, Target
 from posenc.analysis.codes import sizes_of
 from posenc.analysis.finding import GROUND, INK, LINE, SOFT, STYLE, Picture
+from posenc.analysis.properties import Properties
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text
@@ -25,6 +27,8 @@ from posenc.report.html import filled
 SCHEMA = 1
 SCALE = 1.25
 """Pixels of the page to a point of a drawing, where there is room."""
+FIRST = ("scores", "kernel", "bias")
+"""The sections whose first picture opens the page."""
 COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
 """The colours of plots, and the page's variables for them, which differ in the dark theme."""
 
@@ -37,8 +41,25 @@ def page(analysis: Analysis, results: Mapping[str, Any], target: Target | None =
         (section, [(picture.see, drawn(picture, f"f{next(numbers)}-")) for picture in section.pictures])
         for section in analysis.sections
     ]
+    pictures = {section.name: drawings for section, drawings in sections if drawings}
+    first = next((name for name in FIRST if name in pictures), next(iter(pictures), ""))
+    lead = pictures[first].pop(0) if first else None
+    found = {section.name: section.finding for section in analysis.sections}.get("properties")
+    four = found.each if isinstance(found, Properties) else {}
+    tiles = {name: (each.holds, each.sentences()[0]) for name, each in four.items()}
     shown = Markup() if target is None else explorer(target)
-    return filled("analyze.html", a=analysis, r=results, sections=sections, explorer=shown)
+    text = filled("analyze.html", a=analysis, r=results, sections=sections, lead=lead, tiles=tiles, explorer=shown)
+    return classed(text)
+
+
+def classed(page: str) -> str:
+    """The page with the styles that pictures repeat as classes."""
+    svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    styles = [style for style, times in Counter(re.findall(r' style="([^"]*)"', svg)).items() if times > 3]
+    for number, style in enumerate(styles):
+        page = page.replace(f' style="{style}"', f' class="s{number}"')
+    rules = "".join(f".s{number}{{{style}}}" for number, style in enumerate(styles))
+    return page.replace("</head>", f"<style>{rules}</style>\n</head>", 1)
 
 
 def results(analysis: Analysis, command: str = "", seconds: float = 0.0) -> dict[str, Any]:
@@ -102,7 +123,7 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     page."""
     from matplotlib import rc_context
 
-    file, style = io.StringIO(), cast(Any, STYLE)
+    file, style = io.StringIO(), cast(Any, STYLE | {"path.simplify_threshold": 0.4})
     with rc_context(style):
         picture.draw().savefig(
             file, format="svg", dpi=144, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -115,9 +136,26 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     for colour, variable in COLOURS.items():
         svg = re.sub(re.escape(colour), f"var({variable})", svg, flags=re.IGNORECASE)
     svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: _smaller(tag.group()), svg)  # not the texts of labels
+    svg = re.sub(r">\s*\n\s*<", "><", svg).replace("<g></g>", "")
     head, rest = svg.split(">", 1)
     width = float(head.split('viewBox="0 0 ')[1].split()[0]) * SCALE
     head = re.sub(r' (?:width|height)="[^"]*"', "", head)
     return Markup(
         f'{head} role="img" aria-label="{Markup.escape(picture.see)}" style="max-width: {width:.0f}px">{rest}'
     )
+
+
+def _smaller(tag: str) -> str:
+    """A tag that looks the same, to a tenth of a pixel."""
+    for what, instead in (
+        (r"font-family: [^;\"]*;? ?", ""),  # the page's
+        (r' transform="rotate\(-0 [^"]*"', ""),
+        (r'<g id="[^"]*"', "<g"),  # only what defs hold is referred to
+        (r"(\d\.\d)\d\d+", r"\1"),
+        (r"(\d)\.0(?!\d)", r"\1"),
+        (r"\s*\n\s*", " "),
+        (r" L ", " "),  # the next point of a path
+    ):
+        tag = re.sub(what, instead, tag)
+    return tag

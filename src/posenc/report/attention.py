@@ -5,16 +5,15 @@ attention: method -> `AttentionProfile.to_dict()`, as in results.json; the sente
 line style per method, as in the page's other figures.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from posenc.report.figures import Figure, line, mark
+from posenc.report.figures import Figure, Style, axis, heat, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot
 
 Profile = Mapping[str, Any]
-Styles = Mapping[str, Mapping[str, str]]
+Styles = Mapping[str, Style]
 
 
 def panels(attention: Mapping[str, Profile], styles: Styles) -> dict[str, Panel]:
@@ -45,20 +44,9 @@ def _of_heads(name: str, label: str, tables: Mapping[str, Any]) -> Panel:
 
 
 def by_head(table: Sequence[Sequence[float]], top: float) -> Figure:
-    """Mass by layer and head. table: (layers, heads). top: of the scale, the same for all methods."""
-    figure = Figure()
-    figure.add_heatmap(
-        z=[list(heads) for heads in zip(*table, strict=True)],
-        coloraxis="coloraxis",
-        xgap=1,
-        ygap=1,
-        hovertemplate="%{z:.1%} in layer %{x}, head %{y}<extra></extra>",
-    )
-    bar = {"tickformat": ".1~%", "thickness": 12, "outlinewidth": 0}
-    figure.update_layout(coloraxis={"cmin": 0, "cmax": top, "colorbar": bar})
-    figure.update_xaxes(title="layer", showgrid=False, zeroline=False, dtick=_step(len(table)))
-    figure.update_yaxes(title="head", showgrid=False, zeroline=False, autorange="reversed", dtick=_step(len(table[0])))
-    return figure
+    """Mass by layer and head, in percent. table: (layers, heads). top: of the scale, the same for all methods."""
+    z = [[100 * mass for mass in heads] for heads in zip(*table, strict=True)]
+    return heat(z, axis("layer"), axis("head"), low=0, high=100 * top, ends=["0 %", percent(top)])
 
 
 def needle_by_depth(needles: Mapping[str, Any], styles: Styles, *, all_heads: bool) -> Figure:
@@ -67,19 +55,16 @@ def needle_by_depth(needles: Mapping[str, Any], styles: Styles, *, all_heads: bo
     for method, needle in needles.items():
         of_heads = [fmean(column) for column in zip(*(head["by_depth"] for head in needle["heads"]), strict=True)]
         of_all = [point["asked"] for point in needle["depths"]]
-        points[method] = [100 * point["depth"] for point in needle["depths"]], of_all if all_heads else of_heads
-    figure = _lines(points, styles, "%{y:.1%} at depth %{x:.3g} %")
-    figure.update_xaxes(title="position of the answer in the text", ticksuffix=" %")
-    return figure.update_yaxes(title="share of a head's attention", tickformat=".0%")
+        shares = [100 * mass for mass in (of_all if all_heads else of_heads)]
+        points[method] = [100 * point["depth"] for point in needle["depths"]], shares
+    return _lines(points, styles, axis("position of the answer in the text, %"), "share of a head's attention, %")
 
 
 def distance_by_layer(attention: Mapping[str, Profile], styles: Styles, *, sinks: bool) -> Figure:
     """Mean distance of attention over heads. sinks: with the first tokens."""
     by_head = {method: profile["distance" if sinks else "distance_after"] for method, profile in attention.items()}
     points = {m: (list(range(len(layers))), [fmean(heads) for heads in layers]) for m, layers in by_head.items()}
-    figure = _lines(points, styles, "%{y:.1f} tokens in layer %{x}")
-    figure.update_xaxes(title="layer", dtick=_step(len(next(iter(by_head.values())))))
-    return figure.update_yaxes(title="mean distance, tokens")
+    return _lines(points, styles, axis("layer"), "mean distance, tokens")
 
 
 def score_by_pair(attention: Mapping[str, Profile], styles: Styles) -> Figure:
@@ -89,22 +74,17 @@ def score_by_pair(attention: Mapping[str, Profile], styles: Styles) -> Figure:
     for method, profile in attention.items():
         bands = (profile["bands"][layer] for layer in _rotating(profile, kind))
         points[method] = profile["turning"][kind]["now"], [fmean(column) for column in zip(*bands, strict=True)]
-    figure = _lines(points, styles, "pair %{customdata}: %{y:.2f} nats, wavelength %{x:.5g} tokens")
-    reach = first["turning"][kind]["reach"]
-    mark(figure, reach, "trained length", log=math.log10(reach))
-    figure.update_xaxes(title="tokens per turn", type="log", dtick=1)
-    return figure.update_yaxes(title="mean |q| |k| of the pair, nats of score")
+    x = axis("wavelength (positions)", log=True)
+    marks = trained(first["turning"][kind]["reach"])
+    return _lines(points, styles, x, "mean |q| |k| of the pair, nats of score") | {"marks": marks}
 
 
-def _lines(points: Mapping[str, tuple[Sequence[Any], Sequence[float]]], styles: Styles, hover: str) -> Figure:
-    """A line per method. points: x and y."""
-    figure = Figure()
-    for method, (x, y) in points.items():
-        style = line(method, styles[method], hover)
-        figure.add_scatter(x=x, y=y, customdata=list(range(len(y))), meta=method, **style)
-    figure.update_xaxes(zeroline=False)
-    figure.update_yaxes(rangemode="tozero")
-    return figure.update_layout(showlegend=False)
+def _lines(
+    points: Mapping[str, tuple[Sequence[Any], Sequence[float]]], styles: Styles, x: Mapping[str, Any], y: str
+) -> Figure:
+    """A line per method, from zero up. points: x and y."""
+    series = [line(m, *at, styles[m], dots=True, label=True) for m, at in points.items()]
+    return lines(series, x, axis(y, low=0))
 
 
 def sentences(attention: Mapping[str, Profile]) -> dict[str, str]:
@@ -128,7 +108,7 @@ def sentences(attention: Mapping[str, Profile]) -> dict[str, str]:
     turning = profile["turning"][kind]
     share = fmean(profile["unfinished_share"][layer] for layer in _rotating(profile, kind))
     shown["pairs"] = (
-        f"{turning['unfinished']} of {len(turning['trained'])} pairs never completed a turn within {turning['reach']} tokens of "
+        f"{turning['unfinished']} of {len(turning['trained'])} pairs did not complete a full turn within {turning['reach']} tokens of "
         f"training; {percent(share)} of the score norms lie in them. A longer text turns them to angles that did not occur in "
         "training, unless a method slows them down."
     )
@@ -160,7 +140,3 @@ def _kind(profile: Profile) -> str:
 def _rotating(profile: Profile, kind: str) -> list[int]:
     layers = enumerate(profile["layers"])
     return [index for index, layer in layers if layer["layer_type"] == kind and profile["bands"][index]]
-
-
-def _step(count: int) -> int:
-    return 1 if count <= 12 else 4 if count <= 40 else 8

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.lab.bench.measure import TIME
-from posenc.lab.bench.table import machine_line, notes, tables
-from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line
-from posenc.report.html import rendered
+from posenc.lab.bench.table import MODE_NAMES, in_ratio, machine_line, notes, ratio, tables
+from posenc.report.figures import DASHES, PALETTE, Figure, Rows, axis, intervals, line, lines
+from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_files, stdout  # before rich: it reports what to install if that is missing
 
 # isort: split
@@ -16,38 +16,101 @@ from rich.table import Table as Grid
 
 Results = Mapping[str, Any]
 
-RATIOS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
-"""Marks of an axis of ratios."""
+POSENC, OTHER = {"colour": PALETTE[0]}, {"colour": "#7f8894", "hollow": True}
 
 
 def page(results: Results) -> str:
     """report.html for the results."""
+    timed = [trial for trial in results["trials"] if trial["what"] == TIME and any(r["ratio"] for r in trial["rows"])]
+    rounds: dict[tuple[Any, ...], list[Any]] = {}
+    for trial in timed:
+        rounds.setdefault((trial["mode"], trial["dtype"], trial["length"], trial["limit"]), []).append(trial)
+    of = sorted(rounds, key=lambda key: (list(MODE_NAMES).index(key[0]), key[1] != "float32", key[2]))
     by_case: dict[str, list[Any]] = {}
-    for trial in sorted(results["trials"], key=lambda trial: trial["length"]):
-        if (trial["what"], trial["mode"], trial["dtype"]) == (TIME, "forward", "float32"):
+    for trial in sorted(timed, key=lambda trial: trial["length"]):
+        if (trial["mode"], trial["dtype"]) == ("forward", "float32"):
             by_case.setdefault(trial["case"], []).append(trial)
-    curves = {case: ratio_by_length(trials) for case, trials in by_case.items() if len(trials) > 1}
+    curves = {case: trials for case, trials in by_case.items() if len(trials) > 1}
+    panels = {}
+    if of:
+        timings = [sum(bool(row["ratio"]) for trial in rounds[key] for row in trial["rows"]) for key in of]
+        first = max(range(len(of)), key=lambda at: (timings[at], of[at][2]))
+        names = [f"{MODE_NAMES[mode].lower()}, {dtype}, {length} tokens" for mode, dtype, length, _ in of]
+        draw = plot("cases", [Choice("round", "Measured:", names, first)], lambda at: by_candidate(rounds[of[at]]))
+        panels["cases"] = Panel("time", "Time by case: posenc and the others", [draw], key=False)
+    if curves:
+        case = Choice("case", "Case:", list(curves))
+        draw = plot("length", [case], lambda at: ratio_by_length(list(curves.values())[at]))
+        panels["length"] = Panel("by-length", "Time by length", [draw], key=False)
     facts = {"tables": tables(results), "notes": notes(results), "machine": machine_line(results)}
-    return rendered("speed.html", curves, r=results, **facts)
+    figures = {plot.name: plot.figures for panel in panels.values() for plot in panel.plots}
+    verdict = sentence(names[first], rounds[of[first]]) if of else ""
+    return rendered("speed.html", figures, r=results, panels=panels, sentence=verdict, **facts)
+
+
+def _is_posenc(row: Mapping[str, Any]) -> bool:
+    return str(row["name"]).split(",")[0] == "posenc"
+
+
+def sentence(name: str, trials: Rows) -> str:
+    """How posenc compares with the best of the others, in the medians."""
+    pairs = []
+    for trial in trials:
+        rows = [row for row in trial["rows"] if row["ratio"] and row["name"] != trial["limit"]]
+        own = min((row["ratio"]["median"] for row in rows if _is_posenc(row)), default=None)
+        best = min((row["ratio"]["median"] for row in rows if not _is_posenc(row)), default=None)
+        if own is not None and best is not None:
+            pairs.append((own, best))
+    if not pairs:
+        return ""
+    first, ahead = f"{name[0].upper()}{name[1:]}", sum(own <= best for own, best in pairs)
+    ranges = (" to ".join(dict.fromkeys((ratio(min(of)), ratio(max(of))))) for of in zip(*pairs, strict=True))
+    mine, others = ranges
+    return (
+        f"{first}: posenc is the fastest in {ahead} of {len(pairs)} cases. It takes {mine} times as long as "
+        f"{trials[0]['limit']}, the best of the others {others}."
+    )
+
+
+def by_candidate(trials: Rows) -> Figure:
+    """Time over the limit's: a row of dots per case, posenc's filled."""
+    series = []
+    for name, ours, style in (("others", False, OTHER), ("posenc", True, POSENC)):
+        timed = [
+            (len(trials) - 1 - at, trial, row)
+            for at, trial in enumerate(trials)
+            for row in trial["rows"]
+            if row["ratio"] and row["name"] != trial["limit"] and _is_posenc(row) == ours
+        ]
+        ratios = [row["ratio"] for _, _, row in timed]
+        texts = [f"{row['name']}, {trial['case']}: {in_ratio(row, trial['limit'])}" for _, trial, row in timed]
+        ends = {"left": [r["low"] for r in ratios], "right": [r["high"] for r in ratios]}
+        x, y = [r["median"] for r in ratios], [at for at, _, _ in timed]
+        series.append(line(name, x, y, style, points=True, radius=5, texts=texts, **ends))
+    cases = [[len(trials) - 1 - at, trial["case"]] for at, trial in enumerate(trials)]
+    legend = [{"dot": POSENC["colour"], "text": "posenc"}, {"dot": OTHER["colour"], "hollow": True, "text": "others"}]
+    return lines(
+        series,
+        axis(f"time over {trials[0]['limit']}: less is better", log=True),
+        axis("", low=-0.6, high=len(trials) - 0.4, ticks=cases),
+        marks=[{"x": 1, "label": ""}],
+        height=60 + 34 * len(trials),
+        legend=legend,
+    )
 
 
 def ratio_by_length(trials: Rows) -> Figure:
     """Time over the limit's by length of the sequence, a line per candidate of one case; both axes logarithmic."""
-    figure = Figure()
     timed = [(trial["length"], row) for trial in trials for row in trial["rows"] if row["ratio"] is not None]
+    series = []
     for index, name in enumerate(dict.fromkeys(row["name"] for _, row in timed)):
         points = [(length, row["ratio"]) for length, row in timed if row["name"] == name]
-        style = {"color": PALETTE[index % len(PALETTE)], "dash": DASHES[index // len(PALETTE)]}
-        figure.add_scatter(
-            x=[length for length, _ in points],
-            y=[ratio["median"] for _, ratio in points],
-            error_y=error_bars([ratio for _, ratio in points], middle="median"),
-            **line(name, style, "%{y:.2f} times at %{x} tokens"),
-        )
-    lengths = sorted({trial["length"] for trial in trials})
-    figure.update_xaxes(title="tokens", type="log", tickvals=lengths, ticktext=lengths)
-    figure.update_yaxes(title=f"time over {trials[0]['limit']}", type="log", tickvals=RATIOS, ticktext=RATIOS)
-    return figure
+        style = {"colour": PALETTE[index % len(PALETTE)], "dash": DASHES[index // len(PALETTE)]}
+        x, y = [length for length, _ in points], [ratio["median"] for _, ratio in points]
+        series.append(line(name, x, y, style, dots=True, label=True, **intervals([ratio for _, ratio in points])))
+    ticks = [[length, str(length)] for length in sorted({trial["length"] for trial in trials})]
+    over = axis(f"time over {trials[0]['limit']}", log=True)
+    return lines(series, axis("tokens", log=True, ticks=ticks), over, spread=True)
 
 
 def show(results: Results, directory: str) -> None:

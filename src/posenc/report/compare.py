@@ -2,7 +2,6 @@
 """A comparison as a page and on the terminal. "arms", as results.json calls them, are the variants compared: trained models,
 and ways to use one without training it again."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,8 +15,8 @@ from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.text import Settings
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.position_maps import MAPS
-from posenc.report.figures import DASHES, GREY, PALETTE, Figure, Rows, buttons, error_bars, escape, line, mark
-from posenc.report.html import about, rendered
+from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
+from posenc.report.html import Choice, Panel, Plot, about, plot, rendered
 from posenc.report.terminal import print_files, stdout
 from posenc.spec import parse
 
@@ -29,21 +28,69 @@ TEMPLATES = {Settings: "compare_text.html", ImageSettings: "compare_vision.html"
 """The templates of the pages of some experiments; others have compare.html."""
 
 
+MANY = 12
+"""More variants than this are shown as dots before they are shown as curves."""
+
+
 def page(results: Results) -> str:
     """report.html for what results.json holds."""
-    s, variants = _settings(results), results["arms"]
-    larger = {"change": by_condition(variants, s, results["data"].get("chance"))} if len(s.conditions) > 1 else {}
-    position = {"position": loss_by_position(variants, s)} if any("by_position" in v for v in variants) else {}
+    s, variants = settings_of(results), results["arms"]
+    style = styles(variants)
+    shown = panels(results, s, style) if variants else {}
+    figures: dict[str, Any] = {plot.name: plot.figures for panel in shown.values() for plot in panel.plots}
     return rendered(
         next((template for kind, template in TEMPLATES.items() if isinstance(s, kind)), "compare.html"),
-        {**larger, **position, "training": training(variants)},
+        figures | {"training": training(variants, style)},
         r=results,
         s=s,
+        panels=shown,
+        styles=style,
+        winners=winners(results, s),
         columns=columns(results, s),
         described=_described(results),
         busy=busy(results),
-        difference=lambda e: s.criterion.difference(Estimate(**e)),
     )
+
+
+def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[str, Panel]:
+    """The figures with their buttons, by name."""
+    variants, m = results["arms"], s.criterion
+    shown = {}
+    if len(s.conditions) > 1:
+        if len(variants) > MANY:
+            dots = Plot("dots", [], {"": trade_off(variants, s, style)})
+            shown["dots"] = Panel("dots", f"{m.key} at the training {m.size} and at the longest", [dots], key=False)
+        kinds = {m.key: m.key, "change": "rise" if not m.higher_is_better else "change"}
+        choice = Choice("measure", "Shown:", list(kinds.values()))
+        draw = plot(
+            "change",
+            [choice],
+            lambda kind: by_condition(variants, s, style, list(kinds)[kind], results["data"].get("chance")),
+        )
+        shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
+    if any("by_position" in variant for variant in variants):
+        choice = Choice("against", "Shown:", ["loss", f"above {variants[0]['name']}"])
+        draw = plot("position", [choice], lambda above: loss_by_position(variants, s, style, above == 1))
+        shown["position"] = Panel("by-position", "Loss by position", [draw])
+    if results["extensions"]:
+        of = {"": without_training(results, s, style)}
+        shown["extensions"] = Panel("extended", "Without retraining", [Plot("extensions", [], of)], key=False)
+    return shown
+
+
+def winners(results: Results, s: Experiment) -> str:
+    """The best variant at the training condition and at the last, in a line; "" without results."""
+    m, found = s.criterion, []
+    last = "largest" if m.size == "size" else "longest"
+    unit = "" if m.higher_is_better else f" nats per {s.unit}"
+    for index, words in {s.conditions.index(s.trained_at): f"training {m.size}", len(s.conditions) - 1: last}.items():
+        at = [(m.worse * variant[m.points][index][m.key]["mean"], variant) for variant in results["arms"]]
+        if not at:
+            return ""
+        best = min(at, key=lambda each: each[0])[1]
+        value = m.value(best[m.points][index][m.key]["mean"])
+        found.append(f"Best at the {words} ({s.spelled(s.conditions[index])}): {best['name']}, {value}{unit}.")
+    return " ".join(found)
 
 
 def show(results: Results, directory: str) -> None:
@@ -51,7 +98,7 @@ def show(results: Results, directory: str) -> None:
     from rich import markup
     from rich.table import Table
 
-    out, s = stdout(), _settings(results)
+    out, s = stdout(), settings_of(results)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -84,7 +131,7 @@ def busy(results: Results) -> str:
     return f"estimated {about(estimated)} when it began, took {about(took)}: the machine {when}"
 
 
-def _settings(results: Results) -> Experiment:
+def settings_of(results: Results) -> Experiment:
     """The settings of a comparison. Results of earlier versions, which had one task, are of text."""
     default = experiment(results.get("task", "text"))()
     return default.changed(
@@ -102,17 +149,17 @@ class Column(NamedTuple):
 
 
 def columns(results: Results, s: Experiment) -> list[Column]:
-    """The numbers of the ranked table, the training condition first."""
+    """The numbers of the ranked table, those at the training condition and at the last first."""
     m, variants = s.criterion, results["arms"]
     trained = s.conditions.index(s.trained_at)
     rows = [variant[m.points] for variant in variants]
     table = [Column(f"{m.key} at {s.size_at(s.trained_at)}", [_level(row[trained], m) for row in rows])]
+    if s.conditions[-1] != s.trained_at:
+        table.append(Column(f"{m.key} at {s.size_at(s.conditions[-1])}", [_level(row[-1], m) for row in rows]))
     for index, condition in enumerate(s.conditions):
         if index != trained:
             changes = [m.difference(Estimate(**row[index]["change"])).split(" ", 1) for row in rows]
             table.append(Column(f"change at {s.size_at(condition)}", [(mean, half) for mean, half in changes], True))
-    if s.conditions[-1] != s.trained_at:
-        table.append(Column(f"{m.key} at {s.size_at(s.conditions[-1])}", [_level(row[-1], m) for row in rows]))
     if all("exact" in row[0] for row in rows):
         for index, condition in enumerate(s.conditions[:2]):
             exact = [(m.value(row[index]["exact"]["mean"]), "") for row in rows]
@@ -156,84 +203,107 @@ def styles(variants: Rows) -> dict[str, dict[str, Any]]:
     for variant in sorted(variants, key=lambda variant: (not variant["trained"], variant["name"])):
         index = encodings.index(variant["encoding"])
         siblings = sum(o["encoding"] == variant["encoding"] for o in variants if o["name"] in by_name)
-        dash = siblings if index < len(PALETTE) else siblings + 1
-        by_name[variant["name"]] = {"color": PALETTE[index % len(PALETTE)], "dash": DASHES[dash % len(DASHES)]}
-    return by_name
+        dash = siblings + index // len(PALETTE)
+        by_name[variant["name"]] = {"colour": PALETTE[index % len(PALETTE)], "dash": DASHES[dash % len(DASHES)]}
+    return {variant["name"]: by_name[variant["name"]] for variant in variants}
 
 
-def by_condition(variants: Rows, s: Experiment, chance: float | None = None) -> Figure:
-    """The measure under every condition, or its change from that of training. chance: what guessing scores."""
-    figure, style, m = Figure(), styles(variants), s.criterion
-    scale, digits, unit = (100, 1, "%") if m.higher_is_better else (1, 3, f"nats per {s.unit}")
-    kinds = {"change": f"change of the {m.key}, {unit}", m.key: f"{m.key}, {unit}"}
-    if m.higher_is_better:
-        kinds = dict(reversed(kinds.items()))
-    estimates = {kind: [[p[kind] for p in variant[m.points]] for variant in variants] for kind in kinds}
-    heights = {kind: [[scale * e["mean"] for e in row] for row in rows] for kind, rows in estimates.items()}
-    bars = {kind: [error_bars(row, scale) for row in rows] for kind, rows in estimates.items()}
-    first = next(iter(kinds))
+def _unit(s: Experiment) -> tuple[float, str]:
+    """From the results' unit to that of an axis, and its name."""
+    return (100, "%") if s.criterion.higher_is_better else (1, f"nats per {s.unit}")
+
+
+def _sizes(s: Experiment) -> dict[str, Any]:
+    """The axis of the sizes tested."""
     sizes = [s.size_at(condition) for condition in s.conditions]
-    for variant, ys, bar in zip(variants, heights[first], bars[first], strict=True):
-        hover = f"%{{y:.{digits}f}} at %{{x}} {s.unit}s"
-        figure.add_scatter(x=sizes, y=ys, error_y=bar, **line(variant["name"], style[variant["name"]], hover))
-    if s.smaller:
-        size = s.size_at(s.trained_at)
-        mark(figure, size, "training size", log=math.log10(size))
-    marked = list(figure.to_dict()["layout"].get("shapes", ()))
-    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": {"width": 1.5, "color": GREY}}
-    baseline = [] if chance is None else [{**across, "y0": 100 * chance, "y1": 100 * chance}]
-    shapes = {"change": [*marked, {**across, "y0": 0, "y1": 0}], m.key: [*marked, *baseline]}
-    choices = []
-    for kind, title in kinds.items():
-        ends = {f"error_y.{end}": [bar[end] for bar in bars[kind]] for end in ("array", "arrayminus")}
-        layout = {"yaxis.title.text": title, "shapes": shapes[kind]}
-        choices.append({"label": kind, "method": "update", "args": [{"y": heights[kind], **ends}, layout]})
-    buttons(figure, choices)
-    figure.update_layout(shapes=shapes[first])
-    figure.update_xaxes(title=f"{m.size} in the test, {s.unit}s", type="log", tickvals=sizes, ticktext=sizes)
-    figure.update_yaxes(title=kinds[first])
-    return figure
+    return axis(f"{s.criterion.size} in the test, {s.unit}s", log=True, ticks=[[size, str(size)] for size in sizes])
 
 
-def loss_by_position(variants: Rows, s: Experiment) -> Figure:
+def by_condition(
+    variants: Rows, s: Experiment, style: Mapping[str, Style], kind: str, chance: float | None = None
+) -> Figure:
+    """The measure under every condition, or its change from that of training. chance: what guessing scores."""
+    (scale, unit), m = _unit(s), s.criterion
+    sizes = [s.size_at(condition) for condition in s.conditions]
+    series = []
+    for variant in variants:
+        name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
+        y = [scale * e["mean"] for e in estimates]
+        series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
+    marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
+    if kind == "change":
+        marks = [*marks, {"y": 0, "label": ""}]
+    elif chance is not None:
+        marks = [*marks, {"y": 100 * chance, "label": "most common answer"}]
+    title = (
+        m.key
+        if kind == m.key
+        else "rise of the loss"
+        if kind == "change" and m.worse == 1
+        else f"change of the {m.key}"
+    )
+    return lines(series, _sizes(s), axis(f"{title}, {unit}"), marks=marks, spread=True)
+
+
+def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figure:
+    """A dot per variant: the measure at the training condition, and at the last."""
+    (scale, unit), m = _unit(s), s.criterion
+    at, dots = s.conditions.index(s.trained_at), []
+    for variant in variants:
+        x, y = (variant[m.points][index][m.key] for index in (at, -1))
+        low, high = intervals([y], scale).values()
+        left, right = intervals([x], scale).values()
+        ends = {"low": low[0], "high": high[0], "left": left[0], "right": right[0], "quiet": len(variants) > MANY}
+        text = (
+            f"{m.value(x['mean'])} at {s.spelled(s.trained_at)}, {m.value(y['mean'])} at {s.spelled(s.conditions[-1])}"
+        )
+        name = variant["name"]
+        dots.append(point(name, scale * x["mean"], scale * y["mean"], style[name], text=text, **ends))
+    x_axis, y_axis = (
+        axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in (s.trained_at, s.conditions[-1])
+    )
+    return lines(dots, x_axis, y_axis, height=460)
+
+
+def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], above: bool) -> Figure:
     """The loss at each position of the longest test texts, as it is or above the best variant's."""
-    figure, style = Figure(), styles(variants)
+    series, best = [], [p["loss"] for p in variants[0]["by_position"]]
     for variant in variants:
         name, points = variant["name"], variant["by_position"]
-        hover = "%{y:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f}) around position %{x:.0f}"
-        figure.add_scatter(
-            x=[p["position"] for p in points],
-            y=[p["loss"] for p in points],
-            customdata=[[p["low"], p["high"]] for p in points],
-            **line(name, style[name], hover, width=1.8, mode="lines"),
-        )
-    mark(figure, s.size_at(s.trained_at), "training length")
-    if variants:
-        losses = [[p["loss"] for p in variant["by_position"]] for variant in variants]
-        above = [[loss - best for loss, best in zip(each, losses[0], strict=True)] for each in losses]
-        hover_above = "%{y:+.3f} around position %{x:.0f}"
-        plain = [line(v["name"], style[v["name"]], hover_above)["hovertemplate"] for v in variants]
-        shown = {
-            "loss": {"y": losses, "hovertemplate": [trace.hovertemplate for trace in figure.data]},
-            f"above {escape(variants[0]['name'])}": {"y": above, "hovertemplate": plain},
-        }
-        buttons(figure, [{"label": label, "method": "restyle", "args": [of]} for label, of in shown.items()])
-    figure.update_xaxes(title="position in the test text")
-    figure.update_yaxes(title=f"loss, nats per {s.unit}")
-    return figure
+        y = [p["loss"] - above * b for p, b in zip(points, best, strict=True)]
+        ends = {} if above else {end: [p[end] for p in points] for end in ("low", "high")}
+        series.append(line(name, [p["position"] for p in points], y, style[name], quiet=True, label=True, **ends))
+    marks = trained(s.size_at(s.trained_at), "training length")
+    return lines(series, axis("position in the test text", low=0), axis(f"loss, nats per {s.unit}"), marks=marks)
 
 
-def training(variants: Rows) -> Figure:
+def without_training(results: Results, s: Experiment, style: Mapping[str, Style]) -> Figure:
+    """What ways to use a model without training change, against the same weights as trained."""
+    (scale, unit), m = _unit(s), s.criterion
+    rows: dict[str, list[Any]] = {}
+    for row in results["extensions"]:
+        rows.setdefault(row["arm"], []).append(row)
+    series = []
+    for name, of in rows.items():
+        sizes, estimates = [s.size_at(row[m.condition]) for row in of], [row["difference"] for row in of]
+        y = [scale * e["mean"] for e in estimates]
+        series.append(line(name, sizes, y, style[name], dots=True, label=True, **intervals(estimates, scale)))
+    title = f"difference of the {m.key}, {'points' if m.higher_is_better else unit}"
+    return lines(
+        series,
+        _sizes(s),
+        axis(title),
+        marks=[{"y": 0, "label": "the same weights as trained"}],
+        height=260,
+        spread=True,
+    )
+
+
+def training(variants: Rows, style: Mapping[str, Style]) -> Figure:
     """The loss of the training batches, mean over seeds."""
-    figure, style = Figure(), styles(variants)
-    for variant in variants:
-        if variant["trained"]:
-            name, points = variant["name"], variant["training"]
-            figure.add_scatter(
-                x=[p["step"] for p in points],
-                y=[p["loss"] for p in points],
-                **line(name, style[name], "%{y:.3f} up to step %{x}", width=1.8, mode="lines"),
-            )
-    figure.update_xaxes(title="training step")
-    figure.update_yaxes(title="loss of the batch, nats")
-    return figure
+    of = {variant["name"]: variant["training"] for variant in variants if variant["trained"]}
+    curves = [
+        line(name, [p["step"] for p in points], [p["loss"] for p in points], style[name], label=True)
+        for name, points in of.items()
+    ]
+    return lines(curves, axis("training step", low=0), axis("loss of the batch, nats"))

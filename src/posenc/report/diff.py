@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from posenc.errors import InputError
-from posenc.frequencies.difference import COLUMNS, Difference
+from posenc.frequencies.difference import COLUMNS, TENTH, Difference
 from posenc.report.explorer import block, fields
-from posenc.report.figures import DASHES, GREY, PALETTE, Figure, line
+from posenc.report.figures import DASHES, PALETTE, Figure, axis, line, lines
 from posenc.report.html import rendered
 
 
@@ -21,8 +21,8 @@ def page(difference: Difference, command: str = "") -> str:
     phases = [[0.0 if pair.same else pair.phase] for pair in d.pairs]
     shown = {
         "stretch": by_pair(d.legend, stretches, "times slower than plain RoPE", {}),
-        "wavelength": by_pair([*d.legend, "as trained"], waves, "positions per turn", {d.length: "trained length"}),
-        "phase": by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn"}),
+        "wavelength": by_pair([*d.legend, "as trained"], waves, "wavelength (positions)", {d.length: "trained length"}),
+        "phase": by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn", TENTH: "36°"}),
     }
     return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command, explorer=explorer(d))
 
@@ -30,20 +30,12 @@ def page(difference: Difference, command: str = "") -> str:
 def by_pair(names: Sequence[str], values: Sequence[Sequence[float]], what: str, marked: Mapping[float, str]) -> Figure:
     """A line per name over the pairs of a head, the vertical axis logarithmic, without values of 0 or infinity. values: for
     each pair, one per name. marked: names of horizontal lines by height."""
-    figure = Figure()
-    for name, column, color, dash in zip(names, zip(*values, strict=True), PALETTE, DASHES, strict=False):
-        figure.add_scatter(
-            x=list(range(len(column))),
-            y=[value if 0 < value < math.inf else None for value in column],
-            **line(name, {"color": color, "dash": dash}, "%{y:.5g} in pair %{x}"),
-        )
-    for height, word in marked.items():
-        figure.add_hline(y=height, line={"dash": "dot", "width": 1.5, "color": GREY})
-        beside = {"xanchor": "left", "yanchor": "bottom", "showarrow": False}
-        figure.add_annotation(x=0, xref="paper", y=math.log10(height), text=word, **beside)
-    figure.update_xaxes(title="pair of channels, fast to slow")
-    figure.update_yaxes(title=what, type="log")
-    return figure
+    series = []
+    for name, column, colour, dash in zip(names, zip(*values, strict=True), PALETTE, DASHES, strict=False):
+        y = [value if 0 < value < math.inf else None for value in column]
+        series.append(line(name, range(len(column)), y, {"colour": colour, "dash": dash}, dots=True))
+    marks = [{"y": height, "label": word} for height, word in marked.items()]
+    return lines(series, axis("pair of channels, fast to slow"), axis(what, log=True), marks=marks)
 
 
 def explorer(d: Difference) -> Markup:

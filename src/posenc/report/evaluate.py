@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluation as a page with figures, and its tables on the terminal.
 
-A trace's `meta` is its method, by which the page shows and hides it. The page sets the colours of a figure's `coloraxis`.
+The name of a line is its method, by which the page shows and hides it.
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.lab.evals.results import difference
+from posenc.lab.evals.results import difference, spelled
 from posenc.report import attention as attention_report
-from posenc.report.figures import DASHES, PALETTE, Figure, Rows, error_bars, line, mark
+from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, heat, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
 from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
     TableRows,
@@ -29,13 +28,14 @@ __all__ = ["page", "show"]
 
 Results = Mapping[str, Any]
 Task = Mapping[str, Any]
-Style = Mapping[str, str]
 
-BASES = {"none": "solid", "cut_off": "dash"}
+BASES = {"none": DASHES[0], "cut_off": DASHES[1]}
 """The baselines and their lines: grey, so that a colour always means a method."""
 NEUTRAL = "#7f8894"
 NEAR = 1.5
 """A trained length up to this many times the longest text is marked."""
+BANDS = 8
+"""Lines with a band around each."""
 MOST = 5
 """Depths side by side on a terminal."""
 
@@ -94,11 +94,15 @@ def page(results: Results) -> str:
     sections = [_section(f"task-{number}", task, results, style) for number, task in enumerate(results["tasks"])]
     attention = attention_report.panels(results["attention"], style) if results["attention"] else {}
     panels = [*(panel for section in sections for panel in section.panels.values()), *attention.values()]
+    with_figures = [section for section in sections if section.panels]
+    several = (section for section in with_figures if len({cell["depth"] for _, cell in section.cells}) > 1)
+    first = next(several, next(iter(with_figures), None))
     return rendered(
         "eval.html",
         {plot.name: plot.figures for panel in panels for plot in panel.plots},
         r=results,
         sections=sections,
+        first=first,
         judged=[m for m in MEASURES.values() if any(m in section.measures for section in sections)],
         headings={r["task"]: MEASURES[r["measure"]].heading for row in results["ranking"] for r in row["tasks"]},
         attention=attention,
@@ -109,6 +113,7 @@ def page(results: Results) -> str:
         tasks=[task["task"] for task in results["tasks"]],
         words=lambda measure, estimate: MEASURES[measure].words(estimate),
         difference=difference,
+        spelled=spelled,
     )
 
 
@@ -118,13 +123,15 @@ def methods(results: Results) -> list[str]:
     return [m for m in BASES if m in names] + [m for m in names if m not in BASES]
 
 
-def styles(methods: Iterable[str]) -> dict[str, dict[str, str]]:
+def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """A line style per method, the same in every figure."""
-    lines = ((color, dash) for dash in itertools.cycle(DASHES) for color in PALETTE[:-1])  # without the palette's grey
+    found = (
+        (colour, dash) for dash in itertools.cycle(DASHES) for colour in PALETTE[:-1]
+    )  # without the palette's grey
     by_name = {}
     for method in methods:
-        color, dash = (NEUTRAL, BASES[method]) if method in BASES else next(lines)
-        by_name[method] = {"color": color, "dash": dash}
+        colour, dash = (NEUTRAL, BASES[method]) if method in BASES else next(found)
+        by_name[method] = {"colour": colour, "dash": dash}
     return by_name
 
 
@@ -148,11 +155,11 @@ class Section:
 
 
 def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style]) -> Section:
-    trained = results["model"]["trained_length"]
+    limit = results["model"]["trained_length"]
     by_method = {name: m for name in styles for m in task["methods"] if m["method"] == name}
     cells = [(name, cell) for name, method in by_method.items() for cell in method["cells"]]
     lengths, depths = (sorted({cell[key] for _, cell in cells}, key=lambda x: x or 0) for key in ("length", "depth"))
-    within, past = (bool(trained and any((n <= trained) == side for n in lengths)) for side in (True, False))
+    within, past = (bool(limit and any((n <= limit) == side for n in lengths)) for side in (True, False))
     section = Section(id, task, _measures(results, task), cells, lengths, within, past)
     if not cells:
         return section
@@ -176,7 +183,7 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
         grid = plot(
             f"{id}-grid",
             choices,
-            lambda n, m: by_length_and_depth(cells, names[n], lengths, depths, shown[m], trained),
+            lambda n, m: by_length_and_depth(cells, names[n], lengths, depths, shown[m], limit),
         )
         section.panels["grid"] = Panel(f"{id}-heat", f"{task['task']} by length and depth", [grid], key=False)
         middles = {name: {r["length"]: r["middle"] for r in rows if r.get("middle")} for name, rows in by_name.items()}
@@ -190,14 +197,16 @@ def _section(id: str, task: Task, results: Results, styles: Mapping[str, Style])
         draw = plot(
             f"{id}-position",
             [at, against],
-            lambda n, less: by_position(curves[n], styles, trained, lengths[n], differences=less == 1),
+            lambda n, less: by_position(curves[n], styles, limit, lengths[n], differences=less == 1),
         )
         section.panels["position"] = Panel(f"{id}-positions", f"{task['task']} by position", [draw])
     if len(lengths) > 1:
-        draw = plot(f"{id}-length", [measure], lambda m: by_length(by_name, styles, rates[m], trained))
-        draw_loss = plot(f"{id}-length-loss", [], lambda: by_length(by_name, styles, loss, trained))
+        draw = plot(f"{id}-length", [measure], lambda m: by_length(by_name, styles, rates[m], limit))
+        draw_loss = plot(f"{id}-length-loss", [], lambda: by_length(by_name, styles, loss, limit))
         plots = [draw, draw_loss] if rates else [draw_loss]
         section.panels["length"] = Panel(f"{id}-by-length", f"{task['task']} by length", plots)
+    for panel in list(section.panels.values())[1:]:
+        panel.key = False  # the first of a task has it
     return section
 
 
@@ -215,77 +224,56 @@ def _measures(results: Results, task: Task) -> list[Measure]:
 # -------------------------------------------------------------------- figures
 
 
-def by_depth(lines: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure) -> Figure:
-    """A measure by the depth of the answer, a line per method, with 95 % intervals. lines: cells by method."""
-    figure = Figure()
-    depths = sorted({c["depth"] for cells in lines.values() for c in cells})
-    apart = min((b - a for a, b in itertools.pairwise(depths)), default=0.2)
-    for index, (name, cells) in enumerate(lines.items()):
-        shift = (index - (len(lines) - 1) / 2) * min(1.2, 40 * apart / len(lines))  # separates the intervals
+def by_depth(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure) -> Figure:
+    """A measure by the depth of the answer, a line per method, with 95 % intervals. of: cells by method."""
+    series = []
+    depths = sorted({c["depth"] for cells in of.values() for c in cells})
+    for name, cells in of.items():
         points = sorted((c for c in cells if c[measure.key] is not None), key=lambda c: c["depth"])
         token = ["" if c["position"] is None else f" (token {c['position']:.0f})" for c in points]
-        text = [f"depth {100 * c['depth']:g} %{at}, {c['n']} samples" for c, at in zip(points, token, strict=True)]
-        x = [100 * c["depth"] + shift for c in points]
-        figure.add_scatter(x=x, text=text, **_trace(name, points, measure, styles[name]))
+        where = [f"depth {100 * c['depth']:g} %{at}, {c['n']} samples" for c, at in zip(points, token, strict=True)]
+        series.append(_line(name, [100 * c["depth"] for c in points], points, where, measure, styles[name]))
+    ends = {0: " (start)", 100: " (end)"}
     marks = [100 * depth for depth in depths] if len(depths) <= 7 else [0, 25, 50, 75, 100]
-    ends = {0: "<br>start", 100: "<br>end"}
-    figure.update_xaxes(title="position of the answer in the text", range=[-7, 107], zeroline=False)
-    figure.update_xaxes(tickvals=marks, ticktext=[f"{mark:.3g} %{ends.get(mark, '')}" for mark in marks])
-    figure.update_yaxes(**_axis(measure))
-    return figure.update_layout(showlegend=False)
+    ticks = [[mark, f"{mark:.3g} %{ends.get(mark, '')}"] for mark in marks]
+    return lines(
+        series, axis("position of the answer in the text", low=-7, high=107, ticks=ticks), _axis(measure), spread=True
+    )
 
 
-def by_length(lines: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure, trained: int | None) -> Figure:
-    """A measure by the length of the text, a line per method, over all depths. lines: the "by_length" of each method."""
-    figure = Figure()
-    for index, (name, rows) in enumerate(lines.items()):
-        shift = 1.008 ** (index - (len(lines) - 1) / 2)
+def by_length(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure, limit: int | None) -> Figure:
+    """A measure by the length of the text, a line per method, over all depths. of: the "by_length" of each method. limit: the
+    trained length."""
+    series = []
+    for name, rows in of.items():
         points = sorted((row for row in rows if row[measure.key] is not None), key=lambda row: row["length"])
-        text = [f"{row['length']} tokens, {row['n']} samples" for row in points]
-        x = [row["length"] * shift for row in points]
-        figure.add_scatter(x=x, text=text, **_trace(name, points, measure, styles[name]))
-    lengths = sorted({row["length"] for rows in lines.values() for row in rows})
-    marked = trained if trained and trained <= NEAR * lengths[-1] else None
-    ends = [math.log10(lengths[0] / 1.15), math.log10(max(lengths[-1], marked or 0) * 1.15)]
-    figure.update_xaxes(title="length of the text, tokens", type="log", tickvals=lengths, ticktext=lengths, range=ends)
-    figure.update_yaxes(**_axis(measure))
-    if marked:
-        log = math.log10(marked)
-        _mark_trained(figure, marked, marked < math.sqrt(lengths[0] * lengths[-1]), log)
-    return figure.update_layout(showlegend=False)
+        where = [f"{row['length']} tokens, {row['n']} samples" for row in points]
+        series.append(_line(name, [row["length"] for row in points], points, where, measure, styles[name]))
+    lengths = sorted({row["length"] for rows in of.values() for row in rows})
+    marks = trained(limit) if limit and limit <= NEAR * lengths[-1] else []
+    ticks = [[length, str(length)] for length in lengths]
+    return lines(
+        series, axis("length of the text, tokens", log=True, ticks=ticks), _axis(measure), marks=marks, spread=True
+    )
 
 
 def by_position(
-    curves: Mapping[str, Rows], styles: Mapping[str, Style], trained: int | None, length: int, *, differences: bool
+    curves: Mapping[str, Rows], styles: Mapping[str, Style], limit: int | None, length: int, *, differences: bool
 ) -> Figure:
     """The loss at each position of running text, a line per method with its 95 % band; or its difference to that of the
-    unmodified model on the same texts. curves: points by method."""
-    figure, none = Figure(), {p["position"]: p["loss"] for p in curves.get("none", ())}
-    for name, points in {} if differences else curves.items():
-        x, low, high = ([p[key] for p in points] for key in ("position", "low", "high"))
-        band = {"fill": "toself", "fillcolor": _faint(styles[name]["color"], 0.12), "line": {"width": 0}}
-        figure.add_scatter(x=x + x[::-1], y=high + low[::-1], mode="lines", hoverinfo="skip", meta=name, **band)
+    unmodified model on the same texts. curves: points by method. limit: the trained length."""
+    series, none = [], {p["position"]: p["loss"] for p in curves.get("none", ())}
     for name, points in curves.items():
-        hover = "%{y:.2f} (%{customdata[0]:.2f} to %{customdata[1]:.2f}) around token %{x:.0f}"
+        ends: dict[str, Any] = {"low": [p["low"] for p in points], "high": [p["high"] for p in points], "band": True}
+        ends = ends if len(curves) <= BANDS else {}
         y = [p["loss"] for p in points]
         if differences:
-            points = [p for p in points if p["position"] in none]
-            hover, y = "%{y:+.3f} around token %{x:.0f}", [p["loss"] - none[p["position"]] for p in points]
-        figure.add_scatter(
-            x=[p["position"] for p in points],
-            y=y,
-            customdata=[[p["low"], p["high"]] for p in points],
-            meta=name,
-            **line(name, styles[name], hover, width=2, mode="lines"),
-        )
-    figure.update_xaxes(title="position in the text, tokens", range=[0, length])
-    axis = (
-        {"title": "loss less that of none, nats a token", "zeroline": True} if differences else _axis(MEASURES["loss"])
-    )
-    figure.update_yaxes(**axis)
-    if trained and trained < length:
-        _mark_trained(figure, trained, trained < length / 2)
-    return figure.update_layout(showlegend=False)
+            points, ends = [p for p in points if p["position"] in none], {}
+            y = [p["loss"] - none[p["position"]] for p in points]
+        series.append(line(name, [p["position"] for p in points], y, styles[name], label=True, **ends))
+    loss = axis("loss less that of none, nats a token") if differences else _axis(MEASURES["loss"])
+    marks = trained(limit) if limit and limit < length else []
+    return lines(series, axis("position in the text, tokens", low=0, high=length), loss, marks=marks)
 
 
 def by_length_and_depth(
@@ -294,72 +282,44 @@ def by_length_and_depth(
     lengths: Sequence[int],
     depths: Sequence[float],
     measure: Measure,
-    trained: int | None,
+    limit: int | None,
 ) -> Figure:
     """A measure as a heat map, on the same scale for every method. cells: of all methods, with their names."""
     means = [c[measure.key]["mean"] for _, c in cells if c[measure.key] is not None]
     least, most = (0, 100) if measure.scale == 100 else (min(means), max(means))
     shown = {(c["length"], c["depth"]): c[measure.key] for m, c in cells if m == method and c[measure.key] is not None}
     estimates = [[shown.get((length, depth)) for length in lengths] for depth in depths]
-    words = [[None if e is None else measure.words(e) for e in row] for row in estimates]
-    x, y = [str(length) for length in lengths], [f"{100 * depth:.3g} %" for depth in depths]
-    figure = Figure()
-    figure.add_heatmap(
-        x=x,
-        y=y,
-        z=[[None if e is None else e["mean"] * measure.scale for e in row] for row in estimates],
-        text=[["" if w is None else w[0].removesuffix(" %") for w in row] for row in words],
-        customdata=[["" if w is None else f"{w[0]} ({w[1]})" for w in row] for row in words],
-        texttemplate="%{text}",
-        hovertemplate="%{customdata}<br>%{x} tokens, depth %{y}<extra></extra>",
-        hoverongaps=False,
-        coloraxis="coloraxis",
-        xgap=2,
-        ygap=2,
+    words = [[("–", "not measured") if e is None else measure.words(e) for e in row] for row in estimates]
+    within = sum(length <= limit for length in lengths) if limit else 0
+    return heat(
+        [[None if e is None else e["mean"] * measure.scale for e in row] for row in estimates],
+        axis("length of the text, tokens", names=[str(length) for length in lengths]),
+        axis("depth of the answer", names=[f"{100 * depth:.3g} %" for depth in depths]),
+        texts=[[mean.removesuffix(" %") for mean, _ in row] for row in words],
+        words=[[f"{mean} ({interval})" for mean, interval in row] for row in words],
+        low=least,
+        high=most,
+        ends=["0 %", "100 %"] if measure.scale == 100 else [f"{least:.2f}", f"{most:.2f} nats"],
+        down=measure.key == "loss",
+        marks=[{"x": within, "label": ""}] if 0 < within < len(lengths) else [],
     )
-    for length, depth in itertools.product(lengths, depths):
-        if (length, depth) not in shown:
-            figure.add_annotation(x=str(length), y=f"{100 * depth:.3g} %", text="–", showarrow=False)
-    within = sum(length <= trained for length in lengths) if trained else 0
-    if 0 < within < len(x):
-        figure.add_vline(x=within - 0.5, line={"dash": "dot", "width": 2, "color": "#888"})
-    category = {"type": "category", "showgrid": False, "categoryorder": "array"}
-    figure.update_xaxes(title="length of the text, tokens", categoryarray=x, **category)
-    figure.update_yaxes(title="depth of the answer", categoryarray=y, autorange="reversed", **category)
-    title = {"text": "%" if measure.scale == 100 else "nats", "side": "right"}
-    axis = {"cmin": least, "cmax": most, "reversescale": measure.key == "loss"}
-    return figure.update_layout(coloraxis=axis | {"colorbar": {"title": title, "thickness": 12, "outlinewidth": 0}})
 
 
-def _trace(name: str, points: Rows, measure: Measure, style: Style) -> dict[str, Any]:
+def _line(
+    name: str, x: list[float], points: Rows, where: Sequence[str], measure: Measure, style: Style
+) -> dict[str, Any]:
     """The line of a method with its intervals."""
     values = [point[measure.key] for point in points]
-    bars = {"thickness": 1.5, "width": 0, "color": _faint(style["color"], 0.5)}
-    return {
-        "y": [measure.scale * value["mean"] for value in values],
-        "error_y": error_bars(values, measure.scale) | bars,
-        "customdata": [measure.words(value) for value in values],
-        "meta": name,
-        "marker": {"size": 7},
-        **line(name, style, "%{customdata[0]} (%{customdata[1]})<br>%{text}"),
-    }
+    words = [measure.words(value) for value in values]
+    texts = [f"{mean} ({interval}), {at}" for (mean, interval), at in zip(words, where, strict=True)]
+    y = [measure.scale * value["mean"] for value in values]
+    return line(name, x, y, style, texts=texts, dots=True, label=True, **intervals(values, measure.scale))
 
 
 def _axis(measure: Measure) -> dict[str, Any]:
     if measure.scale == 100:
-        return {"title": measure.axis, "range": [-4, 104], "tickvals": [0, 25, 50, 75, 100], "zeroline": False}
-    return {"title": f"{measure.axis}: lower is better", "autorangeoptions": {"clipmin": 0}, "zeroline": False}
-
-
-def _mark_trained(figure: Figure, trained: int, left: bool, log: float | None = None) -> None:
-    """A line at the trained length. left: of the middle, so that there is more room for its name on the right."""
-    side = {"xanchor": "left", "xshift": 6} if left else {"xanchor": "right", "xshift": -6}
-    mark(figure, trained, "trained length", log=log, yanchor="top", **side)
-
-
-def _faint(color: str, opacity: float) -> str:
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{opacity})"
+        return axis(measure.axis, low=-4, high=104, ticks=[[mark, str(mark)] for mark in (0, 25, 50, 75, 100)])
+    return axis(f"{measure.axis}: lower is better")
 
 
 # -------------------------------------------------------------------- terminal

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SCRIPTS = (
-    "options", "frequencies", "maps", "codes", "biases",
-    "state", "model", "draw", "views", "tokens", "controls", "explorer",
+    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes", "biases", "state", "model")), "draw", "plot",
+    *(f"explorer/{name}" for name in ("views", "tokens", "controls", "explorer")),
 )  # fmt: skip
 """In this order: formulas, state, values, drawing, and the page."""
 HIDDEN = {"default", "explicit", "longrope"}
@@ -101,9 +101,9 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
 def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":
     from markupsafe import Markup
 
-    scripts = [asset(f"explorer/{name}.js") for name in SCRIPTS]
-    scripts.insert(SCRIPTS.index("state"), f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};")
-    css = asset("explorer/explorer.css")
+    scripts = [asset(f"{name}.js") for name in SCRIPTS]
+    scripts.insert(SCRIPTS.index("explorer/state"), f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};")
+    css = asset("plot.css") + asset("explorer/explorer.css")
     values = {"state": checked(state), "embedded": embedded, "css": css, "scripts": scripts}
     values["undrawn"] = settings()["undrawn"]
     return Markup(filled("explorer/explorer.html", **values))

@@ -1,66 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the figures of all pages. The page sets the colours of text and grid."""
+"""The figures of all pages, as the data that draw.js draws."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posenc.errors import InputError
-
-try:
-    from plotly.graph_objects import Figure
-except ImportError:
-    raise InputError("reports need plotly, which is not installed: pip install 'posenc[lab]'") from None
-
-__all__ = ["DASHES", "PALETTE", "Figure", "Rows", "buttons", "error_bars", "escape", "line", "mark"]
+__all__ = [
+    "DASHES",
+    "PALETTE",
+    "Figure",
+    "Rows",
+    "Style",
+    "axis",
+    "heat",
+    "intervals",
+    "line",
+    "lines",
+    "point",
+    "trained",
+]
 
 PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")
-"""Colours that stay apart on light and on dark ground, and for most colour-blind readers in this order."""
-DASHES = ("solid", "dash", "dot", "dashdot")
-GREY = "#888"
+"""Colours that differ on light and dark backgrounds, and for most colour-blind readers in this order."""
+DASHES: tuple[list[int], ...] = ([], [7, 4], [3, 3], [8, 3, 2, 3])
 
 Rows = Sequence[Mapping[str, Any]]
+Figure = dict[str, Any]
+Style = Mapping[str, Any]
+"""colour and dash of a line."""
 
 
-def line(
-    name: str, style: Mapping[str, str], hover: str, *, width: float = 2.2, mode: str = "lines+markers"
-) -> dict[str, Any]:
-    """A named line of a scatter plot. style: color, dash. hover: the template of a point's text."""
-    return {
-        "name": escape(name),
-        "mode": mode,
-        "line": {**style, "width": width},
-        "hovertemplate": f"{hover}<extra>{escape(name)}</extra>",
-    }
+def lines(series: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **options: Any) -> Figure:
+    """Lines or points over two axes. options: marks, [{x or y, label}]; height in pixels; legend; spread, side by side."""
+    return {"kind": "lines", "series": [*series], "x": x, "y": y, **options}
 
 
-def error_bars(estimates: Rows, scale: float = 1, middle: str = "mean") -> dict[str, Any]:
-    """The intervals of estimates."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [scale * (e["high"] - e[middle]) for e in estimates],
-        "arrayminus": [scale * (e[middle] - e["low"]) for e in estimates],
-        "thickness": 1.2,
-        "width": 4,
-    }
+def heat(z: Sequence[Sequence[float | None]], x: Mapping[str, Any], y: Mapping[str, Any], **options: Any) -> Figure:
+    """A heat map. z: by row and column, None: not measured. options: low, high, ends: of the scale and what they are called;
+    down: less is better; texts, words: of each cell, in it and when it is read; marks."""
+    return {"kind": "heat", "z": [*z], "x": x, "y": y, **options}
 
 
-def mark(figure: Figure, x: float, text: str, *, log: float | None = None, **options: Any) -> None:
-    """A dotted vertical line with its name. log: log10(x), if the axis is logarithmic. options: of the annotation."""
-    figure.add_vline(x=x, line={"dash": "dot", "width": 1.5, "color": GREY})
-    beside = {"xanchor": "left", "xshift": 6} | options
-    figure.add_annotation(x=x if log is None else log, y=1, yref="paper", text=text, showarrow=False, **beside)
+def axis(label: str, **options: Any) -> dict[str, Any]:
+    """options: low, high, log, ticks as [[value, text]], names of a heat map's cells."""
+    return {"label": label, **options}
 
 
-def buttons(figure: Figure, choices: Sequence[Mapping[str, Any]]) -> None:
-    """Buttons above the figure; each with label, method and args."""
-    at = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
-    menu = {"type": "buttons", "direction": "right", "showactive": False, "buttons": list(choices)}
-    figure.update_layout(updatemenus=[menu | at])
+def line(name: str, x: Sequence[float], y: Sequence[float | None], style: Style, **options: Any) -> dict[str, Any]:
+    """options: low, high, the ends of intervals; band: these as a band; quiet: these not drawn; dots; width; texts of the points; label at the line's end, True: its name."""
+    return {"name": name, "x": [*x], "y": [*y], **style, **options}
 
 
-def escape(text: str) -> str:
-    """Escape what plotly would read as markup or as a template."""
-    for raw, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("{", "&#123;"), ("}", "&#125;")):
-        text = text.replace(raw, safe)
-    return text
+def point(name: str, x: float, y: float, style: Style, **options: Any) -> dict[str, Any]:
+    """A dot with its name beside it. options: low, high, left, right: the ends of intervals; text."""
+    ends = {key: [value] for key, value in options.items() if key in ("low", "high", "left", "right")}
+    texts = {"texts": [options["text"]]} if "text" in options else {}
+    label = {"label": options.get("label", True)}
+    return {"name": name, "x": [x], "y": [y], "points": True, "radius": 4.5, **style, **ends, **texts, **label}
+
+
+def intervals(estimates: Rows, scale: float = 1) -> dict[str, list[float]]:
+    """The ends of the intervals of estimates."""
+    return {end: [scale * e[end] for e in estimates] for end in ("low", "high")}
+
+
+def trained(at: float, label: str = "trained length") -> list[dict[str, Any]]:
+    """The mark at the trained length."""
+    return [{"x": at, "label": label}]
+
+
+def plain(value: Any) -> Any:
+    """As JSON: numbers to five digits, those that are not finite as null, without empty lists."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if item != []}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        short = float(f"{value:.5g}") if math.isfinite(value) else None
+        return int(short) if short is not None and short.is_integer() and abs(short) < 1e15 else short
+    return value

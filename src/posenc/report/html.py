@@ -2,7 +2,6 @@
 """Pages: templates, figures, panels of figures, and numbers in words. Every page is one HTML file that needs no network."""
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup, escape
+
+from posenc.report.figures import plain
 
 Estimate = Mapping[str, float]
 """A mean with the ends of its 95 % interval: mean, low, high."""
@@ -26,25 +27,16 @@ def filled(name: str, **values: Any) -> str:
 
     environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(FILTERS)
-    return environment.get_template(name).render(**values, style=asset("style.css"))
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return environment.get_template(name).render(**values, style=asset("plot.css") + asset("style.css"))
 
 
 def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
-    """A template with its values and figures. figures: name -> plotly figure, for the element "plot-<name>", or the figures of
-    a `Plot`."""
-    from plotly.offline import get_plotlyjs
-
-    plain = {name: _plain(figure) for name, figure in figures.items()}
-    return filled(name, **values, plots=asset("plots.js"), figures=plain, plotly=get_plotlyjs())
-
-
-def _plain(figure: Any) -> dict[str, Any]:
-    """For plotly.js, without plotly's colours: the page sets them."""
-    if isinstance(figure, Mapping):
-        return {number: _plain(each) for number, each in figure.items()}
-    content: dict[str, Any] = json.loads(figure.to_json())
-    content["layout"].pop("template", None)
-    return content
+    """A template with its values and figures. figures: name -> a figure of `posenc.report.figures`, for the element
+    "plot-<name>", or the figures of a `Plot`."""
+    scripts = [asset(f"{script}.js") for script in ("draw", "plot", "report")]
+    drawn = scripts[2:] if values.get("explorer") else scripts  # the explorer brings the others
+    return filled(name, **values, scripts=drawn, figures=plain(figures))
 
 
 # -------------------------------------------------------------------- figures with buttons
@@ -64,14 +56,15 @@ class Choice:
 @dataclass(frozen=True)
 class Plot:
     """The element "plot-<name>", which shows one of several figures. figures: by the numbers of the selected buttons, as
-    "2 0"."""
+    "2 0". label: for screen readers; "": the panel's."""
 
     name: str
     choices: Sequence[Choice]
     figures: Mapping[str, Any]
+    label: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Panel:
     """Plots side by side with the buttons of their choices. label: for screen readers. key: whether the methods' legend belongs
     to them."""
@@ -86,13 +79,21 @@ class Panel:
         return list({choice.name: choice for plot in self.plots for choice in plot.choices}.values())
 
 
-def plot(name: str, choices: Sequence[Choice], draw: Callable[..., Any]) -> Plot:
+def plot(name: str, choices: Sequence[Choice], draw: Callable[..., Any], label: str = "") -> Plot:
     """A plot with a figure for every combination of `choices`. draw: called with the number of a button of each."""
     numbers = itertools.product(*(range(len(choice.texts)) for choice in choices))
-    return Plot(name, choices, {" ".join(map(str, at)): draw(*at) for at in numbers})
+    return Plot(name, choices, {" ".join(map(str, at)): draw(*at) for at in numbers}, label)
 
 
 # -------------------------------------------------------------------- numbers and sentences
+
+
+def count(value: float) -> str:
+    """A number, in three digits from ten thousand on: "8270", "52.4 k", "135 M"."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= max(size, 1e4) * 0.9995:
+            return f"{float(f'{value / size:.3g}'):g} {unit}"
+    return f"{value:.0f}"
 
 
 def clock(seconds: float) -> str:
@@ -136,7 +137,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "signed": signed,
     "half_width": half_width,
     "prose": prose,
-    "count": lambda value: f"{value:,.0f}".replace(",", " "),
+    "count": count,
     "mebibytes": lambda value: f"{value / 2**20:.0f} MiB",
     "kibibytes": lambda value: f"{value / 2**10:.4g} KiB",
 }

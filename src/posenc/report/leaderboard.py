@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several tasks of the same comparison: the page of each, and one table of all, on the terminal and as a page."""
 
+import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from posenc.report.compare import Results, page
-from posenc.report.html import rendered
+from posenc.report.compare import Results, page, settings_of, styles, trade_off, winners
+from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_files, stdout
 
 __all__ = ["pages", "show_tasks"]
@@ -38,8 +40,31 @@ def _of_all(results: Results) -> dict[str, Any]:
 
 
 def table_page(results: Results) -> str:
-    """report.html: every encoding's group in every task."""
-    return rendered("leaderboard.html", {}, r=results, file_of=file_of)
+    """report.html: every encoding's dot and group in every task."""
+    tasks = {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["arms"]}
+    settings = {name: settings_of(of) for name, of in tasks.items()}
+    style = styles([arm for of in tasks.values() for arm in of["arms"]])
+    task = Choice("task", "Task:", list(tasks))
+    dots = plot(
+        "dots", [task], lambda at: trade_off(list(tasks.values())[at]["arms"], list(settings.values())[at], style)
+    )
+    panel = Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)
+    lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
+    command = partial(_of_one, results["command"])
+    figures = {"dots": dots.figures}
+    return rendered(
+        "leaderboard.html", figures, r=results, file_of=file_of, panel=panel, winners=lines, command=command
+    )
+
+
+def _of_one(command: str, encoding: str) -> str:
+    """The command that compares one encoding instead of all, in the default folder."""
+    words, found = shlex.split(command), []
+    dropping = False
+    for word in words:
+        dropping = word in ("--encodings", "--out") or (dropping and not word.startswith("--"))
+        found += [] if dropping else [word]
+    return shlex.join([*found, "--encodings", encoding]) if found else ""
 
 
 def show_tasks(results: Results, directory: str) -> None:

@@ -21,7 +21,7 @@ try:
     from rich.table import Column, Table
     from rich.text import Text
 except ImportError:
-    raise InputError("the lab needs rich and plotly, which are not installed: pip install 'posenc[lab]'") from None
+    raise InputError("the lab needs rich, which is not installed: pip install 'posenc[lab]'") from None
 
 
 ANNOUNCED, LONG = 20, 8 * 60

@@ -137,8 +137,10 @@ def test_the_page_holds_every_cell_and_a_curve_where_there_are_lengths(results):
                       "trials_kept_from_before": 2, "seconds": 70.0, "command": "posenc bench --out '<i>'"}  # fmt: skip
     text = page(full | {"complete": False})
     assert "Stopped early: 6 of 9 trials" in text
-    assert 'id="plot-alibi"' in text
-    assert 'id="plot-tupe"' not in text
+    assert 'id="plot-length"' in text
+    assert ">tupe</span>" not in text  # one length
+    assert 'id="plot-cases"' in text
+    assert len(text.encode()) < 5e5
     assert "ALiBi &lt;b&gt;" in text
     assert "<i>" not in text.split("<script>")[0]
     for table in tables(full):

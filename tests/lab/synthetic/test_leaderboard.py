@@ -3,6 +3,7 @@
 
 import json
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,7 +135,19 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     assert {row["encoding"] for row in merged["table"]} == set(ENCODINGS)
     assert all(row["groups"]["copy"] == {"trained": 1, "longest": 1} for row in merged["table"])
     for name in ("report.html", "sort.html", "copy.html"):
-        assert "posenc &lt;b&gt;" in (tmp_path / "merged" / name).read_text()
+        text = (tmp_path / "merged" / name).read_text()
+        assert "posenc &lt;b&gt;" in text
+        assert len(text.encode()) < 5e5
+    text = (tmp_path / "merged" / "report.html").read_text()
+    assert 'href="copy.html#only=rope"' in text
+    assert "posenc &#39;&lt;b&gt;&#39; --encodings rope<" in text
+    dots = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))["dots"]
+    for figure, task in zip(dots.values(), ("sort", "copy"), strict=True):
+        arms = merged["tasks"][task]["arms"]
+        assert [dot["name"] for dot in figure["series"]] == [arm["name"] for arm in arms]
+        levels = [[100 * arm["lengths"][at]["accuracy"]["mean"]] for at in (0, -1) for arm in arms]
+        shown = [dot[axis] for axis in "xy" for dot in figure["series"]]
+        assert shown == [pytest.approx(level, rel=1e-4) for level in levels]
     show_tasks(merged, str(tmp_path))
     assert "rope       1 1   1 1  1.0 1.0" in capsys.readouterr().out
 

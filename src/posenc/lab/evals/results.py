@@ -337,6 +337,13 @@ def limits(results: Results) -> list[str]:
     return notes
 
 
+def spelled(task: str) -> str:
+    """A task's text in words: "facts:items=25:query_aware=true" is "facts (items 25, query aware)"."""
+    name, *options = task.replace("_", " ").split(":")
+    words = [option.removesuffix("=true").replace("=", " ") for option in options]
+    return f"{name} ({', '.join(words)})" if words else name
+
+
 def _unmodified(task: Results) -> str:
     """The unmodified model on a task: by depth at one length if there are several depths, else by length."""
     none = _measured(task, NONE)
@@ -354,8 +361,8 @@ def _unmodified(task: Results) -> str:
     at_depth = f" at depth {' / '.join(depths)}" if depths else ""
     if len(cells) == 1:
         lengths = " / ".join(str(row["length"]) for row in rows)
-        return f"{task['task']}, unmodified model{at_depth}: {_level(rows, by)} at {lengths} tokens."
-    line = f"{task['task']} at {row['length']} tokens, unmodified model: {_level(cells, by)}{at_depth}."
+        return f"{spelled(task['task'])}, unmodified model{at_depth}: {_level(rows, by)} at {lengths} tokens."
+    line = f"{spelled(task['task'])} at {row['length']} tokens, unmodified model: {_level(cells, by)}{at_depth}."
     if (middle := row["middle"]) is None:
         return line
     if not _significant(middle):
@@ -378,12 +385,12 @@ def _judged(row: Results, unchanged: set[str]) -> str:
     parts = []
     for verdict, words in ((BETTER, "better on"), (WORSE, "worse on"), (SAME, "no significant difference on")):
         tasks = [
-            f"{at['task']} ({_in_words(at['against_none'], at['measure'])})"
+            f"{spelled(at['task'])} ({_in_words(at['against_none'], at['measure'])})"
             for at in row["tasks"]
             if at["verdict"] == verdict and at["against_none"] is not None
         ]
         parts += [f"{words} {listed(tasks)}"] if tasks else []
-    missing = [at["task"] for at in row["tasks"] if at["against_none"] is None]
+    missing = [spelled(at["task"]) for at in row["tasks"] if at["against_none"] is None]
     parts += [f"not compared on {listed(missing)}"] if missing else []
     return f"{row['method']} against the unmodified model: {'; '.join(parts) or 'not measured yet'}."
 
@@ -391,7 +398,7 @@ def _judged(row: Results, unchanged: set[str]) -> str:
 def _front(row: Results) -> str:
     """What the question in front changes."""
     exact, loss = (", ".join(difference(row[by], by)) for by in ("exact", "loss"))
-    where = f"{row['task']} at {row['length']} tokens, {row['method']}"
+    where = f"{spelled(row['task'])} at {row['length']} tokens, {row['method']}"
     return f"{where}: against the same without the question in front {exact} right; {loss} in the answer's loss."
 
 
@@ -409,13 +416,15 @@ def _past(task: Results, trained: int) -> list[str]:
     ]
     if better:
         lines.append(
-            f"{task['task']} at {better[0]['length']} tokens: the unmodified model is worse past its trained length; the last "
+            f"{spelled(task['task'])} at {better[0]['length']} tokens: the unmodified model is worse past its trained length; the last "
             f"{trained} tokens alone are better ({_in_words(better[0]['against_none'][by], by)})."
         )
     length = rows[-1]["length"]
     means = {m["method"]: r[by]["mean"] for m in task["methods"] for r in m["by_length"] if r["length"] == length}
     if len(means) > 2 and max(means, key=lambda method: sign * means[method]) == CUT_OFF:
-        lines.append(f"{task['task']} at {length} tokens: no method is better than the last {trained} tokens alone.")
+        lines.append(
+            f"{spelled(task['task'])} at {length} tokens: no method is better than the last {trained} tokens alone."
+        )
     return lines
 
 

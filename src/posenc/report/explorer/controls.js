@@ -1,16 +1,10 @@
 "use strict";
 // The controls: one for each field of the state, and one for each option that the chosen encoding or method has.
 posenc.controls = (() => {
-  const { FIELDS } = posenc.state;
+  const { FIELDS } = posenc.state, { element } = posenc.plot;
   const CURVES = { "geometric:1": "base⁻ᵗ, as usual", "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: "t to another power" };
   const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line"] };
   const NAMES = { sinusoidal: "sinusoidal", rope: "RoPE", p_rope: "p-RoPE", decoupled_rope: "decoupled RoPE (DeepSeek)", xpos: "xPos", alibi: "ALiBi", t5: "T5’s buckets", kerple: "KERPLE", sandwich: "Sandwich", sines: "sines of the distance", none: "none" };
-
-  function element(tag, properties = {}, ...children) {
-    const found = Object.assign(document.createElement(tag), properties);
-    found.append(...children);
-    return found;
-  }
 
   // change(part of a state, done): done is false while a slider is still moving.
   function made(root, change) {
@@ -195,5 +189,5 @@ posenc.controls = (() => {
     return [["", "plain RoPE"], ...fits.filter(([name]) => name !== "default").map(([name]) => [name, name])];
   }
 
-  return { made, element };
+  return { made };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 // The page: what is chosen goes through one place, `change`; a frame later everything that is shown is drawn from it.
 posenc.explorer = (() => {
-  const { element } = posenc.controls;
+  const { element } = posenc.plot;
   const root = document.getElementById("explorer"), find = selector => root.querySelector(selector);
   const views = [...root.querySelectorAll(".view")];
   const embedded = root.dataset.embedded === "yes";
@@ -103,67 +103,16 @@ posenc.explorer = (() => {
     figure.querySelector(".see").textContent = absent ? "" : own.see(model);
     if (absent) return;
     probes[id] = own.draw(figure.querySelector("canvas"), colours, model);
-    figure.querySelector(".legend").replaceChildren(...own.legend(model, colours).map(entry));
+    figure.querySelector(".legend").replaceChildren(...own.legend(model, colours).map(posenc.plot.legend));
     figure.querySelector(".readout").textContent = "";
     if (figure.querySelector("details").open) table(figure, model);
   }
 
-  function entry(item) {
-    const mark = element("i", { ariaHidden: "true" });
-    if (item.ramp) {
-      mark.className = "ramp";
-      mark.style.background = item.ramp;
-      return element("span", {}, item.texts[0], mark, item.texts[1]);
-    }
-    if (item.blank) mark.className = "blank";
-    else if (item.dot) {
-      mark.className = "dot";
-      mark.style.cssText = `border-color: ${item.dot}; background: ${item.hollow ? "none" : item.dot}`;
-    } else mark.style.cssText = `border-top-color: ${item.stroke}; border-top-style: ${item.dashed ? "dashed" : "solid"}`;
-    return element("span", {}, mark, item.text);
-  }
-
-  function table(figure, model) {
-    const { caption, head, rows } = posenc.views[figure.dataset.view].table(model);
-    const body = rows.map(([name, ...cells]) => {
-      const line = posenc.tokens.row("td", cells.map(posenc.tokens.data));
-      line.prepend(element("th", { scope: "row" }, name));
-      return line;
-    });
-    figure.querySelector("table").replaceChildren(
-      element("caption", {}, caption), element("thead", {}, posenc.tokens.row("th", head)), element("tbody", {}, ...body),
-    );
-  }
-
-  // ------------------------------------------------------------------ reading values
+  const table = (figure, model) => posenc.plot.table(figure.querySelector("table"), posenc.views[figure.dataset.view].table(model));
 
   for (const figure of views) {
-    const id = figure.dataset.view, canvas = figure.querySelector("canvas"), cursor = figure.querySelector(".cursor");
-    let at = { row: 0, column: 0 };
-    const read = found => {
-      at = found;
-      const box = probes[id].place(at.row, at.column);
-      cursor.hidden = false;
-      cursor.style.cssText = `left: ${box.x - 1}px; top: ${box.y - 1}px; width: ${box.width + 2}px; height: ${box.height + 2}px`;
-      figure.querySelector(".readout").textContent = posenc.views[id].read(posenc.model.of(state), at.row, at.column);
-    };
-    const leave = () => {
-      cursor.hidden = true;
-      figure.querySelector(".readout").textContent = "";
-    };
-    for (const seen of ["pointermove", "pointerdown"]) {
-      canvas.addEventListener(seen, event => probes[id] && read(probes[id].find(event.offsetX, event.offsetY)));
-    }
-    canvas.addEventListener("pointerleave", event => event.pointerType === "mouse" && leave());
-    canvas.addEventListener("blur", leave);
-    canvas.addEventListener("keydown", event => {
-      const [down, right] = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key] || [];
-      if (event.key === "Escape") leave();
-      if (down === undefined || !probes[id]) return;
-      event.preventDefault();
-      const many = event.shiftKey ? 8 : 1, { rows, columns } = probes[id], within = (x, count) => Math.max(0, Math.min(count - 1, x));
-      read({ row: within(at.row + down * many, rows), column: within(at.column + right * many, columns) });
-    });
+    const id = figure.dataset.view;
+    posenc.plot.readable(figure, () => probes[id], (row, column) => posenc.views[id].read(posenc.model.of(state), row, column));
     figure.querySelector("details").addEventListener("toggle", event => {
       if (event.target.open) table(figure, posenc.model.of(state));
     });

@@ -2,7 +2,7 @@
 // The line of tokens: each is a slider on the positions, moved by mouse, finger or keys. A token put on another's place
 // changes places with it. What the chosen one shares with the others stands below in numbers.
 posenc.tokens = (() => {
-  const { number } = posenc.draw;
+  const { number } = posenc.draw, { row, data } = posenc.plot;
   const LANE = 27;  // pixels from one row of labels to the next
   const quoted = word => `“\u2068${word}\u2069”`;  // apart from the sentence, which a word from right to left would turn
 
@@ -208,21 +208,6 @@ posenc.tokens = (() => {
     return model.state.encoding === "t5" ? "bucket" : "bias";
   }
 
-  function row(cell, contents) {
-    const found = document.createElement("tr");
-    found.append(...contents.map(content => {
-      const one = document.createElement(cell);
-      one.append(content);
-      return one;
-    }));
-    return found;
-  }
-
-  function data(value) {
-    if (value === null || Number.isNaN(value)) return Number.isNaN(value) ? "hidden" : "–";
-    return Object.assign(document.createElement("data"), { value: String(value), textContent: number(value) });
-  }
-
   function bar(share) {
     const found = Object.assign(document.createElement("span"), { className: "bar" });
     if (share === null) return found;
@@ -232,5 +217,5 @@ posenc.tokens = (() => {
     return found;
   }
 
-  return { made, compared, strengths, row, data };
+  return { made, compared, strengths };
 })();

@@ -13,6 +13,7 @@ posenc.views = (() => {
   const BOTH = "In both directions: a decoder hides the keys after the query.";
   const CAUSAL = "Causal: a query sees no key after itself.";
 
+  const positions = (m, label, counted = m.n) => ({ label, counted, low: 0, high: Math.max(counted - 1, 1) });
   const ramp = (css, texts) => ({ ramp: css, texts });
   const stroke = (colour, text, dashed) => ({ stroke: colour, text, dashed });
 
@@ -43,7 +44,7 @@ posenc.views = (() => {
     },
     draw(canvas, colours, m) {
       return posenc.draw.heat(canvas, colours, {
-        rows: m.n, columns: m.state.dim, values: m.codes, pixel: posenc.draw.around(colours, m.codesTop), x: "channel", y: "position",
+        rows: m.n, columns: m.state.dim, values: m.codes, pixel: posenc.draw.around(colours, m.codesTop), x: { label: "channel" }, y: { label: "position" },
       });
     },
     legend: (m, colours) => aroundZero(m.codesTop, colours),
@@ -79,7 +80,7 @@ posenc.views = (() => {
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
       rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
-      x: "key’s position", y: "query’s position", limit: m.state.trained, half: Boolean(m.map),
+      x: { label: "key’s position" }, y: { label: "query’s position" }, limit: m.state.trained, half: Boolean(m.map),
     }),
     legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
     read: (m, i, j) => pairRead(m, i, j, m.products[i * m.n + j]),
@@ -112,10 +113,10 @@ posenc.views = (() => {
       return `${fall}${sign}; on the way it turns up again ${several(swings, "time")}, and at distance ${lastSeen(values)} it is ${number(last)} of ${number(values[0])}.`;
     },
     draw(canvas, colours, m) {
-      const series = decaySeries(m, colours), all = series.flatMap(s => [...s.values]).filter(v => !Number.isNaN(v));
+      const series = decaySeries(m, colours), all = series.flatMap(s => [...s.y]).filter(v => !Number.isNaN(v));
       const low = Math.min(0, ...all), high = Math.max(...all, low + 1e-9), pad = (high - low) * 0.04;
       return posenc.draw.lines(canvas, colours, {
-        series, low: low - pad, high: high + pad, x: "distance", y: "dot product", past: m.state.trained,
+        series, x: positions(m, "distance"), y: { label: "dot product", low: low - pad, high: high + pad }, past: m.state.trained,
         marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
       });
     },
@@ -133,8 +134,8 @@ posenc.views = (() => {
 
   function decaySeries(m, colours) {
     const name = m.changed ? `with ${m.state.method}` : m.kernel ? "dot product" : "mean dot product";
-    const own = { name, values: m.decay.mean, colour: colours.palette[0], width: 2 };
-    return m.decayPlain ? [{ name: "as trained", values: m.decayPlain, colour: colours.soft, width: 1.3, dash: [3, 3] }, own] : [own];
+    const own = { name, y: m.decay.mean, colour: colours.palette[0], width: 2 };
+    return m.decayPlain ? [{ name: "as trained", y: m.decayPlain, colour: colours.soft, width: 1.3, dash: [3, 3] }, own] : [own];
   }
 
   function lastSeen(values) {
@@ -152,7 +153,7 @@ posenc.views = (() => {
     see(m) {
       const before = m.wavelengthsPlain || m.wavelengths, pairs = before.length, one = k => (k === 1 ? "s" : "");
       const unfinished = before.filter(w => w > m.state.trained).length, beyond = farther(m).filter(Boolean).length;
-      const told = `${count(unfinished)} of ${several(pairs, "pair")} never finish${pairs === 1 || unfinished === 1 ? "es" : ""} a turn within the ${count(m.state.trained)} positions of training`;
+      const told = `${count(unfinished)} of ${several(pairs, "pair")} ${pairs === 1 || unfinished === 1 ? "does" : "do"} not complete a full turn within the ${count(m.state.trained)} positions of training`;
       const then = `at the length shown, ${count(beyond)} of them turn${one(beyond)} farther than they did there`;
       const shown = `${told}${unfinished ? `; ${then}` : ": every angle was met"}.`;
       if (!m.wavelengthsPlain) return shown;
@@ -164,10 +165,10 @@ posenc.views = (() => {
       const shown = [...m.wavelengths, ...(m.wavelengthsPlain || [])].filter(Number.isFinite), trained = m.state.trained;
       const low = Math.min(...shown, trained) / 1.6, high = Math.max(...shown, trained) * 1.6;
       const colour = farther(m).map(beyond => colours.palette[beyond ? 1 : 0]);
-      const now = { name: "now", values: m.wavelengths, points: true, colours: colour };
-      const before = m.wavelengthsPlain && { name: "as trained", values: m.wavelengthsPlain, points: true, hollow: true, colour: colours.soft };
+      const now = { name: "now", y: m.wavelengths, points: true, colours: colour };
+      const before = m.wavelengthsPlain && { name: "as trained", y: m.wavelengthsPlain, points: true, hollow: true, colour: colours.soft };
       return posenc.draw.lines(canvas, colours, {
-        series: [...(before ? [before] : []), now], low, high, log: true, whole: true, x: "pair of channels", y: "positions per turn",
+        series: [...(before ? [before] : []), now], x: { ...positions(m, "pair of channels", now.y.length), low: -0.5, high: now.y.length - 0.5 }, y: { label: "wavelength (positions)", low, high, log: true },
         marks: [{ y: trained, label: "trained length" }],
       });
     },
@@ -181,7 +182,7 @@ posenc.views = (() => {
       return Number.isFinite(wave) ? `pair ${column}: a turn in ${number(wave)} positions${plain}` : `pair ${column} stands still${plain}`;
     },
     table(m) {
-      const head = ["pair", "positions per turn", "turns in training", ...(m.wavelengthsPlain ? ["as trained"] : [])];
+      const head = ["pair", "wavelength (positions)", "turns in training", ...(m.wavelengthsPlain ? ["as trained"] : [])];
       const before = m.wavelengthsPlain || m.wavelengths;
       const rows = [...m.wavelengths].map((w, c) => [String(c), w, m.state.trained / before[c], ...(m.wavelengthsPlain ? [before[c]] : [])]);
       return { caption: "Every pair of channels", head, rows };
@@ -209,7 +210,7 @@ posenc.views = (() => {
     },
     draw(canvas, colours, m) {
       return posenc.draw.heat(canvas, colours, {
-        rows: m.n, columns: m.n, values: m.relative, pixel: posenc.draw.upTo(colours, m.state.trained, m.seen.top), x: "key’s position", y: "query’s position",
+        rows: m.n, columns: m.n, values: m.relative, pixel: posenc.draw.upTo(colours, m.state.trained, m.seen.top), x: { label: "key’s position" }, y: { label: "query’s position" },
       });
     },
     legend(m, colours) {
@@ -250,7 +251,7 @@ posenc.views = (() => {
       const series = heads(m, colours), low = m.bias.reduce((a, b) => Math.min(a, b), 0), high = m.bias.reduce((a, b) => Math.max(a, b), 0);
       const pad = (high - low || 1) * 0.04;
       return posenc.draw.lines(canvas, colours, {
-        series, low: low - pad, high: high + pad, x: "distance", y: m.state.encoding === "t5" ? "bucket" : "added to the score",
+        series, x: positions(m, "distance"), y: { label: m.state.encoding === "t5" ? "bucket" : "added to the score", low: low - pad, high: high + pad },
         past: m.state.trained, marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
       });
     },
@@ -276,7 +277,7 @@ posenc.views = (() => {
     return order(m).map(head => {
       const own = head === m.state.head - 1, along = m.state.heads === 1 ? 1 : head / (m.state.heads - 1);
       const colour = own ? colours.palette[1] : colours.up.css[posenc.draw.level(0.25 + 0.75 * along)];
-      return { name: `head ${head + 1}`, values: m.bias.subarray(head * m.n, (head + 1) * m.n), colour, width: own ? 2.4 : 1.5 };
+      return { name: `head ${head + 1}`, y: m.bias.subarray(head * m.n, (head + 1) * m.n), colour, width: own ? 2.4 : 1.5 };
     });
   }
 
