@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leaderboard: put finished runs into benchmarks/leaderboard, and write the tables of docs/leaderboard.md from there.
+"""The leaderboard: put finished runs into benchmarks/leaderboard, and write from there benchmarks/leaderboard.json.gz, which pages and
+pictures read, and the tables of docs/leaderboard.md and benchmarks/leaderboard.md.
 
     posenc compare --preset leaderboard --out DIR                                # stops and goes on; --share I/N on machine I of N
     python benchmarks/leaderboard.py --add DIR [DIR ..] [--task text copy ..]    # finished runs add up, over folders and days
@@ -10,6 +11,8 @@ Run from the root of the repository.
 """
 
 import argparse
+import gzip
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,9 @@ from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import estimate
 
 ROOT = Path(__file__).parents[1]
-ARCHIVES, PAGE = ROOT / "benchmarks/leaderboard", ROOT / "docs/leaderboard.md"
+ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
+PAGES = ROOT / "docs/leaderboard.md", ROOT / "benchmarks/leaderboard.md"
+DIGITS = 5
 MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
 MOST_SEEDS = 100
 
@@ -209,12 +214,27 @@ def tables(board: Board) -> dict[str, str]:
 
 
 def written(text: str, made: Mapping[str, str]) -> str:
-    """The page with its tables replaced."""
+    """A page with its tables replaced."""
     for name, content in made.items():
         begin, end = MARK.format(name), f"<!-- end of {name} -->"
+        if begin not in text:
+            continue
         before, rest = text.split(begin)
         text = f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
     return text
+
+
+def packed(results: Json) -> bytes:
+    """The results as benchmarks/leaderboard.json.gz; equal bytes for equal results."""
+    return gzip.compress(json.dumps(_rounded(results), separators=(",", ":")).encode(), mtime=0)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items() if name != "cells"}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def add(folders: Sequence[Path], tasks: Sequence[str], to: Path) -> list[Path]:
@@ -235,12 +255,13 @@ def main() -> None:
     )
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS), help="add the runs of these alone")
     parser.add_argument("--archives", type=Path, default=ARCHIVES, help="folder of the archives")
-    parser.add_argument("--page", type=Path, default=PAGE, help="page whose tables are written")
     options = parser.parse_args()
     for path in add(options.add, options.task, options.archives):
         print(path)
-    text = options.page.read_text(encoding="utf-8")
-    options.page.write_text(written(text, tables(Board.read(options.archives))), encoding="utf-8")
+    board = Board.read(options.archives)
+    RESULTS.write_bytes(packed(board.results))
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8"), tables(board)), encoding="utf-8")
 
 
 if __name__ == "__main__":

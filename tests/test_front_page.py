@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """README.md, its pictures and README.zh.md agree with the committed results, with the package and with each other."""
 
-import json
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -27,7 +26,7 @@ LINK = re.compile(r"\]\(([^)]+)\)")
 
 
 def read(name):
-    return json.loads((ROOT / name).read_text(encoding="utf-8"))
+    return pictures.read(ROOT / name)
 
 
 def svg(name):
@@ -88,7 +87,7 @@ def test_the_lines_of_loss_are_those_of_make_demo():
 
 
 def test_the_table_of_tasks_is_that_of_the_results():
-    results = read(next(path for path in pictures.TASKS if (ROOT / path).exists()))
+    results = read(pictures.TASKS)
     rows = {row["encoding"]: row["groups"] for row in results["table"]}
     shown = titles("tasks")
     assert set(pictures.KNOWN) - set(shown) == set()
@@ -160,11 +159,18 @@ def test_numbers_of_the_readme_are_measured(text):
     table = rows(tables(text)[0])
     assert numbers(table["`rope`"]) == [demo["rope"][0], demo["t5"][0], demo["alibi"][0]]
     assert numbers(table["`alibi`"]) == ["8", demo["alibi"][-1], demo["rope"][-1]]
-    recall = {row["name"]: row for row in read("benchmarks/synthetic.json")["tasks"]["recall"]["arms"]}
-    right = [f"{100 * recall[name]['lengths'][-1]['accuracy']['mean']:.0f}" for name in ("stick_breaking", "rope")]
-    assert [n for n in numbers(table["`stick_breaking`"]) if n != "8"] == right
+    board = read(pictures.TASKS)
+    losses, recall = (
+        {row["name"]: row["lengths"] for row in board["tasks"][task]["arms"]} for task in ("text", "recall")
+    )
+    best = losses["stick_breaking"]
+    assert all(best[at]["group"] == 1 for at in (0, -1))
+    right = [f"{100 * recall[name][-1]['accuracy']['mean']:.0f}" for name in ("stick_breaking", "rope")]
+    loss = [f"{best[at]['loss']['mean']:.2f}" for at in (0, -1)]
+    compared = str(len(board["settings"]["encodings"]))
+    assert numbers(table["`stick_breaking`"]) == [compared, loss[0], "8", loss[1], *right]
     assert "0.01" in table["`dual_chunk`"]
-    assert "+0.01 on average" in titles("longer")["dual_chunk"]
+    assert "running text +0.01" in titles("longer")["dual_chunk"]
     memory = dots("t5")
     assert f"{memory.pop('posenc'):.0f} MiB" in text
     assert f"[{min(memory.values()):.0f}]" in text

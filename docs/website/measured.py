@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the repository has measured of an encoding, found in its committed results and pages."""
 
+import gzip
 import json
 import re
 from collections.abc import Iterable
@@ -11,11 +12,12 @@ from typing import Any
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 from posenc.encoding import Encoding
+from posenc.report import leaderboard as report
 from website.markdown import place
 from website.page import DOCS, ROOT, heading, plain, table
 
 SPEED = ROOT / "benchmarks" / "results" / "cpu.json"
-LEADERBOARD, FRONTIER = (ROOT / "benchmarks" / path for path in ("leaderboard/results.json", "frontier.json"))
+LEADERBOARD, FRONTIER = (ROOT / "benchmarks" / path for path in ("leaderboard.json.gz", "frontier.json"))
 LONGER = {
     "stories15M": ROOT / "benchmarks" / "evaluations" / "longer_stories15M.json",
     "SmolLM2-135M": ROOT / "benchmarks" / "evaluations" / "longer_SmolLM2.json",
@@ -73,25 +75,38 @@ def _ratio(trial: dict[str, Any]) -> float | None:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
 
 
 @cache
 def _losses() -> tuple[dict[str, dict[str, Any]], str]:
-    """The arms of the comparison of texts by name, and how it was made; of the leaderboard where that is committed."""
-    if LEADERBOARD.exists():
-        results = _read(LEADERBOARD)
-        found, where = results["tasks"]["text"], "[the leaderboard](../compare.md)"
-        groups = {row["encoding"]: row for row in results["table"]}
-    else:
-        found, where = _read(FRONTIER)["compare"], "[a first comparison](../frontier.md)"
-        groups = {}
+    """The encodings of the leaderboard by name, what they score on text, and how that was measured."""
+    results = _read(LEADERBOARD)
+    found, where = results["tasks"]["text"], "[the leaderboard](../leaderboard.md)"
+    groups = {row["encoding"]: row for row in results["table"]}
     s, seeds = found["settings"], found["seeds"]
     how = (
         f"{s['num_layers']} layers of width {s['dim']}, {s['length']} bytes in training, {s['steps']} steps, "
-        f"{len(seeds)} seeds, intervals of 95 %: {where}"
+        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95 %: {where}"
     )
     return {arm["name"]: arm | {"groups": groups.get(arm["name"])} for arm in found["arms"] if arm["trained"]}, how
+
+
+def leaderboard() -> dict[str, str]:
+    """The report of the leaderboard, by file name."""
+    results = _read(LEADERBOARD)
+    arms = [arm for of in results["tasks"].values() for arm in of["arms"] if arm["trained"]]
+    whole = results | {
+        "complete": True,
+        "running": False,
+        "created": "in several sessions",
+        "seconds": len(results["seeds"]) * sum(arm["training_seconds"] for arm in arms),
+        "estimated_seconds": None,
+        "command": "posenc compare --preset leaderboard",
+        "runs": {"kept_from_before": 0},
+    }
+    return {name: make(whole) for name, make in report.pages(tuple(results["tasks"])).items()}
 
 
 def loss_by_length(name: str) -> tuple[list[int], list[float]]:
