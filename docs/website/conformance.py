@@ -18,7 +18,7 @@ from website.page import ROOT
 
 PAGE = ROOT / "benchmarks" / "encodings.md"
 MARKS: dict[bool | None, str] = {True: "✓", False: "✗", None: "–"}
-TEXT = """# Tests of each encoding
+TEXT = """# The encodings
 
 Made by `make encodings` from what the code declares and from running every check. Every one is compared with its formula, written as a loop over numbers in float64, and with what the column *equal to* names. Its class's docstring says what each does, and describes its arguments: `help(posenc.Rotary)`.
 

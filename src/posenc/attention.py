@@ -545,7 +545,7 @@ def _merged(encoding: Encoding, branches: Sequence[Branch], positions: Positions
         k = torch.cat(parts, 1)
         return [Branch(EVERYTHING, None, lambda _: k, branches[0].most)]
 
-    if branches[0].turns:
+    if any(branch.turns for branch in branches):
         return positions.shared(("turns", tuple(branches)), lambda: [_about(positions, branch) for branch in branches])
     relative = all(leaf.shift_invariant for leaf in leaves)
     return positions.shared(("merged", tuple(branches)), make) if relative else branches

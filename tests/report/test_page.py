@@ -144,5 +144,5 @@ def test_unfinished_and_lone_results_make_a_page(report):
     results["arms"][0]["encoding"] = "rope:rope_theta=1e+5+alibi"
     text = page(results)
     assert "Stopped early" in text
-    assert "depends on m - n alone. Attention with linear biases" in text
+    assert "depends on i - j alone. Attention with linear biases" in text
     assert "Longer without retraining" not in text

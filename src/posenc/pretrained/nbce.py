@@ -20,6 +20,8 @@ from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import unwrap
 
+__all__ = ["combine", "nbce_generate", "nbce_steps"]
+
 POOLINGS = ("min_entropy", "average")
 TEMPLATE = "User: {context}\n\n{question}\n\nAssistant:"
 """The prompt of the authors' code. Without a context it keeps its empty line."""

@@ -100,16 +100,16 @@ def test_times_have_a_unit_that_suits():
 
 def test_only_what_stands_between_the_marks_changes(results):
     text = f"before\n{speed_tables.BEGIN}\nold\n{speed_tables.END}\nafter\n"
-    made = speed_tables.generated(text, speed_tables.attention, [results])
+    made = speed_tables.generated(text, speed_tables.summary, [results])
     assert made.startswith(f"before\n{speed_tables.BEGIN}\nA CPU")
     assert made.endswith(f"{speed_tables.END}\nafter\n")
-    assert speed_tables.generated(made, speed_tables.attention, [results]) == made
+    assert speed_tables.generated(made, speed_tables.summary, [results]) == made
     assert (
-        speed_tables.generated(made, speed_tables.attention, [])
+        speed_tables.generated(made, speed_tables.summary, [])
         == f"before\n{speed_tables.BEGIN}\n{speed_tables.END}\nafter\n"
     )
     with pytest.raises(ValueError, match="lacks the marks"):
-        speed_tables.generated("no marks", speed_tables.attention, [results])
+        speed_tables.generated("no marks", speed_tables.summary, [results])
 
 
 def test_the_command_adopts_results_and_writes(tmp_path, monkeypatch, capsys, results):

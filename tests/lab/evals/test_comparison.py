@@ -84,5 +84,5 @@ def test_the_question_in_front_is_compared_text_by_text():
     assert row["loss"]["low"] < row["loss"]["mean"] < row["loss"]["high"] < 0
     found = {"settings": {"lengths": [64]}, "model": {"trained_length": 64}, "tasks": [], "ranking": []}
     (sentence,) = answer(found | {"question_in_front": [row]})
-    assert sentence.startswith("facts:items=4:query_aware=true at 64 tokens, none: against the same without")
+    assert sentence.startswith("facts (items 4, query aware) at 64 tokens, none: against the same without")
     assert "+50 points" in sentence
