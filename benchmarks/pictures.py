@@ -128,6 +128,7 @@ LINES = {
     "none": ("no positions", "soft", 2, ""),
 }
 """How `loss` names and draws what `make demo` compares."""
+NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
 
 def loss(demo: Results, colours: Colours) -> str:
@@ -137,7 +138,7 @@ def loss(demo: Results, colours: Colours) -> str:
     first = min(trained, key=lambda name: losses[name][0])
     level = " and ".join(LINES[name][0] for name, verdict in demo["verdict"].items() if verdict == "holds") or "nothing"
     finding = [
-        f"{LINES[first][0]} predicts best at the trained length;",
+        f"Of {NUMBERS[len(trained)]}, {LINES[first][0]} predicts best at the trained length;",
         f"past it, only the loss of {level} stays level",
     ]
     top, bottom, left, right = 96, 388, 34, 376
