@@ -186,10 +186,11 @@ def decoding(name: str) -> str:
     found = {at: cases[name] for at, cases in _read(DECODING).items() if name in cases}
     if not found:
         return ""
-    step, prefill = found["step, 8192, float32"], found["prefill, 3072"]
+    step, prefill = found["step, 8192, float32"], found.get("prefill, 8192")
+    then = "" if prefill is None else f", a prefill of 8192 tokens {prefill:.2f} times"
     return (
-        f"**Cost**: a decoding step after 8192 tokens takes {step:.2f} times the unmodified model's time, a prefill of 3072 tokens "
-        f"{prefill:.2f} times (SmolLM2-135M, float32, CPU: [every map](../benchmarks/decoding_maps.md))."
+        f"**Cost**: a decoding step after 8192 tokens takes {step:.2f} times the unmodified model's time{then} "
+        "(SmolLM2-135M, float32, CPU: [every map](../benchmarks/decoding_maps.md))."
     )
 
 
