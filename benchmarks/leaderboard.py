@@ -233,7 +233,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items() if name != "cells"}
+        return {name: _rounded(each) for name, each in value.items() if name not in ("cells", "load")}
     return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
