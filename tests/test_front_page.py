@@ -83,7 +83,10 @@ def test_the_lines_of_loss_are_those_of_make_demo():
     trained = {name: row[0][0] for name, row in demo["loss"].items() if "+" not in name}
     assert min(trained, key=trained.get) == "rope"
     assert [name for name, verdict in demo["verdict"].items() if verdict == "holds"] == ["alibi"]
-    assert finding("loss") == "Of six, RoPE predicts best at the trained length; past it, only the loss of ALiBi stays level"
+    assert (
+        finding("loss")
+        == "Of six, RoPE predicts best at the trained length; past it, only the loss of ALiBi stays level"
+    )
 
 
 def test_the_table_of_tasks_is_that_of_the_results():
