@@ -84,6 +84,6 @@ class Site:
         if not target.is_file():
             return False
         anchor = unquote(found.fragment)
-        if target.name == "explorer.html" and "=" in anchor:
-            return True  # what it starts with
+        if "=" in anchor:
+            return True  # a state of the page, such as #only=rope
         return not anchor or target not in self.pages or anchor in self.pages[target].ids
