@@ -84,10 +84,13 @@ def winners(results: Results, s: Experiment) -> str:
     last = "largest" if m.size == "size" else "longest"
     unit = "" if m.higher_is_better else f" nats per {s.unit}"
     for index, words in {s.conditions.index(s.trained_at): f"training {m.size}", len(s.conditions) - 1: last}.items():
-        at = [(m.worse * variant[m.points][index][m.key]["mean"], variant) for variant in results["arms"]]
-        if not at:
+        if not results["arms"]:
             return ""
-        best = min(at, key=lambda each: each[0])[1]
+        # in a tie the trained one: at the training length an extension of it is the same
+        best = min(
+            results["arms"],
+            key=lambda variant: (m.worse * variant[m.points][index][m.key]["mean"], not variant["trained"]),
+        )
         value = m.value(best[m.points][index][m.key]["mean"])
         found.append(f"Best at the {words} ({s.spelled(s.conditions[index])}): {best['name']}, {value}{unit}.")
     return " ".join(found)
