@@ -26,7 +26,7 @@ import torch
 
 from posenc.lab.archive import archived
 from posenc.lab.compare import Comparison, compare, experiment
-from posenc.lab.experiment import Run, versions
+from posenc.lab.experiment import TEN, Run, versions
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.results import RunRecord, collect, level
 from posenc.lab.statistics import Estimate, estimate
@@ -41,7 +41,6 @@ LEADERBOARD = Path(__file__).parent / "leaderboard"
 NOT_YET = "Not trained yet."
 TIMED = ("sinusoidal", "learned", "floater", "none", "benchmarks/recurrent_codes.py:Recurrent")
 MOST_SEEDS = 8
-TEN = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "rope+alibi", "shaw", "fire", "fox")
 
 Json = dict[str, Any]
 

@@ -120,21 +120,19 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
     arms, how = _losses()
     if name not in arms:
         return []
-    rows, ranked = [], any(arm["groups"] for arm in arms.values())
+    rows = []
     shown = dict.fromkeys((name, *others, "rope", "none"))
     for each in (each for each in shown if each in arms):
         points, (forward, _) = arms[each]["lengths"], times(each)
-        change = points[-1]["change"]
+        change, groups = points[-1]["change"], arms[each]["groups"]
         cells = [
             f"**`{each}`**" if each == name else f"[`{each}`]({each}.md)",
             f"{points[0]['loss']['mean']:.3f}",
             f"{change['mean']:+.3f} ± {(change['high'] - change['low']) / 2:.3f}",
             arms[each]["verdict"],
+            *(f"{groups[key]:.1f}" if groups else "–" for key in ("mean_trained", "mean_longest")),
             f"{forward:.2f}" if forward else "–",
         ]
-        if ranked:
-            groups = arms[each]["groups"]
-            cells[4:4] = [f"{groups[key]:.1f}" if groups else "–" for key in ("mean_trained", "mean_longest")]
         rows.append(cells)
     first = arms[name]["lengths"]
     head = [
@@ -142,8 +140,9 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
         f"loss at {first[0]['length']} bytes",
         f"change at {first[-1]['length']}",
         "past the training length",
+        "mean group of all tasks",
+        "at the longest",
     ]
-    head += ["mean group of all tasks", "at the longest"] if ranked else []
     return [
         table([*head, "time"], rows),
         f"Loss in nats per byte of held-out text, lower is better ({how}). Time is that of attention over attention without "
