@@ -60,7 +60,6 @@ RATES = {"learning_rate": 0.05, "adamw_learning_rate": 0.01, "position_learning_
 MODELS = {
     "text": Models("text", 8, 2),
     "copy": Models("copy", 2, 2),
-    "places": Models("vision", 64, 2),
     "rate/3": Models("text", 8, 2, {name: rate / 3 for name, rate in RATES.items()}),
     "rate*3": Models("text", 8, 2, {name: rate * 3 for name, rate in RATES.items()}),
     "size*4": Models("text", 8, 1, {"dim": 256, "num_heads": 8}),
@@ -81,14 +80,14 @@ def _named(*texts: str) -> dict[str, str]:
 
 
 def _terms() -> dict[str, str]:
-    """Every subset of the four terms; the first is the content alone."""
-    subsets = {"content": "none", "nothing": f"{PARTS}Uniform"}
-    for count in (1, 2, 3):
+    """Every subset of the four terms; the first is all of them."""
+    subsets: dict[str, str] = {}
+    for count in (3, 2, 1):
         for terms in combinations(("c2p", "p2c", "p2p"), count):
             text = f"{PARTS}FourTerms:terms={'|'.join(terms)}"
             subsets[", ".join(("content", *terms))] = text
             subsets[", ".join(terms)] = f"{text}:content=false"
-    return subsets
+    return subsets | {"content": "none", "nothing": f"{PARTS}Uniform"}
 
 
 ABLATIONS = {
@@ -120,10 +119,6 @@ ABLATIONS = {
         ("text",), {"all channels": "rope", **{f"{n} of them": f"rope:rotary_dim={n}" for n in (0.25, 0.5, 0.75)}, "none": "none"}
     ),
     "terms": Ablation(("text",), _terms()),
-    "images": Ablation(
-        ("places",),
-        _named("axial_rope", "mixed_rope", "rope", "grid_sinusoidal", "sinusoidal", "grid_table", "axial_table", "swin", "grid_alibi", "none"),
-    ),
 }  # fmt: skip
 
 
