@@ -1,5 +1,7 @@
 """Training is the same for all and repeatable; evaluation scores the same targets at every length."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -140,6 +142,15 @@ def test_memory_counts_what_backward_needs(corpus, tiny):
     assert 1.8 < sizes[1] / sizes[0] < 2.2
     logits = 2 * tiny.length * 256 * 4
     assert sizes[0] > logits
+
+
+def test_a_finished_model_is_freed(corpus, tiny):
+    model = build(Run("rope", 0, tiny, ""))
+    activation_bytes(model, corpus.test, tiny)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 def test_work_is_in_tested_tokens(tiny):

@@ -149,7 +149,7 @@ def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) ->
         parameters = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
         if storage.data_ptr() not in parameters:
             storages[storage.data_ptr()] = storage.nbytes()
-        return saved
+        return saved.detach()  # a node that holds its output itself is never freed
 
     batch = settings.draw(part, torch.Generator().manual_seed(0))
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
