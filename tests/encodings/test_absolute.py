@@ -275,18 +275,6 @@ def test_complex_order_starts_with_the_authors_frequencies_and_keeps_the_norm():
 
 
 @pytest.mark.parametrize(
-    "encoding",
-    [Hierarchical(3, 4), Multiplicative(9, 4), AxialTable(9, 4), GridTable(4, 3, 3, prefix=1), ComplexOrder(4)],
-    ids=lambda e: e.name,
-)
-def test_gradients(encoding):
-    encoding, x = wide(encoding), torch.randn(1, 9, 4, dtype=torch.float64, requires_grad=True)
-    positions = Positions.from_ids([0, 3, 8, 5, 1, 1, 2, 7, -1 if encoding.name == "grid_table" else 4])
-    parameters = tuple(encoding.parameters())
-    assert torch.autograd.gradcheck(lambda x, *_: encoding.embed(x, positions), (x, *parameters))
-
-
-@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: Hierarchical(0, 4), "rows=0"),

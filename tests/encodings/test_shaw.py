@@ -132,14 +132,6 @@ def test_only_the_wanted_tables_exist():
     assert Shaw(4, 2, 3, clip=64, clip_future=8, per_head=True).value_table.shape == (3, 2, 73, 4)
 
 
-@pytest.mark.parametrize("positions", [WHERE["cached"], WHERE["per row"]], ids=["cached", "per row"])
-def test_gradients(positions):
-    encoding = made(clip=2)
-    q, k, v = (x.requires_grad_() for x in content.qkv(positions, kv_heads=4))
-    inputs = (q, k, v, *encoding.parameters())
-    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs, fast_mode=True)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
