@@ -104,6 +104,12 @@ def test_help_and_version(capsys):
     assert cli.main([]) == 2
 
 
+def test_the_version_does_without_torch():
+    code = "import sys; from posenc_cli import main; assert main() == 0; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"posenc {posenc.__version__}\nFalse\n"
+
+
 @pytest.mark.slow
 def test_compare_prints_the_answer_or_json(capsys, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"

@@ -114,11 +114,8 @@ def attention(
             return problem.finished(out)
         gates = [exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer)]
         k, v = exchange.gather_keys(k, v, positions)
-        problems = [
-            prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer, gates=_first(gates, call[3]))
-            for call in _calls(q, k, v, positions)
-        ]
-        return torch.cat([_solved(problem, backend) for problem in problems], 2)
+        problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
+        return torch.cat([_solved(problem, backend) for problem, _ in problems], 2)
 
 
 class _Step(NamedTuple):
@@ -269,13 +266,8 @@ def explain(
         return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
     gates = checked_gates(encoding, gates, k, layer)
     k, v, *gates = (x.repeat(1, 1, part.world_size, 1) for x in (k, v, *gates))  # as large as what is gathered
-    calls = _calls(q, k, v, positions)
-    problems = [
-        prepare(*call[:3], encoding, call[3], None, scale, sink, dropout_p, layer, gates=_first(gates, call[3]))
-        for call in calls
-    ]
-    explanations = [_explained(each, call[:3], backend) for each, call in zip(problems, calls, strict=True)]
-    most = max(explanations, key=lambda each: each.extra_bytes)
+    problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
+    most = max((_explained(*each, backend) for each in problems), key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
     why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
     return Explanation(most.backend, why, gathered + most.extra_bytes, most.faster)
@@ -292,19 +284,18 @@ def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: 
     return Explanation(name, why, size + sum(x.numel() * x.element_size() for x in rotated), faster)
 
 
-def _calls(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor, Tensor, Positions]]:
-    """The calls that a shard takes among all keys, see `Positions.shard_calls`."""
-    causal = positions.causal
+def _problems(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, scale: float | None,
+    sink: float | Tensor | None, dropout_p: float, layer: int, gates: Sequence[Tensor],
+) -> list[tuple[Problem, tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
+    """The calls that a shard takes among all keys, see `Positions.shard_calls`, each with its queries, keys and values."""
+    causal, problems = positions.causal, []
     calls = positions.shared(("calls", causal), partial(positions.shard_calls, causal))
-    rows = q.split([call.num_queries for call in calls], 2)
-    return [
-        (part, k[:, :, : call.num_keys], v[:, :, : call.num_keys], call) for part, call in zip(rows, calls, strict=True)
-    ]
-
-
-def _first(gates: Sequence[Tensor], positions: Positions) -> list[Tensor]:
-    """The gates of the first keys, as many as there are in these positions."""
-    return [gate[:, :, : positions.num_keys] for gate in gates]
+    for part, call in zip(q.split([call.num_queries for call in calls], 2), calls, strict=True):
+        keys, values, *of_keys = (x[:, :, : call.num_keys] for x in (k, v, *gates))
+        problem = prepare(part, keys, values, encoding, call, None, scale, sink, dropout_p, layer, gates=of_keys)
+        problems.append((problem, (part, keys, values)))
+    return problems
 
 
 def _check_no_ring() -> None:

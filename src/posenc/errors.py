@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception posenc raises for a caller's mistake, the checks of arguments by value, and how messages are written.
+"""The one exception posenc raises for a caller's mistake, the checks of arguments by value, and how messages and results are
+written.
 
 A public function checks in its first lines what would otherwise compute a wrong number: a bool or a text taken for a
 number, a fraction for a count, NaN. A value of a wrong type that Python or torch refuses by itself is left to them.
@@ -8,7 +9,7 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from inspect import isclass, signature
@@ -211,7 +212,7 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
-# ---------------------------------------------------------------- messages
+# ---------------------------------------------------------------- messages and results
 
 
 def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5) -> InputError:
@@ -249,6 +250,12 @@ def on_one_line(error: BaseException, most: int | None = None) -> str:
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
+def described(error: BaseException, most: int | None = None) -> str:
+    """An error's type, and its message if it has one, on one line; most: characters of the message."""
+    name = type(error).__name__
+    return f"{name}: {on_one_line(error, most)}" if str(error).strip() else name
+
+
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
@@ -262,3 +269,21 @@ def printable(text: str) -> str:
 def summary(documented: object) -> str:
     """The first paragraph of a docstring, on one line."""
     return " ".join((documented.__doc__ or "").split("\n\n")[0].split())
+
+
+def as_json(value: Any, digits: int | None = None) -> Any:
+    """Dataclasses, mappings, sequences and tensors of numbers as JSON has them; what is not finite becomes None. digits:
+    significant ones of a fraction; None: all."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item, digits) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item, digits) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    return value

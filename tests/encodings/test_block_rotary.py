@@ -6,7 +6,6 @@ import torch
 from scipy.linalg import expm
 from torch.testing import assert_close
 
-import posenc
 from posenc import STRING, AxialRotary, ComRoPE, InputError, LieRE, Positions, Rotary
 from references.calls import EVERYWHERE, EXACT, qkv, random, scores
 
@@ -111,21 +110,6 @@ def test_distances_far_from_the_start_are_exact_in_float32(encoding):
     q, k = torch.randn(2, 1, 2, 4, 8)
     near, far = Positions.arange(4), Positions.from_ids(torch.arange(4) + 10**6)
     assert_close(scores(encoding, q, k, far), scores(encoding, q, k, near), rtol=0, atol=2e-5)
-
-
-def test_a_cache_of_rotated_keys_is_the_full_pass():
-    positions = Positions.arange(6, causal=True)
-    q, k, v = qkv(positions, 4, 2, 8)
-    for encoding in (
-        LieRE(8, 4, num_kv_heads=2),
-        ComRoPE(8, 4, num_kv_heads=2),
-        STRING(8, num_heads=4, num_kv_heads=2),
-    ):
-        random(encoding, std=0.2)
-        full = posenc.attention(q, k, v, encoding, positions)
-        keys = encoding.rotate_keys(k, Positions.arange(6))
-        step = Positions.arange(1, 5, causal=True)
-        assert_close(posenc.attention(q[:, :, 5:], keys, v, encoding, step, keys_rotated=True), full[:, :, 5:], **EXACT)
 
 
 @pytest.mark.parametrize(

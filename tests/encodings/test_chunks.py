@@ -5,8 +5,7 @@ import pytest
 import torch
 from transformers.masking_utils import chunked_overlay
 
-import posenc
-from posenc import Chunks, InputError, Positions, Transformer, TransformerConfig, attention
+from posenc import Chunks, InputError, Positions, attention
 
 
 def seen(positions, size=4):
@@ -32,16 +31,6 @@ def test_transformers():
             for j in range(15):
                 expected = bool(overlay(row, 0, torch.tensor(i), torch.tensor(j))) and j <= i
                 assert result[row, i, j] == (expected and bool(mask[row, i] and mask[row, j]))
-
-
-def test_a_model_whose_layers_alternate():
-    torch.manual_seed(0)
-    config = TransformerConfig(vocab_size=20, dim=32, num_layers=4, num_heads=2)
-    model = Transformer(config, "rope+chunks:size=3/rope+chunks:size=3/rope+chunks:size=3/none").eval()
-    tokens = torch.randint(20, (1, 11))
-    expected, cache = model(tokens), posenc.transformer.Cache()
-    parts = [model(tokens[:, a:b], cache=cache) for a, b in ((0, 4), (4, 5), (5, 11))]
-    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_bad_input():

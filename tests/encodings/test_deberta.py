@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import DeBERTa, DeBERTaV2, EnhancedMaskDecoder, Positions
+from posenc.conformance import formulas
 from posenc.functional import deberta_bucket
 from posenc.transformer import Transformer, TransformerConfig
 from references import content
@@ -84,7 +85,7 @@ def test_v2_is_the_formula_with_shared_projections(terms, norm, kv_heads, paper_
     keys = keys[[h // (4 // kv_heads) for h in range(4)]]
     want = by_formula(
         encoding, keys, queries, q, k, v, positions,
-        lambda i, j: content.clip(content.log_bucket(i - j, 4, 5) + 4, 0, 7),
+        lambda i, j: content.clip(formulas.deberta([i - j], 4, 5)[0] + 4, 0, 7),
     )  # fmt: skip
     assert_close(posenc.attention(q, k, v, encoding, positions, layer=1), want, **EXACT)
 
@@ -162,7 +163,7 @@ def test_v1_is_transformers(kinds, length, most):
 def test_buckets(buckets, most):
     distances = torch.arange(-most, most + 1)
     ours = deberta_bucket(distances, buckets, most)
-    assert ours.tolist() == [content.log_bucket(r, buckets, most) for r in distances.tolist()]
+    assert ours.tolist() == formulas.deberta(distances.tolist(), buckets, most)
     wide = torch.arange(-3 * most, 3 * most + 1)
     theirs = deberta_v2.make_log_bucket_position(wide, buckets, most).long()
     assert torch.equal(deberta_bucket(wide, buckets, most), theirs)

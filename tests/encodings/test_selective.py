@@ -6,11 +6,10 @@ from torch.testing import assert_close
 from x_transformers.attend import selective_attn
 
 import posenc
-from posenc import Positions, Rotary, SelectiveAttention, Transformer, TransformerConfig, attention
+from posenc import Positions, Rotary, SelectiveAttention, attention
 from posenc.backends import sdpa
 from posenc.encoding import gates_of
 from posenc.encodings import selective
-from posenc.transformer import Cache
 from references import biases
 from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against_loops, qkv
 
@@ -101,35 +100,6 @@ def test_sums_carried_on_are_the_sum(blocks, monkeypatch):
         assert_close(rows(first, end), wanted[:, :, first:end], **EXACT)
 
 
-@pytest.mark.parametrize("spec", ["selective_attention", "rope+selective_attention:rope_theta=10000"])
-def test_a_model_decodes_what_it_reads(spec):
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig(11, dim=12, num_layers=2, num_heads=3), spec).double().eval()
-    plain = Transformer(TransformerConfig(11, dim=12, num_layers=2, num_heads=3), "rope" if "rope+" in spec else "none")
-    plain.double().load_state_dict(model.state_dict())
-    tokens, cache = torch.randint(11, (2, 9)), Cache()
-    with torch.no_grad():
-        parts, full = [model(part, cache=cache) for part in tokens.split([4, 1, 3, 1], 1)], model(tokens)
-        assert_close(torch.cat(parts, 1), full, **EXACT)
-        assert (full - plain(tokens)).abs().max() > 1e-2
-        mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
-        padded = model(tokens, Positions.from_mask(mask))
-        assert_close(padded[:1, 2:], model(tokens[:1, 2:]), **EXACT)
-
-
-def test_rows_of_different_lengths_are_what_each_is_alone():
-    ragged = Positions.arange(2, torch.tensor([3, 5]), causal=True)
-    q, k, v = qkv(ragged)
-    gates = tokens_of(ragged)
-    out = attention(q, k, v, SelectiveAttention(4, rope_theta=100.0), ragged, gates=gates)
-    for row, length in enumerate((5, 7)):
-        parts = (x[row : row + 1, :, :length] for x in (q, k, v, gates))
-        alone = Positions.arange(2, length - 2, causal=True)
-        *given, of_tokens = parts
-        wanted = attention(*given, SelectiveAttention(4, rope_theta=100.0), alone, gates=of_tokens)
-        assert_close(out[row : row + 1], wanted, **EXACT)
-
-
 def test_blocks_select_from_what_they_see():
     # blocks of 3 that see themselves alone are documents, but for the first token, which is that of the text
     positions = Positions.arange(6, causal=True).with_blocks(3, torch.eye(2, dtype=torch.bool))
@@ -143,17 +113,6 @@ def test_blocks_select_from_what_they_see():
     selected[:, 0] = 0
     assert_close(out, (scores - selected[:, None]).softmax(-1) @ v, **EXACT)
     assert_close(attention(q[:, :, 4:], k, v, encoding, cached, gates=q[:, :1]), out[:, :, 4:], **EXACT)
-
-
-def test_documents_do_not_select_from_one_another():
-    positions = Positions.packed([4, 5], causal=True)
-    q, k, v = qkv(positions)
-    packed = attention(q, k, v, SelectiveAttention(4), positions, gates=q[:, :1])
-    parts = [
-        attention(*(x[:, :, at] for x in (q, k, v)), SelectiveAttention(4), causal=True, gates=q[:, :1, at])
-        for at in (slice(4), slice(4, 9))
-    ]
-    assert_close(packed, torch.cat(parts, 2), **EXACT)
 
 
 def test_what_was_selected_loses_its_weight():

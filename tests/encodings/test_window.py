@@ -289,22 +289,7 @@ def test_cosine_attention_forgets_the_length_of_queries_and_keys():
     assert plain.scale(16) == 0.25
 
 
-# ---------------------------------------------------------------- gradients and refusals
-
-LEARNED = {
-    "swin": WindowTable(2, 2, 3),
-    "beit": ClassWindowTable(2, 2, 3),
-    "swin v2": LogWindow(2, 2, 3, hidden=4),
-}
-
-
-@pytest.mark.parametrize("encoding", LEARNED.values(), ids=LEARNED.keys())
-def test_gradients(encoding):
-    encoding, positions = encoding.double(), Positions.grid(2, 3, prefix=int(isinstance(encoding, ClassWindowTable)))
-    q, k, v = (x[:1].requires_grad_() for x in qkv(positions, 2, 1))
-    inputs = (q, k, v, *encoding.parameters())
-    assert torch.autograd.gradcheck(lambda *_: posenc.attention(q, k, v, encoding, positions), inputs)
-
+# ---------------------------------------------------------------- refusals
 
 SQUARE, VIDEO = Positions.from_ids(Positions.grid(3, 3).q), Positions.grid(2, 2, frames=2)
 REFUSED = {

@@ -16,14 +16,14 @@ import posenc
 from posenc import InputError
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
-from references.mapped_attention import RELATIVE, use_mapped_attention
+from references.mapped_attention import MAPPED, use_mapped_attention
 from references.small_models import TRAINED, settings_of, small_model, tokens
 
 Run = Callable[..., Tensor]
 LENGTH = 100
 THETA = {"rope_theta": 10000.0}
 METHODS = (
-    "ntk", "yarn", "dynamic", *(m for m in RELATIVE if m != "none"), "log_n", "llama3+log_n+softmax_n",
+    "ntk", "yarn", "dynamic", *(m for m in MAPPED if m != "none"), "log_n", "llama3+log_n+softmax_n",
     "rerope:window=12+log_n", "self_extend:window=12:group=4+linear+softmax_n",
 )  # fmt: skip
 SCHEDULES = ("ntk", "yarn", "dynamic")
@@ -146,11 +146,11 @@ LATER = ("glm4_moe", "lfm2", "ministral3", "ernie4_5", "qwen3_5_text", "deepseek
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [(kind, method) for kind in ("llama", "gpt_neox", "glm") for method in RELATIVE]
+    [(kind, method) for kind in ("llama", "gpt_neox", "glm") for method in MAPPED]
     + [
-        pytest.param(kind, method, marks=() if at % len(RELATIVE) == step else pytest.mark.slow)
+        pytest.param(kind, method, marks=() if at % len(MAPPED) == step else pytest.mark.slow)
         for at, kind in enumerate(LATER, 1)
-        for step, method in enumerate(RELATIVE)
+        for step, method in enumerate(MAPPED)
     ],
 )
 def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions
+from posenc.conformance import formulas
 from references import loops
 
 
@@ -24,15 +25,9 @@ def shaw_row(i: int, j: int, left: int, right: int) -> int:
     return clip(j - i, -left, right) + left
 
 
-def code(distance: float, dim: int) -> Tensor:
-    """Transformer-XL's R: all sines, then all cosines."""
-    angles = [distance / 10000 ** (2 * c / dim) for c in range(dim // 2)]
-    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
-
-
 def transformer_xl(q: Tensor, k: Tensor, u: Tensor, v: Tensor, w: Tensor, distance: float) -> float:
     """Dai et al. 2019, section 3.3, terms (a) to (d), before the division by sqrt(d); w is (d, dim)."""
-    key = w @ code(distance, w.shape[1])
+    key = w @ formulas.sinusoidal([distance], w.shape[1], 1e4, layout="concat")[0]  # R: all sines, then all cosines
     return float(q @ k + q @ key + u @ k + v @ key)
 
 
@@ -40,16 +35,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     mean = sum(float(value) for value in x) / len(x)
     variance = sum((float(value) - mean) ** 2 for value in x) / len(x)
     return (x - mean) / math.sqrt(variance + eps) * weight + bias
-
-
-def log_bucket(r: int, buckets: int, most: int) -> int:
-    """DeBERTa v2's bucket of a signed distance."""
-    middle = buckets // 2
-    if abs(r) <= middle:
-        return r
-    # a bucket that mathematically ends at an integer must not end past it by rounding
-    grown = math.log(abs(r) / middle) / math.log((most - 1) / middle) * (middle - 1)
-    return int(math.copysign(math.ceil(grown - 1e-9) + middle, r))
 
 
 def delta(i: int, j: int, span: int) -> int:

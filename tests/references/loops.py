@@ -1,4 +1,4 @@
-"""Attention and position formulas as plain loops over numbers."""
+"""Attention and rotation as plain loops over numbers. Codes, slopes and buckets are in `posenc.conformance.formulas`."""
 
 import math
 from collections.abc import Callable
@@ -60,39 +60,3 @@ def rotate_all(x: Tensor, positions: Tensor, base: float, layout: str, rotary_di
             for h in range(x.shape[1]):
                 out[b, h, n] = rotate(x[b, h, n], float(positions[b, n]), base, layout, rotary_dim)
     return out
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """The recursion of the authors' description: a geometric sequence, interleaved for other than powers of two."""
-    if heads & (heads - 1) == 0:
-        return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
-    lower = 2 ** math.floor(math.log2(heads))
-    return alibi_slopes(lower) + alibi_slopes(2 * lower)[0::2][: heads - lower]
-
-
-def t5_bucket(relative: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
-    """The bucket of key position minus query position."""
-    result = 0
-    if bidirectional:
-        buckets //= 2
-        result = buckets if relative > 0 else 0
-        distance = abs(relative)
-    else:
-        distance = max(-relative, 0)
-    exact = buckets // 2
-    if distance < exact:
-        return result + distance
-    # an edge that is mathematically an integer must not fall below it by rounding
-    grown = math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact)
-    return result + min(exact + math.floor(grown + 1e-9), buckets - 1)
-
-
-def sinusoidal(position: float, dim: int, base: float, layout: str) -> list[float]:
-    """Vaswani et al. 2017, section 3.5."""
-    pairs = [
-        (math.sin(position / base ** (2 * c / dim)), math.cos(position / base ** (2 * c / dim)))
-        for c in range(dim // 2)
-    ]
-    if layout == "interleaved":
-        return [value for pair in pairs for value in pair]
-    return [s for s, _ in pairs] + [c for _, c in pairs]

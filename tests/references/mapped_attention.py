@@ -2,42 +2,30 @@
 complex numbers, at a relative position that is a formula of i and j. Runs inside transformers' own model code."""
 
 import math
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Relative = Callable[[Tensor, Tensor], Tensor]
+from references import maps
 
-RELATIVE: dict[str, Relative] = {
-    "none": lambda i, j: (i - j).double(),
-    "rerope:window=12": lambda i, j: (i - j).clamp(max=12).double(),
-    "leaky_rerope:window=12:factor=5": lambda i, j: torch.where(
-        i - j < 12, (i - j).double(), 12 + (i - j - 12).double() / 5
-    ),
-    "self_extend:window=12:group=4": lambda i, j: torch.where(
-        i - j < 12, (i - j).double(), (i // 4 + 12 - 12 / 4 - j // 4).double()
-    ),
-    "jet_long:window=6:trained=16:groups=9:least=1": lambda i, j: torch.where(
-        i - j < 6, i - j, i // (i // 16 + 1).clamp(max=9) - j // (i // 16 + 1).clamp(max=9)
-    ).double(),
-    "streaming:sinks=3:recent=9": lambda i, j: torch.where(
-        i - j < 9, (i - j).double(), torch.where(j < 3, i.clamp(max=11) - j, torch.inf).double()
-    ),
-    "dual_chunk:chunk=24:local=4": lambda i, j: (
-        torch.where(i // 20 == j // 20, i % 20, torch.where(i // 20 - j // 20 == 1, (i % 20 + 20).clamp(max=24), 24))
-        - j % 20
-    ).double(),
-    "string:shift=20:window=4": lambda i, j: torch.where(i - j < 20, i - j, i - j - 20 + 4).double(),
-    "lampe:window=12:used=40:length=100": lambda i, j: torch.where(
-        i - j < 12, i - j, i * 40 // 99 - j * 40 // 99 + 12 - 1 - 12 * 40 // 99
-    ).double(),
-    "lm_infinite:sinks=3:window=20": lambda i, j: torch.where(
-        i - j < 20, (i - j).double(), torch.where(j < 3, 20.0, torch.inf).double()
-    ),
-}
-"""Method -> relative position of a query at i and a key at j; infinite where the key is hidden."""
+MAPPED = (
+    "none", "rerope:window=12", "leaky_rerope:window=12:factor=5", "self_extend:window=12:group=4",
+    "jet_long:window=6:trained=16:groups=9:least=1", "streaming:sinks=3:recent=9", "dual_chunk:chunk=24:local=4",
+    "string:shift=20:window=4", "lampe:window=12:used=40:length=100", "lm_infinite:sinks=3:window=20",
+)  # fmt: skip
+
+
+@cache
+def relative(method: str, queries: int, keys: int) -> Tensor:
+    """The relative positions of queries and keys at 0, 1, .. under a map of `references.maps`; infinite where a key is
+    hidden."""
+    name, *options = method.split(":")
+    given = {key: int(value) for key, value in (option.split("=") for option in options)}
+    rho = getattr(maps, name)(**given) if given else lambda i, j: i - j
+    rows = [[rho(i, j) for j in range(keys)] for i in range(queries)]
+    return torch.tensor([[math.inf if x is None else x for x in row] for row in rows], dtype=torch.float64)
 
 
 class NoRotation(nn.Module):
@@ -67,7 +55,7 @@ def use_mapped_attention(
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
-    relative, width = RELATIVE[method], 2 * len(inv_freq)
+    width = 2 * len(inv_freq)
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor]:
         """The channels that rotate, and the others."""
@@ -85,7 +73,7 @@ def use_mapped_attention(
         groups = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None]
-        where = relative(i, j)
+        where = relative(method, q.shape[2], k.shape[2])
         turn = torch.polar(torch.ones((), dtype=torch.float64), where.nan_to_num(posinf=0.0)[..., None] * inv_freq)
         scores = torch.einsum("bhic,bhjc,ijc->bhij", pairs(q), pairs(k).conj(), turn).real
         scores = (scores + parts(q)[1] @ parts(k)[1].mT) * scaling

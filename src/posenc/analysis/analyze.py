@@ -32,7 +32,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, check_integers, check_sizes, unknown
+from posenc.errors import InputError, as_json, check_integers, check_sizes, described, unknown
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -393,7 +393,7 @@ class Analysis(Finding):
                     "seconds": round(section.seconds, 3),
                     "sentences": section.finding.sentences(),
                     "see": [picture.see for picture in section.pictures],
-                    "numbers": _rounded({k: v for k, v in section.finding.to_dict().items() if k != "sentences"}),
+                    "numbers": as_json({k: v for k, v in section.finding.to_dict().items() if k != "sentences"}, 9),
                 }
                 for section in self.sections
             ],
@@ -467,16 +467,6 @@ def _section(name: str, question: AnalysisQuestion, target: Target) -> AnalysisS
         except Exception as error:
             if not target.runs_user_code:
                 raise
-            message = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"the encoding's code failed: {message}") from error
+            raise InputError(f"the encoding's code failed: {described(error)}") from error
     pictures = tuple(question.pictures(target, finding))
     return AnalysisSection(name, question.title, finding, pictures, time.perf_counter() - started)
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers to nine significant digits."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.9g}") if isinstance(value, float) else value

@@ -5,15 +5,14 @@ A new question is a `Finding`, the function that computes it, its plots, and an 
 line in `analyze.QUESTIONS`. Plots draw into given axes or a new figure, in one style, with one sentence on what to see.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from posenc.errors import InputError
+from posenc.errors import InputError, as_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -34,7 +33,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Every number as JSON can represent it, with the sentences; infinite and undefined numbers are null."""
-        numbers: dict[str, Any] = _as_json(self)
+        numbers: dict[str, Any] = as_json(self)
         return numbers | {"sentences": self.sentences()}
 
 
@@ -50,18 +49,6 @@ class Findings(Finding):
 
     def to_dict(self) -> dict[str, Any]:
         return {"findings": [finding.to_dict() for finding in self.findings], "sentences": self.sentences()}
-
-
-def _as_json(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _as_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Tensor):
-        return _as_json(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 PALETTE = ("#3b7dd8", "#e4572e", "#2a9d6f", "#9b5de5", "#d99a00", "#00a6a6", "#c2416c", "#7a8b2e", "#6d6a75")

@@ -154,6 +154,13 @@ class _Index:
             else:
                 total[..., row] += part.sum(-1)
 
+    def collect_sliced(self, part: Tensor, window: slice, total: Tensor) -> None:
+        """Add the gradient of the rows of a window, which a direct index has in order, to that of the table."""
+        count = total.shape[1]
+        if self.flipped:
+            window, part = slice(count - window.stop, count - window.start), part.flip(1)
+        _accumulate(total[:, window], part)
+
 
 # -------------------------------------------------------------------- what FlexAttention reads inside its kernel
 
@@ -415,11 +422,7 @@ class QueryTerm(_ProjectedTerm):
         if self.of_content is not None:
             _accumulate(self.of_content[:, queries], grad @ self.table[:, tile.distances])
         if self.of_table is not None:
-            part = grad.mT @ self.content[:, queries]
-            window, count = tile.distances, self.of_table.shape[1]
-            if self.index.flipped:
-                window, part = slice(count - window.stop, count - window.start), part.flip(1)
-            _accumulate(self.of_table[:, window], part)
+            self.index.collect_sliced(grad.mT @ self.content[:, queries], tile.distances, self.of_table)
 
 
 class KeyTerm(_ProjectedTerm):
@@ -636,13 +639,10 @@ class ValuesTerm(Term):
         if self.of_table is None:
             return
         part = self.binned(weights, tile).mT @ grad
-        if not self.index.direct:
+        if self.index.direct:
+            self.index.collect_sliced(part, tile.distances, self.of_table)
+        else:
             _accumulate(self.of_table, self.index.oriented(part))
-            return
-        window, count = tile.distances, self.of_table.shape[1]
-        if self.index.flipped:
-            window, part = slice(count - window.stop, count - window.start), part.flip(1)
-        _accumulate(self.of_table[:, window], part)
 
     def sliced(self, tile: Tile) -> Tensor:
         return self.table[:, tile.distances] if self.index.direct else self.table

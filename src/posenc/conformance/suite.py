@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posenc.conformance.checks import CHECKS, SLOW
 from posenc.conformance.fixtures import DECODER, CheckFailed, EncodingUnderTest, Make, MakePositions, NotApplicable
-from posenc.errors import on_one_line
+from posenc.errors import described, on_one_line
 
 WORDS = {True: "passed", False: "FAILED", None: "does not apply"}
 
@@ -81,7 +81,7 @@ def run_check(name: str, tested: EncodingUnderTest) -> Outcome:
         return Outcome(name, False, on_one_line(failure), _where(failure.__cause__) if failure.__cause__ else "")
     except Exception as error:
         notes = "; ".join(("", *getattr(error, "__notes__", ())))
-        return Outcome(name, False, f"{type(error).__name__}: {on_one_line(error, 300)}{notes}", _where(error))
+        return Outcome(name, False, f"{described(error, 300)}{notes}", _where(error))
     return Outcome(name, True)
 
 

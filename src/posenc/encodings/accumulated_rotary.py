@@ -28,6 +28,7 @@ class AccumulatedRotary(Encoding):
     """
 
     shift_invariant = True
+    isometric = True
     head_dim: int
     dim: int
     num_heads: int
@@ -40,10 +41,6 @@ class AccumulatedRotary(Encoding):
         check_word("layout", self.layout, ("half", "interleaved"))
         self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
         self.pairs: int = self.head_dim // 2
-
-    @property
-    def isometric(self) -> bool:
-        return True
 
     @property
     def planes(self) -> Hashable:

@@ -38,6 +38,8 @@ class LieRE(Encoding):
         r"q_i' = R(i)\, q_i, \quad k_j' = R(j)\, k_j",
         r"R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a^\top = -A_a, \quad i = (x_1, \ldots)",
     )
+    isometric = True
+    zero_is_identity = True
     extrapolates = "partly: holds at larger images"
     use_when = (
         "Take it for images and video where learned rotations may mix several channels; `comrope` needs no matrix "
@@ -70,14 +72,6 @@ class LieRE(Encoding):
         """Make the parameters of `generators`."""
         shape = self.num_layers, self.kv_heads, self.axes, self.blocks
         self.generator = normal_parameter(*shape, self.width, self.width, init_std=self.init_std)
-
-    @property
-    def isometric(self) -> bool:
-        return True
-
-    @property
-    def zero_is_identity(self) -> bool:
-        return True
 
     def generators(self, layer: int) -> Tensor:
         """The skew-symmetric generators, (num_kv_heads, axes, blocks, block, block) in float64."""
@@ -200,6 +194,7 @@ class STRING(AxialRotary):
         r"q_i' = R_i P q_i, \quad k_j' = R_j P k_j",
         r"P = (I - S)(I + S)^{-1}, \quad S^\top = -S",
     )
+    zero_is_identity = False
     extrapolates = "partly: as RoPE on each axis"
     use_when = (
         "Take it in place of `axial_rope`, or of `rope`, where each head should learn the channels that turn together."
@@ -219,10 +214,6 @@ class STRING(AxialRotary):
         self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
         size = self.head_dim, self.head_dim
         self.skew = normal_parameter(self.num_layers, self.kv_heads, *size, init_std=self.init_std)
-
-    @property
-    def zero_is_identity(self) -> bool:
-        return False
 
     def basis(self, layer: int, dtype: torch.dtype) -> Tensor:
         """P, (num_kv_heads, head_dim, head_dim), in float32 or better."""

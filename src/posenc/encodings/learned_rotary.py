@@ -191,6 +191,7 @@ class FoPE(AxesRotary):
         "serves Intern-S1-Pro with it."
     )
     shift_invariant = False
+    isometric = False
     axes = 1
 
     head_dim: int
@@ -231,10 +232,6 @@ class FoPE(AxesRotary):
     def tables(self) -> dict[str, Tensor]:
         curve = frequency_curve(self.head_dim, self.rope_theta)
         return {"frequency": curve[curve >= 2 * math.pi / self.train_length, None]}
-
-    @property
-    def isometric(self) -> bool:
-        return False
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         raise InputError("FoPE does not turn keys by an angle: there is nothing to move")

@@ -320,6 +320,7 @@ class XPos(Rotary):
         r"q_i' = \zeta^{i/S} \odot R_i q_i, \quad k_j' = \zeta^{-j/S} \odot R_j k_j",
         r"\zeta_c = \frac{2c/d + \gamma}{1 + \gamma}, \quad \theta_c = b^{-2c/d}",
     )
+    isometric = False
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
     use_when = (
         "Take it in a causal model for texts longer than in training; `alibi` fades with the distance, too, and "
@@ -336,10 +337,6 @@ class XPos(Rotary):
     def setup(self) -> None:
         check_positive(gamma=self.gamma, scale_base=self.scale_base)
         super().setup()
-
-    @property
-    def isometric(self) -> bool:
-        return False
 
     def tables(self) -> dict[str, Tensor]:
         tables = super().tables()

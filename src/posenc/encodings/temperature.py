@@ -75,6 +75,7 @@ class LogN(QueryScale):
         r"n_i = \text{keys that the query sees}",
     )
     shift_invariant = True
+    sees_order = False
     extrapolates = "yes: entropy stays level"
     use_when = "Add it to any encoding for texts longer than train_length; `temperature` is one factor for all lengths."
 
@@ -83,10 +84,6 @@ class LogN(QueryScale):
 
     def setup(self) -> None:
         check_integers(2, train_length=self.train_length)  # the logarithm of 1 is 0
-
-    @property
-    def sees_order(self) -> bool:
-        return False
 
     def factor(self, positions: Positions) -> Tensor:
         factor = exact(positions.visible_counts()).clamp(min=1).log() / math.log(self.train_length)
@@ -106,6 +103,7 @@ class Temperature(QueryScale):
     papers: ClassVar[tuple[str, ...]] = ("peng2024yarn", "gelberg2025extending")
     formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \beta\, \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
+    sees_order = False
     extrapolates = "partly: keeps a longer text's attention from thinning out"
     use_when = (
         "Add it to a pretrained model that is extended, as YaRN and DroPE do; `log_n` depends on the number of keys."
@@ -115,10 +113,6 @@ class Temperature(QueryScale):
 
     def setup(self) -> None:
         check_positive(beta=self.beta)
-
-    @property
-    def sees_order(self) -> bool:
-        return False
 
     def factor(self, positions: Positions) -> Tensor:
         return torch.full((1, 1), self.beta, dtype=torch.float64, device=positions.q.device)

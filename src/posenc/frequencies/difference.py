@@ -2,13 +2,14 @@
 """Compare two schedules pair by pair: wavelengths, stretch, and phase differences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
+from posenc.errors import as_json
 from posenc.frequencies.schedules import Frequencies, check_length, rope_frequencies, stretch, wavelengths
 
 SAME = 1e-12
@@ -90,7 +91,7 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON; infinite numbers are null."""
         fields = asdict(self) | {"largest_phase": {"pair": self.largest.pair, "radians": self.largest.phase}}
-        return _finite(fields | {"equal": self.equal, "sentences": self.sentences()})
+        return as_json(fields | {"equal": self.equal, "sentences": self.sentences()})
 
     def _meaning(self) -> list[str]:
         """From which distance on weights trained under one schedule read other angles under the other."""
@@ -178,11 +179,3 @@ def _ranges(numbers: Sequence[int]) -> str:
     starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
     ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
     return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.encodings.patterns import read
-from posenc.errors import InputError, check_fields
+from posenc.errors import InputError, check_fields, check_value
 from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
 from posenc.positions import Positions
@@ -388,14 +388,21 @@ class OverLengths(Experiment):
     num_layers: int
     num_heads: int
     head_dim: int | None
+    trained_at = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for factor in self.factors:
+            check_value("factors", factor, int)
+        if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
+            raise InputError(f"factors={' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
 
     @property
     def conditions(self) -> tuple[int, ...]:
         return self.factors
 
-    @property
-    def trained_at(self) -> int:
-        return 1
+    def example(self, condition: int) -> Tensor:
+        return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     def make_model(self, encoding: Encoding) -> Transformer:
         config = TransformerConfig(self.rows, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5, Rotary
-from posenc.errors import InputError, check_value
+from posenc.errors import InputError
 from posenc.functional import t5_bucket
 from posenc.lab.data import (
     DATA_TOKENS,
@@ -78,10 +78,6 @@ class Settings(OverLengths):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for factor in self.factors:
-            check_value("factors", factor, int)
-        if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
-            raise InputError(f"factors={' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
         if not 1 <= self.targets <= self.length:
             raise InputError(f"targets={self.targets}: must lie between 1 and length={self.length}")
         bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
@@ -152,9 +148,6 @@ class Settings(OverLengths):
                 f"packed=True: no document of {corpus.name} has two {self.unit}s, so there is nothing to predict; "
                 "packed=False joins documents"
             )
-
-    def example(self, condition: int) -> Tensor:
-        return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     def draw(self, part: Text | Tensor, generator: torch.Generator) -> TextBatch:
         return draw(part, self, generator)

@@ -171,16 +171,9 @@ class Positions:
         """
         valid = as_mask("attention_mask", attention_mask)
         check_flags(causal=causal)
-        keys = valid.shape[1]
-        queries = keys if num_queries is None else num_queries
-        check_integers(1, keys, num_queries=queries)
-        k = (valid.long().cumsum(1) - 1).clamp(min=0)
-        order = torch.arange(keys, device=k.device)[None]
-        first = keys - queries
-        q, q_order, q_valid = (k, order, valid) if first == 0 else (x[:, first:] for x in (k, order, valid))
-        return cls(
-            q=q, k=k, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid
-        ).with_known(diagonal=first, span=(1 - keys, keys - 1))  # fmt: skip
+        last = valid.shape[1] - 1
+        ids = (valid.long().cumsum(1) - 1).clamp(min=0)
+        return cls._of_tokens(ids, num_queries, causal, valid, span=(-last, last))
 
     @classmethod
     def packed(
@@ -202,13 +195,9 @@ class Positions:
         """
         check_flags(causal=causal)
         documents = documents_of(lengths, cu_seqlens, document_ids, device)
-        ids, order = index_in_document(documents), torch.arange(documents.shape[1], device=documents.device)[None]
         padded = torch.compiler.is_compiling() or int(documents.min()) < 0
         valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
-        return cls(
-            q=ids, k=ids, q_order=order, k_order=order, causal=causal, valid=valid, q_valid=valid,
-            q_document=documents, k_document=documents,
-        ).with_known(diagonal=0, span=(-last, last))  # fmt: skip
+        return cls._of_tokens(index_in_document(documents), None, causal, valid, documents, span=(-last, last))
 
     @classmethod
     def prefix_lm(
@@ -276,11 +265,7 @@ class Positions:
             valid = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         elif len(images) > 1:
             documents = torch.repeat_interleave(torch.arange(len(rows), device=ids.device), lengths)[None]
-        order = torch.arange(ids.shape[1], device=ids.device)[None]
-        return cls(
-            q=ids, k=ids, q_order=order, k_order=order, valid=valid, q_valid=valid, q_document=documents,
-            k_document=documents, images=tuple(images),
-        ).with_known(diagonal=0)  # fmt: skip
+        return cls._of_tokens(ids, None, False, valid, documents, images=tuple(images))
 
     @classmethod
     def multimodal(
@@ -326,11 +311,24 @@ class Positions:
             tokens, create_rule(rule, options), image_token_id, video_token_id, image_grid_thw, video_grid_thw,
             spatial_merge_size, second_per_grid_ts, attention_mask, document_ids, device,
         )  # fmt: skip
+        return cls._of_tokens(ids, num_queries, causal, valid, documents)
+
+    @classmethod
+    def _of_tokens(
+        cls,
+        ids: Tensor,
+        num_queries: int | None,
+        causal: bool,
+        valid: Tensor | None,
+        documents: Tensor | None = None,
+        images: tuple[tuple[int, ...], ...] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> "Positions":
+        """Tokens at ids, in their order; the queries are the last of them. num_queries None: all."""
         keys = ids.shape[1]
         queries = keys if num_queries is None else num_queries
         check_integers(1, keys, num_queries=queries)
-        order = torch.arange(keys, device=ids.device)[None]
-        first = keys - queries
+        order, first = torch.arange(keys, device=ids.device)[None], keys - queries
         q, q_order, q_valid, q_document = (
             x if x is None or first == 0 else x[:, first:] for x in (ids, order, valid, documents)
         )
@@ -338,8 +336,8 @@ class Positions:
         assert q_order is not None
         return cls(
             q=q, k=ids, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid,
-            q_document=q_document, k_document=documents,
-        ).with_known(diagonal=first)  # fmt: skip
+            q_document=q_document, k_document=documents, images=images,
+        ).with_known(diagonal=first, span=span)  # fmt: skip
 
     @classmethod
     def mixed(

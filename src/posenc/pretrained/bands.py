@@ -70,14 +70,11 @@ class QueryChannels(Encoding):
     """Queries times (heads, head_dim) factors; those of a pair are equal, so that it may be rotated before or after."""
 
     shift_invariant = True
+    sees_order = False
 
     def __init__(self, factors: Tensor) -> None:
         super().__init__()
         self.register_buffer("factors", factors, persistent=False)
-
-    @property
-    def sees_order(self) -> bool:
-        return False
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         factors: Any = self.factors

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, on_one_line
+from posenc.errors import InputError, described, on_one_line
 
 __all__ = ["ConfigFile", "read_config"]
 
@@ -49,7 +49,7 @@ class ConfigFile:
         try:
             return CONFIG_MAPPING[self.model_type](**fields)
         except Exception as error:  # transformers raises errors of many types here
-            raise InputError(f"transformers refuses it: {type(error).__name__}: {on_one_line(error)}") from error
+            raise InputError(f"transformers refuses it: {described(error)}") from error
 
     @cached_property
     def head_dim(self) -> int:

@@ -335,14 +335,44 @@ def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
     return get_peft_model(structure.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
 
 
-class Checkpoint:
+class StateFile:
+    """The state of a run in a file, for the same run to go on from. identity: a hash of what makes it the same."""
+
+    REMEDY = "name another folder, or delete it to begin anew"
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path, self.identity = path, identity
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write it, atomically."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        torch.save(state | {"identity": self.identity}, temporary)
+        os.replace(temporary, self.path)
+
+    def load(self) -> dict[str, Any] | None:
+        """The state; None: there is no file.
+
+        Raises:
+            InputError: it is of another run.
+        """
+        if not self.path.exists():
+            return None
+        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        if state["identity"] != self.identity:
+            raise InputError(
+                f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, {self.REMEDY}"
+            )
+        return state
+
+
+class Checkpoint(StateFile):
     """A training in a folder, finetuning.pt. minutes: between two writes. texts, settings: from `prepared`."""
 
     def __init__(
         self, folder: str | Path, minutes: float, model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
     ):
-        self.path: Path = Path(folder) / "finetuning.pt"
-        self.identity: str = identity(model, texts, settings)
+        super().__init__(Path(folder) / "finetuning.pt", identity(model, texts, settings))
         self.steps: int = settings["steps"]
         self.every, self.written = 60 * minutes, time.perf_counter()
 
@@ -358,21 +388,18 @@ class Checkpoint:
     ) -> None:
         """Write the state after a step, atomically."""
         device = trained[0].device
-        state = {
-            "identity": self.identity, "losses": losses, "weights": [weight.detach() for weight in trained],
-            "optimizer": optimizer.state_dict(), "windows": generator.get_state(), "random": torch.get_rng_state(),
+        self.save({
+            "losses": losses, "weights": [weight.detach() for weight in trained], "optimizer": optimizer.state_dict(),
+            "windows": generator.get_state(), "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        }  # fmt: skip
-        temporary = self.path.with_suffix(".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, self.path)
+        })  # fmt: skip
         self.written = time.perf_counter()
 
     def check(self) -> None:
         """Raises:
         InputError: a checkpoint of another training, or of more steps."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._load()
+        self.load()
 
     def read(
         self, trained: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator
@@ -385,7 +412,7 @@ class Checkpoint:
         Raises:
             InputError: as `check`.
         """
-        state = self._load()
+        state = self.load()
         if state is None:
             return []
         for weight, stored in zip(trained, state["weights"], strict=True):
@@ -404,20 +431,12 @@ class Checkpoint:
         with suppress(OSError):
             self.path.parent.rmdir()
 
-    def _load(self) -> dict[str, Any] | None:
-        """The state; None: there is no file."""
-        if not self.path.exists():
-            return None
-        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
-        remedy = "name another folder, or delete it to begin anew"
-        if state["identity"] != self.identity:
-            raise InputError(
-                f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, {remedy}"
-            )
-        if len(state["losses"]) > self.steps:
+    def load(self) -> dict[str, Any] | None:
+        state = super().load()
+        if state is not None and len(state["losses"]) > self.steps:
             raise InputError(
                 f"steps={self.steps}: checkpoint={str(self.path)!r} has {len(state['losses'])} already; give as many or "
-                f"more, {remedy}"
+                f"more, {self.REMEDY}"
             )
         return state
 

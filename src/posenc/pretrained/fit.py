@@ -2,7 +2,6 @@
 """Learn how much slower each pair of channels turns, on a text, with all weights of the model frozen: `extend(model, "fit")`."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from posenc.errors import InputError, check_integers, check_numbers, check_posit
 from posenc.functional import cos_sin
 from posenc.pretrained.attach import Attachment, RotaryModule
 from posenc.pretrained.changes import Change, ChangeReport
-from posenc.pretrained.finetune import identity, token_rows
+from posenc.pretrained.finetune import StateFile, identity, token_rows
 from posenc.pretrained.inference import check_tokens, evaluating
 from posenc.tasks import create
 
@@ -159,26 +158,34 @@ class Fit:
                 for each in exchange:
                     each.swap()
         stretch, factor = module.result()
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_SETTINGS}
         return Fitting(
             start.report.method,
             tuple(losses),
             start.report.stretch,
             stretch,
             factor,
-            settings,
+            self.settings,
             time.perf_counter() - began,
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the result, beside the text."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_SETTINGS}
+
+    def _store(self, folder: Path, windows: "Windows") -> StateFile:
+        of = identity(windows.model, windows.rows, self.settings | {"target": windows.target})
+        return StateFile(folder / "fit.pt", of)
 
     def _search(self, module: "FittedRotary", windows: "Windows") -> list[tuple[int, float]]:
         """Search; the module then has the best that was found."""
         generator = torch.Generator().manual_seed(self.seed)
-        store = None if self.checkpoint is None else FitStore(Path(self.checkpoint), windows)
+        store = None if self.checkpoint is None else self._store(Path(self.checkpoint), windows)
         search = (Gradient if self.search == "gradient" else Evolution)(self, module, windows, generator)
         every, steps = EVERY[self.search], self.steps or STEPS[self.search]
         best = module.values()
         losses: list[tuple[int, float]] = []
-        done, state = 0, None if store is None else store.read()
+        done, state = 0, None if store is None else store.load()
         if state is not None:
             done, losses, best = state["done"], state["losses"], state["best"].to(best)
             generator.set_state(state["generator"])
@@ -198,7 +205,7 @@ class Fit:
                         self.progress(done, steps, loss)
                     if store is not None:
                         found = {"done": done, "losses": losses, "best": best, "search": search.state()}
-                        store.write(found | {"generator": generator.get_state()})
+                        store.save(found | {"generator": generator.get_state()})
                 stale = len(losses) - 1 - min(range(len(losses)), key=lambda i: losses[i][1])
                 if done == steps or stale >= self.patience:
                     break
@@ -430,40 +437,6 @@ class Evolution:
     def load(self, state: dict[str, Any]) -> None:
         self.population, self.scores = state["population"].to(self.population), state["scores"]
         self.module.assign(state["values"])
-
-
-class FitStore:
-    """A search in a folder, fit.pt, written whole after each reading of the held-out text."""
-
-    def __init__(self, folder: Path, windows: Windows) -> None:
-        fit = windows.fit
-        settings = {f.name: getattr(fit, f.name) for f in fields(fit) if f.name not in NOT_SETTINGS}
-        self.path, self.identity = (
-            folder / "fit.pt",
-            identity(windows.model, windows.rows, settings | {"target": windows.target}),
-        )
-
-    def read(self) -> dict[str, Any] | None:
-        """The state; None: there is no file.
-
-        Raises:
-            InputError: it is of another fit.
-        """
-        if not self.path.exists():
-            return None
-        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
-        if state["identity"] != self.identity:
-            raise InputError(
-                f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, name another "
-                "folder, or delete it to begin anew"
-            )
-        return state
-
-    def write(self, state: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        torch.save(state | {"identity": self.identity}, temporary)
-        os.replace(temporary, self.path)
 
 
 @contextmanager

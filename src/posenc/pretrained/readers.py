@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError, check_integers, on_one_line, unknown
+from posenc.errors import InputError, check_integers, described, unknown
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.programs import ALL, LLAMA_CPP, PROGRAMS, TOLERANCE, TRANSFORMERS, Reading
@@ -148,7 +148,7 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         except InputError as error:
             refused.append(ProgramRefusal(program, str(error).removeprefix(f"{config.name}: ")))
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            refused.append(ProgramRefusal(program, f"it fails: {type(error).__name__}: {on_one_line(error)}"))
+            refused.append(ProgramRefusal(program, f"it fails: {described(error)}"))
     if not readings:
         if config.model_type not in FAMILIES:
             raise unknown("model type", config.model_type, FAMILIES, 0.7)

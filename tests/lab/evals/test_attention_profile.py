@@ -20,7 +20,7 @@ from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
 from posenc.tasks import Sample
 from references import smollm2
-from references.mapped_attention import RELATIVE, use_mapped_attention
+from references.mapped_attention import MAPPED, use_mapped_attention
 from references.small_models import TRAINED, one_in_three, small_model, tokens
 
 LENGTH, FIRST, SINKS = 90, 20, 3
@@ -141,7 +141,7 @@ def by_brute_force(model: Any, method: str, n: float, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "glm"])
-@pytest.mark.parametrize("method", [method for method in RELATIVE if method != "none"])
+@pytest.mark.parametrize("method", [method for method in MAPPED if method != "none"])
 def test_extended_models_are_measured_as_they_attend(kind: str, method: str) -> None:
     """Branches under one softmax, log-n and another denominator, in float64."""
     model, ids = small_model(kind).double(), tokens(2, LENGTH)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import on_one_line
+from posenc.errors import described
 
 MODES = ("forward", "train", "decode")
 """One pass without gradients; one with, forward and backward; one new token against `length - 1` earlier ones."""
@@ -127,8 +127,7 @@ def load(package: str, module: str = "", file: str = "") -> Any:
     try:
         return single_file(root, file) if file else importlib.import_module(module or root)
     except Exception as error:
-        reason = f"{type(error).__name__}: {on_one_line(error, 120)}"
-        raise Missing(f"cannot be imported ({reason}): {remedy}") from None
+        raise Missing(f"cannot be imported ({described(error, 120)}): {remedy}") from None
 
 
 def single_file(package: str, path: str) -> SimpleNamespace:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import torch
 
-from posenc.errors import InputError, on_one_line
+from posenc.errors import InputError, described
 from posenc.lab.bench.case import DTYPES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
 from posenc.lab.bench.cases import CASES
 from posenc.lab.machine import cores, die_with_parent, free_bytes, keep_freed_memory, measurable, peak
@@ -190,11 +190,7 @@ def _run(sending: Connection, function: Callable[..., Any], args: Sequence[objec
     try:
         sending.send(("result", function(*args, lambda name: sending.send(("next", name)))))
     except Exception as error:
-        sending.send(("error", described(error)))
-
-
-def described(error: Exception) -> str:
-    return f"{type(error).__name__}: {on_one_line(error, 200)}"
+        sending.send(("error", described(error, 200)))
 
 
 # -------------------------------------------------------------------- in that process
@@ -215,7 +211,7 @@ def _row(name: str, make: Callable[[], Row]) -> Row:
     except Refusal as refusal:
         return Row(name, LEFT_OUT, str(refusal))
     except Exception as error:
-        return Row(name, FAILED, described(error))
+        return Row(name, FAILED, described(error, 200))
 
 
 def memory_row(trial: Trial, settings: BenchSettings, name: str, announce: Announce) -> Row:

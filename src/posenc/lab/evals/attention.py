@@ -10,7 +10,6 @@ profile.sink                        # a tensor (layers, heads)
 profile.retrieving()                # the heads that attend to the answer
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import SoftCap, sum_by_rows
-from posenc.errors import InputError
+from posenc.errors import InputError, as_json
 from posenc.frequencies import create, wavelengths
 from posenc.functional import Layout
 from posenc.positions import Positions
@@ -172,25 +171,7 @@ class AttentionProfile:
         }
         changed = {"by_distance": self.by_distance.mean(1), "needle": needle, "turning": turning}
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            key: _plain(value)
-            for key, value in (values | changed | {"unfinished_share": self.unfinished_share}).items()
-        }
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it, floats to five digits, None if infinite."""
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, LayerKind):
-        return vars(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value
+        return as_json(values | changed | {"unfinished_share": self.unfinished_share}, 5)
 
 
 NAME = "posenc_observed"

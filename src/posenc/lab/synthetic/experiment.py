@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_value
+from posenc.errors import InputError
 from posenc.lab.data.text import IGNORED
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
@@ -132,10 +132,6 @@ class Synthetic(OverLengths):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for factor in self.factors:
-            check_value("factors", factor, int)
-        if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
-            raise InputError(f"factors={' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
         if self.length < self.shortest or (self.length - self.shortest) % self.stride:
             steps = f" in steps of {self.stride}" if self.stride > 1 else ""
             raise InputError(f"length={self.length}: the lengths of task {self.name} start at {self.shortest}{steps}")
@@ -203,9 +199,6 @@ class Synthetic(OverLengths):
             raise InputError(
                 f"length={self.length}: the sequences were generated for other settings; load them for these"
             )
-
-    def example(self, condition: int) -> Tensor:
-        return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     def draw(self, part: object, generator: torch.Generator) -> SequenceBatch:
         lengths = range(self.shortest, self.length + 1, self.stride)

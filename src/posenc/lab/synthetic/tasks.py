@@ -13,12 +13,21 @@ from posenc.lab.synthetic.experiment import IGNORED, SequenceBatch, Synthetic, a
 __all__ = ["TASKS"]
 
 
-class Rewriting(Synthetic):
-    """Symbols, a separator, and the same symbols in another order."""
+class OfSymbols(Synthetic):
+    """Symbols, and signs that are none, such as a separator."""
+
+    signs = 1
 
     @property
     def vocabulary(self) -> int:
-        return self.symbols + 1
+        return self.symbols + self.signs
+
+    def tokens_in(self, length: int) -> int:
+        return length
+
+
+class Rewriting(OfSymbols):
+    """Symbols, a separator, and the same symbols in another order."""
 
     def tokens_in(self, length: int) -> int:
         return 2 * length
@@ -74,7 +83,7 @@ class Sort(Rewriting):
 
 
 @dataclass(frozen=True)
-class Addition(Synthetic):
+class Addition(OfSymbols):
     """The sum of two numbers of as many digits, the least significant digit first; the sum has one digit more.
 
     Source: Kazemnejad et al. 2023; the order of the digits is that of binary addition in Deletang et al. 2023, "Neural Networks
@@ -87,10 +96,7 @@ class Addition(Synthetic):
 
     name = "addition"
     counted = "digit"
-
-    @property
-    def vocabulary(self) -> int:
-        return self.symbols + 2
+    signs = 2
 
     def tokens_in(self, length: int) -> int:
         return 3 * length + 2
@@ -111,7 +117,7 @@ def added(a: Tensor, b: Tensor, base: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Recall(Synthetic):
+class Recall(OfSymbols):
     """Pairs of a key and a value, then each of the keys once more between blanks: at each, its value is asked for. An eighth of
     the length is pairs.
 
@@ -144,9 +150,6 @@ class Recall(Synthetic):
     def vocabulary(self) -> int:
         return 2 * self.symbols + 1
 
-    def tokens_in(self, length: int) -> int:
-        return length
-
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
         pairs, blank = self.pairs(length), 2 * self.symbols
         keys, values = (
@@ -163,7 +166,7 @@ class Recall(Synthetic):
 
 
 @dataclass(frozen=True)
-class Induction(Synthetic):
+class Induction(OfSymbols):
     """A mark stands once among random symbols and again at the end: which symbol followed it?
 
     Source: the induction heads task of Fu et al. 2023, "Hungry Hungry Hippos", and Gu & Dao 2023, "Mamba".
@@ -176,13 +179,6 @@ class Induction(Synthetic):
     name = "induction"
     shortest = 3
 
-    @property
-    def vocabulary(self) -> int:
-        return self.symbols + 1
-
-    def tokens_in(self, length: int) -> int:
-        return length
-
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
         inputs = torch.randint(self.symbols, (n, length), generator=generator)
         at = torch.randint(length - 2, (n, 1), generator=generator)
@@ -192,12 +188,8 @@ class Induction(Synthetic):
         return answered(inputs, answer)
 
 
-class Question(Synthetic):
+class Question(OfSymbols):
     """Symbols and a mark that asks for one answer about all of them."""
-
-    @property
-    def vocabulary(self) -> int:
-        return self.symbols + 1
 
     def tokens_in(self, length: int) -> int:
         return length + 1
@@ -245,7 +237,7 @@ class Parity(Question):
 
 
 @dataclass(frozen=True)
-class Modular(Synthetic):
+class Modular(OfSymbols):
     """The value modulo a number of an expression such as 1 + 2 * 3 - 4, products first.
 
     Source: modular arithmetic without brackets of Deletang et al. 2023. symbols is the modulus.
@@ -256,10 +248,7 @@ class Modular(Synthetic):
 
     name = "modular"
     counted = "number"
-
-    @property
-    def vocabulary(self) -> int:
-        return self.symbols + 4
+    signs = 4
 
     def tokens_in(self, length: int) -> int:
         return 2 * length
@@ -283,7 +272,7 @@ def valued(numbers: Tensor, operators: Tensor, modulus: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Dyck(Synthetic):
+class Dyck(OfSymbols):
     """Brackets of several kinds, opened and closed at random and nested up to eight deep: at every token, which kind would have
     to be closed next, or none?
 
@@ -301,9 +290,6 @@ class Dyck(Synthetic):
     @property
     def vocabulary(self) -> int:
         return 2 * self.symbols + 1
-
-    def tokens_in(self, length: int) -> int:
-        return length
 
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
         kinds = torch.randint(self.symbols, (length, n), generator=generator)

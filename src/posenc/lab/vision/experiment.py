@@ -60,6 +60,7 @@ class ImageSettings(Experiment):
     criterion = Criterion(ACCURACY, undertrained=0.2, points="sizes", condition="size", size="size")
     tokens_by = "image_size"
     conditions_by = "test_sizes"
+    unit = "pixel"
     LEAST = {"image_size": 1, "patch_size": 1, **Experiment.LEAST, "images": 2, "channels": 1, "num_classes": 2}
     MOST = {"image_size": 2**12, "patch_size": 2**12, **Experiment.MOST, "images": 10**6}
 
@@ -93,10 +94,6 @@ class ImageSettings(Experiment):
     @property
     def examples(self) -> int:
         return self.images
-
-    @property
-    def unit(self) -> str:
-        return "pixel"
 
     def tokens_at(self, condition: int) -> int:
         return self.side_at(condition) ** 2
