@@ -14,7 +14,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ NUMBERS = Path(__file__).with_suffix(".json")
 TIMED, TOKENS, REPEATS = (128, 512, 2048), 2048, 3
 PASSAGES, NEAR = 500, 16
 COMPARED = ("gru", "rope", "none")
-RATES = {"gru": 1.0, "gru, rates / 3": 1 / 3, "gru, rates x 3": 3.0}
 
 
 class GRU(nn.Module):
@@ -78,15 +78,10 @@ class Recurrent(Settings):
 
 
 def run_of(name: str, seed: int, corpus: Corpus) -> Run:
-    """The run of "none", "rope" or one of the GRUs."""
-    if name not in RATES:
-        return Run.of(name, seed, Settings(), corpus.digest)
-    s, factor = Recurrent(), RATES[name]
-    s = replace(
-        s, learning_rate=s.learning_rate * factor, adamw_learning_rate=s.adamw_learning_rate * factor,
-        position_learning_rate=s.position_learning_rate * factor,
-    )  # fmt: skip
-    return Run.of("none", seed, s, corpus.digest)
+    """The run of "none", "rope" or "gru"."""
+    if name == "gru":
+        return Run.of("none", seed, Recurrent(), corpus.digest)
+    return Run.of(name, seed, Settings(), corpus.digest)
 
 
 @torch.no_grad()
@@ -153,20 +148,22 @@ def measured(run: Run, corpus: Corpus) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Means over seeds, and costs."""
-    lines = [
-        "| | " + " | ".join(f"{n} bytes" for n in (128, 256, 512, 1024)) + f" | shuffled | last {NEAR} |"
-        + "".join(f" step, {n} |" for n in TIMED) + "".join(f" token, {n} |" for n in TIMED),
-    ]  # fmt: skip
-    lines.append("|---|" + "---:|" * (6 + 2 * len(TIMED)))
-    for name, runs in results["models"].items():
-        def mean(part: str, key: str, runs: dict[str, Any] = runs) -> float:
-            return statistics.mean(run[part][key] for run in runs.values())
-
-        cells = [f"{mean('loss', str(n)):.2f}" for n in (128, 256, 512, 1024)]
-        cells += [f"{mean('context', key) - mean('context', 'in order'):+.2f}" for key in ("shuffled", f"last {NEAR}")]
-        cost = results["costs"].get(name)
-        cells += [f"{x:.3g}" for part in cost.values() for x in part.values()] if cost else [""] * 2 * len(TIMED)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lengths = [str(s) for s in (128, 256, 512, 1024)]
+    head = [
+        "",
+        *(f"{n} bytes" for n in lengths),
+        "shuffled",
+        *(f"step, {n}" for n in TIMED),
+        *(f"token, {n}" for n in TIMED),
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for name in COMPARED:
+        runs = list(results["models"][name].values())
+        cells = [f"{statistics.mean(run['loss'][n] for run in runs):.2f}" for n in lengths]
+        rise = statistics.mean(run["context"]["shuffled"] - run["context"]["in order"] for run in runs)
+        cost = results["costs"][name]
+        cells += [f"{rise:+.2f}", *(f"{x:.0f}" for x in cost["step_ms"].values())]
+        lines.append("| " + " | ".join([name, *cells, *(f"{x:.1f}" for x in cost["token_ms"].values())]) + " |")
     return "\n".join(lines)
 
 
@@ -181,18 +178,23 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     corpus, _ = Settings().load("pydoc")
-    results["facts"] = versions() | {"machine": describe(torch.device("cpu")), "threads": 1, "data": corpus.digest, "passages": PASSAGES}
+    results["facts"] = versions() | {
+        "machine": describe(torch.device("cpu")),
+        "threads": 1,
+        "data": corpus.digest,
+        "passages": PASSAGES,
+    }
 
     def save(name: str, found: object) -> None:
         print(name, found, flush=True)
         NUMBERS.write_text(json.dumps(results, indent=1) + "\n")
 
-    for name, seed in [(name, seed) for seed in range(given.seeds) for name in COMPARED] + [(name, 0) for name in RATES]:
+    for seed, name in product(range(given.seeds), COMPARED):
         runs = results["models"].setdefault(name, {})
         if str(seed) not in runs:
             runs[str(seed)] = measured(run_of(name, seed, corpus), corpus)
             save(f"{name} {seed}", runs[str(seed)])
-        if name in COMPARED and name not in results["costs"]:
+        if name not in results["costs"]:
             results["costs"][name] = costs(build(run_of(name, 0, corpus)).eval())
             save(name, results["costs"][name])
 

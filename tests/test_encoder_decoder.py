@@ -119,7 +119,9 @@ def test_an_encoder_and_a_decoder_are_t5():
         for parameter in t5.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))  # T5 starts with tables near zero
         for ours, stack in ((encoder, t5.encoder), (decoder, t5.decoder)):
-            ours.embedding.weight.copy_(t5.shared.weight / 4)  # the host multiplies by the square root of dim, T5 divides logits
+            ours.embedding.weight.copy_(
+                t5.shared.weight / 4
+            )  # the host multiplies by the square root of dim, T5 divides logits
             ours.norm.weight.copy_(stack.final_layer_norm.weight)
             ours.encoding.table.copy_(stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight.T)
             for block, layer in zip(ours.blocks, stack.block, strict=True):
@@ -229,7 +231,10 @@ def test_packed_texts_read_their_own_sources():
     packed = Positions.packed([3, 2])
     memory = decoder.memory(encoder.features(SOURCE[:1], packed), packed)
     together = decoder(TARGET[:1], Positions.packed([2, 2]), memory=memory)
-    for source, target, rows in ((SOURCE[:1, :3], TARGET[:1, :2], slice(2)), (SOURCE[:1, 3:], TARGET[:1, 2:], slice(2, 4))):
+    for source, target, rows in (
+        (SOURCE[:1, :3], TARGET[:1, :2], slice(2)),
+        (SOURCE[:1, 3:], TARGET[:1, 2:], slice(2, 4)),
+    ):
         alone = decoder(target, memory=decoder.memory(encoder.features(source)))
         assert torch.allclose(together[:, rows], alone, atol=1e-10)
 
