@@ -147,7 +147,9 @@ def measured(run: Run, corpus: Corpus) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Means over seeds, and costs."""
+    """Means over the seeds that all have, and costs."""
+    models = results["models"]
+    seeds = sorted(set.intersection(*(set(models[name]) for name in COMPARED)))
     lengths = [str(s) for s in (128, 256, 512, 1024)]
     head = [
         "",
@@ -158,13 +160,13 @@ def table(results: dict[str, Any]) -> str:
     ]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for name in COMPARED:
-        runs = list(results["models"][name].values())
+        runs = [models[name][seed] for seed in seeds]
         cells = [f"{statistics.mean(run['loss'][n] for run in runs):.2f}" for n in lengths]
         rise = statistics.mean(run["context"]["shuffled"] - run["context"]["in order"] for run in runs)
         cost = results["costs"][name]
         cells += [f"{rise:+.2f}", *(f"{x:.0f}" for x in cost["step_ms"].values())]
         lines.append("| " + " | ".join([name, *cells, *(f"{x:.1f}" for x in cost["token_ms"].values())]) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"Seeds: {len(seeds)}."])
 
 
 def main() -> None:

@@ -226,7 +226,7 @@ def test_what_a_cross_encoding_computes():
         assert torch.allclose(got[0], block.out(torch.cat(outs, -1)), atol=1e-6)
 
 
-def test_packed_texts_read_their_own_sources():
+def test_a_packed_text_reads_its_source():
     encoder, decoder = pair("rope", "rope")
     packed = Positions.packed([3, 2])
     memory = decoder.memory(encoder.features(SOURCE[:1], packed), packed)
