@@ -73,6 +73,15 @@ def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_an_encoder_needs_places_to_reverse_and_none_to_sort(capsys):
+    found = example("reverse_and_sort").main(100)
+    assert found["sinusoidal"]["reverse"] > 0.5
+    # any order of a known set is right at one place of eight
+    assert found["none"]["reverse"] == pytest.approx(1 / 8, abs=0.03)
+    assert min(right["sort"] for right in found.values()) > 0.95
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 def test_a_global_pointer_needs_positions_to_pair_starts_with_ends(capsys):
     module = example("global_pointer")
     tokens, spans = module.texts(5000)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small modern Transformer, decoder or encoder, which takes any encoding.
+"""A small Transformer, which takes any encoding: a decoder, an encoder, or a decoder that reads an encoder.
 
-Pre-norm blocks of attention and a gated MLP, one encoding for all of them. `posenc.vision` puts the same blocks on images.
+Blocks of attention and a gated MLP, one encoding for all of them. `posenc.vision` puts the same blocks on images.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
 from posenc.positions import Positions
 
-__all__ = ["Cache", "Transformer", "TransformerConfig"]
+__all__ = ["Cache", "Memory", "Transformer", "TransformerConfig"]
 
 
 class BlockConfig:
@@ -41,6 +42,9 @@ class BlockConfig:
     head_dim: int | None
     mlp_ratio: float
     dropout: float
+    norm: Literal["rms", "layer"]
+    norm_first: bool
+    cross_attention: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -58,6 +62,9 @@ class BlockConfig:
     def width(self) -> int:
         """Channels of one head."""
         return self.dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    def make_norm(self) -> nn.RMSNorm | nn.LayerNorm:
+        return nn.RMSNorm(self.dim) if self.norm == "rms" else nn.LayerNorm(self.dim)
 
     def make_encoding(self, encoding: Encoding | str, **more: Any) -> Encoding:
         """An encoding, unchanged, or one made of its text for a model of this shape. more: further arguments of `create`."""
@@ -82,7 +89,9 @@ class TransformerConfig(BlockConfig):
     vocab_size: tokens. dim: width. num_layers, num_heads. num_kv_heads: fewer than num_heads is grouped-query
     attention; None: as many. head_dim: width of a head; None: dim / num_heads. mlp_ratio: width of the gated MLP over
     dim, as in a two-matrix MLP of the same size. causal: decoder or encoder. tie_weights: one matrix for embedding and
-    output. dropout: on weights and residuals.
+    output. dropout: on weights and residuals. norm: RMSNorm or LayerNorm, before attention and MLP (norm_first), as in most
+    models now, or after their sum with the residual stream, as in Vaswani et al. 2017. cross_attention: each block also
+    reads an encoder, see `Memory`.
     """
 
     vocab_size: int
@@ -95,6 +104,9 @@ class TransformerConfig(BlockConfig):
     causal: bool = True
     tie_weights: bool = True
     dropout: float = 0.0
+    norm: Literal["rms", "layer"] = "rms"
+    norm_first: bool = True
+    cross_attention: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,6 +141,19 @@ class Cache:
             new = tuple(_appended(old, more, positions) for old, more in zip(self.layers[layer], new, strict=True))
         self.layers[layer] = new
         return new
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a decoder's cross-attention reads of an encoder, made once by `Transformer.memory` and passed to each call.
+
+    tokens: keys, not rotated, and values (batch, heads, m, width) of each layer. positions: where they are, and which of them
+    are padding. encoding: what position does between the decoder's queries and these keys.
+    """
+
+    tokens: tuple[tuple[Tensor, Tensor], ...]
+    positions: Positions
+    encoding: Encoding
 
 
 def _appended(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
@@ -169,8 +194,7 @@ class Attention(nn.Module):
         self.out: nn.Linear = nn.Linear(inner, config.dim, bias=False)
 
     def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
-        heads = (-1, self.config.width)
-        q, k, v = (p(x).unflatten(-1, heads).transpose(1, 2) for p in (self.query, self.key, self.value))
+        q, (k, v) = self.heads(self.query, x), self.keys_and_values(x)
         rotated = cache is not None and cache.rotated
         if rotated:
             new = positions.shared(_new_keys, lambda: _new_keys(positions))
@@ -179,9 +203,27 @@ class Attention(nn.Module):
         if cache is not None:
             tokens = cache.append(layer, tokens, positions)
         k, v, *gates = tokens
+        return self._attended(q, k, v, encoding, positions, layer, keys_rotated=rotated, gates=gates)
+
+    def read(self, x: Tensor, memory: Memory, layer: int) -> Tensor:
+        """Cross-attention. The memory's positions are those of `Positions.cross`."""
+        return self._attended(
+            self.heads(self.query, x), *memory.tokens[layer], memory.encoding, memory.positions, layer
+        )
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the tokens x (batch, n, dim): (batch, kv heads, n, width) each."""
+        return self.heads(self.key, x), self.heads(self.value, x)
+
+    def heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
+        return projection(x).unflatten(-1, (-1, self.config.width)).transpose(1, 2)
+
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, positions: Positions, layer: int, **options: Any
+    ) -> Tensor:
+        dropout_p = self.config.dropout if self.training else 0.0
         y = attention(
-            q, k, v, encoding, positions, layer=layer, dropout_p=self.config.dropout if self.training else 0.0,
-            keys_rotated=rotated, gates=gates, backend=self.backend,
+            q, k, v, encoding, positions, layer=layer, dropout_p=dropout_p, backend=self.backend, **options
         )  # fmt: skip
         return self.out(y.transpose(1, 2).flatten(-2))
 
@@ -201,19 +243,34 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Attention, cross-attention if configured, and MLP, each added to the residual stream."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.attention_norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.norm_first = config.norm_first
+        self.attention_norm: nn.Module = config.make_norm()
         self.attention: Attention = Attention(config)
-        self.mlp_norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        if config.cross_attention:
+            self.cross_attention_norm: nn.Module = config.make_norm()
+            self.cross_attention: Attention = Attention(config)
+        self.mlp_norm: nn.Module = config.make_norm()
         self.mlp: MLP = MLP(config)
         self.dropout: nn.Dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), encoding, positions, layer, cache))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+    def forward(
+        self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None,
+        memory: Memory | None = None,
+    ) -> Tensor:  # fmt: skip
+        x = self.add(x, self.attention_norm, self.attention, encoding, positions, layer, cache)
+        if memory is not None:
+            x = self.add(x, self.cross_attention_norm, self.cross_attention.read, memory, layer)
+        return self.add(x, self.mlp_norm, self.mlp)
+
+    def add(self, x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *more: Any, residual: bool = True) -> Tensor:
+        """What part makes of x and more, normalised before or after it is added to x; residual=False: not added."""
+        made = self.dropout(part(norm(x) if self.norm_first else x, *more))
+        made = x + made if residual else made
+        return made if self.norm_first else norm(made)
 
 
 class TransformerBase(nn.Module):
@@ -221,10 +278,10 @@ class TransformerBase(nn.Module):
 
     config: BlockConfig
     blocks: nn.ModuleList
-    norm: nn.RMSNorm
+    norm: nn.Module
     encoding: Encoding
 
-    def reset_blocks(self, encoding: Encoding) -> None:
+    def reset_blocks(self, encoding: Encoding, cross: Encoding | None = None) -> None:
         """Normal weights of variance 1 / fan-in; what writes into the residual stream is damped by its depth, and the
         queries make up for an encoding whose scale is not head_dim^-1/2."""
         for layer, block in enumerate(self.blocks):
@@ -232,7 +289,8 @@ class TransformerBase(nn.Module):
                 if isinstance(module, nn.Linear):
                     damping = (2 * self.config.num_layers) ** -0.5 if name.endswith(("out", "down")) else 1.0
                     if name.endswith("query"):
-                        damping = self.query_damping(encoding, layer)
+                        between = cross if cross is not None and "cross_attention" in name else encoding
+                        damping = self.query_damping(between, layer)
                     nn.init.normal_(module.weight, std=damping * module.in_features**-0.5)
 
     def query_damping(self, encoding: Encoding, layer: int) -> float:
@@ -241,7 +299,7 @@ class TransformerBase(nn.Module):
         scale = scale_in(encoding, layer, self.config.width)
         return min(1.0, float(self.config.width**-0.5) / scale) if scale > 0 else 1.0
 
-    def read(self, x: Tensor, positions: Positions, cache: Cache | None = None) -> Tensor:
+    def read(self, x: Tensor, positions: Positions, cache: Cache | None = None, memory: Memory | None = None) -> Tensor:
         """Embedded tokens (batch, n, dim) through all blocks and the last norm."""
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
@@ -249,61 +307,110 @@ class TransformerBase(nn.Module):
         positions = positions.with_pass_cache()
         for layer, block in enumerate(self.blocks):
             x = embedded_by(self.encoding, x, positions, layer)
-            x = block(x, self.encoding, positions, layer, cache)
+            x = block(x, self.encoding, positions, layer, cache, memory)
         return self.norm(x)
 
 
 class Transformer(TransformerBase):
     """Tokens (batch, seq) -> logits (batch, seq, vocab_size), under one encoding shared by all layers.
 
-    encoding: an object, or a text as `posenc.create` takes it.
+    encoding: an object, or a text as `posenc.create` takes it. cross: likewise, what position does in cross-attention, of
+    those encodings that act there. Mostly nothing: absolute codes are in the encoder's output already, and T5 and
+    its kin give cross-attention no positions.
+
+    An encoder-decoder is two of these:
+
+        memory = decoder.memory(encoder.features(source))
+        logits = decoder(target, memory=memory)
     """
 
     config: TransformerConfig
 
-    def __init__(self, config: TransformerConfig, encoding: Encoding | str) -> None:
+    def __init__(self, config: TransformerConfig, encoding: Encoding | str, cross: Encoding | str = "none") -> None:
         super().__init__()
         encoding = config.make_encoding(encoding, causal=config.causal)
+        cross = _checked_cross(config.make_encoding(cross, causal=False), config)
         self.config = config
         self.embedding: nn.Embedding = nn.Embedding(config.vocab_size, config.dim)
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.norm: nn.Module = config.make_norm()
         self.head: nn.Linear = nn.Linear(config.dim, config.vocab_size, bias=False)
         for matrix in (self.embedding.weight, self.head.weight):
             nn.init.normal_(matrix, std=config.dim**-0.5)
-        self.reset_blocks(encoding)
+        self.reset_blocks(encoding, cross)
         if config.tie_weights:
             self.head.weight = self.embedding.weight
         # registered last: the model's initial weights do not depend on what the encoding draws
         self.encoding = encoding
+        self.cross: Encoding = cross
 
-    def forward(self, tokens: Tensor, positions: Positions | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Positions | None = None,
+        cache: Cache | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1. A shard: the tokens are those
-        of this process (`Positions.shard`).
+        of this process (`Positions.shard`). memory: of the encoder, for a model with cross-attention.
 
         Raises:
             InputError: tokens that are not (batch, seq), or what the encoding and `attention` refuse.
         """
+        return self.head(self.features(tokens, positions, cache, memory))
+
+    def memory(self, features: Tensor, positions: Positions | None = None) -> Memory:
+        """What cross-attention reads of an encoder's features (batch, m, dim). positions: of its tokens, as the encoder got
+        them; None: 0 .. m-1.
+
+        Raises:
+            InputError: a model without cross-attention, or features that do not fit.
+        """
+        if not self.config.cross_attention:
+            raise InputError("memory() needs cross-attention: TransformerConfig(cross_attention=True)")
+        if features.dim() != 3 or features.shape[2] != self.config.dim:
+            raise InputError(f"features={shown(features)}: pass (batch, m, {self.config.dim}), an encoder's features()")
+        if positions is None:
+            positions = Positions.arange(features.shape[1], device=features.device)
+        require_fit(positions, x=features)
+        if positions.sharding is not None:
+            raise InputError(
+                "positions are a shard: cross-attention reads all of an encoder's tokens, pass those of all"
+            )
+        attentions = [block.cross_attention for block in self.blocks if isinstance(block, Block)]
+        return Memory(tuple(each.keys_and_values(features) for each in attentions), positions, self.cross)
+
+    def features(
+        self,
+        tokens: Tensor,
+        positions: Positions | None = None,
+        cache: Cache | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """What the head reads, (batch, seq, dim), of the same arguments."""
         self._check_tokens(tokens)
         if positions is None:
             positions = Positions.arange(tokens.shape[1], len(cache) if cache else 0, device=tokens.device)
         if cache is not None and positions.sharding is not None:
             raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
+        memory = self._seen_from(positions, memory)
         augment = augmented_by if positions.sharding is None else augment_shard
         positions = augment(self.encoding, positions.with_causal(self.config.causal), len(tokens))
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
         before = {} if cache is None else dict(cache.layers)
         try:
-            return self.head(self.read(x, positions, cache))
+            return self.read(x, positions, cache, memory)
         except Exception:
             if cache is not None:
                 cache.layers = before  # a call that fails has read nothing
             raise
 
     @torch.no_grad()
-    def generate(self, tokens: Tensor, new_tokens: int, attention_mask: Tensor | None = None) -> Tensor:
+    def generate(
+        self, tokens: Tensor, new_tokens: int, attention_mask: Tensor | None = None, memory: Memory | None = None
+    ) -> Tensor:
         """Generate greedily with a cache: (batch, seq) -> (batch, seq + new_tokens). A left-padded batch comes with
-        its (batch, seq) mask of ones and zeros.
+        its (batch, seq) mask of ones and zeros. memory: as in `forward`.
 
         Raises:
             InputError: an encoder, an encoding that needs the full sequence's length, or padding on the right.
@@ -327,10 +434,27 @@ class Transformer(TransformerBase):
         cache, mask, step = Cache(), attention_mask, tokens
         for _ in range(new_tokens):
             positions = None if mask is None else Positions.from_mask(mask, step.shape[1])
-            step = self(step, positions, cache)[:, -1:].argmax(-1)
+            step = self(step, positions, cache, memory)[:, -1:].argmax(-1)
             tokens = torch.cat((tokens, step), 1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
         return tokens
+
+    def _seen_from(self, positions: Positions, memory: Memory | None) -> Memory | None:
+        """The memory with positions of cross-attention, from where the queries are."""
+        if memory is None and not self.config.cross_attention:
+            return None
+        if not isinstance(memory, Memory) or len(memory.tokens) != self.config.num_layers:
+            raise InputError(
+                f"memory={shown(memory)}: this decoder reads an encoder, pass decoder.memory(encoder.features(source))"
+            )
+        if not self.config.cross_attention:
+            raise InputError(
+                "memory: this model has no cross-attention; TransformerConfig(cross_attention=True) has it"
+            )
+        self.cross.share(
+            [(b.cross_attention.query, b.cross_attention.key) for b in self.blocks if isinstance(b, Block)]
+        )
+        return replace(memory, positions=Positions.cross(positions, memory.positions).with_pass_cache())
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
@@ -339,3 +463,16 @@ class Transformer(TransformerBase):
             low, high = (int(limit) for limit in tokens.aminmax())
             if not 0 <= low <= high < self.config.vocab_size:
                 raise InputError(f"tokens from {low} to {high}: must lie between 0 and {self.config.vocab_size - 1}")
+
+
+def _checked_cross(cross: Encoding, config: TransformerConfig) -> Encoding:
+    """Refuse what does not act between two texts."""
+    sites = set(cross.sites())
+    if sites and not config.cross_attention:
+        raise InputError(f"cross={cross.known_as}: needs cross-attention, TransformerConfig(cross_attention=True)")
+    if outside := sites & {"augment", "embed", "gates"}:
+        raise InputError(
+            f"cross={cross.known_as}: acts on a model's input ({', '.join(sorted(outside))}), so make it an encoding of the "
+            "encoder and the decoder; cross-attention takes those of queries, keys, scores and values, such as 'rope'"
+        )
+    return cross

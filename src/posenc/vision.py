@@ -4,6 +4,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ class VisionConfig(BlockConfig):
     """Shape of a `VisionTransformer`.
 
     num_classes: logits. patch_size: pixels of a square patch's side. channels: of the images. dim, num_layers,
-    num_heads, num_kv_heads, head_dim, mlp_ratio, dropout: as in `TransformerConfig`. tubelet_size: frames that a
+    num_heads, num_kv_heads, head_dim, mlp_ratio, dropout, norm, norm_first: as in `TransformerConfig`. tubelet_size: frames that a
     patch of a video spans; None: images. class_token: read the class from a [CLS] token; False: from the mean of
     the patches. registers: further tokens, whose outputs are not used (Darcet et al. 2024).
     """
@@ -40,6 +41,8 @@ class VisionConfig(BlockConfig):
     tubelet_size: int | None = None
     class_token: bool = False
     registers: int = 0
+    norm: Literal["rms", "layer"] = "rms"
+    norm_first: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +78,7 @@ class VisionTransformer(TransformerBase):
         self.embedding: nn.Linear = nn.Linear(math.prod(config.patch_shape) * config.channels, config.dim)
         self.prefix: nn.Parameter = nn.Parameter(torch.empty(config.prefix, config.dim))
         self.blocks: nn.ModuleList = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm: nn.RMSNorm = nn.RMSNorm(config.dim)
+        self.norm: nn.Module = config.make_norm()
         self.head: nn.Linear = nn.Linear(config.dim, config.num_classes)
         for linear in (self.embedding, self.head):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)

@@ -237,11 +237,10 @@ def _walked(model: Transformer, tokens: Tensor) -> dict[str, list[Tensor]]:
             x = encoding.embed(x, positions, layer)
             if layer == 0:
                 streams[kind].append(x)
-            before = x
-            attended = block.attention(block.attention_norm(x), encoding, positions, layer, None)
-            x = attended + x if kind == INTACT else attended
-            computed = block.mlp(block.mlp_norm(x))
-            x = computed + x if kind == INTACT else computed
+            before, residual = x, kind == INTACT
+            attention = block.attention_norm, block.attention
+            x = block.add(x, *attention, encoding, positions, layer, None, residual=residual)
+            x = block.add(x, block.mlp_norm, block.mlp, residual=residual)
             streams[kind].append(x)
             if kind == INTACT:
                 streams[WRITTEN].append(x - before)
