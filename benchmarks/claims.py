@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers of docs/claims.md that have no link: print them.
 
-    python benchmarks/claims.py
+python benchmarks/claims.py
 """
 
 import math
