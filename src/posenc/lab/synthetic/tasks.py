@@ -164,7 +164,7 @@ class Recall(Synthetic):
 
 @dataclass(frozen=True)
 class Induction(Synthetic):
-    """A mark occurs once among random symbols and again at the end: which symbol followed it?
+    """A mark stands once among random symbols and again at the end: which symbol followed it?
 
     Source: the induction heads task of Fu et al. 2023, "Hungry Hungry Hippos", and Gu & Dao 2023, "Mamba".
     """
