@@ -4,7 +4,7 @@
     python benchmarks/longer.py [DIR/results.json NAME]
 
 With arguments, that becomes benchmarks/evaluations/longer_NAME.json first. Every such file gets its tables,
-benchmarks/longer_NAME.md, and a summary between the marks of its name in docs/longer_context.md. NAME is a model's, or as in
+benchmarks/longer_NAME.md, and, where docs/longer_context.md has marks of its name, a summary there. NAME is a model's, or as in
 SmolLM2_RULER its name and what was measured of it. Run from the root of the repository.
 """
 
@@ -162,8 +162,10 @@ def picture(results: Results) -> str:
 
 
 def generated(text: str, name: str, results: Results) -> str:
-    """The document with the summary between the marks of this name."""
+    """The document with the summary between the marks of this name, if it has them."""
     begin, end = BEGIN.format(name=name), END.format(name=name)
+    if begin not in text:
+        return text
     return f"{text[: text.index(begin)]}{begin}\n\n{summary(results)}\n\n{text[text.index(end) :]}"
 
 

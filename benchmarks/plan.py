@@ -200,8 +200,8 @@ def planned(here: dict) -> dict:
     memory = {
         "weights in float32, Muon's and AdamW's states, gradients, over 64 GPUs": states / GPUS,
         "weights of two blocks and the embedding, gathered in bfloat16": 2 * (2 * block + table),
-        f"kept for the backward pass, {local} tokens, nothing recomputed": rope.kept - rope.logits,
-        f"keys and values of {LONG} tokens and the keys once more, rotated, kept in {MODEL.num_layers} layers": (
+        f"stored for the backward pass, {local} tokens, nothing recomputed": rope.kept - rope.logits,
+        f"keys and values of {LONG} tokens and the keys once more, rotated, cached in {MODEL.num_layers} layers": (
             round(gathered * (1 + rotated / 2) * MODEL.num_layers)
         ),
         "logits in float32, their softmax and gradient": 3 * rope.logits,
@@ -293,7 +293,7 @@ def tables(plan: dict, here: dict) -> dict[str, str]:
         for r in here["time"]
     ]
     encodings = [
-        ["encoding", "kept a token, MB (1 B model, counted)", "step over none (small model, 4096 tokens, this CPU)"]
+        ["encoding", "stored per token, MB (1 B model, counted)", "step over none (small model, 4096 tokens, this CPU)"]
     ]
     encodings += [[f"`{n}`", f"{plan['kept'][n] / 1e6:.3f}", f"{here['encodings'][n]:.2f}"] for n in ENCODINGS]
     found = {"memory": memory, "hours": hours, "speed": speed, "checks": checks, "rates": rates, "encodings": encodings}

@@ -21,10 +21,10 @@ TASKS = ("perplexity:protocol=last", "repeated", "copying", "facts", "passkey")
 def table(results: dict) -> str:
     """Markdown: a row for each task, a column for each factor; nats per token, the least is bold, and at that factor the
     difference to what most of the tasks' neighbours choose, the best of the first task, with its 95 % interval."""
-    names = [arm["method"] for arm in results["tasks"][0]["methods"]]
+    names = [method["method"] for method in results["tasks"][0]["methods"]]
     rows = [["task", *(name.removeprefix("ntk:factor=") for name in names)], ["---", *["---:"] * len(names)]]
     for task in results["tasks"]:
-        losses = [arm["by_length"][0]["loss"] for arm in task["methods"]]
+        losses = [method["by_length"][0]["loss"] for method in task["methods"]]
         cells = [f"{loss['mean']:.3f} ± {loss['high'] - loss['mean']:.3f}" for loss in losses]
         stretched = [loss["mean"] for name, loss in zip(names, losses, strict=True) if name.startswith("ntk")]
         best = [loss["mean"] for loss in losses].index(min(stretched))

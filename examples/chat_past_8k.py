@@ -26,9 +26,9 @@ def opening(tokenizer, tokens):
     for door, (depth, key) in KEYS.items():
         text += tokenizer.decode(ids[done : int(depth * len(ids))])
         text, done = f"{text}\n\nThe pass key of the {door} door is {key}.\n\n", int(depth * len(ids))
-    told = f"There are pass keys hidden in this text. Memorize them.\n\n{text}{tokenizer.decode(ids[done:])}"
-    said = {"user": told, "assistant": "I have read the text."}
-    return tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in said.items()], tokenize=False).rstrip()
+    prompt = f"There are pass keys hidden in this text. Memorize them.\n\n{text}{tokenizer.decode(ids[done:])}"
+    chat = {"user": prompt, "assistant": "I have read the text."}
+    return tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in chat.items()], tokenize=False).rstrip()
 
 
 class Chat:
@@ -43,8 +43,8 @@ class Chat:
         """Send a message. The answer is printed while it is generated."""
         turn = self.tokenizer(f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
         ids = torch.cat((self.ids, turn["input_ids"]), 1)
-        told = {"past_key_values": self.cache, "attention_mask": torch.ones_like(ids), "streamer": self.streamer}
-        self.ids = self.model.generate(ids, **told, max_new_tokens=new_tokens, do_sample=False)
+        options = {"past_key_values": self.cache, "attention_mask": torch.ones_like(ids), "streamer": self.streamer}
+        self.ids = self.model.generate(ids, **options, max_new_tokens=new_tokens, do_sample=False)
 
 
 def main(*flags, tokens=12288, methods=("none", "dual_chunk")):

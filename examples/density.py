@@ -19,13 +19,13 @@ KINDS = {"PI": "linear:factor={}", "PI + resonance": "linear:factor={}+resonance
 
 def table(results: dict) -> str:
     """Markdown: a row for each factor; rise of the loss with its 95 % interval, and accuracy, under each kind."""
-    arms = {arm["method"]: arm for arm in results["tasks"][0]["methods"]}
-    accuracy = {name: f"{100 * arm['cells'][0]['accuracy']['mean']:.1f} %" for name, arm in arms.items()}
+    methods = {method["method"]: method for method in results["tasks"][0]["methods"]}
+    accuracy = {name: f"{100 * method['cells'][0]['accuracy']['mean']:.1f} %" for name, method in methods.items()}
     rows = [["stretch", *KINDS], ["---:", *["---:"] * len(KINDS)], ["1", *[f"0 ({accuracy['none']})"] * len(KINDS)]]
     for factor in FACTORS:
         rows.append([f"{factor:g}"])
         for kind in KINDS.values():
-            rise = arms[kind.format(factor)]["by_length"][0]["against_none"]["loss"]
+            rise = methods[kind.format(factor)]["by_length"][0]["against_none"]["loss"]
             rows[-1].append(
                 f"{rise['mean']:+.3f} ± {rise['high'] - rise['mean']:.3f} ({accuracy[kind.format(factor)]})"
             )

@@ -24,13 +24,15 @@ def table(results: dict) -> str:
     for task in results["tasks"]:
         lines += [f"| {task['task']} | {' | '.join(f'{depth:g}' for depth in depths)} | answer's nats, all depths |"]
         lines += [f"| --- |{' ---: |' * (len(depths) + 1)}"]
-        for arm in task["methods"]:
-            cells = [f"{c['mean']:.0%} ({c['low']:.0%}..{c['high']:.0%})" for c in (c["exact"] for c in arm["cells"])]
-            loss, gap = arm["by_length"][0]["loss"], arm["by_length"][0]["against_none"]
-            told = f"{loss['mean']:.2f}"
+        for method in task["methods"]:
+            cells = [
+                f"{c['mean']:.0%} ({c['low']:.0%}..{c['high']:.0%})" for c in (c["exact"] for c in method["cells"])
+            ]
+            loss, gap = method["by_length"][0]["loss"], method["by_length"][0]["against_none"]
+            text = f"{loss['mean']:.2f}"
             if gap:
-                told += f" ({gap['loss']['mean']:+.2f} ± {gap['loss']['high'] - gap['loss']['mean']:.2f})"
-            lines.append(f"| {arm['method']} | {' | '.join(cells)} | {told} |")
+                text += f" ({gap['loss']['mean']:+.2f} ± {gap['loss']['high'] - gap['loss']['mean']:.2f})"
+            lines.append(f"| {method['method']} | {' | '.join(cells)} | {text} |")
         lines.append("")
     return "\n".join(lines).strip()
 

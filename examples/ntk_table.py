@@ -24,8 +24,8 @@ from posenc.lab.statistics import estimate
 S = text.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
 ROPE = Rotary(32)
 SCHEDULES = {"PI": "linear", "NTK-old": "ntk_old", "NTK-fixed": "ntk_fixed", "NTK-mixed": "ntk_mixed"}
-ARMS = {"cut off": ROPE, "direct": ROPE, **{name: ROPE.with_schedule(s, factor=8) for name, s in SCHEDULES.items()}}
-ARMS["ReRoPE"] = Mapped(ROPE, {"name": "rerope", "window": 32})
+VARIANTS = {"cut off": ROPE, "direct": ROPE, **{name: ROPE.with_schedule(s, factor=8) for name, s in SCHEDULES.items()}}
+VARIANTS["ReRoPE"] = Mapped(ROPE, {"name": "rerope", "window": 32})
 TEXTS = {"64 bytes": (64, None), "64, period 16": (64, 16)}
 TEXTS |= {"512 bytes": (512, None), "512, period 16": (512, 16), "512, period 128": (512, 128)}
 
@@ -33,8 +33,8 @@ TEXTS |= {"512 bytes": (512, None), "512, period 16": (512, 16), "512, period 12
 def measure(model: torch.nn.Module, tokens: torch.Tensor, log_n: bool) -> dict:
     """Row of the table -> column -> the share of the last bytes that the model predicts, in each text."""
     found = {}
-    for (name, arm), suffix in product(ARMS.items(), (" + log n",) if log_n else ("", " + log n†")):
-        model.encoding = arm + LogN(64, clip=not log_n) if suffix else arm
+    for (name, variant), suffix in product(VARIANTS.items(), (" + log n",) if log_n else ("", " + log n†")):
+        model.encoding = variant + LogN(64, clip=not log_n) if suffix else variant
         texts = {text: (64 if name == "cut off" else seen, period) for text, (seen, period) in TEXTS.items()}
         found[name + suffix] = {kind: text.accuracy(model, tokens, S, *of).tolist() for kind, of in texts.items()}
     return found
@@ -43,16 +43,16 @@ def measure(model: torch.nn.Module, tokens: torch.Tensor, log_n: bool) -> dict:
 def table(results: dict) -> str:
     """Markdown: accuracies in percent with 95 % intervals, over seeds and texts."""
     rows = [["method", *TEXTS], ["---", *["---:"] * len(TEXTS)]]
-    for row in map("".join, product(ARMS, ("", " + log n†", " + log n"))):
+    for row in map("".join, product(VARIANTS, ("", " + log n†", " + log n"))):
         runs = [run[row] for run in results.values() if row in run]
         found = [estimate(100 * torch.tensor([run[text] for run in runs])) for text in TEXTS if runs]
         rows.append([row, *(f"{e.mean:.1f} ± {e.high - e.mean:.1f}" for e in found)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def main(kept: str = "ntk-table.json", seeds: int = 3) -> None:
-    """Train and measure the models that the file `kept` does not hold yet."""
-    path, corpus = Path(kept), data.load("pydoc")
+def main(stored: str = "ntk-table.json", seeds: int = 3) -> None:
+    """Train and measure the models that the file `stored` lacks."""
+    path, corpus = Path(stored), data.load("pydoc")
     results = json.loads(path.read_text()) if path.exists() else {}
     for seed, host in product(range(int(seeds)), ("rope", "rope+log_n:train_length=64:clip=false")):
         if (name := f"{host}, seed {seed}") not in results:

@@ -18,9 +18,9 @@ MASK = VOCAB  # one more token
 
 def texts(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Texts, and the same with a quarter of the tokens hidden: (count, MOTIF * REPEATS) each."""
-    whole = torch.rand(count, VOCAB).argsort(-1)[:, :MOTIF].repeat(1, REPEATS)
+    full = torch.rand(count, VOCAB).argsort(-1)[:, :MOTIF].repeat(1, REPEATS)
     hidden = F.one_hot(torch.randint(REPEATS, (count, MOTIF)), REPEATS).mT.flatten(1).bool()
-    return whole, whole.masked_fill(hidden, MASK)
+    return full, full.masked_fill(hidden, MASK)
 
 
 def accuracy(encoding: str, steps: int = 120, seed: int = 0) -> float:
@@ -30,16 +30,16 @@ def accuracy(encoding: str, steps: int = 120, seed: int = 0) -> float:
     model = Transformer(config, posenc.create(encoding, dim=64, num_heads=2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
-        whole, masked = texts(32)
+        full, masked = texts(32)
         hidden = masked == MASK
-        loss = F.cross_entropy(model(masked)[hidden], whole[hidden])
+        loss = F.cross_entropy(model(masked)[hidden], full[hidden])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    whole, masked = texts(500)
+    full, masked = texts(500)
     hidden = masked == MASK
     with torch.no_grad():
-        return (model(masked)[hidden].argmax(-1) == whole[hidden]).float().mean().item()
+        return (model(masked)[hidden].argmax(-1) == full[hidden]).float().mean().item()
 
 
 def main(steps: int = 120, seed: int = 0) -> dict[str, float]:

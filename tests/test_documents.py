@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md")), *GUIDES]
 GUIDE = "position_from_scratch"  # test_guide.py runs the snippets that its editions share
-REAL = {"extend"}  # guides that load a real model
+REAL = {"evaluate", "extend", "nbce"}  # pages that load a real model
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", flags=re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# (\w+\.py)\n")
 

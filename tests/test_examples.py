@@ -48,6 +48,11 @@ def test_every_hook_changes_attention(capsys):
     assert len(lines) == 7
 
 
+def test_a_forget_gate_runs_in_attention_and_in_a_model(capsys):
+    example("forget_gate").main()
+    assert capsys.readouterr().out.split("\n")[:2] == ["torch.Size([2, 8, 100, 64])", "torch.Size([1, 5])"]
+
+
 def test_a_new_study_is_resumed(tmp_path, capsys):
     module = example("new_study")
     first, again = module.main(tmp_path), module.main(tmp_path)

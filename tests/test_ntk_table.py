@@ -64,12 +64,12 @@ def test_the_example_trains_what_is_missing_and_shows_a_table(tmp_path, monkeypa
     first = json.loads(path.read_text())
     assert len(first) == 2
     plain, scaled = first.values()
-    assert len(plain) == 2 * len(scaled) == 2 * len(module.ARMS)
+    assert len(plain) == 2 * len(scaled) == 2 * len(module.VARIANTS)
     assert plain["cut off"] == plain["cut off + log n†"], "within the trained length the clipped factor is 1"
     assert all(len(values) == 4 for row in plain.values() for values in row.values())
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in table[2:5]] == ["cut off", "cut off + log n†", "cut off + log n"]
-    assert len(table) == 2 + 3 * len(module.ARMS)
+    assert len(table) == 2 + 3 * len(module.VARIANTS)
     mean = 100 * sum(plain["direct"]["512 bytes"]) / 4
     assert next(row for row in table if row[0] == "direct")[3].startswith(f"{mean:.1f} ± ")
     module.main(str(path), 2)

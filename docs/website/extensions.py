@@ -64,7 +64,7 @@ MAP_PAGES: dict[str, tuple[str, str]] = {
     "rerope": ("ReRoPE", "Take it for any length without training, where content of far tokens matters and their order does not. `leaky_rerope` preserves some of the order."),
     "leaky_rerope": ("Leaky ReRoPE", "Take it where the longest text is known: far tokens stay in order, at smaller steps. `rerope` needs no length."),
     "inverse_leaky": ("Inverse Leaky ReRoPE", "Take it in training on short texts, so that the model reads long ones with plain RoPE, at RoPE's speed."),
-    "self_extend": ("Self-Extend", "Take it without training up to (L - w) G + w tokens, L the trained length: near distances are exact, far ones grouped."),
+    "self_extend": ("Self-Extend", "Take it without training up to (L - w) G + w tokens, L the trained length: short distances are exact, long ones grouped."),
     "jet_long": ("Jet-Long", "Take it where short texts must be read exactly as before: groups grow with the text. `self_extend` has one group size for all texts."),
     "dual_chunk": ("dual chunk attention (ChunkLlama)", "Take it without training, also on models that a frequency schedule has extended. On SmolLM2 it finds a pass key at 1.5 times the trained length."),
     "string": ("STRING", "Take it within the trained length: distances that training met rarely are replaced by shorter ones. It does not extend a model."),

@@ -171,7 +171,7 @@ def beyond(name: str, method: str) -> str:
     head = ("model", "length", "task", f"`{name}`", "truncated input", "unmodified", "group")
     return (
         f"{table(head, rows)}\n\nNats per token, lower is better; the length is that of the text over the trained one; group 1 is the best method and those not distinguished from it. "
-        "[All methods, with intervals](../longer_context.md)."
+        "[All methods, with intervals](../benchmarks/longer_stories15M.md), and [what they show](../longer_context.md)."
     )
 
 

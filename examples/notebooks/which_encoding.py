@@ -64,12 +64,12 @@ print(*results["answer"], sep="\n")
 
 # %%
 _, (left, right) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
-for arm in results["arms"]:
-    lengths, line = [at["length"] for at in arm["lengths"]], "-" if arm["trained"] else ":"
-    left.plot(lengths, [at["loss"]["mean"] for at in arm["lengths"]], line, label=arm["name"])
-    rise = [at["change"]["mean"] for at in arm["lengths"]]
-    around = [at["change"]["high"] - at["change"]["mean"] for at in arm["lengths"]]
-    right.errorbar(lengths, rise, around, linestyle=line, capsize=3, label=arm["name"])
+for variant in results["arms"]:
+    lengths, line = [at["length"] for at in variant["lengths"]], "-" if variant["trained"] else ":"
+    left.plot(lengths, [at["loss"]["mean"] for at in variant["lengths"]], line, label=variant["name"])
+    rise = [at["change"]["mean"] for at in variant["lengths"]]
+    around = [at["change"]["high"] - at["change"]["mean"] for at in variant["lengths"]]
+    right.errorbar(lengths, rise, around, linestyle=line, capsize=3, label=variant["name"])
 for ax, what in ((left, "nats a byte"), (right, "nats above the trained length")):
     ax.set_xscale("log", base=2)
     ax.set(xlabel="bytes read", ylabel=what, xticks=lengths, xticklabels=lengths)

@@ -88,7 +88,7 @@ def _turn(mapping: PositionMapping | None) -> PositionMapping:
 def rerope(window: int) -> PositionMap:
     """ReRoPE: min(r, window). Far keys are all at the same distance, so none is farther than in training.
 
-    window: distances below it stay as they are; a quarter of the trained length or less.
+    window: distances below it are unchanged; a quarter of the trained length or less.
     Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, rerope_patch.py.
     """
     check_integers(1, window=window)
@@ -238,7 +238,7 @@ def dual_chunk(chunk: int, local: int) -> PositionMap:
     """Dual chunk attention: keys at j mod s, with chunks of s = chunk - local tokens; queries at i mod s for their own
     chunk, at min(i mod s + s, chunk) for the one before, and at chunk for older ones, so that no distance exceeds chunk.
 
-    chunk: the source takes three quarters of the trained length. local: distances below it stay as they are; an eighth.
+    chunk: the source takes three quarters of the trained length. local: distances below it are unchanged; an eighth.
     Source: An et al. 2024, section 3; HKUNLP/ChunkLlama, chunkllama_attn_replace.py.
     """
     check_integers(1, chunk=chunk, local=local)
@@ -263,7 +263,7 @@ def dual_chunk(chunk: int, local: int) -> PositionMap:
 def _distance_map(
     name: str, options: Mapping[str, int | float], paper: str, window: int, far: Branch, shift_invariant: bool = True
 ) -> PositionMap:
-    """A map that leaves distances below a window as they are."""
+    """A map that leaves distances below a window unchanged."""
     return PositionMap(name, options, (Branch(Region(farthest=window), most=far.most), far), shift_invariant, (paper,))
 
 

@@ -102,10 +102,10 @@ def test_an_adapter_is_refused(model):
 def test_code_beside_the_weights_is_not_run(model, tmp_path):
     (model / "own.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
     changed(model / "config.json", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
-    with pytest.warns(UserWarning, match=r"names code of its own"):
+    with pytest.warns(UserWarning, match=r"names code in the checkpoint"):
         posenc.load(model)
     changed(model / "config.json", model_type="own")
-    with pytest.raises(InputError, match=r"code of its own"):
+    with pytest.raises(InputError, match=r"code from the checkpoint"):
         posenc.load(model)
     assert not (tmp_path / "pwned").exists()
 

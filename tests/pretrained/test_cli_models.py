@@ -393,7 +393,9 @@ def test_nothing_but_lines_of_ours_on_the_error_stream(folder, capsys, tmp_path)
     code, _, err = run(capsys, "extend", folder, *arguments, "--verify-tokens", 100)
     assert code == 0
     first, *rest = err.splitlines()
-    assert first.startswith(f"posenc extend: warning: {folder} names code of its own (auto_map), which was not run")
+    assert first.startswith(
+        f"posenc extend: warning: {folder} names code in the checkpoint (auto_map), which was not run"
+    )
     assert [line[:5] for line in rest] == ["[1/3]", "[2/3]", "[3/3]"]
 
 

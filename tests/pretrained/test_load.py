@@ -139,7 +139,7 @@ def test_code_of_its_own_is_not_run(folder, llama):
         model, _ = load(folder)
     assert torch.equal(logits(model), logits(llama))
     edit(folder, model_type="own")
-    with pytest.raises(InputError, match=r"needs code of its own, and posenc runs no code"):
+    with pytest.raises(InputError, match=r"needs code from the checkpoint, which posenc never runs"):
         load(folder)
 
 

@@ -178,8 +178,9 @@ def test_refusals() -> None:
 
 
 def test_the_page_names_every_type() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "longer_context.md").read_text()
-    named = page.split("## Model types")[1].split("\n## ")[0]
+    root = Path(__file__).parents[2]
+    page = (root / "docs/longer_context.md").read_text().split("## Model types")[1].split("\n## ")[0]
+    named = page + (root / "benchmarks/model_types.md").read_text()
     assert f"{len(FAMILIES)} model types are supported" in page
     for kind in (*FAMILIES, *(kind for kind in REFUSED if kind != "inkling2_text")):
         assert f"`{kind}`" in named, kind

@@ -365,4 +365,4 @@ def test_the_report_says_what_was_done():
     assert report.to_dict()["parts"][0]["new"] == (6, 8)
     assert posenc.resize(of_transformers("vit"), 48, verify=False).verified == ()
     assert "fits any grid, nothing to resize" in str(posenc.resize(of_transformers("dinov3_vit"), (48, 64)))
-    assert "4 x 4 as it is" in str(posenc.resize(of_transformers("swin"), (48, 64)))
+    assert "4 x 4, unchanged" in str(posenc.resize(of_transformers("swin"), (48, 64)))

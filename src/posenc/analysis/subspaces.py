@@ -328,8 +328,8 @@ def plot_random_dots(ax: Axes, finding: RandomDots) -> None:
     "A histogram narrower than the random curve: tokens and positions are more nearly orthogonal than chance makes them."
 )
 def plot_cosine_histogram(ax: Axes, finding: Subspaces) -> None:
-    """Cosines of all token-position pairs, as they are and less the mean vectors, against random vectors."""
-    ax.stairs(finding.raw, finding.edges, color=SOFT, label="as they are")
+    """Cosines of all token-position pairs, raw and less the mean vectors, against random vectors."""
+    ax.stairs(finding.raw, finding.edges, color=SOFT, label="raw")
     ax.stairs(finding.centred, finding.edges, fill=True, color=PALETTE[0], alpha=0.35, label="less the mean vectors")
     ax.plot(_INSIDE, dot_density(_INSIDE, finding.dim), color=PALETTE[1], label="random vectors")
     most = float(finding.edges[1:][(finding.raw + finding.centred) > 0].abs().max())

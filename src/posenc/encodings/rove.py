@@ -21,7 +21,7 @@ class RoVE(PairwiseRotary):
     trailing: these are the last ones, not the first. Other arguments as in `Rotary`; a schedule's attention factor is for
     scores and is left out here.
 
-    Queries and keys stay as they are: the paper's attention is `rope+rove`, DeepSeek-V4's
+    Queries and keys are unchanged: the paper's attention is `rope+rove`, DeepSeek-V4's
     `decoupled_rope:rotary_dim=64+rove:rotary_dim=64:trailing=true:layout=interleaved`, where the values are the keys. Learned
     values of a prefix (`PrefixKV`) have no position and are not turned.
     Raises InputError for odd widths, and for values of another width.

@@ -40,7 +40,7 @@ class Shaw(ContentBias):
     shift_invariant = True
     extrapolates = "yes: clipped distances exist at any length"
     use_when = (
-        "Take it where queries meet vectors of near distances, as in Wav2Vec2-BERT; `t5` adds a number in place of "
+        "Take it where queries meet vectors of short distances, as in Wav2Vec2-BERT; `t5` adds a number in place of "
         "the vector."
     )
     equal_to = "transformers' Wav2Vec2-BERT, SeamlessM4T v2 (keys)"

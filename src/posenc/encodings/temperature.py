@@ -20,7 +20,7 @@ from posenc.positions.ids import exact
 
 class QueryScale(Encoding):
     """Base of what multiplies a query by a factor that depends on its position or on the keys it sees. It scales q . k, not
-    biases, and in a sum after every other encoding's rotation; keys stay as they are, so they can be cached."""
+    biases, and in a sum after every other encoding's rotation; keys are unchanged, so they can be cached."""
 
     rotates_last = True
     planes = ()
@@ -62,7 +62,7 @@ class LogN(QueryScale):
     """Queries scaled by the logarithm of how many keys they see, ln(n) / ln(train_length), so that attention does not
     spread out as a text grows.
 
-    train_length: where the factor is 1. clip: leave queries that see fewer as they are, max(1, factor), which makes it
+    train_length: where the factor is 1. clip: leave queries that see fewer unchanged, max(1, factor), which makes it
     usable without training; False applies it everywhere, for models trained so. Scales q . k, not biases, and in a
     sum after every other encoding's rotation.
     Source: Su, kexue.fm/archives/8823 and 9706 (clipped); Chiang and Cholak 2022, section 5.3.

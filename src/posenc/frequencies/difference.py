@@ -25,7 +25,7 @@ class Pair:
     """A pair of channels under both schedules.
 
     turns: over the trained length, by plain RoPE. wavelengths in positions and stretches against plain RoPE are infinite
-    for a pair that stands still. change: the second frequency over the first, less 1. phase: radians by which the
+    for a pair that does not turn. change: the second frequency over the first, less 1. phase: radians by which the
     angles differ between two tokens that are `at` apart.
     """
 

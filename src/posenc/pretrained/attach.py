@@ -263,7 +263,7 @@ def combined(*parts: Encoding | None) -> Encoding | None:
     if gated := [part.known_as for part in given if "gates" in part.sites()]:
         raise InputError(
             f"{', '.join(gated)}: makes gates of a layer's input, which a transformers model does not pass to its attention; "
-            "use posenc.Transformer, or call posenc.attention with gates= in a model of your own"
+            "use posenc.Transformer, or call posenc.attention with gates= in your own model"
         )
     return reduce(add, given) if given else None
 

@@ -51,7 +51,7 @@ def re_rotate(
         inplace: overwrite keys.
 
     StreamingLLM drops tokens from the middle and closes the gap: keep the first four and the last thousand, and
-    re-rotate these keys from their positions to 0 .. 1003. The values stay as they are, and so does what the layers
+    re-rotate these keys from their positions to 0 .. 1003. The values are unchanged, and so is what the layers
     before made of the dropped tokens.
 
     Raises:

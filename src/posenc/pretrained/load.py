@@ -288,7 +288,7 @@ def _check_safe(name: str, stored: Mapping[str, Any]) -> None:
     if weights.endswith(_PICKLES):
         raise InputError(f"{name}: its configuration names a pickle as its weights (transformers_weights: {weights})")
     if "auto_map" in stored and stored.get("model_type") not in CONFIG_MAPPING:
-        raise InputError(f"{name}: it needs code of its own, and posenc runs no code out of a checkpoint")
+        raise InputError(f"{name}: it needs code from the checkpoint, which posenc never runs")
 
 
 def _auto_class(config: Any, architectures: Any, encoders: bool) -> Any:
@@ -326,7 +326,7 @@ def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
     texts, scaling = [], stored.get("rope_parameters") or stored.get("rope_scaling") or {}
     if "auto_map" in stored:
         texts.append(
-            f"names code of its own (auto_map), which was not run: transformers' {type(model).__name__} is used"
+            f"names code in the checkpoint (auto_map), which was not run: transformers' {type(model).__name__} is used"
         )
     if scaling.get("rope_type", scaling.get("type")) and "rope_theta" not in scaling | stored:
         base = model.config.rope_parameters["rope_theta"]

@@ -72,8 +72,8 @@ MEASURES = {
     "exact": Measure(
         "exact",
         "right, by likelihood",
-        "likeliest tokens",
-        "An answer is right if each of its tokens is the likeliest one given the right tokens before it: greedy decoding "
+        "most likely tokens",
+        "An answer is right if each of its tokens is the most likely one given the right tokens before it: greedy decoding "
         "would give it word for word.",
         "right answers by likelihood, %",
     ),

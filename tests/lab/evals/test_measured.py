@@ -10,7 +10,7 @@ from test_examples import EXAMPLES, example
 
 ROOT = EXAMPLES.parent
 MEASURED = ROOT / "benchmarks" / "evaluations"
-PAGE = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "benchmarks" / "evaluations.md").read_text(encoding="utf-8")
 
 
 def read(name: str) -> dict:

@@ -68,7 +68,7 @@ def grouped(parts: Sequence[Part]) -> Iterator[str]:
     for (kind, prefix, old, new, method), group in groupby(parts, lambda p: (p.kind, p.prefix, p.old, p.new, p.method)):
         names = [part.where for part in group]
         where = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} alike"
-        unchanged = "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{by(old)} as it is"
+        unchanged = "fits any grid, nothing to resize" if kind in (FUNCTION, ROTATION) else f"{by(old)}, unchanged"
         changed = f"{by(old)} -> {by(new)} ({method})" if method else unchanged
         others = f", unchanged rows of tokens without a position: {prefix}" if prefix else ""
         yield f"{kind} {where}: {changed}{others}"

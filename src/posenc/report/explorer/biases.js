@@ -90,7 +90,7 @@ posenc.biases = (() => {
       sin: learned(number(0, -2, 2, "weight of the sine")), cos: learned(number(1, -2, 2, "weight of the cosine")),
     }, ones, sines],
     t5: ["a learned number per head and bucket of distances; here the number of the bucket", {
-      bidirectional: flag(true, "keys after the query have buckets of their own"),
+      bidirectional: flag(true, "keys after the query have separate buckets"),
       num_buckets: whole(32, 2, 128, "of both directions together"),
       max_distance: whole(128, 2, 4096, "from here on all distances share a bucket"),
     }, ones, t5],

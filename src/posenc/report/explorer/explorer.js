@@ -24,7 +24,7 @@ posenc.explorer = (() => {
     ({ state, notes } = found);
     const note = find(".note");
     note.hidden = notes.length === 0;
-    note.textContent = notes.length ? `Not everything that was asked for can be shown: ${notes.join("; ")}. The usual stands in its place.` : "";
+    note.textContent = notes.length ? `Some settings cannot be shown: ${notes.join("; ")}. Defaults replace them.` : "";
     later();
   }
 
@@ -121,7 +121,7 @@ posenc.explorer = (() => {
   // ------------------------------------------------------------------ buttons and presets
 
   const presets = find("#explorer-preset");
-  presets.append(element("option", { value: "" }, "your own choice"), ...posenc.state.PRESETS.map(({ name }, index) => element("option", { value: index }, name)));
+  presets.append(element("option", { value: "" }, "custom"), ...posenc.state.PRESETS.map(({ name }, index) => element("option", { value: index }, name)));
   presets.addEventListener("change", () => {
     const preset = posenc.state.PRESETS[presets.value];
     if (!preset) return;

@@ -161,7 +161,7 @@ posenc.frequencies = (() => {
 
   // 1 up to the trained length, then factor * length / trained - (factor - 1) (emozilla 2023).
   function dynamicFactor(length, trained, factor = 1) {
-    const times = Math.max(aLength(length, "length", "positions in the whole text") / aLength(trained), 1);
+    const times = Math.max(aLength(length, "length", "positions in the complete text") / aLength(trained), 1);
     return atLeastOne(factor) * times - (factor - 1);
   }
 
@@ -241,7 +241,7 @@ posenc.frequencies = (() => {
   const of = schedule("the schedule it is applied to, the default if none");
 
   const SCHEDULES = registered({
-    default: ["base^(-2c/head_dim), RoPE as it is", {}, (headDim, base) => frequencies(plain(headDim, base))],
+    default: ["base^(-2c/head_dim), plain RoPE", {}, (headDim, base) => frequencies(plain(headDim, base))],
     linear: ["every frequency divided by factor: position interpolation", { factor }, linear],
     ntk: ["a base so much larger that the slowest pair is divided by factor: NTK-aware", { factor }, ntk],
     ntk_old: ["base times factor", { factor }, ntkOld],
@@ -250,7 +250,7 @@ posenc.frequencies = (() => {
       factor, exponent: number(0.625, 0, 1, "0 is linear, 1 is ntk_fixed"),
     }, ntkMixed],
     abf: ["plain RoPE of a new base", { new_base: required(number(500000, 1, 1e8, "replaces the base")) }, abf],
-    yarn: ["slow pairs interpolated, fast ones kept, a ramp over the pairs between", {
+    yarn: ["slow pairs interpolated, fast ones unchanged, a ramp over the pairs between", {
       ...long, ...betas, truncate,
       mscale: number(1, 0, 2, "weight of ln(factor) in the temperature"),
       mscale_all_dim: number(0, 0, 2, "weight in what the temperature is divided by (DeepSeek)"),
@@ -271,7 +271,7 @@ posenc.frequencies = (() => {
       high_freq_factor: number(4, 0.2, 64, "pairs that turn so often stay"),
     }, llama3],
     dynamic: ["NTK by what the text's length needs, nothing up to the trained one", {
-      length: required(whole(16384, 1, 4194304, "of the whole text")),
+      length: required(whole(16384, 1, 4194304, "of the complete text")),
       original_max_positions: required(trained),
       factor: number(1, 1, 64, "1 is length over trained length; more than the text needs for others"),
     }, dynamic],
@@ -282,7 +282,7 @@ posenc.frequencies = (() => {
     anti_periodic: ["an odd number of half turns over the trained length: Moebius RoPE", {
       original_max_positions: required(trained),
     }, antiPeriodic],
-    proportional: ["the fastest fraction of the pairs, the others stand still: p-RoPE", {
+    proportional: ["the fastest fraction of the pairs, the others do not turn: p-RoPE", {
       fraction: number(0.75, 0, 1, "of the pairs that turn"), factor: number(1, 1, 64, "they are divided by it"),
     }, proportional],
     tapered: ["the slowest pairs faded out", {
@@ -290,7 +290,7 @@ posenc.frequencies = (() => {
       original_max_positions: { ...trained, default: null },
       hard: flag(false, "zeros instead of a fade"), of,
     }, tapered],
-    resonance: ["wavelengths rounded to whole positions", { of }, resonance],
+    resonance: ["wavelengths rounded to integers", { of }, resonance],
   });
 
   function registered(entries) {

@@ -68,7 +68,7 @@ posenc.maps = (() => {
   const tokens = (start, meaning) => required(whole(start, 1, 4096, meaning));
   const sinks = required(whole(4, 0, 64, "first tokens that stay visible"));
   const times = meaning => required(number(4, 1, 64, meaning));
-  const near = tokens(128, "distances below it stay as they are");
+  const near = tokens(128, "distances below it are unchanged");
 
   const MAPS = registered({
     rerope: ["ReRoPE: min(r, window)", { window: near }, rerope],
@@ -86,7 +86,7 @@ posenc.maps = (() => {
       least: whole(1, 1, 4096, "fewest tokens per position"),
     }, jetLong],
     dual_chunk: ["dual chunk attention: by chunks, none farther than chunk", {
-      chunk: tokens(192, "no distance exceeds it"), local: tokens(32, "distances below it stay as they are"),
+      chunk: tokens(192, "no distance exceeds it"), local: tokens(32, "distances below it are unchanged"),
     }, dualChunk],
     string: ["STRING: r, from shift on r - shift + window", {
       shift: tokens(256, "from where distances move down"), window: tokens(64, "where they land"),

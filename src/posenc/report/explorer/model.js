@@ -88,7 +88,7 @@ posenc.model = (() => {
 
   function refusal(s, rotates, chosen) {
     if (chosen === "none") return "";
-    if (!rotates) return "Extension methods change what turns queries and keys: RoPE and its kin.";
+    if (!rotates) return "Extension methods change what turns queries and keys: RoPE and its variants.";
     if (chosen === "schedule" && s.curve !== "geometric") return "Frequency schedules start from θ = base^−t; choose that curve to see one.";
     return "";
   }

@@ -63,7 +63,7 @@ posenc.views = (() => {
   const products = {
     absent: m => (m.products ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
-      if (m.state.encoding === "t5") return `The bucket of each pair: far distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have buckets of their own" : ""}. ${BOTH}`;
+      if (m.state.encoding === "t5") return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have separate buckets" : ""}. ${BOTH}`;
       if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${BOTH}`;
       const apart = off(m) / (m.productsTop || 1);
       if (m.map) {
@@ -179,7 +179,7 @@ posenc.views = (() => {
     read(m, row, column) {
       const plain = m.wavelengthsPlain ? `, as trained in ${number(m.wavelengthsPlain[column])}` : "";
       const wave = m.wavelengths[column];
-      return Number.isFinite(wave) ? `pair ${column}: a turn in ${number(wave)} positions${plain}` : `pair ${column} stands still${plain}`;
+      return Number.isFinite(wave) ? `pair ${column}: a turn in ${number(wave)} positions${plain}` : `pair ${column} does not turn${plain}`;
     },
     table(m) {
       const head = ["pair", "wavelength (positions)", "turns in training", ...(m.wavelengthsPlain ? ["as trained"] : [])];
@@ -233,7 +233,7 @@ posenc.views = (() => {
     absent(m) {
       if (m.bias) return "";
       if (m.kind === "nothing") return "Without an encoding, nothing is added to the scores.";
-      return `${title(m)} acts ${m.rotates ? "on queries and keys" : "at the input"}: it adds no number of its own to the scores.`;
+      return `${title(m)} acts ${m.rotates ? "on queries and keys" : "at the input"}: it adds nothing to the scores.`;
     },
     see(m) {
       const end = m.n - 1, of = head => m.bias[head * m.n + end];
