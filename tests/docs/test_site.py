@@ -158,10 +158,24 @@ def test_papers_are_links():
 def test_long_comments_stand_above_their_lines():
     line = "x = attention(q, k, v, encoding)  # what this does, in more words than fit beside it in the column"
     above = "# what this does, in more words than fit beside it in the column\nx = attention(q, k, v, encoding)"
-    assert fitted(f"```python\n{line}\n```") == f"```python\n{above}\n```"
+    for language in ("python", "py", "sh"):
+        assert fitted(f"```{language}\n{line}\n```") == f"```{language}\n{above}\n```"
     assert fitted(f"```text\n{line}\n```") == f"```text\n{line}\n```"
     for block in ("```python\nx = 1  # one\n```", f"```python\n){line[line.index('  #') :]}{line}\n```"):
         assert fitted(block) == block
+
+
+def test_pictures_follow_the_choice_of_light_or_dark():
+    source = '<picture><source media="(prefers-color-scheme: dark)" srcset="b.svg"><img src="a.svg" alt="c"></picture>'
+    shown = '<img src="a.svg#only-light" alt="c"><img src="b.svg#only-dark" alt="c" style="background: none">'
+    assert for_site(f"# A\n\n{source}\n", DOCS / "bench.md") == f"# A\n\n{shown}\n"
+
+
+def test_every_public_name_has_one_place_in_the_reference():
+    places = [what for module in reference.MODULES for what in reference.public(module).values()]
+    public = [getattr(posenc, name) for name in posenc.__all__]
+    for each in (each for each in public if hasattr(each, "__qualname__")):
+        assert places.count(each) == 1, each
 
 
 def test_a_page_that_opens_a_section_is_its_index():
