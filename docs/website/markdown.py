@@ -42,9 +42,8 @@ def for_site(text: str, page: Path) -> str:
 def _of_scheme(found: re.Match[str]) -> str:
     """A picture for GitHub, which follows the system's setting, as one image for light pages and one for dark ones."""
     dark, light, attributes = found.groups()
-    return (
-        f'<img src="{light}#only-light"{attributes}><img src="{dark}#only-dark"{attributes} style="background: none">'
-    )
+    lazy = f'{attributes} loading="lazy"'  # a browser fetches only the one that it shows
+    return f'<img src="{light}#only-light"{lazy}><img src="{dark}#only-dark"{lazy} style="background: none">'
 
 
 def fitted(block: str) -> str:

@@ -4,7 +4,10 @@ import json
 import re
 import shutil
 import subprocess
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
@@ -167,7 +170,10 @@ def test_long_comments_stand_above_their_lines():
 
 def test_pictures_follow_the_choice_of_light_or_dark():
     source = '<picture><source media="(prefers-color-scheme: dark)" srcset="b.svg"><img src="a.svg" alt="c"></picture>'
-    shown = '<img src="a.svg#only-light" alt="c"><img src="b.svg#only-dark" alt="c" style="background: none">'
+    shown = (
+        '<img src="a.svg#only-light" alt="c" loading="lazy">'
+        '<img src="b.svg#only-dark" alt="c" loading="lazy" style="background: none">'
+    )
     assert for_site(f"# A\n\n{source}\n", DOCS / "bench.md") == f"# A\n\n{shown}\n"
 
 
@@ -367,3 +373,25 @@ def test_the_search_finds_on_a_page_that_is_opened_from_the_folder(site, browser
     page.keyboard.type("attention with linear biases")
     page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
     page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_served_page_fetches_the_index_when_somebody_searches(site, browser):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site.folder))
+    Thread(target=server.serve_forever, daemon=True).start()
+    page, asked = browser.new_page(), []
+    page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[1]))
+    page.goto(f"http://127.0.0.1:{server.server_port}/encodings/rope.html", wait_until="networkidle")
+    assert "style.css" in asked
+    assert "search.json" not in asked
+    page.get_by_role("button", name="Search").first.click()
+    page.wait_for_function("document.activeElement.shadowRoot?.activeElement?.tagName == 'INPUT'")
+    page.keyboard.type("attention with linear biases")
+    page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
+    page.close()
+    server.shutdown()
