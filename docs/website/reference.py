@@ -93,5 +93,6 @@ def _commands() -> Page:
 def _command(name: str) -> str:
     """A command's help, as wide as the page's column."""
     parser = build(COMMANDS[name])
-    parser.formatter_class = partial(parser.formatter_class, width=COLUMN)
+    form: Any = parser.formatter_class
+    parser.formatter_class = partial(form, width=COLUMN)
     return f"## posenc {name}\n\n{COMMANDS[name].__doc__}\n\n```text\n{parser.format_help()}```"
