@@ -81,7 +81,8 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     (pages / "explorer.html").write_text(explorer.page(), encoding="utf-8")
     for name, text in measured.leaderboard().items():
         (pages / "leaderboard" / name).parent.mkdir(exist_ok=True)
-        (pages / "leaderboard" / name).write_text(text, encoding="utf-8")
+        back = '<main>\n<p><a href="../leaderboard.html">posenc: the leaderboard, how it was measured and how to read it</a></p>'
+        (pages / "leaderboard" / name).write_text(text.replace("<main>", back, 1), encoding="utf-8")
     card(pages / "card.png")
     for path in [*repository.result_files(), *(path for path in DOCS.rglob("*") if path.suffix in COPIED)]:
         target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)

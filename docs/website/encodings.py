@@ -116,7 +116,7 @@ def _overview() -> Page:
         "# The encodings",
         f"{len(known)} encodings, by where they act. Each page has the formula, a picture, measurements, code that runs, "
         "and the source. Sums and different encodings per layer are created by "
-        "[`posenc.create`](../reference/posenc.encodings.md). [The checks that each passes](../benchmarks/encodings.md) are in one table.",
+        "[`posenc.create`](../reference/posenc.md). [The checks that each passes](../benchmarks/encodings.md) are in one table.",
     ]
     for title, about in FAMILIES.items():
         own = [row for name, row in known.items() if family(ENCODINGS[name]) == title]

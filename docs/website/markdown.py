@@ -10,6 +10,9 @@ from website.page import DOCS, ROOT
 
 LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\]\([^()]*\))?[^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 """A link, whose text may hold an image, or an image."""
+PICTURE = re.compile(
+    r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)"><img src="([^"]+)"([^>]*)></picture>'
+)
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
 OPENING = ("frequencies.md", "position_maps.md")
 """Pages that open a section of generated ones, and are its index on the site."""
@@ -21,22 +24,31 @@ NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary
 
 def for_site(text: str, page: Path) -> str:
     """The text of one of the repository's pages with links that hold where the site has it, or give way to their text
-    where it lacks what they lead to, and no < that would be taken for an element.
+    where it lacks what they lead to, pictures that follow the site's choice of light or dark, and no < that would be taken
+    for an element.
 
     Raises:
         ValueError: a link to nothing.
     """
 
     def prose(part: str) -> str:
+        part = PICTURE.sub(_of_scheme, part)
         words = CODE.split(LINK.sub(lambda found: _link(found, page), part))
         return "".join(word if word.startswith("`") else NO_TAG.sub("&lt;", word) for word in words)
 
     return "".join(fitted(part) if part.startswith("```") else prose(part) for part in BLOCK.split(text))
 
 
+def _of_scheme(found: re.Match[str]) -> str:
+    """A picture for GitHub, which follows the system's setting, as one image for light pages and one for dark ones."""
+    dark, light, attributes = found.groups()
+    lazy = f'{attributes} loading="lazy"'  # a browser fetches only the one that it shows
+    return f'<img src="{light}#only-light"{lazy}><img src="{dark}#only-dark"{lazy} style="background: none">'
+
+
 def fitted(block: str) -> str:
-    """A block of Python whose long comments stand above their lines, so that none is cut off at the width of the column."""
-    if not block.startswith("```python"):
+    """A block of Python or shell whose long comments stand above their lines, so that none is cut off at the width of the column."""
+    if not block.startswith(("```python", "```py\n", "```sh\n")):
         return block
     lines = []
     for line in block.split("\n"):

@@ -56,7 +56,8 @@ def formula(latex: str) -> str:
     if "\\" in drawing.mathmlstr():
         raise ValueError(f"{latex}: has an unknown command")
     head, rest = drawing.svg().split(">", 1)
-    return f'{head} class="formula" role="img" aria-label="{escape(latex)}">{rest}'
+    width = f"--width: {drawing.getsize()[0]:.0f}px"  # which style.css does not let it shrink far below
+    return f'{head} class="formula" style="{width}" role="img" aria-label="{escape(latex)}">{rest}'
 
 
 def formulas(latex: Iterable[str]) -> str:

@@ -2,16 +2,23 @@
 """The API, from the public names and their docstrings, and the commands, as their help."""
 
 import inspect
+from functools import partial
 from importlib import import_module
 from typing import Any
 
-import posenc
 from posenc.cli import COMMANDS
 from posenc.cli.command import build
+from website.markdown import COLUMN
 from website.page import Page, plain
 
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "posenc": ("The core", ()),
+    "posenc": (
+        "The core",
+        ("attention", "create", "Positions", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
+         "load", "doctor", "extend", "restore", "to_hf", "to_gguf", "finetune", "convert_layout", "re_rotate", "resize", "evaluate",
+         "nbce_generate", "Transformer", "TransformerConfig", "VisionTransformer", "VisionConfig", "InputError"),
+    ),
+    "posenc.encoding": ("Write an encoding", ("Encoding",)),
     "posenc.encodings": ("Encodings", ()),
     "posenc.functional": (
         "Formulas as functions",
@@ -43,7 +50,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.lab.data": ("Data of comparisons", ("load", "Corpus", "draw", "with_copies")),
     "posenc.report.explorer": ("The explorer", ("page", "block", "fields")),
 }  # fmt: skip
-"""What has a page: its title, and its names where the module has no `__all__`."""
+"""What has a page: its title, and its names in their order; (): those of the module's `__all__` that no other page names."""
 
 
 def pages() -> list[Page]:
@@ -57,19 +64,21 @@ def pages() -> list[Page]:
 
 
 def public(name: str) -> dict[str, Any]:
-    """The classes and functions that a module offers by name; of posenc's own, those that no other page has."""
+    """The classes and functions of a module's page, by name."""
     module = import_module(name)
-    names = MODULES[name][1] or module.__all__
-    others = posenc.encodings.__all__ if name == "posenc" else ()
-    found = {each: getattr(module, each) for each in names if each not in others}
-    return {each: thing for each, thing in found.items() if hasattr(thing, "__qualname__")}
+    found = {each: getattr(module, each) for each in MODULES[name][1] or module.__all__}
+    found = {each: what for each, what in found.items() if hasattr(what, "__qualname__")}
+    if MODULES[name][1]:
+        return found
+    elsewhere = [what for other, (_, names) in MODULES.items() if names for what in public(other).values()]
+    return {each: what for each, what in found.items() if what not in elsewhere}
 
 
 def _module(name: str) -> Page:
     title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
     paths = (
-        f"{thing.__module__}.{thing.__qualname__}" if thing.__name__ == each else f"{name}.{each}"
-        for each, thing in public(name).items()
+        f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{name}.{each}"
+        for each, what in public(name).items()
     )
     entries = "\n\n".join(f"::: {path}" for path in paths)
     return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries}\n")
@@ -82,5 +91,8 @@ def _commands() -> Page:
 
 
 def _command(name: str) -> str:
-    """A command's help."""
-    return f"## posenc {name}\n\n{COMMANDS[name].__doc__}\n\n```text\n{build(COMMANDS[name]).format_help()}```"
+    """A command's help, as wide as the page's column."""
+    parser = build(COMMANDS[name])
+    form: Any = parser.formatter_class
+    parser.formatter_class = partial(form, width=COLUMN)
+    return f"## posenc {name}\n\n{COMMANDS[name].__doc__}\n\n```text\n{parser.format_help()}```"

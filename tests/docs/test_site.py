@@ -4,7 +4,10 @@ import json
 import re
 import shutil
 import subprocess
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
@@ -158,10 +161,27 @@ def test_papers_are_links():
 def test_long_comments_stand_above_their_lines():
     line = "x = attention(q, k, v, encoding)  # what this does, in more words than fit beside it in the column"
     above = "# what this does, in more words than fit beside it in the column\nx = attention(q, k, v, encoding)"
-    assert fitted(f"```python\n{line}\n```") == f"```python\n{above}\n```"
+    for language in ("python", "py", "sh"):
+        assert fitted(f"```{language}\n{line}\n```") == f"```{language}\n{above}\n```"
     assert fitted(f"```text\n{line}\n```") == f"```text\n{line}\n```"
     for block in ("```python\nx = 1  # one\n```", f"```python\n){line[line.index('  #') :]}{line}\n```"):
         assert fitted(block) == block
+
+
+def test_pictures_follow_the_choice_of_light_or_dark():
+    source = '<picture><source media="(prefers-color-scheme: dark)" srcset="b.svg"><img src="a.svg" alt="c"></picture>'
+    shown = (
+        '<img src="a.svg#only-light" alt="c" loading="lazy">'
+        '<img src="b.svg#only-dark" alt="c" loading="lazy" style="background: none">'
+    )
+    assert for_site(f"# A\n\n{source}\n", DOCS / "bench.md") == f"# A\n\n{shown}\n"
+
+
+def test_every_public_name_has_one_place_in_the_reference():
+    places = [what for module in reference.MODULES for what in reference.public(module).values()]
+    public = [getattr(posenc, name) for name in posenc.__all__]
+    for each in (each for each in public if hasattr(each, "__qualname__")):
+        assert places.count(each) == 1, each
 
 
 def test_a_page_that_opens_a_section_is_its_index():
@@ -353,3 +373,25 @@ def test_the_search_finds_on_a_page_that_is_opened_from_the_folder(site, browser
     page.keyboard.type("attention with linear biases")
     page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
     page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_served_page_fetches_the_index_when_somebody_searches(site, browser):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site.folder))
+    Thread(target=server.serve_forever, daemon=True).start()
+    page, asked = browser.new_page(), []
+    page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[1]))
+    page.goto(f"http://127.0.0.1:{server.server_port}/encodings/rope.html", wait_until="networkidle")
+    assert "style.css" in asked
+    assert "search.json" not in asked
+    page.get_by_role("button", name="Search").first.click()
+    page.wait_for_function("document.activeElement.shadowRoot?.activeElement?.tagName == 'INPUT'")
+    page.keyboard.type("attention with linear biases")
+    page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
+    page.close()
+    server.shutdown()

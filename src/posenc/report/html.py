@@ -96,6 +96,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def times(number: int) -> str:
+    """ "once", "4 times" """
+    return "once" if number == 1 else f"{number} times"
+
+
 def clock(seconds: float) -> str:
     """A running time: "3:10", "1:03:10"."""
     minutes, rest = divmod(round(seconds), 60)
@@ -138,6 +143,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "half_width": half_width,
     "prose": prose,
     "count": count,
+    "times": times,
     "mebibytes": lambda value: f"{value / 2**20:.0f} MiB",
     "kibibytes": lambda value: f"{value / 2**10:.4g} KiB",
 }
