@@ -5,7 +5,7 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -143,26 +143,33 @@ def trained(
     if settings.tokenizer != "bytes" or settings.packed:
         raise InputError(f"tokenizer={settings.tokenizer!r}: the page reads running text in bytes; leave it out")
     if 2 * settings.length > MOST_BYTES:
-        raise InputError(f"length={settings.length}: the page reads {MOST_BYTES} bytes, so train at half of that or less")
-    settings = replace(settings, factors=tuple(f for f in settings.factors if f * settings.length <= MOST_BYTES))
+        raise InputError(
+            f"length={settings.length}: the page reads {MOST_BYTES} bytes, so train at half of that or less"
+        )
     settings.check_data(corpus)
     found = {}
     for name in dict.fromkeys(names):
         model, losses = train(Run.of(name, seed, settings, corpus.digest), corpus.train)
         on_trained(name, model, losses)
-        about = {"steps": settings.steps, "seed": seed, "corpus": corpus.name, "read": settings.steps * settings.batch_size * settings.length}
+        about = {
+            "steps": settings.steps,
+            "seed": seed,
+            "corpus": corpus.name,
+            "read": settings.steps * settings.batch_size * settings.length,
+        }
         found[name] = Weights.of(model, settings.length, **about)
-    return found, passages(corpus.test, min(4 * settings.length, MOST_BYTES))
+    return found, passages(corpus.test, min(4 * settings.length, MOST_BYTES, len(corpus.test)))
 
 
 def passages(text: Text, length: int, count: int = PASSAGES) -> list[str]:
-    """Passages of a text in bytes that begin with a line, evenly spread: of so many bytes, or less by what would cut a
-    character."""
-    every = bytes(text.tokens.tolist())
+    """Passages of a text in bytes, evenly spread, that begin after an empty line where there is one: of so many bytes, or less
+    by what would cut a character."""
+    every, last = bytes(text.tokens.tolist()), len(text) - length
     found = []
     for index in range(count):
-        begin = every.find(b"\n\n", (len(every) - length) * index // count) + 2
-        begin = min(begin, len(every) - length) if begin > 1 else 0
+        start = last * index // count
+        line = every.find(b"\n\n", start, last)
+        begin = start if line < 0 else line + 2
         found.append(every[begin : begin + length].decode(errors="ignore"))
     return found
 

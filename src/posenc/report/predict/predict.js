@@ -104,6 +104,7 @@ posenc.predict = (() => {
       job = next();
     }
     complete = !job;
+    find(".headline").classList.toggle("late", !complete);
     if (toWrite && work && main().finished) write();
     if (complete || performance.now() - drawn > BETWEEN) draw();
     if (job || toWrite) later();
@@ -261,6 +262,8 @@ posenc.predict = (() => {
       if (spans[at].textContent !== shown) spans[at].textContent = shown;
       spans[at].className = `${byte === 10 ? "line " : ""}${at === trained ? "limit " : ""}${at === state.at - 1 ? "chosen" : ""}`;
     });
+    const chosen = spans[state.at - 1], top = chosen ? chosen.offsetTop : 0;
+    if (top < strip.scrollTop || top + 24 > strip.scrollTop + strip.clientHeight) strip.scrollTop = top - strip.clientHeight / 2;
     strip.setAttribute("aria-valuemax", Math.max(tokens.length, 1));
     strip.setAttribute("aria-valuenow", state.at);
     strip.setAttribute("aria-valuetext", tokens.length ? `byte ${state.at}, ${words.spoken(words.character(tokens, state.at - 1))}` : "no bytes");

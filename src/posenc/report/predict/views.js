@@ -145,7 +145,7 @@ posenc.predicted = (() => {
 
   function tableOf(model, tokens, rows, at) {
     return {
-      caption: `Where byte ${at + 1} looks.`, head: ["", "most on byte", "share", "how far before", `${trained} or more before`],
+      caption: `Where byte ${at + 1} looks.`, head: ["head", "most on byte", "share", "how far before", `${trained} or more before`],
       rows: rows.map((row, index) => {
         const top = row.indexOf(Math.max(...row));
         return [name(model, index), top + 1, percent(row[top]), at - top, percent(beyond(row, at))];
