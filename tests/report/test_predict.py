@@ -204,7 +204,7 @@ def test_what_is_typed_is_read_from_the_first_change_on(visit, weights):
     same(shown["loss"], losses(read(weights, "rope", text), text))
     same(shown["pieces"], pieces(weights, "rope", text))
     assert tab.locator(".bytes span").count() == len(text.encode())
-    assert tab.locator("#predict-passage").input_value() == "own"
+    assert tab.locator("#predict-passage").input_value() == "typed"
     area.fill("")
     assert "nothing to predict" in values(tab)["headline"]
     area.fill("ab")
@@ -274,7 +274,7 @@ def test_what_cannot_be_shown_is_named(visit):
     for words in (
         "encoding=ropes is not one of rope, alibi",
         "factor=x is not a number from 1 to 16",
-        "at=0 is not a whole",
+        "at=0 is not an integer",
         "no “depth”",
         "not readable",
     ):

@@ -70,7 +70,7 @@ class Weights:
         }  # fmt: skip
         matrices, vectors = {}, {}
         for name, values in model.state_dict().items():
-            if name.startswith("blocks.") and values.dim() == 2 or name == "embedding.weight":
+            if (name.startswith("blocks.") and values.dim() == 2) or name == "embedding.weight":
                 matrices[name] = rounded(values)
             elif name.endswith("norm.weight"):
                 vectors[name] = values.float()
@@ -101,7 +101,7 @@ class Weights:
 
 
 def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of int8 and scales, a row's own, whose product is the matrix with the least squared error."""
+    """Integers of int8, and a scale for each row, whose product is the matrix with the least squared error."""
     largest = matrix.abs().amax(1, keepdim=True).clamp(min=1e-30) / LARGEST
     error = torch.full_like(largest, torch.inf)
     integers, scales = torch.zeros_like(matrix), largest

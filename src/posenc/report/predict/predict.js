@@ -3,7 +3,7 @@
 // drawn as far as they have read.
 posenc.models = posenc.models || {};
 posenc.predict = (() => {
-  const { element } = posenc.plot, { FIELDS, METHODS, OWN, trained, most, named } = posenc.chosen, words = posenc.predicted;
+  const { element } = posenc.plot, { FIELDS, METHODS, TYPED, trained, most, named } = posenc.chosen, words = posenc.predicted;
   const root = document.getElementById("predict"), find = selector => root.querySelector(selector);
   const SLICE = 12, BETWEEN = 80, TOGETHER = 800;  // milliseconds: of reading at once, between drawings, of one step of the history
   const WRITTEN = 24;  // bytes that the model writes at once
@@ -103,9 +103,9 @@ posenc.predict = (() => {
       if (job === main() && job.finished) timing.milliseconds = performance.now() - timing.begun;
       job = next();
     }
-    complete = !job;
+    complete = !job && (ready() || Boolean(failed[state.encoding]));
     find(".headline").classList.toggle("late", !complete);
-    if (toWrite && work && main().finished) write();
+    if (toWrite && ready() && main().finished) write();
     if (complete || performance.now() - drawn > BETWEEN) draw();
     if (job || toWrite) later();
   }
@@ -114,6 +114,7 @@ posenc.predict = (() => {
     if (!frame) frame = requestAnimationFrame(go);
   }
 
+  const ready = () => work !== null && work.model === loaded[state.encoding];
   const main = () => (state.method === "none" ? work.plain : work.shown);
   const found = () => ({ state, tokens, shown: main().loss, plain: work.plain.loss, pieces: work.pieces.loss });
 
@@ -135,8 +136,8 @@ posenc.predict = (() => {
 
   function change(part) {
     const asked = { ...posenc.chosen.plain(state), ...part };
-    if ("passage" in part && part.passage !== OWN) delete asked.text;
-    if ("passage" in part && part.passage === OWN) asked.text = state.text;
+    if ("passage" in part && part.passage !== TYPED) delete asked.text;
+    if ("passage" in part && part.passage === TYPED) asked.text = state.text;
     if (("text" in part || "passage" in part) && !("at" in part)) delete asked.at;
     if (part.encoding && part.encoding !== "rope") delete asked.method;
     take(posenc.chosen.clean(asked));
@@ -290,16 +291,16 @@ posenc.predict = (() => {
   const probes = {}, tables = {};
 
   function figure(name, probe, legend, table) {
-    const own = figures[name];
+    const place = figures[name];
     probes[name] = probe;
     tables[name] = table;
-    own.querySelector(".legend").replaceChildren(...legend.map(posenc.plot.legend));
-    if (own.querySelector("details").open) posenc.plot.table(own.querySelector("table"), table());
+    place.querySelector(".legend").replaceChildren(...legend.map(posenc.plot.legend));
+    if (place.querySelector("details").open) posenc.plot.table(place.querySelector("table"), table());
   }
 
-  for (const [name, own] of Object.entries(figures)) {
-    own.querySelector("details").addEventListener("toggle", event => {
-      if (event.target.open && tables[name]) posenc.plot.table(own.querySelector("table"), tables[name]());
+  for (const [name, place] of Object.entries(figures)) {
+    place.querySelector("details").addEventListener("toggle", event => {
+      if (event.target.open && tables[name]) posenc.plot.table(place.querySelector("table"), tables[name]());
     });
   }
 
@@ -309,7 +310,7 @@ posenc.predict = (() => {
 
   function draw() {
     drawn = performance.now();
-    if (!work || work.model !== loaded[state.encoding]) {
+    if (!ready()) {
       find(".headline").textContent = failed[state.encoding] ? "" : `Loading the weights of ${named[state.encoding].title} …`;
       return;
     }
@@ -353,20 +354,20 @@ posenc.predict = (() => {
   }
 
   function attention(colours) {
-    const at = state.at - 1, own = figures.attention;
+    const at = state.at - 1, place = figures.attention;
     rows = tokens.length ? main().attention(at) : null;
-    own.hidden = !rows;
+    place.hidden = !rows;
     if (!rows) return;
-    own.querySelector(".see").textContent = words.looks(rows, at);
+    place.querySelector(".see").textContent = words.looks(rows, at);
     const legend = [{ ramp: posenc.draw.gradient(colours.up), texts: ["nothing", "the head's most"] }];
-    figure("attention", words.heat(own.querySelector("canvas"), colours, work.model, rows, at), legend, () => words.tableOf(work.model, tokens, rows, at));
+    figure("attention", words.heat(place.querySelector("canvas"), colours, work.model, rows, at), legend, () => words.tableOf(work.model, tokens, rows, at));
   }
 
   // ------------------------------------------------------------------ everything that is shown, as data
 
   function values() {
     const list = of => Array.from({ length: tokens.length }, (_, at) => of(at));
-    const here = work && complete;
+    const here = complete && ready();
     return {
       state: posenc.chosen.plain(state), address: address(), notes, tokens: Array.from(tokens), complete, passes, milliseconds: timing.milliseconds,
       headline: find(".headline").textContent,

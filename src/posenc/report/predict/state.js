@@ -3,7 +3,7 @@
 // positions. What cannot be shown gives way to the default, with a note that says so; nothing here throws.
 posenc.chosen = (() => {
   const given = JSON.parse(document.getElementById("predict-data").textContent);
-  const { length: trained, most, texts, models } = given, OWN = "own";
+  const { length: trained, most, texts, models } = given, TYPED = "typed";
   const named = Object.fromEntries(models.map(one => [one.name, one]));
 
   const METHODS = {  // of RoPE: what it is called, and with which of the fields
@@ -25,7 +25,7 @@ posenc.chosen = (() => {
     group: { kind: "number", label: "Group", min: 1, max: 16, step: 1, default: 4 },
     passage: {
       kind: "choice", label: "Text", default: "1",
-      choices: [...texts.map((text, at) => [String(at + 1), `${at + 1}: ${excerpt(text)}`]), [OWN, "your own"]],
+      choices: [...texts.map((text, at) => [String(at + 1), `${at + 1}: ${excerpt(text)}`]), [TYPED, "what you type"]],
     },
   };
 
@@ -35,7 +35,7 @@ posenc.chosen = (() => {
   }
 
   const wanted = ({ kind, choices, min, max, step }) => (kind === "choice"
-    ? `one of ${choices.map(([name]) => name).join(", ")}` : `${step === 1 ? "a whole number" : "a number"} from ${min} to ${max}`);
+    ? `one of ${choices.map(([name]) => name).join(", ")}` : `${step === 1 ? "an integer" : "a number"} from ${min} to ${max}`);
 
   // The value of a field, or undefined where the text is none.
   function read({ kind, choices, min, max, step }, text) {
@@ -57,14 +57,14 @@ posenc.chosen = (() => {
     for (const name of Object.keys(asked)) {
       if (!Object.hasOwn(FIELDS, name) && name !== "text" && name !== "at") notes.push(`there is no “${shortened(name)}”`);
     }
-    if (Object.hasOwn(asked, "text")) state.passage = OWN;
-    else if (state.passage === OWN) state.passage = FIELDS.passage.default;
-    const cut = within(state.passage === OWN ? String(asked.text) : texts[state.passage - 1]);
+    if (Object.hasOwn(asked, "text")) state.passage = TYPED;
+    else if (state.passage === TYPED) state.passage = FIELDS.passage.default;
+    const cut = within(state.passage === TYPED ? String(asked.text) : texts[state.passage - 1]);
     if (cut.more) notes.push(`the page reads ${most} bytes; what follows is left out`);
     state.text = cut.text;
     const last = Math.max(cut.bytes.length, 1), usual = Math.min(last, Math.max(1, Math.floor(2.5 * trained)));
     const at = Object.hasOwn(asked, "at") ? read({ kind: "number", min: 1, max: last, step: 1 }, asked.at) : usual;
-    if (at === undefined) notes.push(`at=${shortened(asked.at)} is not a whole number from 1 to ${last}, the bytes of the text`);
+    if (at === undefined) notes.push(`at=${shortened(asked.at)} is not an integer from 1 to ${last}, the bytes of the text`);
     state.at = at ?? usual;
     if (state.encoding !== "rope" && state.method !== "none") {
       notes.push(`${state.method} extends RoPE, and ${named[state.encoding].title} has no rotation to extend`);
@@ -83,9 +83,9 @@ posenc.chosen = (() => {
 
   // A state as `clean` takes it, without what is as usual.
   function plain(state) {
-    const found = {}, own = state.passage === OWN;
-    for (const [name, field] of Object.entries(FIELDS)) if (state[name] !== field.default && !(own && name === "passage")) found[name] = state[name];
-    if (own) found.text = state.text;
+    const found = {}, typed = state.passage === TYPED;
+    for (const [name, field] of Object.entries(FIELDS)) if (state[name] !== field.default && !(typed && name === "passage")) found[name] = state[name];
+    if (typed) found.text = state.text;
     const usual = clean({ ...found }).state.at;
     if (state.at !== usual) found.at = state.at;
     return found;
@@ -133,5 +133,5 @@ posenc.chosen = (() => {
     return fields.length ? `${title} at ${fields.map(name => words[name]).join(", ")}` : title;
   }
 
-  return { FIELDS, METHODS, OWN, trained, most, texts, named, clean, plain, write, parse, read, wanted, within, bytes, positions, method };
+  return { FIELDS, METHODS, TYPED, trained, most, texts, named, clean, plain, write, parse, read, wanted, within, bytes, positions, method };
 })();
