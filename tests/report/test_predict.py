@@ -369,9 +369,17 @@ def test_what_the_page_cannot_show_is_refused_before_training(names, settings, w
         predict.trained(names, settings=settings)
 
 
-def test_a_model_that_the_page_does_not_compute_is_refused():
-    with pytest.raises(InputError, match="unknown encoding on the page"):
-        predict.Weights.of(SETTINGS.make_model(SETTINGS.make_encoding("kerple")), LENGTH)
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("kerple", "unknown encoding on the page"),
+        ("rope:layout=interleaved", "layout='interleaved': the page computes rope without it"),
+        ("sinusoidal:amplitude=2", "amplitude=2: the page computes sinusoidal without it"),
+    ],
+)
+def test_a_model_that_the_page_does_not_compute_is_refused(encoding, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        predict.Weights.of(SETTINGS.make_model(SETTINGS.make_encoding(encoding)), LENGTH)
 
 
 def test_the_site_s_models_are_those_of_compare_and_lose_little_by_rounding():
