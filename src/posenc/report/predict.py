@@ -110,7 +110,9 @@ def _check_usual(encoding: Encoding) -> None:
         for each in fields(encoding):
             value = getattr(encoding, each.name)
             if each.init and each.name != "rope_theta" and value != getattr(usual, each.name):
-                raise InputError(f"{each.name}={value!r}: the page computes {encoding.known_as} without it; leave it out")
+                raise InputError(
+                    f"{each.name}={value!r}: the page computes {encoding.known_as} without it; leave it out"
+                )
 
 
 def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
