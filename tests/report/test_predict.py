@@ -1,7 +1,6 @@
 """The page in which models predict, driven in a real browser: the same numbers as the library's, as a user asks for them."""
 
 import json
-import math
 import re
 
 import pytest
@@ -380,20 +379,3 @@ def test_what_the_page_cannot_show_is_refused_before_training(names, settings, w
 def test_a_model_that_the_page_does_not_compute_is_refused(encoding, words):
     with pytest.raises(InputError, match=re.escape(words)):
         predict.Weights.of(SETTINGS.make_model(SETTINGS.make_encoding(encoding)), LENGTH)
-
-
-def test_the_site_s_models_are_those_of_compare_and_lose_little_by_rounding():
-    from website import predicted
-
-    models, texts = predicted.stored()
-    assert tuple(models) == predicted.NAMES
-    assert len(texts) == predict.PASSAGES
-    assert predicted.FILE.stat().st_size < 1_500_000
-    name = "rope"
-    settings = predicted.SETTINGS
-    model = models[name].into(settings.make_model(settings.make_encoding(name)))
-    loss = predicted.loss(model, texts)
-    assert math.isclose(loss, models[name].about["loss"], abs_tol=0.02)
-    files = predicted.files()
-    assert set(files) == {"predictor.html", *(f"predictor/{name}.js" for name in predicted.NAMES)}
-    assert sum(map(len, files.values())) < 2_500_000
