@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models of the page that predicts, seed 0, in predicted.npz: 1.4 MB, six bits a weight.
 
-cd docs && python -m website.predicted trains them anew: three minutes on a free core.
+cd docs && python -m website.predicted trains them anew: 3.5 minutes of one core.
 """
 
 import json
