@@ -28,7 +28,7 @@ from posenc.lab.bench.study import plan
 from posenc.lab.evals.config import settings_of
 from posenc.pretrained.methods import Lengths, fit_of
 from posenc.pretrained.methods import plan as plan_extension
-from posenc.report import explorer
+from posenc.report import explorer, predict
 from references.smollm2 import file
 
 ROOT = Path(__file__).parent.parent
@@ -121,6 +121,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
         "bench": lambda self: plan(self.cases) and 0,
         "diff": lambda self: not diff(self.first, self.second).pairs,
         "explore": lambda self: explorer.page(self.given) and 0,
+        "predict": lambda self: int(not {*self.encodings} <= {*predict.ENCODINGS}),
         "doctor": lambda self: 0,
         "analyze": lambda self: 0,
         "eval": lambda self: settings_of(self.preset, **self.given).made() and 0,

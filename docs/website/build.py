@@ -13,7 +13,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
-from website import encodings, extensions, measured, reference, repository
+from website import encodings, extensions, measured, predicted, reference, repository
 from website.markdown import OPENING, for_site, place, summary, title
 from website.page import DOCS, ROOT, Page
 from website.pictures import card
@@ -69,6 +69,7 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
         where = str(place(DOCS / opening))
         texts[where] = extensions.linked(texts[where])
     texts["explore.md"] += "\n[The explorer](explorer.html){ .md-button .md-button--primary }\n"
+    texts["predict.md"] += "\n[Let the models predict](predictor.html){ .md-button .md-button--primary }\n"
     table = "[Every encoding: sort, filter, curves](leaderboard/report.html){ .md-button .md-button--primary }"
     texts["leaderboard.md"] = texts["leaderboard.md"].replace("\n## ", f"\n{table}\n\n## ", 1)
     described = {page.path: page.description for part in generated.values() for page in part}
@@ -79,10 +80,11 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
         head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)
         (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
     (pages / "explorer.html").write_text(explorer.page(), encoding="utf-8")
-    for name, text in measured.leaderboard().items():
-        (pages / "leaderboard" / name).parent.mkdir(exist_ok=True)
-        back = '<main>\n<p><a href="../leaderboard.html">posenc: the leaderboard, how it was measured and how to read it</a></p>'
-        (pages / "leaderboard" / name).write_text(text.replace("<main>", back, 1), encoding="utf-8")
+    back = '<main>\n<p><a href="../leaderboard.html">posenc: the leaderboard, how it was measured and how to read it</a></p>'
+    reports = {f"leaderboard/{name}": text.replace("<main>", back, 1) for name, text in measured.leaderboard().items()}
+    for name, text in (predicted.files() | reports).items():
+        (pages / name).parent.mkdir(exist_ok=True)
+        (pages / name).write_text(text, encoding="utf-8")
     card(pages / "card.png")
     for path in [*repository.result_files(), *(path for path in DOCS.rglob("*") if path.suffix in COPIED)]:
         target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)

@@ -312,9 +312,10 @@ def test_the_built_site_is_whole(site):
             assert re.findall(r'<h2 id="[^"]*">([^<]*)', site.page(f"{folder}/{name}.html").source) == list(
                 EXTENSION
             ), name
-    assert "<title>" in site.page("explorer.html").source
+    for name in ("explorer.html", "predictor.html"):
+        assert "<title>" in site.page(name).source
     for path, page in site.pages.items():
-        if path.name != "explorer.html" and path.parent.name != "leaderboard":
+        if path.name not in ("explorer.html", "predictor.html") and path.parent.name != "leaderboard":
             assert '<meta name="description"' in page.source, path
             assert '<meta property="og:image"' in page.source, path
             assert ('<html lang="zh-Hans"' in page.source) == path.name.endswith(".zh.html"), path

@@ -12,7 +12,7 @@ from posenc.report import analyze as analysis
 from posenc.report import compare as comparison_report
 from posenc.report import diff as schedules
 from posenc.report import evaluate as evaluation
-from posenc.report import explorer
+from posenc.report import explorer, predict
 from report import eval_results
 
 HOSTILE = (
@@ -45,12 +45,14 @@ def pages(tmp_path_factory):
     evaluated = eval_results.results(methods=("none", "cut_off", f"ntk:factor={HOSTILE}"), samples=2)
     subject = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE[:90])
     found = analyze(subject)
+    model = TINY.make_model(TINY.make_encoding("none"))
     made = {
         "compare": comparison_report.page(marked(compared, WORDS["compare"])),
         "eval": evaluation.page(marked(evaluated, WORDS["eval"])),
         "analyze": analysis.page(found, analysis.results(found, HOSTILE, 1.0), subject),
         "diff": schedules.page(diff("yarn", "ntk"), HOSTILE),
         "explore": explorer.page({"tokens": HOSTILE, "at": "0,1,2,3,4,5,6,7,8,9,10,11"}),
+        "predict": predict.page({"none": predict.Weights.of(model, 8, corpus=HOSTILE, steps=1, read=8)}, [HOSTILE], 8),
     }
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
@@ -58,7 +60,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["compare", "eval", "analyze", "diff", "explore"])
+@pytest.mark.parametrize("name", ["compare", "eval", "analyze", "diff", "explore", "predict"])
 def test_a_browser_shows_a_name_and_runs_none(pages, browser, name):
     tab = browser.new_page()
     complaints = []
@@ -70,6 +72,6 @@ def test_a_browser_shows_a_name_and_runs_none(pages, browser, name):
     assert tab.evaluate("window.pwned") is None
     assert tab.locator("img[src='x']").count() == 0
     assert tab.locator("a[href^='javascript:']").count() == 0
-    if name != "explore":  # there the text is in fields, cut to words
+    if name not in ("explore", "predict"):  # there the text is in fields, cut to words, or spelled
         assert "<img src=x onerror=window.pwned=1>" in tab.locator("body").inner_text()
     tab.close()

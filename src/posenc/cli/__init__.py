@@ -23,6 +23,7 @@ from posenc.cli.eval import Eval
 from posenc.cli.explore import Explore
 from posenc.cli.extend import Extend
 from posenc.cli.listing import Cite, List
+from posenc.cli.predict import Predict
 from posenc.errors import InputError, unknown
 
 COMMANDS: dict[str, type[Command]] = {
@@ -36,6 +37,7 @@ COMMANDS: dict[str, type[Command]] = {
     "diff": Diff,
     "bench": Bench,
     "explore": Explore,
+    "predict": Predict,
     "cite": Cite,
 }
 

@@ -17,6 +17,7 @@ from posenc.errors import InputError, printable
 
 if TYPE_CHECKING:
     from posenc.lab.engines import Engine
+    from posenc.lab.files import Folder
     from posenc.report.terminal import Display
 
 DONE, FAILED, USAGE = 0, 1, 2
@@ -116,6 +117,32 @@ def check_unchanged(what: str, setting: str, expected: str | None, actual: str) 
 
 
 # ---------------------------------------------------------------- output
+
+
+def target(out: str, usual: str) -> "tuple[Folder, str]":
+    """Where --out says to write a page: a folder that can be written, and a name. usual: the name, if --out is a folder."""
+    from posenc.lab.files import Folder
+
+    if not out:
+        raise InputError("--out '': name a file")
+    wanted = Path(out)
+    folder, name = (wanted, usual) if wanted.is_dir() else (wanted.parent, wanted.name)
+    return Folder(folder), name
+
+
+def write_page(options: Any, where: "tuple[Folder, str]", text: str, **about: Any) -> int:
+    """Write a page, print where it is, and open it with --open. where: a `target`. about: what --json prints besides."""
+    import webbrowser
+
+    folder, name = where
+    path = folder.write(name, text).resolve()
+    shown = f"{path}: open it in a browser, {path.as_uri()}"
+    print(
+        json.dumps({"file": str(path), "url": path.as_uri(), **about}, indent=1) if options.json else printable(shown)
+    )
+    if options.open:
+        webbrowser.open(path.as_uri())
+    return DONE
 
 
 def run_study(

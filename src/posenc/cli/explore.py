@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc explore."""
 
-import json
-import webbrowser
 from dataclasses import dataclass, make_dataclass
-from pathlib import Path
 from typing import Annotated
 
 from posenc.cli.command import Command, How
-from posenc.cli.common import DONE
-from posenc.errors import InputError, printable
+from posenc.cli.common import target, write_page
 
 FILE = "posenc-explorer.html"
 
@@ -45,19 +41,8 @@ class Explore(Command):
         )
 
     def run(self) -> int:
-        from posenc.lab.files import Folder
         from posenc.report.explorer import page
 
         state = dict(self.given)
         text = page(state)
-        if not self.out:
-            raise InputError("--out '': name a file")
-        wanted = Path(self.out)
-        folder, name = (wanted, FILE) if wanted.is_dir() else (wanted.parent, wanted.name)
-        path = Folder(folder).write(name, text).resolve()
-        result = {"file": str(path), "url": path.as_uri(), "state": state}
-        shown = f"{path}: open it in a browser, {path.as_uri()}"
-        print(json.dumps(result, indent=1) if self.json else printable(shown))
-        if self.open:
-            webbrowser.open(path.as_uri())
-        return DONE
+        return write_page(self, target(self.out, FILE), text, state=state)

@@ -1,0 +1,62 @@
+"""posenc predict."""
+
+import json
+import webbrowser
+
+import pytest
+
+from posenc import cli
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog.\n" * 300, encoding="utf-8")
+    return path
+
+
+def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    path = tmp_path / "own.html"
+    options = [
+        "--data",
+        str(text),
+        "--length",
+        "8",
+        "--steps",
+        "2",
+        "--seed",
+        "3",
+        "--out",
+        str(path),
+        "--json",
+        "--open",
+    ]
+    assert cli.main(["predict", "alibi", "none", *options]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"file": str(path), "url": path.as_uri(), "encodings": ["alibi", "none"]}
+    assert opened == [path.as_uri()]
+    assert [line.split(":")[1] for line in printed.err.splitlines()] == [" alibi", " none"]
+    page = path.read_text(encoding="utf-8")
+    assert '"steps":2' in page
+    assert '"seed":3' in page
+    assert "the quick brown fox" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fox"], "unknown encoding on the page 'fox'"),
+        (["--length", "4"], "--length 4: must be from 8 to 512"),
+        (["--steps", "0"], "--steps 0: must be from 1"),
+        (["--seed", "-1"], "--seed -1: must be from 0"),
+        (["--out", ""], "--out '': name a file"),
+        (["--data", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["predict", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
