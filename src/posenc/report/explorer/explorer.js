@@ -8,7 +8,7 @@ posenc.explorer = (() => {
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
   const timings = [], probes = {};
-  const SETTLED = 160;  // milliseconds without a change, after which heat maps are drawn as exactly as the data are
+  const MANY = 256, SETTLED = 400;  // of more positions, heat maps are drawn coarsely until nothing changed for so many milliseconds
   let drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 }, moving = 0;
   root.explorerState = () => state;
 
@@ -40,7 +40,7 @@ posenc.explorer = (() => {
     }
     const found = posenc.state.clean(given);
     clearTimeout(moving);
-    moving = done ? 0 : setTimeout(settle, SETTLED);
+    moving = done || found.state.length <= MANY ? 0 : setTimeout(settle, SETTLED);
     controls.touched(part);
     take({ state: found.state, notes: [] });
     if (done) step(Object.keys(part).join());
@@ -133,7 +133,7 @@ posenc.explorer = (() => {
 
   // ------------------------------------------------------------------ buttons and presets
 
-  const presets = find("#explorer-preset");
+  const presets = find("#explorer-preset"), written = posenc.state.PRESETS.map(preset => posenc.state.write(posenc.state.clean(preset.state).state));
   presets.append(element("option", { value: "" }, "your own choice"), ...posenc.state.PRESETS.map(({ name }, index) => element("option", { value: index }, name)));
   presets.addEventListener("change", () => {
     const preset = posenc.state.PRESETS[presets.value];
@@ -144,7 +144,7 @@ posenc.explorer = (() => {
 
   function showPreset() {
     const now = posenc.state.write(state);
-    const found = posenc.state.PRESETS.findIndex(p => posenc.state.write(posenc.state.clean({ ...p.state }).state) === now);
+    const found = written.indexOf(now);
     presets.value = found < 0 ? "" : found;
     find("#explorer-preset-says").textContent = found < 0 ? "" : posenc.state.PRESETS[found].says;
   }
@@ -156,7 +156,7 @@ posenc.explorer = (() => {
       say("Back to where it started.");
     },
     link: () => copy("link", url()),
-    frame: () => copy("iframe", posenc.saving.frame(embedded ? "#" + posenc.state.write(state) : url())),
+    frame: () => copy("iframe", posenc.saving.frame(embedded ? `posenc-explorer.html#${posenc.state.write(state)}` : url())),
     python: () => copy("Python", posenc.saving.python(posenc.state.plain(state))),
     numbers() {
       const text = JSON.stringify(values(), (_, v) => (ArrayBuffer.isView(v) ? Array.from(v) : v));
@@ -233,8 +233,8 @@ posenc.explorer = (() => {
     change: part => change(part, false),
     rested: () => step("play", true),
   });
-  for (const started of ["pointerdown", "keydown", "wheel"]) {
-    root.addEventListener(started, event => event.target.dataset.do !== "play" && play.stop(), { capture: true, passive: true });
+  for (const started of ["pointerdown", "keydown"]) {
+    root.addEventListener(started, event => event.target.closest(".field, .track, .path, .presets, .buttons") && play.stop(), { capture: true });
   }
 
   function go(to) {  // leaving the path changes nothing else

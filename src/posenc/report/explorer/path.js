@@ -4,7 +4,7 @@
 posenc.path = (() => {
   const { element } = posenc.plot, { PATH } = posenc.state;
   const KEYS = { ArrowLeft: -1, ArrowRight: 1 };
-  const PLACES = { at: ".track", line: ".line" };
+  const PLACES = { at: ".ruler" };
 
   // go(step): 0 leaves the path. begun(control): a step begins that asks for it. embedded: keys belong to the page around it,
   // unless the path has the focus.
