@@ -307,7 +307,10 @@ def test_a_command_that_writes_the_explorer_leads_to_the_sites_in_that_state():
     guide = DOCS / "position_from_scratch.md"
     text = for_site("`posenc explore --encoding rope --method yarn:beta_fast=8`, `posenc explore`", guide)
     href = '<a href="explorer.html#encoding=rope&amp;method=yarn:beta_fast=8">'
-    assert text == f'{href}`posenc explore --encoding rope --method yarn:beta_fast=8`</a>, <a href="explorer.html">`posenc explore`</a>'
+    assert (
+        text
+        == f'{href}`posenc explore --encoding rope --method yarn:beta_fast=8`</a>, <a href="explorer.html">`posenc explore`</a>'
+    )
     assert "`posenc explore --out x.html`" in for_site("`posenc explore --out x.html`", ROOT / "src" / "x.md")
     guides = [for_site(path.read_text(encoding="utf-8"), path) for path in (guide, guide.with_suffix(".zh.md"))]
     steps = [set(re.findall(r'"explorer.html#step=(\d)"', text)) for text in guides]
@@ -319,7 +322,11 @@ def test_every_link_to_the_explorer_is_to_a_state_that_it_shows(new_tab, tmp_pat
     links = [explorer({"encoding": name}) for name in ENCODINGS]
     links += [explorer(extensions.shown(name)) for name in (*SCHEDULES, *MAPS)]
     pages = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")]
-    links += [found for text, path in zip(pages, DOCS.glob("*.md"), strict=True) for found in for_site(text, path).split("<a ") if "explorer.html#" in found]
+    links += [
+        found
+        for text, path in zip(pages, DOCS.glob("*.md"), strict=True)
+        for found in re.findall(r'<a href="[./]*explorer\.html#[^>]*>', for_site(text, path))
+    ]
     states = [unescape(re.search(r'explorer\.html#([^"]*)', link)[1]) for link in links if link]
     assert len(states) > 50
     path = tmp_path / "explorer.html"

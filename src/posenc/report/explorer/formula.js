@@ -168,7 +168,6 @@ posenc.formula = (() => {
   }
 
   const parts = latex => latex.split(/,\s*\\quad\s+/);  // equations that stand in one line
-  const spoken = letter => letter.replace(/\\(\w+)/, "$1").replace(/_\{?(\w+)\}?/, "_$1").replace("_", " ").replace("'", " prime");
   const meaning = (name, key) => (OWN[name] && OWN[name][key]) || SYMBOLS[key];
 
   // docs: where the documentation's pages are, "" where there are none.
@@ -190,10 +189,11 @@ posenc.formula = (() => {
           return html;
         })).join("");
         letters.replaceChildren(...Object.entries(symbols).map(([letter, symbol]) => {
-          const chip = element("button", { type: "button", className: "symbol", ariaLabel: `${spoken(letter)}: ${symbol.says}` });
+          const chip = element("button", { type: "button", className: "symbol" });
           chip.dataset.symbol = letter;
           chip.setAttribute("aria-pressed", false);
           chip.innerHTML = mathml(letter);
+          chip.ariaLabel = `${chip.textContent}: ${symbol.says}`;
           chip.addEventListener("click", () => pin(pinned === letter ? null : letter));
           return chip;
         }));
@@ -219,7 +219,7 @@ posenc.formula = (() => {
     function light(lit, withPlaces) {
       for (const part of place.querySelectorAll("[data-symbol]")) part.classList.toggle("lit", lit.includes(part.dataset.symbol));
       const wanted = withPlaces ? lit.map(letter => symbols[letter]) : [];
-      says.replaceChildren(wanted.length ? `${spoken(lit[0])}: ${wanted[0].says}.` : "Point at a letter or tap it: what it stands for is marked.");
+      says.replaceChildren(wanted.length ? `${letters.querySelector(`[data-symbol="${CSS.escape(lit[0])}"]`).ariaLabel}.` : "Point at a letter or tap it: what it stands for is marked.");
       for (const part of root.querySelectorAll(".view, .line")) part.classList.toggle("lit", wanted.some(({ views }) => views.includes(part.dataset.view || "line")));
       for (const part of root.querySelectorAll(".field")) part.classList.toggle("lit", wanted.some(({ fields }) => fields.includes(nameOf(part))));
     }
