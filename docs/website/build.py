@@ -79,7 +79,7 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
         known = {"title": title(text), "description": described.get(name) or summary(text)}
         head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)
         (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
-    (pages / "explorer.html").write_text(explorer.page(), encoding="utf-8")
+    (pages / "explorer.html").write_text(explorer.page(docs="./"), encoding="utf-8")
     back = '<main>\n<p><a href="../leaderboard.html">posenc: the leaderboard, how it was measured and how to read it</a></p>'
     reports = {f"leaderboard/{name}": text.replace("<main>", back, 1) for name, text in measured.leaderboard().items()}
     for name, text in (predicted.files() | reports).items():

@@ -101,6 +101,13 @@ def maps(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
     ]
 
 
+def shown(name: str) -> dict[str, str]:
+    """The state of the explorer in which a schedule or a map has something to show: a text longer than training."""
+    if name in MAPS:
+        return {"encoding": "rope", "method": str(drawn_map(name)), "trained": str(SHORT), "length": str(LONG)}
+    return {"encoding": "rope", "method": name, "length": "256"}
+
+
 def linked(text: str) -> str:
     """The page of all schedules or all maps with a link to each, in the first column of its table."""
     names = "|".join([*SCHEDULES, *MAPS])
@@ -176,7 +183,7 @@ def _schedule_parts(name: str) -> dict[str, str]:
         beyond(name, NEEDED.get(name, name)),
     ]
     return {
-        "links": explorer({"encoding": "rope", "method": name}),
+        "links": explorer(shown(name)),
         "measured": "\n\n".join(filter(None, said)),
         "picture": figures([_wavelengths(name) if wide else _stretched(name)])
         + ("\n\nThe numbers are an example; models come with theirs." if name in GIVEN else ""),
@@ -324,7 +331,7 @@ def _map_parts(name: str) -> dict[str, str]:
         "[`posenc.to_hf`](../export.md) writes the model as it was before, with an entry that `posenc.load` reads."
     )
     return {
-        "links": " · ".join([*cited, explorer({"encoding": "rope", "method": name})]),
+        "links": " · ".join([*cited, explorer(shown(name))]),
         "measured": "\n\n".join(filter(None, (f"**Fine-tuning**: {tuning}.", beyond(name, name), decoding(name)))),
         "picture": figures(
             [Picture(of_last, [_by_distance(made_map), str(made_map)]), Picture(of_pairs, [_relative(made_map)])]

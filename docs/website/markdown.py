@@ -3,8 +3,10 @@
 
 import os
 import re
+from html import escape
 from pathlib import Path
 from textwrap import wrap
+from urllib.parse import urlencode
 
 from website.page import DOCS, ROOT
 
@@ -16,6 +18,8 @@ PICTURE = re.compile(
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
 OPENING = ("frequencies.md", "position_maps.md")
 """Pages that open a section of generated ones, and are its index on the site."""
+EXPLORE = re.compile(r"`posenc explore((?: --\w+ [^\s`]+)*)`")
+"""A command whose page the site has."""
 COLUMN = 80
 """Characters of code that fit into a page's column."""
 NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary|a|img|br|sub|sup|kbd)\b)")
@@ -34,7 +38,8 @@ def for_site(text: str, page: Path) -> str:
     def prose(part: str) -> str:
         part = PICTURE.sub(_of_scheme, part)
         words = CODE.split(LINK.sub(lambda found: _link(found, page), part))
-        return "".join(word if word.startswith("`") else NO_TAG.sub("&lt;", word) for word in words)
+        text = "".join(word if word.startswith("`") else NO_TAG.sub("&lt;", word) for word in words)
+        return EXPLORE.sub(lambda found: _explorer(found, page), text)
 
     return "".join(fitted(part) if part.startswith("```") else prose(part) for part in BLOCK.split(text))
 
@@ -94,6 +99,16 @@ def place(path: Path) -> Path | None:
     if path.parent == ROOT and (path.suffix == ".md" or path.name == "LICENSE"):
         return Path("project", f"{path.stem.lower()}.md")
     return None
+
+
+def _explorer(found: re.Match[str], page: Path) -> str:
+    """A command that writes the explorer, with a link to the site's in that state."""
+    here, words = place(page), found[1].split()
+    if here is None:
+        return found[0]
+    state = urlencode({flag[2:]: value for flag, value in zip(words[::2], words[1::2], strict=True)}, safe=":=")
+    there = Path(os.path.relpath("explorer.html", here.parent)).as_posix()
+    return f'<a href="{there}{"#" if state else ""}{escape(state)}">{found[0]}</a>'
 
 
 def _link(found: re.Match[str], page: Path) -> str:

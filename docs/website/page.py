@@ -95,9 +95,9 @@ def papers_of(cited: Iterable[str]) -> list[str]:
 def explorer(state: Mapping[str, str]) -> str:
     """A link to the explorer in a state; "" where it does not draw that."""
     drawn = [name for names in settings()["encodings"].values() for name in names]
-    if state["encoding"] not in drawn or state.get("method", "none") not in methods():
+    if state["encoding"] not in drawn or state.get("method", "none").partition(":")[0] not in methods():
         return ""
-    return f'<a href="../explorer.html#{escape(urlencode(state))}">Explorer</a>'
+    return f'<a href="../explorer.html#{escape(urlencode(state, safe=":="))}">Explorer</a>'
 
 
 def signature(name: str, of: inspect.Signature) -> str:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from functools import partial
+from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from website import build, encodings, extensions, measured, reference, repository, snippets
 from website.markdown import fitted, for_site, summary
-from website.page import DOCS, ROOT, formula, linked_sources, plain
+from website.page import DOCS, ROOT, explorer, formula, linked_sources, plain
 from website.pictures import Half, pictures
 
 import posenc
@@ -25,6 +26,7 @@ from posenc.frequencies import SCHEDULES
 from posenc.frequencies.schedules import FORMULAS
 from posenc.position_maps import FORMULAS as MAP_FORMULAS
 from posenc.position_maps import MAPS
+from posenc.report.explorer import page as explorer_page
 from references.axe import AXE
 
 SECTIONS = (
@@ -320,6 +322,48 @@ def test_the_built_site_is_whole(site):
             assert '<meta property="og:image"' in page.source, path
             assert ('<html lang="zh-Hans"' in page.source) == path.name.endswith(".zh.html"), path
     assert (site.folder / "card.png").stat().st_size > 10_000
+
+
+def test_a_command_that_writes_the_explorer_leads_to_the_sites_in_that_state():
+    guide = DOCS / "position_from_scratch.md"
+    text = for_site("`posenc explore --encoding rope --method yarn:beta_fast=8`, `posenc explore`", guide)
+    href = '<a href="explorer.html#encoding=rope&amp;method=yarn:beta_fast=8">'
+    assert (
+        text
+        == f'{href}`posenc explore --encoding rope --method yarn:beta_fast=8`</a>, <a href="explorer.html">`posenc explore`</a>'
+    )
+    assert "`posenc explore --out x.html`" in for_site("`posenc explore --out x.html`", ROOT / "src" / "x.md")
+    guides = [for_site(path.read_text(encoding="utf-8"), path) for path in (guide, guide.with_suffix(".zh.md"))]
+    steps = [set(re.findall(r'"explorer.html#step=(\d)"', text)) for text in guides]
+    assert steps == [set("1234678")] * 2
+
+
+@pytest.mark.browser
+def test_every_link_to_the_explorer_is_to_a_state_that_it_shows(new_tab, tmp_path):
+    links = [explorer({"encoding": name}) for name in ENCODINGS]
+    links += [explorer(extensions.shown(name)) for name in (*SCHEDULES, *MAPS)]
+    pages = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")]
+    links += [
+        found
+        for text, path in zip(pages, DOCS.glob("*.md"), strict=True)
+        for found in re.findall(r'<a href="[./]*explorer\.html#[^>]*>', for_site(text, path))
+    ]
+    states = [unescape(re.search(r'explorer\.html#([^"]*)', link)[1]) for link in links if link]
+    assert len(states) > 50
+    path = tmp_path / "explorer.html"
+    path.write_text(explorer_page(), encoding="utf-8")
+    tab = new_tab()
+    tab.goto(path.as_uri())
+    wrong = tab.evaluate(
+        """states => states.map(text => {
+            const { state, notes } = posenc.state.parse(text), model = posenc.model.of(state);
+            const refused = model.refused, shown = model.turned || model.relative || model.codes || model.kind === "nothing";
+            const moved = state.method === "none" || !posenc.maps.MAPS[state.method] || [...model.relative].some((r, at) => r !== Math.floor(at / model.n) - (at % model.n) && at % model.n <= at / model.n);
+            return [text, ...notes, ...(refused ? [refused] : []), ...(shown ? [] : ["nothing"]), ...(moved ? [] : ["the map changes nothing"])];
+        }).filter(found => found.length > 1)""",
+        states,
+    )
+    assert wrong == []
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ class Explore(Command):
             (
                 name,
                 Annotated[
-                    kinds.get(field["kind"], str), f"{field['meaning']} (default: {field['default'] or 'in order'})"
+                    kinds.get(field["kind"], str),
+                    f"{field['meaning']} (default: {'in order' if field['default'] == '' else field['default']})",
                 ],
             )
             for name, field in fields().items()

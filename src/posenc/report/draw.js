@@ -171,15 +171,23 @@ posenc.draw = (() => {
   }
 
   // {rows, columns, values: row by row, pixel(value), texts: of the cells, x, y: axes, marks: [{x: between columns, label}],
-  // limit: the distance that training went to, half: of which only what lies before the query is marked}
+  // limit: the distance that training went to, half: of which only what lies before the query is marked}. colours.quick: no
+  // more cells are drawn than there are pixels, for as long as something moves
   function heat(canvas, colours, { rows, columns, values, pixel, texts, x, y, marks, limit, half }) {
     const downwards = counts(rows, canvas.clientHeight / 40), named = y.names || downwards.map(String);
     const { context, box, dense } = frame(canvas, colours, { label: y.label, texts: named });
-    const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-    for (let at = 0; at < pixels.length; at++) pixels[at] = pixel(values[at]);
-    const small = new OffscreenCanvas(columns, rows);
+    const [wanted, tall] = colours.quick ? [Math.min(columns, Math.ceil(box.width)), Math.min(rows, Math.ceil(box.height))] : [columns, rows];
+    const image = new ImageData(wanted, tall), pixels = new Uint32Array(image.data.buffer);
+    if (wanted === columns && tall === rows) for (let at = 0; at < pixels.length; at++) pixels[at] = pixel(values[at]);
+    else {
+      for (let row = 0, at = 0; row < tall; row++) {
+        const from = Math.floor((row * rows) / tall) * columns;
+        for (let column = 0; column < wanted; column++) pixels[at++] = pixel(values[from + Math.floor((column * columns) / wanted)]);
+      }
+    }
+    const small = new OffscreenCanvas(wanted, tall);
     small.getContext("2d").putImageData(image, 0, 0);
-    context.imageSmoothingEnabled = rows > box.height * dense || columns > box.width * dense;
+    context.imageSmoothingEnabled = tall > box.height * dense || wanted > box.width * dense;
     context.imageSmoothingQuality = "high";
     context.drawImage(small, box.x, box.y, box.width, box.height);
     context.strokeStyle = colours.line;

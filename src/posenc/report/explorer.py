@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from posenc.encodings import ENCODINGS
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
+from posenc.frequencies.schedules import FORMULAS
+from posenc.position_maps import FORMULAS as MAP_FORMULAS
 from posenc.position_maps import MAPS
 from posenc.report.html import asset, filled
 from posenc.spec import parse_sum
@@ -17,37 +20,37 @@ if TYPE_CHECKING:
 
 SCRIPTS = (
     *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes", "biases", "state", "model")), "draw", "plot",
-    *(f"explorer/{name}" for name in ("views", "tokens", "controls", "explorer")),
+    *(f"explorer/{name}" for name in ("views", "tokens", "controls", "formula", "saving", "path", "play", "explorer")),
 )  # fmt: skip
 """In this order: formulas, state, values, drawing, and the page."""
 HIDDEN = {"default", "explicit", "longrope"}
 """Schedules that the page does not offer: the one that changes nothing, and those that need a number for every pair."""
 
 
-def page(state: Mapping[str, Any] | None = None) -> str:
+def page(state: Mapping[str, Any] | None = None, docs: str = "") -> str:
     """The complete file. state: what it starts with, as in its address: {"encoding": "rope", "method": "yarn:beta_fast=16"};
-    see `fields`.
+    see `fields`. docs: where the documentation's pages are, relative to the file, as "./"; "": it has no links to them.
 
     Raises:
         InputError: a state that `checked` refuses.
     """
-    return filled("explorer/frame.html", block=_block(state, embedded=False))
+    return filled("explorer/frame.html", block=_block(state, docs, embedded=False))
 
 
-def block(state: Mapping[str, Any] | None = None) -> "Markup":
+def block(state: Mapping[str, Any] | None = None, docs: str = "") -> "Markup":
     """The explorer for another page, which may contain one: it includes its styles and scripts, and does not change the
-    page's address. state: as of `page`.
+    page's address. state, docs: as of `page`.
 
     Raises:
         InputError: a state that `checked` refuses.
     """
-    return _block(state, embedded=True)
+    return _block(state, docs, embedded=True)
 
 
 @cache
 def settings() -> dict[str, Any]:
-    """Fields with their defaults and limits, the encodings by where they act, those that are not drawn by the reason, and the
-    presets."""
+    """Fields with their defaults and limits, the encodings by where they act, those that are not drawn by the reason, the
+    steps of the guided path, the examples, and the glossary."""
     return dict(json.loads(asset("explorer/settings.json")))
 
 
@@ -98,12 +101,21 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
     return state
 
 
-def _block(state: Mapping[str, Any] | None, *, embedded: bool) -> "Markup":
+def formulas() -> dict[str, tuple[str, ...]]:
+    """The formulas of what the page draws, in LaTeX: of encodings and of methods, by name."""
+    drawn = [name for group in settings()["encodings"].values() for name in group]
+    known = FORMULAS | MAP_FORMULAS
+    return {name: ENCODINGS[name].formula for name in drawn} | {name: known[name] for name in methods()[1:]}
+
+
+def _block(state: Mapping[str, Any] | None, docs: str, *, embedded: bool) -> "Markup":
     from markupsafe import Markup
 
     scripts = [asset(f"{name}.js") for name in SCRIPTS]
-    scripts.insert(SCRIPTS.index("explorer/state"), f"posenc.settings = {json.dumps(settings(), ensure_ascii=False)};")
-    css = asset("plot.css") + asset("explorer/explorer.css")
-    values = {"state": checked(state), "embedded": embedded, "css": css, "scripts": scripts}
-    values["undrawn"] = settings()["undrawn"]
+    data = {"settings": settings(), "formulas": formulas()}
+    given = [f"posenc.{name} = {json.dumps(value, ensure_ascii=False)};" for name, value in data.items()]
+    scripts[(at := SCRIPTS.index("explorer/state")) : at] = given
+    css = asset("plot.css") + asset("explorer/explorer.css") + asset("explorer/frame.css")
+    values = {"state": checked(state), "embedded": embedded, "docs": docs, "css": css, "scripts": scripts}
+    values |= {name: settings()[name] for name in ("undrawn", "glossary")}
     return Markup(filled("explorer/explorer.html", **values))

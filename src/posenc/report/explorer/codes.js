@@ -231,21 +231,21 @@ posenc.codes = (() => {
   // The mean and the spread (standard deviation) of an (n, n) matrix over the pairs at each distance, the row's less
   // the column's; hidden ones, NaN, do not count, and a distance without any is NaN.
   function byDistance(matrix, n) {
-    const [mean, spread] = [new Float64Array(n), new Float64Array(n)];
-    for (let distance = 0; distance < n; distance++) {
-      let count = 0, sum = 0, squares = 0;
-      for (let at = distance * n; at < n * n; at += n + 1) {
-        if (Number.isNaN(matrix[at])) continue;
-        count += 1;
-        sum += matrix[at];
+    const [mean, spread, count] = [new Float64Array(n), new Float64Array(n), new Float64Array(n)];
+    const each = found => {  // row by row, as the matrix lies in memory
+      for (let i = 0; i < n; i++) {
+        for (let at = i * n, distance = i; distance >= 0; at++, distance--) {
+          if (!Number.isNaN(matrix[at])) found(distance, matrix[at]);
+        }
       }
-      mean[distance] = sum / count;
-      for (let at = distance * n; at < n * n; at += n + 1) {
-        if (!Number.isNaN(matrix[at])) squares += (matrix[at] - mean[distance]) ** 2;
-      }
-      spread[distance] = Math.sqrt(squares / count);
-    }
-    return { mean, spread };
+    };
+    each((distance, value) => {
+      count[distance] += 1;
+      mean[distance] += value;
+    });
+    for (let distance = 0; distance < n; distance++) mean[distance] /= count[distance];
+    each((distance, value) => { spread[distance] += (value - mean[distance]) ** 2; });
+    return { mean, spread: spread.map((squares, distance) => Math.sqrt(squares / count[distance])) };
   }
 
   // What a kernel gives at relative positions, (n, n) as of posenc.maps.grid; NaN where the key is hidden. Few of them

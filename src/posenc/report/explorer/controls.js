@@ -23,7 +23,8 @@ posenc.controls = (() => {
 
     function field(name, data) {
       const id = `explorer-${name}`, wrap = element("div", { className: `field ${["encoding", "method", "tokens", "curve"].includes(name) ? "wide" : ""}` });
-      wrap.append(element("label", { htmlFor: id, title: data.meaning || "" }, data.label));
+      wrap.dataset.field = name;
+      wrap.append(...titled(id, data.label, data.meaning));
       if (name === "encoding" || name === "method") wrap.append(select(id, name === "encoding" ? encodings() : methods(), value => change(chosen(name, value), true)));
       else if (name === "curve") wrap.append(select(id, Object.entries(CURVES), value => change(ofCurve(value), true)));
       else if (data.kind === "text") wrap.append(text(id, value => change({ [name]: value, at: "" }, true)));
@@ -75,6 +76,7 @@ posenc.controls = (() => {
         dim: codes, heads: bias && state.encoding !== "t5", head: bias && state.encoding !== "t5" && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
         base: (model.waves && state.curve === "geometric") || "base" in ((encoding || {}).options || {}), factor: uses("factor"),
       })) controls[name].hidden = !shown;
+      mark();
       hint(controls.method, model.refused || (state.method === "none" ? "" : posenc.state.method(state.method).summary));
       hint(controls.encoding, (encoding || {}).summary || "");
       controls.base.querySelector("label").textContent = model.rotates ? "Base (rope_theta)" : "Base";
@@ -82,7 +84,7 @@ posenc.controls = (() => {
     }
 
     function hint(wrap, told) {
-      const place = wrap.querySelector(".hint");
+      const place = wrap.querySelector(".hint:not(.meaning)");
       place.hidden = !told;
       place.textContent = told ? told[0].toUpperCase() + told.slice(1) + (/[.!]$/.test(told) ? "" : ".") : "";
     }
@@ -96,9 +98,9 @@ posenc.controls = (() => {
       const id = `explorer-${of}-${name}`, wrap = element("div", { className: "field" });
       wrap.dataset.option = name;
       const put = (value, done = true) => change({ [of]: { [name]: value } }, done);
-      wrap.append(element("label", { htmlFor: id, title: data.meaning }, name.replaceAll("_", " ")));
+      wrap.append(...titled(id, name.replaceAll("_", " "), data.meaning));
       if (data.kind === "boolean") {
-        const box = element("input", { type: "checkbox", id, title: data.meaning });
+        const box = element("input", { type: "checkbox", id });
         box.addEventListener("change", () => put(box.checked));
         wrap.append(box);
       } else if (data.kind === "choice") wrap.append(select(id, data.choices.map(c => [c, c]), put));
@@ -107,7 +109,67 @@ posenc.controls = (() => {
       return wrap;
     }
 
-    return { show };
+    // On a narrow screen the form is a bar at the bottom with the field that was used last, and opens to all of them.
+    const form = root.querySelector(".controls"), opener = root.querySelector("[data-do=settings]");
+    let current = "encoding";
+
+    function open(wanted = !form.classList.contains("open")) {
+      form.classList.toggle("open", wanted);
+      opener.setAttribute("aria-expanded", wanted);
+      opener.textContent = wanted ? "Close" : "Settings";
+    }
+    form.addEventListener("keydown", event => {
+      if (event.key !== "Escape" || !form.classList.contains("open")) return;
+      open(false);
+      opener.focus();
+    });
+    for (const [seen, wanted] of Object.entries({ pointerdown: true, pointerup: false, pointercancel: false })) {
+      form.addEventListener(seen, event => {
+        if (!wanted || event.target.type === "range") sliding(wanted ? event.target.closest(".field") : null);
+      });
+    }
+
+    function sliding(moved) {  // an open form lets the picture behind it be seen while a slider moves
+      form.classList.toggle("sliding", Boolean(moved));
+      for (const wrap of form.querySelectorAll(".field")) wrap.classList.toggle("moved", wrap === moved);
+    }
+
+    function touched(part) {
+      const names = Object.entries(part).flatMap(([name, value]) => (value && typeof value === "object" ? Object.keys(value) : [name]));
+      const known = names.filter(name => form.querySelector(`.fields > [data-field="${name}"], .fields .wide > [data-option="${name}"]`));
+      if (known.length) current = known[0];
+      else if (names.includes("at")) current = "at";
+    }
+
+    function mark() {
+      for (const wrap of form.querySelectorAll(".field")) wrap.classList.toggle("current", [wrap.dataset.field, wrap.dataset.option].includes(shownNow()));
+    }
+
+    function shownNow() {
+      const wrap = form.querySelector(`[data-field="${current}"], [data-option="${current}"]`);
+      return wrap && !wrap.hidden ? current : "encoding";
+    }
+
+    // The field that the play button moves: the one used last, if it is a number of the page and is shown.
+    function played() {
+      const data = FIELDS[current];
+      return data && data.kind !== "text" && data.kind !== "choice" && shownNow() === current ? current : "at";
+    }
+
+    return { show, open, touched, played };
+  }
+
+  function titled(id, label, meaning) {  // a label, and what it means behind a button, since a finger finds no tooltip
+    const name = element("label", { htmlFor: id }, label);
+    if (!meaning) return [name];
+    const told = element("p", { className: "hint meaning", id: `${id}-meaning`, hidden: true }, `${meaning[0].toUpperCase()}${meaning.slice(1)}.`);
+    const ask = element("button", { type: "button", className: "help", ariaLabel: `What is ${label}?`, ariaExpanded: "false" }, "?");
+    ask.setAttribute("aria-controls", told.id);
+    ask.addEventListener("click", () => {
+      told.hidden = !told.hidden;
+      ask.ariaExpanded = String(!told.hidden);
+    });
+    return [element("div", { className: "label" }, name, ask), told];
   }
 
   function set(wrap, value) {

@@ -8,7 +8,8 @@ posenc.explorer = (() => {
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
   const timings = [], probes = {};
-  let drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 };
+  const MANY = 256, SETTLED = 400;  // of more positions, heat maps are drawn coarsely until nothing changed for so many milliseconds
+  let drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 }, moving = 0;
   root.explorerState = () => state;
 
   const start = () => posenc.state.clean({ ...JSON.parse(document.getElementById("explorer-state").textContent) });
@@ -38,8 +39,16 @@ posenc.explorer = (() => {
       }
     }
     const found = posenc.state.clean(given);
+    clearTimeout(moving);
+    moving = done || found.state.length <= MANY ? 0 : setTimeout(settle, SETTLED);
+    controls.touched(part);
     take({ state: found.state, notes: [] });
     if (done) step(Object.keys(part).join());
+  }
+
+  function settle() {
+    moving = 0;
+    later();
   }
 
   const address = () => `#${PREFIX}${posenc.state.write(state)}`;
@@ -61,14 +70,17 @@ posenc.explorer = (() => {
 
   function draw() {
     frame = 0;
-    const from = performance.now(), colours = posenc.draw.theme(root);
+    const from = performance.now(), colours = { ...posenc.draw.theme(root), quick: Boolean(moving) };
     let model;
     try {
       model = posenc.model.of(state);
+      path.show(state);
       controls.show(state);
       showPreset();
+      formula.show(state);
+      play.show();
       tokens.show(state, model, colours);
-      const now = [model, colours.ink, root.clientWidth, devicePixelRatio];
+      const now = [model, colours.ink, colours.quick, root.clientWidth, devicePixelRatio, state.step];
       if (now.some((one, at) => one !== drawn[at])) for (const figure of views) view(figure, model, colours);
       drawn = now;
     } catch (error) {  // what a formula refuses, it refuses with a sentence
@@ -98,6 +110,7 @@ posenc.explorer = (() => {
   }
 
   function view(figure, model, colours) {
+    if (figure.classList.contains("beside")) return;
     const id = figure.dataset.view, own = posenc.views[id], absent = own.absent(model);
     blank(figure, absent);
     figure.querySelector(".see").textContent = absent ? "" : own.see(model);
@@ -120,7 +133,7 @@ posenc.explorer = (() => {
 
   // ------------------------------------------------------------------ buttons and presets
 
-  const presets = find("#explorer-preset");
+  const presets = find("#explorer-preset"), written = posenc.state.PRESETS.map(preset => posenc.state.write(posenc.state.clean(preset.state).state));
   presets.append(element("option", { value: "" }, "custom"), ...posenc.state.PRESETS.map(({ name }, index) => element("option", { value: index }, name)));
   presets.addEventListener("change", () => {
     const preset = posenc.state.PRESETS[presets.value];
@@ -131,7 +144,7 @@ posenc.explorer = (() => {
 
   function showPreset() {
     const now = posenc.state.write(state);
-    const found = posenc.state.PRESETS.findIndex(p => posenc.state.write(posenc.state.clean({ ...p.state }).state) === now);
+    const found = written.indexOf(now);
     presets.value = found < 0 ? "" : found;
     find("#explorer-preset-says").textContent = found < 0 ? "" : posenc.state.PRESETS[found].says;
   }
@@ -142,24 +155,37 @@ posenc.explorer = (() => {
       step("reset");
       say("Back to where it started.");
     },
-    async link() {
-      const url = new URL(address(), location.href).href;
-      try {
-        await navigator.clipboard.writeText(url);
-        say("The link is copied.");
-      } catch {
-        say(`This page may not write to the clipboard. The link: ${url}`);
-      }
-    },
+    link: () => copy("link", url()),
+    frame: () => copy("iframe", posenc.saving.frame(embedded ? `posenc-explorer.html#${posenc.state.write(state)}` : url())),
+    python: () => copy("Python", posenc.saving.python(posenc.state.plain(state))),
     numbers() {
-      const file = new Blob([JSON.stringify(values(), (_, v) => (ArrayBuffer.isView(v) ? Array.from(v) : v))], { type: "application/json" });
-      const link = element("a", { href: URL.createObjectURL(file), download: "posenc-explorer.json" });
-      link.click();
-      URL.revokeObjectURL(link.href);
+      const text = JSON.stringify(values(), (_, v) => (ArrayBuffer.isView(v) ? Array.from(v) : v));
+      posenc.saving.file("posenc-explorer.json", new Blob([text], { type: "application/json" }));
       say("Every number shown is in posenc-explorer.json.");
     },
+    settings: () => controls.open(),
   };
-  for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]());
+  for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]?.());
+
+  const url = () => new URL(address(), location.href).href;
+
+  async function copy(what, text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      say(`The ${what} is copied.`);
+    } catch {
+      say(`This page may not write to the clipboard. The ${what}: ${text}`);
+    }
+  }
+
+  for (const button of root.querySelectorAll("[data-save]")) button.addEventListener("click", () => save(button.closest(".view"), button.dataset.save));
+
+  async function save(figure, kind) {
+    const id = figure.dataset.view, name = `posenc-${id}.${kind}`, model = posenc.model.of(state);
+    const text = posenc.saving.svg(posenc.views[id], `${figure.querySelector("h3").textContent}: ${posenc.state.write(state) || state.encoding}`, model, posenc.draw.theme(root), address());
+    posenc.saving.file(name, kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await posenc.saving.png(text));
+    say(`The picture is in ${name}.`);
+  }
 
   function say(sentence) {
     find(".status").textContent = sentence;
@@ -198,6 +224,25 @@ posenc.explorer = (() => {
     },
   });
   const controls = posenc.controls.made(root, change);
+  const formula = posenc.formula.made(root, root.dataset.docs);
+  const path = posenc.path.made(root, { go, embedded, begun: control => controls.touched({ [control]: 0 }) });
+  const play = posenc.play.made(find("[data-do=play]"), {
+    state: () => state,
+    field: () => controls.played(state),
+    possible: field => field === "at" || !find(`[data-field="${field}"]`).hidden,
+    change: part => change(part, false),
+    rested: () => step("play", true),
+  });
+  for (const started of ["pointerdown", "keydown"]) {
+    root.addEventListener(started, event => event.target.closest(".field, .track, .path, .presets, .buttons") && play.stop(), { capture: true });
+  }
+
+  function go(to) {  // leaving the path changes nothing else
+    play.stop();
+    take(to ? posenc.state.clean({ step: to }) : { state: { ...state, step: 0 }, notes: [] });
+    step("path");
+    if (to) requestAnimationFrame(path.reveal);
+  }
 
   find("form").addEventListener("submit", event => event.preventDefault());
   addEventListener("hashchange", () => {

@@ -121,8 +121,16 @@ posenc.maps = (() => {
     return check(option, value, value >= 1, "a whole number of tokens, at least 1");
   }
 
-  // The relative positions of n queries (rows) and keys, (n, n): of the map of that name, or plain distances if null.
+  // The relative positions of n queries (rows) and keys, (n, n): of the map of that name, or plain distances if null. The
+  // latest are at hand while other choices change; nobody writes to them.
+  let latest = { key: "", found: null };
   function grid(name, n, options) {
+    const key = JSON.stringify([name, n, options]);
+    if (latest.key !== key) latest = { key, found: filled(name, n, options) };
+    return latest.found;
+  }
+
+  function filled(name, n, options) {
     const map = name === null ? null : lookup("position map", MAPS, name);
     const relative = map ? map.of(options) : (i, j) => i - j;
     const found = new Float64Array(n * n).fill(NaN);

@@ -1,7 +1,7 @@
 "use strict";
 // Every number that the page shows for a state, computed when it is first asked for and kept until the choice changes.
 posenc.model = (() => {
-  const TOKENS_ONLY = ["tokens", "at", "token", "line"];
+  const TOKENS_ONLY = ["tokens", "at", "token", "line", "step"];
   let latest = { key: "", model: null };
 
   function of(state) {
@@ -114,7 +114,13 @@ posenc.model = (() => {
   }
 
   // Of the pairs with no key after its query: the largest distance, the shares of those beyond training and of hidden ones.
+  let counted = {};
   function distances(relative, n, trained) {
+    if (counted.relative !== relative || counted.trained !== trained) counted = { relative, trained, found: count(relative, n, trained) };
+    return counted.found;
+  }
+
+  function count(relative, n, trained) {
     let top = 0, past = 0, seen = 0;
     for (let i = 0; i < n; i++) {
       for (let at = i * n; at <= i * n + i; at++) {

@@ -2,7 +2,7 @@
 // What is chosen, and its text in the address: "encoding=rope&method=yarn:beta_fast=16&factor=4". What a text asks for
 // that cannot be shown gives way to the default, with a note that says so; nothing here throws.
 posenc.state = (() => {
-  const { fields: FIELDS, presets: PRESETS } = posenc.settings;
+  const { fields: FIELDS, presets: PRESETS, path: PATH } = posenc.settings;
   const MOST_TOKENS = 12, LONGEST_TOKEN = 24, LONGEST_TEXT = 2000;
   const own = (registry, name) => (Object.hasOwn(registry, name) ? registry[name] : undefined);
 
@@ -34,7 +34,8 @@ posenc.state = (() => {
 
   // A state from anything that looks like one: {encoding: "t5:num_buckets=16", dim: 64, ...}. Notes: what was not taken.
   function clean(asked) {
-    const notes = [], state = {}, given = { ...asked };
+    const step = checked(FIELDS.step, asked.step ?? 0), notes = [], state = {}, given = { ...(step ? PATH[step - 1].state : {}), ...asked };
+    if ("tokens" in asked && !("at" in asked)) delete given.at;
     for (const [name, value] of Object.entries(given)) {
       if (!Object.hasOwn(FIELDS, name)) notes.push(`there is no “${shortened(name)}”`);
       else if (value === undefined || value === null) delete given[name];
@@ -135,19 +136,19 @@ posenc.state = (() => {
     return shown.length > 40 ? `${shown.slice(0, 40)}…` : shown;
   }
 
-  // A state as `clean` reads it, without what is as usual.
+  // A state as `clean` reads it, without what follows from the rest: from its step of the path, and from the defaults.
   function plain(state) {
-    const found = {}, usual = posenc.state.usual;
-    for (const [name, field] of Object.entries(FIELDS)) {
-      if (field.kind !== "text" && state[name] !== field.default) found[name] = state[name];
+    const found = {};
+    for (const name of Object.keys(FIELDS)) {
+      const now = shown(name, state);
+      if (shown(name, clean(found).state) !== now) found[name] = now;
     }
-    for (const of of ["encoding", "method"]) {
-      const text = written(of, state);
-      if (text !== FIELDS[of].default) found[of] = text;
-    }
-    if (state.tokens.join(" ") !== usual) found.tokens = state.tokens.join(" ");
-    if (state.at.some((at, index) => at !== index)) found.at = state.at.join(",");
     return found;
+  }
+
+  function shown(name, state) {
+    if (name === "encoding" || name === "method") return written(name, state);
+    return Array.isArray(state[name]) ? state[name].join(name === "at" ? "," : " ") : state[name];
   }
 
   function written(of, state) {
@@ -195,7 +196,7 @@ posenc.state = (() => {
   }
 
   return {
-    FIELDS, PRESETS, usual: FIELDS.tokens.default, encoding, method, options, clean, plain, parse, write,
+    FIELDS, PRESETS, PATH, encoding, method, options, clean, plain, parse, write,
     checked, arguments: arguments_,
   };
 })();

@@ -91,6 +91,7 @@ posenc.views = (() => {
   };
 
   function off(m) {  // the largest spread at one distance, twice: from least to greatest at least that
+    if (m.kernel && !m.map) return 0;  // made of the distance alone
     return 2 * most(m.ofDistance.spread.filter(v => !Number.isNaN(v)));
   }
 
