@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import pytest
 import torch
 
-from posenc import Positions, encodings, frequencies, position_maps
+from posenc import Positions, attention, encodings, frequencies, position_maps
 from posenc.analysis import codes_of
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
@@ -121,7 +121,7 @@ def rotation(full):
 @pytest.mark.parametrize("choice", ROTATIONS, ids=str)
 def test_rotations_under_a_schedule(shown, choice):
     full = usual(choice)
-    found = shown(**choice)
+    found = shown(**choice, position_only="true")
     assert found["notes"] == []
     made = rotation(full)
     codes = codes_of(made)(torch.arange(full["length"]))
@@ -131,9 +131,10 @@ def test_rotations_under_a_schedule(shown, choice):
     same(found["codes"], codes, **TOLERANCE)
     same(found["products"], codes @ codes.T, **TOLERANCE)
     same(found["decay"], (codes @ codes.T)[:, 0], **TOLERANCE)
-    chosen, *_ = places = [token["position"] for token in found["tokens"]]
+    places = [token["position"] for token in found["tokens"]]
+    chosen = places[0 if choice["method"] == "none" else -1]
     same([token["code"] for token in found["tokens"]], codes[places], **TOLERANCE)
-    same([token["score"] for token in found["tokens"]], codes[places] @ codes[chosen], **TOLERANCE)
+    same([token["product"] for token in found["tokens"]], codes[places] @ codes[chosen], **TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +170,9 @@ def test_rotations_under_a_map(shown, encoding, name, options):
 
 def test_tokens_score_as_their_positions_do_among_all_pairs(shown):
     """Also a query before its key, where xPos is another number."""
-    found = shown(encoding="xpos:scale_base=16", length=40, dim=16)
+    found = shown(encoding="xpos:scale_base=16", length=40, dim=16, position_only="true")
     chosen, *others = [token["position"] for token in found["tokens"]]
-    scores = [token["score"] for token in found["tokens"]]
+    scores = [token["product"] for token in found["tokens"]]
     assert max(others) > chosen
     same(scores, torch.tensor(found["products"])[[40 * chosen + at for at in (chosen, *others)]], **TOLERANCE)
 
@@ -208,8 +209,69 @@ def test_biases(shown, choice):
     same(found["products"], bias(apart.flatten())[:, full["head"] - 1], **near)
 
 
+WORDS = "Can you open été ? can"
+IN_TEXT = [
+    {"encoding": "none"}, {"encoding": "sinusoidal", "dim": 24}, {"encoding": "binary"}, {"encoding": "rope"},
+    {"encoding": "rope:layout=interleaved:rotary_dim=16", "method": "yarn", "length": 60}, {"encoding": "decoupled_rope", "dim": 36},
+    {"encoding": "p_rope"}, {"encoding": "xpos:scale_base=32"}, {"encoding": "rope", "method": "ntk"},
+    {"encoding": "rope", "method": "self_extend:window=8:group=4", "length": 64},
+    {"encoding": "rope", "method": "streaming:sinks=2:recent=20", "length": 64},
+    {"encoding": "alibi", "heads": 4, "head": 2}, {"encoding": "sandwich", "heads": 4, "head": 3}, {"encoding": "t5"},
+]  # fmt: skip
+
+
+def vector(word, dim):
+    """The page's vector of a word: FNV-1a of its letters, xorshift, Box and Muller, of length sqrt(dim) / 2."""
+    at = 0x811C9DC5
+    for byte in word.lower().encode():
+        at = (at ^ byte) * 0x01000193 & 0xFFFFFFFF
+    drawn = []
+    for _ in range(16 + 2 * dim):
+        at ^= at << 13 & 0xFFFFFFFF
+        at ^= at >> 17
+        at ^= at << 5 & 0xFFFFFFFF
+        drawn.append((at + 0.5) / 2**32)
+    first, second = torch.tensor(drawn[16:], dtype=torch.float64).view(dim, 2).T
+    found = (-2 * first.log()).sqrt() * (2 * torch.pi * second).cos()
+    return found / found.norm() * dim**0.5 / 2
+
+
+@pytest.mark.parametrize("choice", IN_TEXT, ids=str)
+def test_words_attend_as_in_the_library(shown, choice):
+    """Query and key are the words' vectors; the library adds, turns or biases them and takes the softmax."""
+    full = usual(choice)
+    found = shown(**choice, tokens=WORDS, at="30,3,7,12,31,25", token=1)
+    assert found["notes"] == []
+    name, dim = choice["encoding"].split(":")[0], full["dim"]
+    x = torch.stack([vector(word, dim) for word in WORDS.split()])[None]
+    same([token["vector"] for token in found["tokens"]], x[0], **TOLERANCE)
+    map_name = full["method"].split(":")[0]
+    if name in ("rope", "p_rope", "decoupled_rope", "xpos"):
+        encoding = rotation(full)
+    else:
+        encoding = encodings.create(choice["encoding"], dim=dim, head_dim=dim, num_heads=full["heads"])
+    if map_name in MAPS:
+        encoding = position_maps.Mapped(encoding, position_maps.create(full["method"]))
+    at = torch.tensor([[30.0, 3, 7, 12, 31, 25]], dtype=torch.float64)
+    if name == "t5":
+        at = at.long()
+        torch.nn.init.zeros_(encoding.table)
+    elif name == "binary":
+        at = at.long()
+    positions = Positions.from_ids(at, causal=map_name in MAPS)
+    x = encoding.embed(x, positions)
+    heads = full["heads"] if found["bias"] else 1
+    q, k = (x[:, None].expand(1, heads, -1, -1) for _ in range(2))
+    weights = attention(q * (dim**-0.5 if name == "t5" else 1), k, torch.eye(6, dtype=torch.float64).expand(1, heads, 6, 6), encoding, positions)
+    same([token["weight"] for token in found["tokens"]], weights[0, full["head"] - 1 if heads > 1 else 0, 0], rtol=1e-5, atol=1e-6)
+    drawn = [token["share"] for token in found["tokens"]]
+    assert drawn[0] is None
+    others = weights[0, full["head"] - 1 if heads > 1 else 0, 0, 1:]
+    same([share or 0 for share in drawn[1:]], others / others.max(), rtol=1e-5, atol=1e-6)
+
+
 def test_nothing_is_nothing(shown):
-    found = shown(encoding="none")
+    found = shown(encoding="none", position_only="true")
     assert found["codes"] is None
     assert found["products"] is None
     assert {token["score"] for token in found["tokens"]} == {0}

@@ -12,6 +12,8 @@ from posenc.cli.common import DONE
 from posenc.errors import InputError, printable
 
 FILE = "posenc-explorer.html"
+USUAL = {"": "in order", "False": "off"}
+"""How the help writes a default."""
 
 
 @dataclass(kw_only=True)
@@ -25,12 +27,12 @@ class Explore(Command):
     def groups(cls) -> dict[str, type]:
         from posenc.report.explorer import fields
 
-        kinds = {"integer": int, "number": float}
+        kinds = {"integer": int, "number": float, "boolean": bool}
         hints = (
             (
                 name,
                 Annotated[
-                    kinds.get(field["kind"], str), f"{field['meaning']} (default: {field['default'] or 'in order'})"
+                    kinds.get(field["kind"], str), f"{field['meaning']} (default: {USUAL.get(str(field['default']), field['default'])})"
                 ],
             )
             for name, field in fields().items()

@@ -427,20 +427,45 @@ posenc.draw = (() => {
     context.drawImage(small, 0, 0, width, height);
   }
 
-  // arcs over a line of tokens: [{from, to: in pixels, share: 0 .. 1}], the baseline at the bottom
-  function arcs(canvas, colours, shown) {
-    const { context, width, height } = surface(canvas);
-    for (const { from, to, share } of shown) {
-      const high = Math.min(height - 6, 14 + (Math.abs(to - from) / width) * height * 1.5);
-      context.strokeStyle = colours.around.css[225];
-      context.globalAlpha = 0.25 + 0.75 * share;
-      context.lineWidth = 1 + 7 * share;
+  // arcs over a line of tokens: [{from, to: in pixels, share: 0 .. 1, null if hidden, past: in the other colour, label}], the
+  // baseline at the bottom. limit: {x, label}, from where the ground is shaded.
+  function arcs(canvas, colours, shown, limit) {
+    const { context, width, height } = surface(canvas), box = { x: 0, y: 0, width, height };
+    if (limit) {
+      context.fillStyle = colours.past;
+      context.globalAlpha = 0.07;
+      context.fillRect(limit.x, 0, width - limit.x, height);
+      context.globalAlpha = 1;
+    }
+    const tops = shown.map(({ from, to }) => 14 + Math.sqrt(Math.abs(to - from) / width) * (height - 42));
+    shown.forEach(({ from, to, share, past }, at) => {
+      context.strokeStyle = share === null ? colours.soft : past ? colours.past : colours.around.css[225];
+      context.globalAlpha = share === null ? 0.5 : 0.2 + 0.8 * share;
+      context.lineWidth = share === null ? 1 : 0.8 + 7.2 * share;
+      context.setLineDash(share === null ? [3, 4] : []);
       context.beginPath();
       context.moveTo(from, height);
-      context.bezierCurveTo(from, height - high * 1.33, to, height - high * 1.33, to, height);
+      context.bezierCurveTo(from, height - tops[at] * 1.33, to, height - tops[at] * 1.33, to, height);
       context.stroke();
-    }
+    });
     context.globalAlpha = 1;
+    context.setLineDash([]);
+    context.font = colours.font;
+    if (limit) drawMark(context, colours, box, limit, x => x);
+    arcLabels(context, colours, width, shown.map(({ from, to, share, label }, at) => ({ x: (from + to) / 2, y: height - tops[at], share, label })));
+  }
+
+  function arcLabels(context, colours, width, labels) {  // on top of the arcs, the strongest first, where there is room
+    const taken = [];
+    context.fillStyle = colours.ink;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (const { x, y, label } of labels.filter(one => one.label).sort((a, b) => b.share - a.share)) {
+      const half = context.measureText(label).width / 2 + 3, middle = Math.max(half, Math.min(width - half, x));
+      if (taken.some(one => Math.abs(one.y - y) < 14 && Math.abs(one.x - middle) < one.half + half)) continue;
+      taken.push({ x: middle, y, half });
+      lettered(context, colours, label, middle, y);
+    }
   }
 
   return { theme, gradient, around, between, upTo, heat, lines, strip, arcs, number, level };

@@ -68,6 +68,7 @@ posenc.explorer = (() => {
       controls.show(state);
       showPreset();
       tokens.show(state, model, colours);
+      clocks.show(state, model, colours);
       const now = [model, colours.ink, root.clientWidth, devicePixelRatio];
       if (now.some((one, at) => one !== drawn[at])) for (const figure of views) view(figure, model, colours);
       drawn = now;
@@ -179,14 +180,15 @@ posenc.explorer = (() => {
 
   function numbers() {
     const m = posenc.model.of(state), { codes, products, decay, decayPlain, wavelengths, wavelengthsPlain, relative, bias } = m;
-    const scores = posenc.tokens.compared(state, m), strength = posenc.tokens.strengths(scores, state.token - 1, m);
+    const rows = posenc.words.attention(state, m);
     return {
       length: m.n, frequencies: m.turned, wavelengths, wavelengths_as_trained: wavelengthsPlain, codes, products,
       decay: decay && decay.mean, decay_as_trained: decayPlain, relative, bias,
       tokens: state.tokens.map((token, index) => {
         const code = m.codesAt(Float64Array.of(state.at[index]));
-        return { token, position: state.at[index], score: scores[index], strength: strength[index], code };
+        return { token, ...rows[index], vector: posenc.words.vector(token, state.dim), code };
       }),
+      clocks: posenc.clocks.angles(state, m),
     };
   }
 
@@ -197,6 +199,7 @@ posenc.explorer = (() => {
       step("token", true);
     },
   });
+  const clocks = posenc.clocks.made(find(".rotation"), change);
   const controls = posenc.controls.made(root, change);
 
   find("form").addEventListener("submit", event => event.preventDefault());

@@ -1,7 +1,7 @@
 "use strict";
 // Every number that the page shows for a state, computed when it is first asked for and kept until the choice changes.
 posenc.model = (() => {
-  const TOKENS_ONLY = ["tokens", "at", "token", "line"];
+  const TOKENS_ONLY = ["tokens", "at", "token", "key", "line", "position_only"];
   let latest = { key: "", model: null };
 
   function of(state) {
@@ -73,17 +73,34 @@ posenc.model = (() => {
         return bias ? posenc.biases.rows(s.encoding, positions, { ...settings, num_heads: s.heads }) : null;
       },
       codesAt: () => at => (kind === "position" ? entry.codes(at, of(target.turned)) : null),
-      score: () => (query, key) => {  // of two positions; NaN where the key is hidden, null where there is none
-        if (kind === "nothing") return 0;
-        if (kind === "distance") return target.added(s.head - 1, query - key);
-        if (kernel) return kernel([map ? target.scoredAt(query, key) : query - key], of(target.turned))[0];
-        return posenc.codes.dots(entry.codes([query, key], of(target.turned)), 2, s.dim)[1];
+      kernelAt: () => distance => kernel([distance], of(target.turned))[0],
+      turn: () => (vector, position, sign) => entry.turn(vector, position, of(target.turned), sign),
+      // The relative position that a query sees a key at; NaN where it is hidden. Without a map, keys after the query are seen.
+      seenAt() {
+        const relative = map && map.of(mapOptions);
+        return (query, key) => (!map ? query - key : key > query ? NaN : relative(query, key));
       },
-      scoredAt: () => (query, key) => {  // the relative position of a pair, whichever of the two is later
-        const [late, early] = [Math.max(query, key), Math.min(query, key)];
-        return map ? map.of(mapOptions)(late, early) : late - early;
+      stretch() {  // of a schedule: the least and the greatest share of its speed that a pair has left
+        const shares = schedule ? Array.from(target.turned.invFreq, (theta, c) => theta / target.plain.invFreq[c]) : [1];
+        return { low: Math.min(...shares), high: Math.max(...shares) };
+      },
+      // Whether training lacked a relative position: a rotation's, if it lacked the angle of a pair; T5's, if it lacked the bucket.
+      untrained: () => relative => {
+        const away = Math.abs(relative);
+        if (rotates) return target.turned.invFreq.some((_, c) => newAngle(target, c, away));
+        if (kind !== "distance") return false;
+        if (s.encoding !== "t5") return away >= s.trained;
+        const side = Math.sign(relative), bucket = target.added(0, relative);
+        return away >= s.trained && bucket !== target.added(0, side * (s.trained - 1));
       },
     });
+  }
+
+  // Whether pair c stands at an angle that it did not have within the trained length, where it turned as trained. A pair that
+  // finished a turn there had every angle.
+  function newAngle({ turned, plain, state }, c, away) {
+    const finished = plain.invFreq[c] * state.trained >= 2 * Math.PI;
+    return !finished && (away + 1) * turned.invFreq[c] > (1 + 1e-9) * state.trained * plain.invFreq[c];
   }
 
   function refusal(s, rotates, chosen) {
@@ -128,5 +145,5 @@ posenc.model = (() => {
     return { top, past: past / seen, hidden: 1 - seen / ((n * (n + 1)) / 2) };
   }
 
-  return { of };
+  return { of, newAngle };
 })();
