@@ -215,7 +215,7 @@ IN_TEXT = [
     {"encoding": "rope:layout=interleaved:rotary_dim=16", "method": "yarn", "length": 60}, {"encoding": "decoupled_rope", "dim": 36},
     {"encoding": "p_rope"}, {"encoding": "xpos:scale_base=32"}, {"encoding": "rope", "method": "ntk"},
     {"encoding": "rope", "method": "self_extend:window=8:group=4", "length": 64},
-    {"encoding": "rope", "method": "streaming:sinks=2:recent=20", "length": 64},
+    {"encoding": "rope", "method": "streaming:sinks=4:recent=20", "length": 64},
     {"encoding": "alibi", "heads": 4, "head": 2}, {"encoding": "sandwich", "heads": 4, "head": 3}, {"encoding": "t5"},
 ]  # fmt: skip
 
@@ -240,19 +240,19 @@ def vector(word, dim):
 def test_words_attend_as_in_the_library(shown, choice):
     """Query and key are the words' vectors; the library adds, turns or biases them and takes the softmax."""
     full = usual(choice)
-    found = shown(**choice, tokens=WORDS, at="30,3,7,12,31,25", token=1)
+    found = shown(**choice, tokens=WORDS, at="3,7,12,25,30,31", line=64, token=5)
     assert found["notes"] == []
     name, dim = choice["encoding"].split(":")[0], full["dim"]
     x = torch.stack([vector(word, dim) for word in WORDS.split()])[None]
     same([token["vector"] for token in found["tokens"]], x[0], **TOLERANCE)
     map_name = full["method"].split(":")[0]
-    if name in ("rope", "p_rope", "decoupled_rope", "xpos"):
+    if map_name in MAPS:
+        encoding = encodings.create(f"{choice['encoding']}@{full['method']}", head_dim=dim)
+    elif name in ("rope", "p_rope", "decoupled_rope", "xpos"):
         encoding = rotation(full)
     else:
         encoding = encodings.create(choice["encoding"], dim=dim, head_dim=dim, num_heads=full["heads"])
-    if map_name in MAPS:
-        encoding = position_maps.Mapped(encoding, position_maps.create(full["method"]))
-    at = torch.tensor([[30.0, 3, 7, 12, 31, 25]], dtype=torch.float64)
+    at = torch.tensor([[3.0, 7, 12, 25, 30, 31]], dtype=torch.float64)
     if name == "t5":
         at = at.long()
         torch.nn.init.zeros_(encoding.table)
@@ -262,12 +262,59 @@ def test_words_attend_as_in_the_library(shown, choice):
     x = encoding.embed(x, positions)
     heads = full["heads"] if found["bias"] else 1
     q, k = (x[:, None].expand(1, heads, -1, -1) for _ in range(2))
-    weights = attention(q * (dim**-0.5 if name == "t5" else 1), k, torch.eye(6, dtype=torch.float64).expand(1, heads, 6, 6), encoding, positions)
-    same([token["weight"] for token in found["tokens"]], weights[0, full["head"] - 1 if heads > 1 else 0, 0], rtol=1e-5, atol=1e-6)
-    drawn = [token["share"] for token in found["tokens"]]
-    assert drawn[0] is None
-    others = weights[0, full["head"] - 1 if heads > 1 else 0, 0, 1:]
-    same([share or 0 for share in drawn[1:]], others / others.max(), rtol=1e-5, atol=1e-6)
+    if name == "t5":  # whose queries start smaller, and whose scores are not divided
+        q = q * dim**-0.5
+    weights = attention(q, k, torch.eye(6, dtype=torch.float64).expand(1, heads, 6, 6), encoding, positions)
+    weights = weights[0, full["head"] - 1 if heads > 1 else 0, 4]
+    same([token["weight"] for token in found["tokens"]], weights, rtol=1e-5, atol=1e-6)
+    others = weights[[0, 1, 2, 3, 5]]
+    drawn = [token["share"] or 0 for index, token in enumerate(found["tokens"]) if index != 4]
+    same(drawn, others / others.max(), rtol=1e-5, atol=1e-6)
+
+
+HANDS = [
+    {"encoding": "rope", "dim": 32}, {"encoding": "rope", "method": "linear"}, {"encoding": "rope", "method": "yarn:beta_fast=4", "base": 500},
+    {"encoding": "rope", "method": "ntk", "factor": 2}, {"encoding": "p_rope:fraction=0.5"}, {"encoding": "decoupled_rope"}, {"encoding": "xpos"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", HANDS, ids=str)
+def test_clock_hands_turn_by_the_librarys_angles(shown, choice):
+    found = shown(**choice, line=200, length=200, at="150,3,7,12,31,20", token=1, key=6)["clocks"]
+    made, trained = rotation(usual(choice)).frequencies().inv_freq, rotation(usual(choice | {"method": "none"})).frequencies().inv_freq
+    assert (found["query"], found["key"], found["seen"]) == (150, 20, 130)
+    pairs = {name: [pair[name] for pair in found["pairs"]] for name in found["pairs"][0]}
+    same(pairs["query"], 150 * made, **TOLERANCE)
+    same(pairs["key"], 20 * made, **TOLERANCE)
+    same(pairs["between"], 130 * made, **TOLERANCE)
+    same(pairs["trained"], 63 * trained, **TOLERANCE)  # 64 positions, distances up to 63
+    same(pairs["reach"], 199 * made, **TOLERANCE)
+    known = (64 * trained >= 2 * torch.pi) | (131 * made <= 64 * trained * (1 + 1e-9))
+    assert pairs["known"] == known.tolist()
+    moved = (made != trained).tolist()
+    assert [plain is not None for plain in pairs["plain"]] == moved
+    without = 20 * made + 130 * trained
+    same([p for p in pairs["plain"] if p is not None], without[made != trained], **TOLERANCE)
+
+
+def test_clock_hands_under_a_map_stand_at_the_distance_that_it_gives(shown):
+    found = shown(encoding="rope", method="self_extend:window=8:group=4", at="3,30,7,12,31,20", line=64, token=2, key=1)["clocks"]
+    seen = float(position_maps.self_extend(8, 4).relative(Positions.arange(31, causal=True))[0, 30, 3])
+    assert found["seen"] == seen
+    theta = frequencies.default(64, 10000.0).inv_freq
+    same([pair["query"] for pair in found["pairs"]], seen * theta, **TOLERANCE)
+    assert {pair["key"] for pair in found["pairs"]} == {0}
+    assert shown(encoding="rope", method="streaming:recent=5", at="3,30,7,12,31,20", line=64, token=2, key=4)["clocks"]["hidden"]
+    assert shown(encoding="rope", method="streaming", at="3,30,7,12,31,20", line=64, token=2, key=5)["clocks"]["hidden"]  # after
+
+
+def test_clock_hands_of_a_code(shown):
+    found = shown(encoding="sinusoidal", dim=16, at="0,1,2,3,4,70", line=80, token=1)["clocks"]
+    theta = frequency_curve(16, 10000.0)
+    same([pair["key"] for pair in found["pairs"]], 70 * theta, **TOLERANCE)
+    finished = 64 * theta >= 2 * torch.pi
+    assert [pair["known"] for pair in found["pairs"]] == finished.tolist()  # position 70 was not in training
+    assert shown(encoding="alibi")["clocks"] is None
 
 
 def test_nothing_is_nothing(shown):
