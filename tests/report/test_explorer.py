@@ -17,7 +17,9 @@ VIEWS = ("codes", "products", "decay", "waves", "relative", "bias")
 
 
 def test_the_text_of_the_page_holds_the_same_numbers(visit):
-    tab = visit("encoding=rope&dim=16&method=leaky_rerope:window=5&length=40&at=9,1,2,3,4,14&token=1&position_only=true")
+    tab = visit(
+        "encoding=rope&dim=16&method=leaky_rerope:window=5&length=40&at=9,1,2,3,4,14&token=1&position_only=true"
+    )
     for summary in tab.locator("summary").all():
         if summary.is_visible():
             summary.click()

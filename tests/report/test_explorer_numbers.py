@@ -281,7 +281,10 @@ HANDS = [
 @pytest.mark.parametrize("choice", HANDS, ids=str)
 def test_clock_hands_turn_by_the_librarys_angles(shown, choice):
     found = shown(**choice, line=200, length=200, at="150,3,7,12,31,20", token=1, key=6)["clocks"]
-    made, trained = rotation(usual(choice)).frequencies().inv_freq, rotation(usual(choice | {"method": "none"})).frequencies().inv_freq
+    made, trained = (
+        rotation(usual(choice)).frequencies().inv_freq,
+        rotation(usual(choice | {"method": "none"})).frequencies().inv_freq,
+    )
     assert (found["query"], found["key"], found["seen"]) == (150, 20, 130)
     pairs = {name: [pair[name] for pair in found["pairs"]] for name in found["pairs"][0]}
     same(pairs["query"], 150 * made, **TOLERANCE)
@@ -298,14 +301,20 @@ def test_clock_hands_turn_by_the_librarys_angles(shown, choice):
 
 
 def test_clock_hands_under_a_map_stand_at_the_distance_that_it_gives(shown):
-    found = shown(encoding="rope", method="self_extend:window=8:group=4", at="3,30,7,12,31,20", line=64, token=2, key=1)["clocks"]
+    found = shown(
+        encoding="rope", method="self_extend:window=8:group=4", at="3,30,7,12,31,20", line=64, token=2, key=1
+    )["clocks"]
     seen = float(position_maps.self_extend(8, 4).relative(Positions.arange(31, causal=True))[0, 30, 3])
     assert found["seen"] == seen
     theta = frequencies.default(64, 10000.0).inv_freq
     same([pair["query"] for pair in found["pairs"]], seen * theta, **TOLERANCE)
     assert {pair["key"] for pair in found["pairs"]} == {0}
-    assert shown(encoding="rope", method="streaming:recent=5", at="3,30,7,12,31,20", line=64, token=2, key=4)["clocks"]["hidden"]
-    assert shown(encoding="rope", method="streaming", at="3,30,7,12,31,20", line=64, token=2, key=5)["clocks"]["hidden"]  # after
+    assert shown(encoding="rope", method="streaming:recent=5", at="3,30,7,12,31,20", line=64, token=2, key=4)["clocks"][
+        "hidden"
+    ]
+    assert shown(encoding="rope", method="streaming", at="3,30,7,12,31,20", line=64, token=2, key=5)["clocks"][
+        "hidden"
+    ]  # after
 
 
 def test_clock_hands_of_a_code(shown):

@@ -32,7 +32,8 @@ class Explore(Command):
             (
                 name,
                 Annotated[
-                    kinds.get(field["kind"], str), f"{field['meaning']} (default: {USUAL.get(str(field['default']), field['default'])})"
+                    kinds.get(field["kind"], str),
+                    f"{field['meaning']} (default: {USUAL.get(str(field['default']), field['default'])})",
                 ],
             )
             for name, field in fields().items()

@@ -5,7 +5,7 @@
 // how many positions}; all but the label may be left out.
 var posenc = posenc || {};
 posenc.draw = (() => {
-  const LEVELS = 256;
+  const LEVELS = 256, COARSE = 256;  // of a heat map, about so many rows and columns while something moves
 
   function theme(element) {
     const style = getComputedStyle(element);
@@ -45,10 +45,18 @@ posenc.draw = (() => {
     return `linear-gradient(to right, ${stops.join(", ")})`;
   }
 
+  // value -> a pixel, from a table, `first + value * scale` entries along it; called for each pair of positions
+  function lookup({ pixels }, first, scale) {
+    return value => {
+      const at = first + value * scale + 0.5;
+      return pixels[at < 0 ? 0 : at > LEVELS - 1 ? LEVELS - 1 : at | 0];
+    };
+  }
+
   // value -> a pixel, from two colours around zero; what is not a number stays blank
   function around(colours, most) {
-    const scale = most || 1;
-    return value => (Number.isNaN(value) ? 0 : colours.around.pixels[level(0.5 + value / scale / 2)]);
+    const of = lookup(colours.around, (LEVELS - 1) / 2, (LEVELS - 1) / 2 / (most || 1));
+    return value => (value !== value ? 0 : of(value));
   }
 
   // value -> a pixel, between two values; down: the least value has the strongest colour
@@ -59,12 +67,9 @@ posenc.draw = (() => {
 
   // value -> a pixel, from zero up to a limit, and in other colours past it
   function upTo(colours, limit, most) {
-    const beyond = Math.max(most - limit, 1);
-    return value => {
-      if (Number.isNaN(value)) return 0;
-      if (value < limit) return colours.up.pixels[level(Math.max(value, 0) / limit)];
-      return colours.over.pixels[level((value - limit) / beyond)];
-    };
+    const scale = (LEVELS - 1) / Math.max(most - limit, 1);
+    const below = lookup(colours.up, 0, (LEVELS - 1) / limit), beyond = lookup(colours.over, -limit * scale, scale);
+    return value => (value !== value ? 0 : value < limit ? below(value) : beyond(value));
   }
 
   function surface(canvas) {
@@ -170,14 +175,16 @@ posenc.draw = (() => {
     context.restore();
   }
 
-  // {rows, columns, values: row by row, pixel(value), texts: of the cells, x, y: axes, marks: [{x: between columns, label}],
+  // {rows, columns, values: row by row, or value(row, column), pixel(value), texts: of the cells, x, y: axes, marks: [{x: between columns, label}],
   // limit: the distance that training went to, half: of which only what lies before the query is marked}
-  function heat(canvas, colours, { rows, columns, values, pixel, texts, x, y, marks, limit, half }) {
+  function heat(canvas, colours, { rows, columns, values, value = (row, column) => values[row * columns + column], pixel, texts, x, y, marks, limit, half }) {
     const downwards = counts(rows, canvas.clientHeight / 40), named = y.names || downwards.map(String);
     const { context, box, dense } = frame(canvas, colours, { label: y.label, texts: named });
-    const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-    for (let at = 0; at < pixels.length; at++) pixels[at] = pixel(values[at]);
-    const small = new OffscreenCanvas(columns, rows);
+    const each = count => (colours.coarse ? Math.max(1, Math.floor(count / COARSE)) : 1), [rowStep, columnStep] = [each(rows), each(columns)];
+    const [tall, broad] = [Math.ceil(rows / rowStep), Math.ceil(columns / columnStep)];
+    const image = new ImageData(broad, tall), pixels = new Uint32Array(image.data.buffer);
+    for (let r = 0, at = 0; r < tall; r++) for (let c = 0; c < broad; c++, at++) pixels[at] = pixel(value(r * rowStep, c * columnStep));
+    const small = new OffscreenCanvas(broad, tall);
     small.getContext("2d").putImageData(image, 0, 0);
     context.imageSmoothingEnabled = rows > box.height * dense || columns > box.width * dense;
     context.imageSmoothingQuality = "high";

@@ -257,8 +257,15 @@ posenc.codes = (() => {
   // What a kernel gives at relative positions, (n, n) as of posenc.maps.grid; NaN where the key is hidden. Few of them
   // differ, mostly not along a diagonal, so the kernel is asked once for each.
   function scores(relative, n, kernel) {
-    const places = new Map();
-    const placeOf = r => places.get(r) ?? places.set(r, places.size).get(r);
+    if (!distinct.has(relative)) distinct.set(relative, places(relative, n));
+    const { keys, place } = distinct.get(relative), values = kernel(keys);
+    return relative.map((r, at) => (Number.isNaN(r) ? NaN : values[place[at]]));
+  }
+
+  const distinct = new WeakMap();  // of a grid, its values and which of them each pair has: other frequencies do not change it
+
+  function places(relative, n) {
+    const found = new Map(), placeOf = r => found.get(r) ?? found.set(r, found.size).get(r);
     const place = new Int32Array(n * n);
     for (let distance = 0; distance < n; distance++) {
       let latest = NaN, index = 0;
@@ -269,8 +276,7 @@ posenc.codes = (() => {
         place[at] = index;
       }
     }
-    const values = kernel(Float64Array.from(places.keys()));
-    return relative.map((r, at) => (Number.isNaN(r) ? NaN : values[place[at]]));
+    return { keys: Float64Array.from(found.keys()), place };
   }
 
   return { ENCODINGS, range, dots, ofDistance, allPairs, byDistance, scores };

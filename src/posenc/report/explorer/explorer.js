@@ -7,8 +7,9 @@ posenc.explorer = (() => {
   const embedded = root.dataset.embedded === "yes";
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
+  const LARGE = 512, SETTLED = 400;  // positions from which heat maps are coarse within so many milliseconds of a change
   const timings = [], probes = {};
-  let drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 };
+  let viewed = -Infinity, settling = 0, drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 };
   root.explorerState = () => state;
 
   const start = () => posenc.state.clean({ ...JSON.parse(document.getElementById("explorer-state").textContent) });
@@ -70,7 +71,11 @@ posenc.explorer = (() => {
       tokens.show(state, model, colours);
       clocks.show(state, model, colours);
       const now = [model, colours.ink, root.clientWidth, devicePixelRatio];
-      if (now.some((one, at) => one !== drawn[at])) for (const figure of views) view(figure, model, colours);
+      const other = now.some((one, at) => one !== drawn[at]), coarse = other && model.n > LARGE && from - viewed < SETTLED;
+      if (other || settling) for (const figure of views) view(figure, model, { ...colours, coarse });
+      if (other) viewed = performance.now();
+      clearTimeout(settling);
+      settling = coarse ? setTimeout(later, SETTLED) : 0;  // then drawn in full
       drawn = now;
     } catch (error) {  // what a formula refuses, it refuses with a sentence
       if (error.constructor !== Error) throw error;

@@ -2,7 +2,7 @@
 // Every number that the page shows for a state, computed when it is first asked for and kept until the choice changes.
 posenc.model = (() => {
   const TOKENS_ONLY = ["tokens", "at", "token", "key", "line", "position_only"];
-  let latest = { key: "", model: null };
+  let latest = { key: "", model: null }, grid = { key: "", values: null, seen: {} };
 
   function of(state) {
     const shown = Object.fromEntries(Object.entries(state).filter(([name]) => !TOKENS_ONLY.includes(name)));
@@ -40,7 +40,7 @@ posenc.model = (() => {
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
     const changed = Boolean(map || schedule);
-    const ofHead = sign => positions.map(distance => target.added(s.head - 1, sign * distance));
+    const signed = sign => positions.map(distance => sign * distance);
 
     const target = { state: s, kind, rotates, waves, refused, map, n, kernel, changed };
     return lazily(target, {
@@ -49,22 +49,29 @@ posenc.model = (() => {
       added: () => bias.of({ ...posenc.state.arguments("encoding", s, bias), num_heads: s.heads }),
       codes: () => (kind === "position" ? entry.codes(positions, of(target.turned)) : null),
       relative() {
-        return kind === "distance" || rotates ? posenc.maps.grid(map && s.method, n, mapOptions || {}) : null;
+        return kind === "distance" || rotates ? distancesOf(map && s.method, n, mapOptions || {}) : null;
+      },
+      alongDiagonals() {  // products that the distance alone decides: of 0 .. n-1, and of 0 .. 1-n; else null
+        if (kind === "distance") return [1, -1].map(sign => signed(sign).map(distance => target.added(s.head - 1, distance)));
+        return kernel && !map ? [1, -1].map(sign => kernel(signed(sign), of(target.turned))) : null;
       },
       products() {
         if (kind === "nothing") return null;
-        if (kind === "distance") return posenc.codes.ofDistance(ofHead(1), ofHead(-1));
         if (map) return posenc.codes.scores(target.relative, n, distances => kernel(distances, of(target.turned)));
-        return posenc.codes.allPairs(s.encoding, n, of(target.turned));
+        return target.alongDiagonals ? posenc.codes.ofDistance(...target.alongDiagonals) : posenc.codes.allPairs(s.encoding, n, of(target.turned));
+      },
+      product() {  // of a query and a key; `products` is not computed where it is not needed
+        const { alongDiagonals: along } = target;
+        return along ? (i, j) => (j <= i ? along[0][i - j] : along[1][j - i]) : (i, j) => target.products[i * n + j];
       },
       codesTop: () => greatest(target.codes),
-      productsTop: () => greatest(target.products),
-      ofDistance: () => posenc.codes.byDistance(target.products, n),
-      seen: () => distances(target.relative, n, s.trained),
+      productsTop: () => (target.alongDiagonals ? Math.max(...target.alongDiagonals.map(greatest)) : greatest(target.products)),
+      ofDistance() {
+        return target.alongDiagonals ? { mean: target.alongDiagonals[0], spread: new Float64Array(n) } : posenc.codes.byDistance(target.products, n);
+      },
+      seen: () => (target.relative && seenOf(target.relative, n, s.trained)),
       decay() {
-        if (kind !== "position" || !target.products) return null;
-        if (kernel && !map) return { mean: kernel(positions, of(target.turned)), spread: new Float64Array(n) };
-        return target.ofDistance;
+        return kind === "position" ? target.ofDistance : null;
       },
       decayPlain: () => (kernel && changed ? kernel(positions, of(target.plain)) : null),
       wavelengths: () => target.turned && posenc.frequencies.wavelengths(target.turned.invFreq),
@@ -119,6 +126,18 @@ posenc.model = (() => {
       ? schedule.make(width, base, posenc.state.arguments("method", s, schedule))
       : { invFreq: posenc.frequencies.curve({ dim: width, base, curve, exponent }), attentionFactor: 1 };
     return settings.fraction === undefined ? found : posenc.frequencies.fastest(found, settings.fraction);
+  }
+
+  // Kept while other numbers change, since they are large and few choices change them.
+  function distancesOf(...given) {
+    const key = JSON.stringify(given);
+    if (key !== grid.key) grid = { key, values: posenc.maps.grid(...given), seen: {} };
+    return grid.values;
+  }
+
+  function seenOf(relative, n, trained) {
+    if (relative !== grid.values) return distances(relative, n, trained);
+    return (grid.seen[trained] ??= distances(relative, n, trained));
   }
 
   function greatest(values) {  // in size, of those that are numbers

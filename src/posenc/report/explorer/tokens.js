@@ -72,19 +72,20 @@ posenc.tokens = (() => {
           "aria-valuenow": at, "aria-valuetext": `position ${at}${beyond}${weight}`, "aria-current": index === chosen,
         })) button.setAttribute(name, value);
       });
-      arrange();
-      arcs(chosen, rows, model, colours);
-      ticks();
+      // what is measured and drawn comes before what changes the page's layout: measuring after a change is slow
+      const width = track.clientWidth, halves = buttons.map(button => button.offsetWidth / 2);
+      arcs(width, chosen, rows, model, colours);
+      code(chosen, model, colours);
+      arrange(width, halves);
+      ticks(width);
       numbers(chosen, rows, model);
       legend(chosen, rows, model, colours);
-      code(chosen, model, colours);
     }
 
-    function arrange() {  // labels that would cover each other go to lower rows
-      const width = track.clientWidth, ends = [];
-      const byPlace = state.at.map((_, index) => index).sort((a, b) => state.at[a] - state.at[b]);
+    function arrange(width, halves) {  // labels that would cover each other go to lower rows
+      const ends = [], byPlace = state.at.map((_, index) => index).sort((a, b) => state.at[a] - state.at[b]);
       for (const index of byPlace) {
-        const button = buttons[index], half = button.offsetWidth / 2, centre = (across(state.at[index]) / 100) * width;
+        const button = buttons[index], half = halves[index], centre = (across(state.at[index]) / 100) * width;
         const shown = Math.max(half, Math.min(width - half, centre));
         let lane = ends.findIndex(end => end <= shown - half);
         if (lane < 0) lane = ends.length;
@@ -97,8 +98,11 @@ posenc.tokens = (() => {
       track.style.height = `${12 + ends.length * LANE}px`;
     }
 
-    function ticks() {
-      const width = track.clientWidth, step = [1, 2, 4, 8, 16, 32, 64].find(s => (width / state.line) * s >= 26) || 128;
+    let ticked = "";
+    function ticks(width) {
+      if (ticked === `${width} ${state.line}`) return;
+      ticked = `${width} ${state.line}`;
+      const step = [1, 2, 4, 8, 16, 32, 64].find(s => (width / state.line) * s >= 26) || 128;
       const shown = Array.from({ length: Math.ceil(state.line / step) }, (_, k) => k * step);
       scale.replaceChildren(...shown.map(at => {
         const tick = Object.assign(document.createElement("span"), { textContent: at });
@@ -107,8 +111,8 @@ posenc.tokens = (() => {
       }));
     }
 
-    function arcs(chosen, rows, model, colours) {
-      const width = track.clientWidth, place = at => (across(at) / 100) * width, { trained, line } = state;
+    function arcs(width, chosen, rows, model, colours) {
+      const place = at => (across(at) / 100) * width, { trained, line } = state;
       const shown = rows.flatMap((row, index) => (index === chosen ? [] : [{
         from: place(state.at[chosen]), to: place(row.position), share: row.share, past: row.past, label: label(row, model),
       }]));
@@ -175,17 +179,14 @@ posenc.tokens = (() => {
 
     function code(chosen, model, colours) {
       const s = state, values = model.codesAt(Float64Array.of(s.at[chosen])), absent = find(".code .absent");
-      find("#explorer-code-title").textContent = model.rotates ? `A vector of ones at position ${s.at[chosen]}` : `The code of position ${s.at[chosen]}`;
       absent.hidden = Boolean(values);
       find(".strip").hidden = find(".code details").hidden = !values;
-      if (!values) {
-        absent.textContent = posenc.views.codes.absent(model);
-        return;
-      }
-      const top = values.reduce((a, v) => Math.max(a, Math.abs(v)), 0);
-      posenc.draw.strip(find(".strip"), values, posenc.draw.around(colours, top));
-      if (find(".code details").open) channels(values);
-      latest = values;
+      if (values) {
+        posenc.draw.strip(find(".strip"), values, posenc.draw.around(colours, values.reduce((a, v) => Math.max(a, Math.abs(v)), 0)));
+        if (find(".code details").open) channels(values);
+        latest = values;
+      } else absent.textContent = posenc.views.codes.absent(model);
+      find("#explorer-code-title").textContent = model.rotates ? `A vector of ones at position ${s.at[chosen]}` : `The code of position ${s.at[chosen]}`;
     }
 
     let latest = null;

@@ -63,7 +63,7 @@ posenc.views = (() => {
   }
 
   const products = {
-    absent: m => (m.products ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
+    absent: m => (m.kind !== "nothing" ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
       if (m.state.encoding === "t5") return `The bucket of each pair: far distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have buckets of their own" : ""}. ${BOTH}`;
       if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${BOTH}`;
@@ -81,13 +81,13 @@ posenc.views = (() => {
       return `${told} ${BOTH}`;
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
-      rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
+      rows: m.n, columns: m.n, value: m.product, pixel: posenc.draw.around(colours, m.productsTop),
       x: { label: "key’s position" }, y: { label: "query’s position" }, limit: m.state.trained, half: Boolean(m.map),
     }),
     legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
-    read: (m, i, j) => pairRead(m, i, j, m.products[i * m.n + j]),
+    read: (m, i, j) => pairRead(m, i, j, m.product(i, j)),
     table(m) {
-      const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.products[i * m.n + j])]);
+      const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.product(i, j))]);
       return { caption: "Queries down, keys across", head: ["position", ...at.map(String)], rows };
     },
   };
