@@ -118,7 +118,7 @@ posenc.views = (() => {
       const series = decaySeries(m, colours), all = series.flatMap(s => [...s.y]).filter(v => !Number.isNaN(v));
       const low = Math.min(0, ...all), high = Math.max(...all, low + 1e-9), pad = (high - low) * 0.04;
       return posenc.draw.lines(canvas, colours, {
-        series, x: positions(m, "distance, query after key"), y: { label: "dot product", low: low - pad, high: high + pad }, past: m.state.trained,
+        series, x: positions(m, "distance"), y: { label: "dot product", low: low - pad, high: high + pad }, past: m.state.trained,
         marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
       });
     },
@@ -252,7 +252,7 @@ posenc.views = (() => {
       const series = heads(m, colours), low = m.bias.reduce((a, b) => Math.min(a, b), 0), high = m.bias.reduce((a, b) => Math.max(a, b), 0);
       const pad = (high - low || 1) * 0.04;
       return posenc.draw.lines(canvas, colours, {
-        series, x: positions(m, "distance, query after key"), y: { label: m.state.encoding === "t5" ? "bucket" : "added to the score", low: low - pad, high: high + pad },
+        series, x: positions(m, "distance"), y: { label: m.state.encoding === "t5" ? "bucket" : "added to the score", low: low - pad, high: high + pad },
         past: m.state.trained, marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
       });
     },
