@@ -17,15 +17,19 @@ VIEWS = ("codes", "products", "decay", "waves", "relative", "bias")
 
 
 def test_the_text_of_the_page_holds_the_same_numbers(visit):
-    tab = visit("encoding=rope&dim=16&method=leaky_rerope:window=5&length=40&at=9,1,2,3,4,14")
+    tab = visit(
+        "encoding=rope&dim=16&method=leaky_rerope:window=5&length=40&at=9,1,2,3,4,14&token=1&position_only=true"
+    )
     for summary in tab.locator("summary").all():
         if summary.is_visible():
             summary.click()
     shown = values(tab)
-    score = [
-        float(x) for x in tab.locator(".scores td:nth-last-child(2) data").evaluate_all("e => e.map(x => x.value)")
-    ]
-    assert score == pytest.approx([token["score"] for token in shown["tokens"][1:]], rel=1e-9)
+    columns = ("position", "distance", "seen", "product", "weight")
+    for line, token in zip(tab.locator(".scores tbody tr").all(), shown["tokens"], strict=True):
+        cells = line.locator("td").evaluate_all("e => e.map(c => c.querySelector('data')?.value ?? c.textContent)")
+        wanted = [token[name] for name in columns] if not token["hidden"] else [14, -5, None, None, None]
+        said = [None if cell == "hidden" else float(cell.replace("−", "-")) for cell in cells[:-1]]
+        assert said == pytest.approx(wanted)
     channels = tab.locator(".channels data").evaluate_all("e => e.map(x => Number(x.value))")
     assert channels == pytest.approx(shown["tokens"][0]["code"], abs=1e-12)
     tables = {
@@ -36,7 +40,7 @@ def test_the_text_of_the_page_holds_the_same_numbers(visit):
     }
     at = [token["position"] for token in shown["tokens"]]
     assert at == [9, 1, 2, 3, 4, 14]
-    assert score == pytest.approx([shown["products"][max(9, k) * 40 + min(9, k)] for k in at[1:]])
+    assert [token["product"] for token in shown["tokens"]] == pytest.approx([shown["products"][9 * 40 + k] for k in at])
     for distance, value, plain in tables["decay"]:
         assert float(value) == pytest.approx(shown["decay"][int(distance)])
         assert float(plain) == pytest.approx(shown["decay_as_trained"][int(distance)])
@@ -258,55 +262,229 @@ def test_a_token_is_moved_by_arrow_keys(visit):
 
 
 def test_without_an_encoding_no_order_differs(visit):
-    tab = visit("encoding=none&at=5,4,3,2,1,0")
+    tab = visit("encoding=none&tokens=a+b+c+a")
+    before = {token["position"]: token["weight"] for token in values(tab)["tokens"]}
+    assert before[0] == before[3] > max(before[1], before[2])  # equal words
+    go(tab, "encoding=none&tokens=a+b+c+a&at=3,9,2,0")
+    assert [token["weight"] for token in values(tab)["tokens"]] == list(before.values())
+    assert "its weights stay as they are" in tab.locator("#explorer-line-see").inner_text()
+    go(tab, "encoding=none&position_only=true")
     assert {token["score"] for token in values(tab)["tokens"]} == {0}
     assert "nothing changes" in tab.locator("#explorer-line-see").inner_text()
 
 
-def strengths(tab):
+def shares(tab):
     """How thick the arcs are drawn to each token, and how long the bars are in the table."""
     bars = "[...document.querySelectorAll('.scores tbody tr')].map(r => parseFloat(r.querySelector('i')?.style.width) || 0)"
-    return [token["strength"] for token in values(tab)["tokens"]], tab.evaluate(bars)
+    return [token["share"] for token in values(tab)["tokens"]], tab.evaluate(bars)
 
 
 @pytest.mark.parametrize("encoding", ["alibi", "kerple"])
-def test_the_nearest_token_is_the_strongest_where_a_bias_falls(visit, encoding):
-    drawn, bars = strengths(visit(f"encoding={encoding}&at=0,2,5,9,14,20"))
+def test_the_nearest_token_has_the_thickest_arc_where_a_bias_falls(visit, encoding):
+    tab = visit(f"encoding={encoding}&at=0,2,5,9,14,20&position_only=true")
+    drawn, bars = shares(tab)
     assert drawn[0] is None
     assert drawn[1:] == sorted(drawn[1:], reverse=True)
-    assert (drawn[1], drawn[-1]) == pytest.approx((1, 0.1))
-    assert bars == pytest.approx([100 * share for share in drawn[1:]], abs=0.1)
+    assert drawn[1] == 1
+    assert bars[1:] == pytest.approx([100 * share for share in drawn[1:]], abs=0.1)
+    tokens = values(tab)["tokens"]
+    assert sum(token["weight"] for token in tokens) == pytest.approx(1)
+    assert drawn[1:] == pytest.approx([token["weight"] / tokens[1]["weight"] for token in tokens[1:]])
+    assert f"the thickest is {100 * tokens[1]['weight']:.3g}\u00a0%" in tab.locator(".ruler-legend").inner_text()
 
 
-def test_the_number_of_a_bucket_is_no_strength(visit):
-    tab = visit("encoding=t5&at=0,2,5,9,14,20")
-    drawn, bars = strengths(tab)
-    assert set(drawn[1:]) == {0.1}
-    assert set(bars) == {0}
-    assert "not known before training" in tab.locator("#explorer-line-see").inner_text()
+def test_the_number_of_a_bucket_is_no_weight(visit):
+    tab = visit("encoding=t5&at=0,2,5,9,14,20&position_only=true")
+    shown = values(tab)["tokens"]
+    assert {token["weight"] for token in shown} == {1 / 6}
+    assert [token["bucket"] for token in shown] == [0, 18, 21, 24, 25, 26]
+    assert "all weights are equal" in tab.locator("#explorer-line-see").inner_text()
+    go(tab, "encoding=t5&at=0,2,5,9,14,20")
+    words = values(tab)["tokens"]
+    assert words[4]["weight"] == words[0]["weight"] > max(words[k]["weight"] for k in (1, 2, 3, 5))
+    assert "the words alone decide" in tab.locator("#explorer-line-see").inner_text()
 
 
-def test_words_change_nothing_and_the_page_says_so(visit):
+def test_equal_words_have_equal_vectors(visit):
     tab = visit()
+    tokens = values(tab)["tokens"]
+    assert tokens[0]["vector"] == tokens[4]["vector"] != tokens[1]["vector"]  # Can and can
+    with redrawn(tab):
+        tab.fill("#explorer-tokens", "cat cat cat cat cat cat")
+    same = [token["weight"] for token in values(tab)["tokens"]]
+    with redrawn(tab):
+        tab.fill("#explorer-tokens", "one two three four five six")
+    assert max(abs(a - token["weight"]) for a, token in zip(same, values(tab)["tokens"], strict=True)) > 0.05
+
+
+def test_position_only_ignores_the_words_and_the_page_says_so(visit):
+    tab = visit()
+    assert "Words and positions count" in tab.locator("#explorer-line-see").inner_text()
+    with redrawn(tab):
+        tab.get_by_label("Position only").check()
+    assert tab.evaluate("location.hash") == "#position_only=true"
     before, said = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
     assert "Positions alone count here, whatever the words" in said
-    assert "position 0 has its largest dot product with that of position 1, 1 position after it" in said
+    assert "“\u2068you\u2069”, 1 position after it, gets the most" in said
     with redrawn(tab):
         tab.fill("#explorer-tokens", "cat cat cat cat cat cat")
     assert [token["score"] for token in values(tab)["tokens"]] == [token["score"] for token in before]
-    assert tab.locator("#explorer-line-see").inner_text() == said.replace("Can", "cat")
+    assert tab.locator("#explorer-line-see").inner_text() == said.replace("Can", "cat").replace("you", "cat")
+
+
+@pytest.mark.parametrize("encoding", ["sinusoidal", "binary", "rope", "xpos", "alibi", "t5", "none"])
+@pytest.mark.parametrize("words", ["", "&position_only=true"])
+def test_the_sentence_names_the_key_with_the_largest_weight(visit, encoding, words):
+    tab = visit(f"encoding={encoding}&token=3&at=3,9,6,12,1,7{words}")
+    tokens, said = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
+    best = max((token for token in tokens if token["distance"] != 0), key=lambda token: token["weight"])
+    if encoding in ("t5", "none"):
+        assert "gets the most" not in said
+    else:
+        assert f"“\u2068{best['token']}\u2069”, {abs(best['distance'])} position" in said
+
+
+# ---------------------------------------------------------------- extension methods on the line
+
+
+def arcs(tab):
+    return tab.evaluate("document.querySelector('.arcs').toDataURL()")
+
+
+@pytest.mark.parametrize("method", ["rerope", "self_extend", "dual_chunk", "streaming", "linear", "ntk", "yarn"])
+def test_a_method_shows_in_the_first_panel_as_the_page_starts_with_it(visit, method):
+    tab = visit("encoding=rope&line=128&at=0,25,50,75,100,125&token=6")
+    plain = arcs(tab), values(tab)["tokens"]
+    go(tab, "encoding=rope")
+    with redrawn(tab):
+        tab.select_option("#explorer-method", method)
+    tokens = values(tab)["tokens"]
+    assert [token["position"] for token in tokens] == [0, 25, 50, 75, 100, 125]
+    assert tab.locator(".token[aria-current=true]").inner_text() == "?"
+    assert tab.locator(".token.past").all_inner_texts() == ["a", "can", "?"]  # beyond 64
+    assert "beyond the trained length" in tab.locator(".token").nth(3).get_attribute("aria-valuetext")
+    assert arcs(tab) != plain[0]
+    assert [token["weight"] for token in tokens] != [token["weight"] for token in plain[1]]
+    assert "effective" in tab.locator(".scores thead th").all_inner_texts()
+
+
+def test_what_a_map_hides_is_said(visit):
+    tab = visit("encoding=rope&method=streaming:recent=60")
+    tokens = values(tab)["tokens"]
+    assert [token["hidden"] for token in tokens] == [False, True, True, False, False, False]
+    assert "hidden from the query" in tab.locator(".ruler-legend").inner_text()
+    assert "hidden from the query" in tab.locator(".token").nth(1).get_attribute("aria-valuetext")
+    assert sum(token["weight"] for token in tokens) == pytest.approx(1)
+    assert [token["weight"] for token in tokens][1:3] == [0, 0]
+
+
+def test_what_training_lacked_is_orange(visit):
+    tab = visit("encoding=rope&line=128&at=0,25,50,75,100,125")
+    assert [token["past"] for token in values(tab)["tokens"]] == [False, False, False, True, True, True]
+    assert "at an angle that training did not have" in tab.locator(".ruler-legend").inner_text()
+    go(tab, "encoding=rope&line=128&at=0,25,50,75,100,125&method=linear&token=1")
+    assert not any(token["past"] for token in values(tab)["tokens"])
+    go(tab, "encoding=rope&line=128&at=0,25,50,75,100,125&method=rerope:window=16")
+    assert not any(token["past"] for token in values(tab)["tokens"])
+
+
+# ---------------------------------------------------------------- the clock hands
+
+
+def faces(tab):
+    """The text below each face, and where its query's hand points, in degrees clockwise from twelve."""
+    return tab.evaluate(
+        """[...document.querySelectorAll('.faces li')].map(li => {
+            const hand = name => {
+                const [x, y] = ['x2', 'y2'].map(end => Number(li.querySelector(`.${name}`).getAttribute(end)) - 50);
+                return (Math.atan2(x, -y) * 180 / Math.PI + 360) % 360;
+            };
+            return [li.innerText.split('\\n'), hand('query'), hand('key'), li.className];
+        })"""
+    )
+
+
+def test_the_hands_move_with_the_token_that_is_dragged(visit):
+    tab = visit("encoding=rope")
+    x, y = centre(tab, ".token", 0)
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    for at in (7, 20):
+        with redrawn(tab):
+            tab.mouse.move(place(tab, at), y)
+        pairs = values(tab)["clocks"]["pairs"]
+        shown = faces(tab)
+        assert len(shown) == 10
+        for (name, told), query, key, _ in shown:
+            pair = pairs[int(name.removeprefix("pair "))]
+            for found, angle in ((query, pair["query"]), (key, pair["key"])):
+                apart = (found - angle * 180 / 3.141592653589793) % 360
+                assert min(apart, 360 - apart) < 0.1
+            assert float(told.split("°")[0]) == pytest.approx(pair["between"] * 180 / 3.141592653589793 % 360, abs=0.06)
+        assert [name for (name, _), *_ in shown][:: len(shown) - 1] == ["pair 0", "pair 31"]
+        assert f"the query stands at position {at}, the key at 5" in tab.locator("#explorer-rotation-see").inner_text()
+    tab.mouse.up()
+
+
+def test_the_hands_are_read_and_chosen_by_keys(visit):
+    tab = visit("encoding=rope&dim=16&line=128&at=0,25,50,75,100,125")
+    tab.locator("#explorer-key").focus()
+    with redrawn(tab):
+        tab.keyboard.press("ArrowUp")
+    assert "key=5" in tab.evaluate("location.hash")
+    tab.locator(".rotation summary").focus()
+    tab.keyboard.press("Enter")
+    rows = tab.locator(".rotation tbody tr").evaluate_all(
+        "rows => rows.map(r => [...r.children].map(c => c.querySelector('data')?.value ?? c.textContent))"
+    )
+    pairs = values(tab)["clocks"]["pairs"]
+    assert len(rows) == len(pairs) == 8
+    for row, pair in zip(rows, pairs, strict=True):
+        for cell, name in zip(row[2:5], ("key", "query", "between"), strict=True):
+            assert float(cell) == pytest.approx(pair[name] * 180 / 3.141592653589793 % 360)
+        assert row[5] == ("yes" if pair["known"] else "no")
+    assert "no" in [row[5] for row in rows]
+
+
+def test_angles_that_training_lacked_are_orange_and_a_method_brings_them_back(visit):
+    tab = visit("encoding=rope&line=128&at=0,25,50,75,100,125")
+    orange = "[...document.querySelectorAll('.faces .reach')].filter(p => p.getAttribute('d')).length"
+    new = [label for (_, label), *_, past in faces(tab) if past]
+    assert new
+    assert all(label.endswith(", new") for label in new)
+    assert tab.evaluate(orange) >= len(new)
+    for method in ("linear", "yarn", "rerope:window=32"):
+        go(tab, f"encoding=rope&method={method}")
+        assert not any(past for *_, past in faces(tab))
+        assert tab.evaluate(orange) == 0
+        assert f"the query without {method.split(':')[0]}" in tab.locator(".rotation .legend").inner_text()
+
+
+def test_what_does_not_turn_has_no_clocks(visit):
+    tab = visit("encoding=alibi")
+    assert tab.locator(".rotation").is_hidden()
+    go(tab, "encoding=rope&tokens=one")
+    assert tab.locator(".rotation").is_hidden()
+    go(tab, "encoding=rope&method=streaming:recent=60&key=2")
+    assert "is hidden from the query" in tab.locator("#explorer-rotation-see").inner_text()
+    assert {label for (_, label), *_ in faces(tab)} == {"hidden"}
+
+
+# ---------------------------------------------------------------- signs and directions
 
 
 def test_distances_have_one_sign_everywhere_and_panels_say_which_keys_they_show(visit):
     def distances(tab):
-        return tab.locator(".scores tbody td:nth-child(3)").all_inner_texts()
+        return tab.locator(".scores tbody tr:not(.itself) td:nth-child(3)").all_inner_texts()
 
     tab = visit()
-    for hash in ("token=2", "token=2&encoding=alibi", "token=2&encoding=rope&method=rerope:window=2"):
+    for hash in ("token=2", "token=2&encoding=alibi", "token=2&at=0,1,2,3,4,5&encoding=rope&method=rerope:window=2"):
         go(tab, hash)
         assert distances(tab) == ["1", "−1", "−2", "−3", "−4"], hash
         causal = "method" in hash
-        assert ("Causal" if causal else "In both directions") in tab.locator("#explorer-products-see").inner_text()
+        for panel in ("products-see", "line-signs"):
+            assert ("Causal" if causal else "In both directions") in tab.locator(f"#explorer-{panel}").inner_text()
+    assert "Distance is the query’s position minus the key’s, in every panel" in tab.locator(".line").inner_text()
     assert "Causal" in tab.locator("#explorer-relative-see").inner_text()
 
 
@@ -377,7 +555,7 @@ def test_an_address_that_asks_for_nonsense_gets_the_usual_and_a_note(visit):
             go(tab, hash)
         assert told in tab.locator(".note").inner_text()
         assert len(tab.locator(".note").inner_text()) < 400
-        assert state(tab)["at"] == [0, 1, 2, 3, 4, 5]
+        assert state(tab)["at"] == [k * (25 if "yarn" in hash else 1) for k in range(6)]
 
 
 def test_an_address_may_name_shared_options_as_the_library_does(visit):
@@ -387,7 +565,7 @@ def test_an_address_may_name_shared_options_as_the_library_does(visit):
         "method": "yarn",
         "factor": 8,
         "tokens": ["Can", "you", "open", "a", "can", "?"],
-        "at": [0, 1, 2, 3, 4, 5],
+        "at": [0, 25, 50, 75, 100, 125],
     }
 
 

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import pytest
 import torch
 
-from posenc import Positions, encodings, frequencies, position_maps
+from posenc import Positions, attention, encodings, frequencies, position_maps
 from posenc.analysis import codes_of
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
@@ -121,7 +121,7 @@ def rotation(full):
 @pytest.mark.parametrize("choice", ROTATIONS, ids=str)
 def test_rotations_under_a_schedule(shown, choice):
     full = usual(choice)
-    found = shown(**choice)
+    found = shown(**choice, position_only="true")
     assert found["notes"] == []
     made = rotation(full)
     codes = codes_of(made)(torch.arange(full["length"]))
@@ -131,9 +131,10 @@ def test_rotations_under_a_schedule(shown, choice):
     same(found["codes"], codes, **TOLERANCE)
     same(found["products"], codes @ codes.T, **TOLERANCE)
     same(found["decay"], (codes @ codes.T)[:, 0], **TOLERANCE)
-    chosen, *_ = places = [token["position"] for token in found["tokens"]]
+    places = [token["position"] for token in found["tokens"]]
+    chosen = places[0 if choice["method"] == "none" else -1]
     same([token["code"] for token in found["tokens"]], codes[places], **TOLERANCE)
-    same([token["score"] for token in found["tokens"]], codes[places] @ codes[chosen], **TOLERANCE)
+    same([token["product"] for token in found["tokens"]], codes[places] @ codes[chosen], **TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +170,9 @@ def test_rotations_under_a_map(shown, encoding, name, options):
 
 def test_tokens_score_as_their_positions_do_among_all_pairs(shown):
     """Also a query before its key, where xPos is another number."""
-    found = shown(encoding="xpos:scale_base=16", length=40, dim=16)
+    found = shown(encoding="xpos:scale_base=16", length=40, dim=16, position_only="true")
     chosen, *others = [token["position"] for token in found["tokens"]]
-    scores = [token["score"] for token in found["tokens"]]
+    scores = [token["product"] for token in found["tokens"]]
     assert max(others) > chosen
     same(scores, torch.tensor(found["products"])[[40 * chosen + at for at in (chosen, *others)]], **TOLERANCE)
 
@@ -208,8 +209,125 @@ def test_biases(shown, choice):
     same(found["products"], bias(apart.flatten())[:, full["head"] - 1], **near)
 
 
+WORDS = "Can you open été ? can"
+IN_TEXT = [
+    {"encoding": "none"}, {"encoding": "sinusoidal", "dim": 24}, {"encoding": "binary"}, {"encoding": "rope"},
+    {"encoding": "rope:layout=interleaved:rotary_dim=16", "method": "yarn", "length": 60}, {"encoding": "decoupled_rope", "dim": 36},
+    {"encoding": "p_rope"}, {"encoding": "xpos:scale_base=32"}, {"encoding": "rope", "method": "ntk"},
+    {"encoding": "rope", "method": "self_extend:window=8:group=4", "length": 64},
+    {"encoding": "rope", "method": "streaming:sinks=4:recent=20", "length": 64},
+    {"encoding": "alibi", "heads": 4, "head": 2}, {"encoding": "sandwich", "heads": 4, "head": 3}, {"encoding": "t5"},
+]  # fmt: skip
+
+
+def vector(word, dim):
+    """The page's vector of a word: FNV-1a of its letters, xorshift, Box and Muller, of length sqrt(dim) / 2."""
+    at = 0x811C9DC5
+    for byte in word.lower().encode():
+        at = (at ^ byte) * 0x01000193 & 0xFFFFFFFF
+    drawn = []
+    for _ in range(16 + 2 * dim):
+        at ^= at << 13 & 0xFFFFFFFF
+        at ^= at >> 17
+        at ^= at << 5 & 0xFFFFFFFF
+        drawn.append((at + 0.5) / 2**32)
+    first, second = torch.tensor(drawn[16:], dtype=torch.float64).view(dim, 2).T
+    found = (-2 * first.log()).sqrt() * (2 * torch.pi * second).cos()
+    return found / found.norm() * dim**0.5 / 2
+
+
+@pytest.mark.parametrize("choice", IN_TEXT, ids=str)
+def test_words_attend_as_in_the_library(shown, choice):
+    """Query and key are the words' vectors; the library adds, turns or biases them and takes the softmax."""
+    full = usual(choice)
+    found = shown(**choice, tokens=WORDS, at="3,7,12,25,30,31", line=64, token=5)
+    assert found["notes"] == []
+    name, dim = choice["encoding"].split(":")[0], full["dim"]
+    x = torch.stack([vector(word, dim) for word in WORDS.split()])[None]
+    same([token["vector"] for token in found["tokens"]], x[0], **TOLERANCE)
+    map_name = full["method"].split(":")[0]
+    if map_name in MAPS:
+        encoding = encodings.create(f"{choice['encoding']}@{full['method']}", head_dim=dim)
+    elif name in ("rope", "p_rope", "decoupled_rope", "xpos"):
+        encoding = rotation(full)
+    else:
+        encoding = encodings.create(choice["encoding"], dim=dim, head_dim=dim, num_heads=full["heads"])
+    at = torch.tensor([[3.0, 7, 12, 25, 30, 31]], dtype=torch.float64)
+    if name == "t5":
+        at = at.long()
+        torch.nn.init.zeros_(encoding.table)
+    elif name == "binary":
+        at = at.long()
+    positions = Positions.from_ids(at, causal=map_name in MAPS)
+    x = encoding.embed(x, positions)
+    heads = full["heads"] if found["bias"] else 1
+    q, k = (x[:, None].expand(1, heads, -1, -1) for _ in range(2))
+    if name == "t5":  # whose queries start smaller, and whose scores are not divided
+        q = q * dim**-0.5
+    weights = attention(q, k, torch.eye(6, dtype=torch.float64).expand(1, heads, 6, 6), encoding, positions)
+    weights = weights[0, full["head"] - 1 if heads > 1 else 0, 4]
+    same([token["weight"] for token in found["tokens"]], weights, rtol=1e-5, atol=1e-6)
+    others = weights[[0, 1, 2, 3, 5]]
+    drawn = [token["share"] or 0 for index, token in enumerate(found["tokens"]) if index != 4]
+    same(drawn, others / others.max(), rtol=1e-5, atol=1e-6)
+
+
+HANDS = [
+    {"encoding": "rope", "dim": 32}, {"encoding": "rope", "method": "linear"}, {"encoding": "rope", "method": "yarn:beta_fast=4", "base": 500},
+    {"encoding": "rope", "method": "ntk", "factor": 2}, {"encoding": "p_rope:fraction=0.5"}, {"encoding": "decoupled_rope"}, {"encoding": "xpos"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", HANDS, ids=str)
+def test_clock_hands_turn_by_the_librarys_angles(shown, choice):
+    found = shown(**choice, line=200, length=200, at="150,3,7,12,31,20", token=1, key=6)["clocks"]
+    made, trained = (
+        rotation(usual(choice)).frequencies().inv_freq,
+        rotation(usual(choice | {"method": "none"})).frequencies().inv_freq,
+    )
+    assert (found["query"], found["key"], found["seen"]) == (150, 20, 130)
+    pairs = {name: [pair[name] for pair in found["pairs"]] for name in found["pairs"][0]}
+    same(pairs["query"], 150 * made, **TOLERANCE)
+    same(pairs["key"], 20 * made, **TOLERANCE)
+    same(pairs["between"], 130 * made, **TOLERANCE)
+    same(pairs["trained"], 63 * trained, **TOLERANCE)  # 64 positions, distances up to 63
+    same(pairs["reach"], 199 * made, **TOLERANCE)
+    known = (64 * trained >= 2 * torch.pi) | (131 * made <= 64 * trained * (1 + 1e-9))
+    assert pairs["known"] == known.tolist()
+    moved = (made != trained).tolist()
+    assert [plain is not None for plain in pairs["plain"]] == moved
+    without = 20 * made + 130 * trained
+    same([p for p in pairs["plain"] if p is not None], without[made != trained], **TOLERANCE)
+
+
+def test_clock_hands_under_a_map_stand_at_the_distance_that_it_gives(shown):
+    found = shown(
+        encoding="rope", method="self_extend:window=8:group=4", at="3,30,7,12,31,20", line=64, token=2, key=1
+    )["clocks"]
+    seen = float(position_maps.self_extend(8, 4).relative(Positions.arange(31, causal=True))[0, 30, 3])
+    assert found["seen"] == seen
+    theta = frequencies.default(64, 10000.0).inv_freq
+    same([pair["query"] for pair in found["pairs"]], seen * theta, **TOLERANCE)
+    assert {pair["key"] for pair in found["pairs"]} == {0}
+    assert shown(encoding="rope", method="streaming:recent=5", at="3,30,7,12,31,20", line=64, token=2, key=4)["clocks"][
+        "hidden"
+    ]
+    assert shown(encoding="rope", method="streaming", at="3,30,7,12,31,20", line=64, token=2, key=5)["clocks"][
+        "hidden"
+    ]  # after
+
+
+def test_clock_hands_of_a_code(shown):
+    found = shown(encoding="sinusoidal", dim=16, at="0,1,2,3,4,70", line=80, token=1)["clocks"]
+    theta = frequency_curve(16, 10000.0)
+    same([pair["key"] for pair in found["pairs"]], 70 * theta, **TOLERANCE)
+    finished = 64 * theta >= 2 * torch.pi
+    assert [pair["known"] for pair in found["pairs"]] == finished.tolist()  # position 70 was not in training
+    assert shown(encoding="alibi")["clocks"] is None
+
+
 def test_nothing_is_nothing(shown):
-    found = shown(encoding="none")
+    found = shown(encoding="none", position_only="true")
     assert found["codes"] is None
     assert found["products"] is None
     assert {token["score"] for token in found["tokens"]} == {0}

@@ -8,6 +8,8 @@ from posenc.cli.command import Command, How
 from posenc.cli.common import target, write_page
 
 FILE = "posenc-explorer.html"
+USUAL = {"": "in order", "False": "off"}
+"""How the help writes a default."""
 
 
 @dataclass(kw_only=True)
@@ -21,13 +23,13 @@ class Explore(Command):
     def groups(cls) -> dict[str, type]:
         from posenc.report.explorer import fields
 
-        kinds = {"integer": int, "number": float}
+        kinds = {"integer": int, "number": float, "boolean": bool}
         hints = (
             (
                 name,
                 Annotated[
                     kinds.get(field["kind"], str),
-                    f"{field['meaning']} (default: {'in order' if field['default'] == '' else field['default']})",
+                    f"{field['meaning']} (default: {USUAL.get(str(field['default']), field['default'])})",
                 ],
             )
             for name, field in fields().items()

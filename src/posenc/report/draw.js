@@ -5,7 +5,7 @@
 // how many positions}; all but the label may be left out.
 var posenc = posenc || {};
 posenc.draw = (() => {
-  const LEVELS = 256;
+  const LEVELS = 256, COARSE = 256;  // of a heat map, about so many rows and columns while something moves
 
   function theme(element) {
     const style = getComputedStyle(element);
@@ -45,10 +45,18 @@ posenc.draw = (() => {
     return `linear-gradient(to right, ${stops.join(", ")})`;
   }
 
+  // value -> a pixel, from a table, `first + value * scale` entries along it; called for each pair of positions
+  function lookup({ pixels }, first, scale) {
+    return value => {
+      const at = first + value * scale + 0.5;
+      return pixels[at < 0 ? 0 : at > LEVELS - 1 ? LEVELS - 1 : at | 0];
+    };
+  }
+
   // value -> a pixel, from two colours around zero; what is not a number stays blank
   function around(colours, most) {
-    const scale = most || 1;
-    return value => (Number.isNaN(value) ? 0 : colours.around.pixels[level(0.5 + value / scale / 2)]);
+    const of = lookup(colours.around, (LEVELS - 1) / 2, (LEVELS - 1) / 2 / (most || 1));
+    return value => (value !== value ? 0 : of(value));
   }
 
   // value -> a pixel, between two values; down: the least value has the strongest colour
@@ -59,12 +67,9 @@ posenc.draw = (() => {
 
   // value -> a pixel, from zero up to a limit, and in other colours past it
   function upTo(colours, limit, most) {
-    const beyond = Math.max(most - limit, 1);
-    return value => {
-      if (Number.isNaN(value)) return 0;
-      if (value < limit) return colours.up.pixels[level(Math.max(value, 0) / limit)];
-      return colours.over.pixels[level((value - limit) / beyond)];
-    };
+    const scale = (LEVELS - 1) / Math.max(most - limit, 1);
+    const below = lookup(colours.up, 0, (LEVELS - 1) / limit), beyond = lookup(colours.over, -limit * scale, scale);
+    return value => (value !== value ? 0 : value < limit ? below(value) : beyond(value));
   }
 
   function surface(canvas) {
@@ -170,24 +175,18 @@ posenc.draw = (() => {
     context.restore();
   }
 
-  // {rows, columns, values: row by row, pixel(value), texts: of the cells, x, y: axes, marks: [{x: between columns, label}],
-  // limit: the distance that training went to, half: of which only what lies before the query is marked}. colours.quick: no
-  // more cells are drawn than there are pixels, for as long as something moves
-  function heat(canvas, colours, { rows, columns, values, pixel, texts, x, y, marks, limit, half }) {
+  // {rows, columns, values: row by row, or value(row, column), pixel(value), texts: of the cells, x, y: axes, marks: [{x: between columns, label}],
+  // limit: the distance that training went to, half: of which only what lies before the query is marked}. colours.coarse: few cells are drawn, while something moves
+  function heat(canvas, colours, { rows, columns, values, value = (row, column) => values[row * columns + column], pixel, texts, x, y, marks, limit, half }) {
     const downwards = counts(rows, canvas.clientHeight / 40), named = y.names || downwards.map(String);
     const { context, box, dense } = frame(canvas, colours, { label: y.label, texts: named });
-    const [wanted, tall] = colours.quick ? [Math.min(columns, Math.ceil(box.width)), Math.min(rows, Math.ceil(box.height))] : [columns, rows];
-    const image = new ImageData(wanted, tall), pixels = new Uint32Array(image.data.buffer);
-    if (wanted === columns && tall === rows) for (let at = 0; at < pixels.length; at++) pixels[at] = pixel(values[at]);
-    else {
-      for (let row = 0, at = 0; row < tall; row++) {
-        const from = Math.floor((row * rows) / tall) * columns;
-        for (let column = 0; column < wanted; column++) pixels[at++] = pixel(values[from + Math.floor((column * columns) / wanted)]);
-      }
-    }
-    const small = new OffscreenCanvas(wanted, tall);
+    const each = count => (colours.coarse ? Math.max(1, Math.floor(count / COARSE)) : 1), [rowStep, columnStep] = [each(rows), each(columns)];
+    const [tall, broad] = [Math.ceil(rows / rowStep), Math.ceil(columns / columnStep)];
+    const image = new ImageData(broad, tall), pixels = new Uint32Array(image.data.buffer);
+    for (let r = 0, at = 0; r < tall; r++) for (let c = 0; c < broad; c++, at++) pixels[at] = pixel(value(r * rowStep, c * columnStep));
+    const small = new OffscreenCanvas(broad, tall);
     small.getContext("2d").putImageData(image, 0, 0);
-    context.imageSmoothingEnabled = tall > box.height * dense || wanted > box.width * dense;
+    context.imageSmoothingEnabled = tall > box.height * dense || broad > box.width * dense;
     context.imageSmoothingQuality = "high";
     context.drawImage(small, box.x, box.y, box.width, box.height);
     context.strokeStyle = colours.line;
@@ -435,20 +434,45 @@ posenc.draw = (() => {
     context.drawImage(small, 0, 0, width, height);
   }
 
-  // arcs over a line of tokens: [{from, to: in pixels, share: 0 .. 1}], the baseline at the bottom
-  function arcs(canvas, colours, shown) {
-    const { context, width, height } = surface(canvas);
-    for (const { from, to, share } of shown) {
-      const high = Math.min(height - 6, 14 + (Math.abs(to - from) / width) * height * 1.5);
-      context.strokeStyle = colours.around.css[225];
-      context.globalAlpha = 0.25 + 0.75 * share;
-      context.lineWidth = 1 + 7 * share;
+  // arcs over a line of tokens: [{from, to: in pixels, share: 0 .. 1, null if hidden, past: in the other colour, label}], the
+  // baseline at the bottom. limit: {x, label}, from where the ground is shaded.
+  function arcs(canvas, colours, shown, limit) {
+    const { context, width, height } = surface(canvas), box = { x: 0, y: 0, width, height };
+    if (limit) {
+      context.fillStyle = colours.past;
+      context.globalAlpha = 0.07;
+      context.fillRect(limit.x, 0, width - limit.x, height);
+      context.globalAlpha = 1;
+    }
+    const tops = shown.map(({ from, to }) => 14 + Math.sqrt(Math.abs(to - from) / width) * (height - 42));
+    shown.forEach(({ from, to, share, past }, at) => {
+      context.strokeStyle = share === null ? colours.soft : past ? colours.past : colours.around.css[225];
+      context.globalAlpha = share === null ? 0.5 : 0.2 + 0.8 * share;
+      context.lineWidth = share === null ? 1 : 0.8 + 7.2 * share;
+      context.setLineDash(share === null ? [3, 4] : []);
       context.beginPath();
       context.moveTo(from, height);
-      context.bezierCurveTo(from, height - high * 1.33, to, height - high * 1.33, to, height);
+      context.bezierCurveTo(from, height - tops[at] * 1.33, to, height - tops[at] * 1.33, to, height);
       context.stroke();
-    }
+    });
     context.globalAlpha = 1;
+    context.setLineDash([]);
+    context.font = colours.font;
+    if (limit) drawMark(context, colours, box, limit, x => x);
+    arcLabels(context, colours, width, shown.map(({ from, to, share, label }, at) => ({ x: (from + to) / 2, y: height - tops[at], share, label })));
+  }
+
+  function arcLabels(context, colours, width, labels) {  // on top of the arcs, the strongest first, where there is room
+    const taken = [];
+    context.fillStyle = colours.ink;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (const { x, y, label } of labels.filter(one => one.label).sort((a, b) => b.share - a.share)) {
+      const half = context.measureText(label).width / 2 + 3, middle = Math.max(half, Math.min(width - half, x));
+      if (taken.some(one => Math.abs(one.y - y) < 14 && Math.abs(one.x - middle) < one.half + half)) continue;
+      taken.push({ x: middle, y, half });
+      lettered(context, colours, label, middle, y);
+    }
   }
 
   return { theme, gradient, around, between, upTo, heat, lines, strip, arcs, number, level };

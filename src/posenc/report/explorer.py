@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = (
     *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes", "biases", "state", "model")), "draw", "plot",
-    *(f"explorer/{name}" for name in ("views", "tokens", "controls", "formula", "saving", "path", "play", "explorer")),
+    *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula", "saving", "path", "play", "explorer")),
 )  # fmt: skip
 """In this order: formulas, state, values, drawing, and the page."""
 HIDDEN = {"default", "explicit", "longrope"}
@@ -91,6 +91,8 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
                 raise unknown(f"{name} in the explorer", terms[0].name, names[name])
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
+        if field["kind"] == "boolean" and not isinstance(value, bool):
+            raise InputError(f"{name}={value!r}: {field['meaning']}; True or False")
         if field["kind"] in ("integer", "number"):
             low, high, even = field["min"], field["max"], field.get("step") == 2
             integer = field["kind"] == "integer"

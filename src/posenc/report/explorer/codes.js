@@ -71,31 +71,35 @@ posenc.codes = (() => {
     return o.fraction === undefined ? found : fastest(found, o.fraction);
   }
 
-  // What rotation makes of the vector of ones (Su et al. 2021, section 3.2): in each pair (1, 1) turns by k theta_c.
-  // first: the first channel that turns. scale: of a pair's code, besides the attention factor (xPos).
-  function rope(positions, o, first = () => 0, scale = () => 1) {
+  // What rotation makes of a vector (Su et al. 2021, section 3.2): in each pair (x, y) turns by k theta_c. vector: of ones
+  // unless given. first: the first channel that turns. scale: of a pair's code, besides the attention factor (xPos).
+  function rope(positions, o, vector = new Float64Array(o.dim).fill(1), first = () => 0, scale = () => 1) {
     const { invFreq, attentionFactor } = rotation(o);
     const channels = pairing(o.layout, invFreq.length, first(o.dim - 2 * invFreq.length));
-    const codes = new Float64Array(positions.length * o.dim).fill(1);
+    const codes = new Float64Array(positions.length * o.dim);
+    for (let row = 0; row < positions.length; row++) codes.set(vector, row * o.dim);
     invFreq.forEach((theta, c) => {
       const [a, b] = channels(c);
       positions.forEach((position, row) => {
         const cos = Math.cos(position * theta), sin = Math.sin(position * theta);
         const factor = attentionFactor * scale(c, position);
-        codes[row * o.dim + a] = factor * (cos - sin);
-        codes[row * o.dim + b] = factor * (cos + sin);
+        codes[row * o.dim + a] = factor * (vector[a] * cos - vector[b] * sin);
+        codes[row * o.dim + b] = factor * (vector[b] * cos + vector[a] * sin);
       });
     });
     return codes;
   }
 
-  const turned = (positions, o) => rope(positions, o);
+  const turned = (positions, o, vector) => rope(positions, o, vector);
 
   // Latent attention (DeepSeek-AI 2024, section 2.1.3): the last channels turn, a third unless said otherwise.
   const decoupled = o => ({ ...o, rotary_dim: o.rotary_dim ?? Math.max(2, Math.floor(o.dim / 6) * 2) });
 
   // xPos (Sun et al. 2022, section 2.2): queries fade by zeta_c^(m / scale_base), and keys grow by as much.
-  const xpos = (positions, o) => rope(positions, o, undefined, fading(o));
+  const xpos = (positions, o, vector, sign = 1) => {
+    const fades = fading(o);
+    return rope(positions, o, vector, undefined, (c, position) => fades(c, sign * position));
+  };
 
   // zeta_c^(distance / scale_base), of pair c.
   function fading(o) {
@@ -155,7 +159,7 @@ posenc.codes = (() => {
     }, turned, turnedKernel],
     decoupled_rope: ["the last channels turn, the others are content only (DeepSeek)", "position", {
       ...rotary("interleaved"), rotary_dim: { ...rotaryDim, meaning: "channels that turn; unless given, a third" },
-    }, (p, o) => rope(p, decoupled(o), still => still), (d, o) => ropeKernel(d, decoupled(o))],
+    }, (p, o, vector) => rope(p, decoupled(o), vector, still => still), (d, o) => ropeKernel(d, decoupled(o))],
     xpos: ["RoPE whose scores fade with the distance; the codes are the queries', keys grow instead", "position", {
       ...rotary("interleaved"),
       gamma: number(0.4, 0.01, 4, "how little the fast pairs fade"),
@@ -165,8 +169,8 @@ posenc.codes = (() => {
 
   // codes: positions -> (n, dim), with settings {dim, ...options}; dim is the model's width, or the head's. kernel:
   // distances -> product of the later position's code (a query's) and the earlier one's (a key's), where the distance
-  // alone decides it, else null. biases.js adds those of "distance": distances -> (n, num_heads), with settings
-  // {num_heads, ...options}.
+  // alone decides it, else null. turn: of a rotation, a vector at a position, as a query (sign 1) or a key (-1); else null.
+  // biases.js adds those of "distance": distances -> (n, num_heads), with settings {num_heads, ...options}.
   function registered(entries) {
     return Object.fromEntries(Object.entries(entries).map(([name, [summary, of, options, formula, kernel]]) => {
       const settings = given => {
@@ -177,6 +181,8 @@ posenc.codes = (() => {
       return [name, {
         summary, of, options,
         codes: (positions, given) => formula(Float64Array.from(positions), settings(given)),
+        turn: options.schedule
+          ? (vector, position, given, sign) => formula([position], settings(given), vector, sign) : null,
         kernel: kernel ? (distances, given) => kernel(distances, settings(given)) : null,
       }];
     }));
@@ -251,8 +257,15 @@ posenc.codes = (() => {
   // What a kernel gives at relative positions, (n, n) as of posenc.maps.grid; NaN where the key is hidden. Few of them
   // differ, mostly not along a diagonal, so the kernel is asked once for each.
   function scores(relative, n, kernel) {
-    const places = new Map();
-    const placeOf = r => places.get(r) ?? places.set(r, places.size).get(r);
+    if (!distinct.has(relative)) distinct.set(relative, places(relative, n));
+    const { keys, place } = distinct.get(relative), values = kernel(keys);
+    return relative.map((r, at) => (Number.isNaN(r) ? NaN : values[place[at]]));
+  }
+
+  const distinct = new WeakMap();  // of a grid, its values and which of them each pair has: other frequencies do not change it
+
+  function places(relative, n) {
+    const found = new Map(), placeOf = r => found.get(r) ?? found.set(r, found.size).get(r);
     const place = new Int32Array(n * n);
     for (let distance = 0; distance < n; distance++) {
       let latest = NaN, index = 0;
@@ -263,8 +276,7 @@ posenc.codes = (() => {
         place[at] = index;
       }
     }
-    const values = kernel(Float64Array.from(places.keys()));
-    return relative.map((r, at) => (Number.isNaN(r) ? NaN : values[place[at]]));
+    return { keys: Float64Array.from(found.keys()), place };
   }
 
   return { ENCODINGS, range, dots, ofDistance, allPairs, byDistance, scores };

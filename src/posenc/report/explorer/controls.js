@@ -3,7 +3,7 @@
 posenc.controls = (() => {
   const { FIELDS } = posenc.state, { element } = posenc.plot;
   const CURVES = { "geometric:1": "base⁻ᵗ, as usual", "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: "t to another power" };
-  const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line"] };
+  const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line", "position_only"] };
   const NAMES = { sinusoidal: "sinusoidal", rope: "RoPE", p_rope: "p-RoPE", decoupled_rope: "decoupled RoPE (DeepSeek)", xpos: "xPos", alibi: "ALiBi", t5: "T5’s buckets", kerple: "KERPLE", sandwich: "Sandwich", sines: "sines of the distance", none: "none" };
 
   // change(part of a state, done): done is false while a slider is still moving.
@@ -27,6 +27,7 @@ posenc.controls = (() => {
       wrap.append(...titled(id, data.label, data.meaning));
       if (name === "encoding" || name === "method") wrap.append(select(id, name === "encoding" ? encodings() : methods(), value => change(chosen(name, value), true)));
       else if (name === "curve") wrap.append(select(id, Object.entries(CURVES), value => change(ofCurve(value), true)));
+      else if (data.kind === "boolean") wrap.append(checkbox(id, value => change({ [name]: value }, true)));
       else if (data.kind === "text") wrap.append(text(id, value => change({ [name]: value, at: "" }, true)));
       else wrap.append(numeric(id, data, (value, done) => change({ [name]: value }, done)));
       wrap.append(element("p", { className: "hint", hidden: true }));
@@ -100,9 +101,7 @@ posenc.controls = (() => {
       const put = (value, done = true) => change({ [of]: { [name]: value } }, done);
       wrap.append(...titled(id, name.replaceAll("_", " "), data.meaning));
       if (data.kind === "boolean") {
-        const box = element("input", { type: "checkbox", id });
-        box.addEventListener("change", () => put(box.checked));
-        wrap.append(box);
+        wrap.append(checkbox(id, put));
       } else if (data.kind === "choice") wrap.append(select(id, data.choices.map(c => [c, c]), put));
       else if (data.kind === "schedule") wrap.append(select(id, applicable(), value => put(value || null)));
       else wrap.append(numeric(id, { ...data, log: data.max / Math.max(data.min, 1) > 100 && data.min > 0 }, put));
@@ -191,6 +190,12 @@ posenc.controls = (() => {
       else found.append(element("option", { value }, label));
     }
     found.addEventListener("change", () => put(found.value));
+    return found;
+  }
+
+  function checkbox(id, put) {
+    const found = element("input", { type: "checkbox", id });
+    found.addEventListener("change", () => put(found.checked));
     return found;
   }
 

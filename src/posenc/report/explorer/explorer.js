@@ -70,7 +70,7 @@ posenc.explorer = (() => {
 
   function draw() {
     frame = 0;
-    const from = performance.now(), colours = { ...posenc.draw.theme(root), quick: Boolean(moving) };
+    const from = performance.now(), colours = { ...posenc.draw.theme(root), coarse: Boolean(moving) };
     let model;
     try {
       model = posenc.model.of(state);
@@ -80,7 +80,8 @@ posenc.explorer = (() => {
       formula.show(state);
       play.show();
       tokens.show(state, model, colours);
-      const now = [model, colours.ink, colours.quick, root.clientWidth, devicePixelRatio, state.step];
+      clocks.show(state, model, colours);
+      const now = [model, colours.ink, colours.coarse, root.clientWidth, devicePixelRatio, state.step];
       if (now.some((one, at) => one !== drawn[at])) for (const figure of views) view(figure, model, colours);
       drawn = now;
     } catch (error) {  // what a formula refuses, it refuses with a sentence
@@ -205,14 +206,15 @@ posenc.explorer = (() => {
 
   function numbers() {
     const m = posenc.model.of(state), { codes, products, decay, decayPlain, wavelengths, wavelengthsPlain, relative, bias } = m;
-    const scores = posenc.tokens.compared(state, m), strength = posenc.tokens.strengths(scores, state.token - 1, m);
+    const rows = posenc.words.attention(state, m);
     return {
       length: m.n, frequencies: m.turned, wavelengths, wavelengths_as_trained: wavelengthsPlain, codes, products,
       decay: decay && decay.mean, decay_as_trained: decayPlain, relative, bias,
       tokens: state.tokens.map((token, index) => {
         const code = m.codesAt(Float64Array.of(state.at[index]));
-        return { token, position: state.at[index], score: scores[index], strength: strength[index], code };
+        return { token, ...rows[index], vector: posenc.words.vector(token, state.dim), code };
       }),
+      clocks: posenc.clocks.angles(state, m),
     };
   }
 
@@ -223,6 +225,7 @@ posenc.explorer = (() => {
       step("token", true);
     },
   });
+  const clocks = posenc.clocks.made(find(".rotation"), change);
   const controls = posenc.controls.made(root, change);
   const formula = posenc.formula.made(root, root.dataset.docs);
   const path = posenc.path.made(root, { go, embedded, begun: control => controls.touched({ [control]: 0 }) });

@@ -1,8 +1,8 @@
 "use strict";
 // Every number that the page shows for a state, computed when it is first asked for and kept until the choice changes.
 posenc.model = (() => {
-  const TOKENS_ONLY = ["tokens", "at", "token", "line", "step"];
-  let latest = { key: "", model: null };
+  const TOKENS_ONLY = ["tokens", "at", "token", "key", "line", "position_only", "step"];
+  let latest = { key: "", model: null }, grid = { key: "", values: null, seen: {} };
 
   function of(state) {
     const shown = Object.fromEntries(Object.entries(state).filter(([name]) => !TOKENS_ONLY.includes(name)));
@@ -40,7 +40,7 @@ posenc.model = (() => {
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
     const changed = Boolean(map || schedule);
-    const ofHead = sign => positions.map(distance => target.added(s.head - 1, sign * distance));
+    const signed = sign => positions.map(distance => sign * distance);
 
     const target = { state: s, kind, rotates, waves, refused, map, n, kernel, changed };
     return lazily(target, {
@@ -49,22 +49,29 @@ posenc.model = (() => {
       added: () => bias.of({ ...posenc.state.arguments("encoding", s, bias), num_heads: s.heads }),
       codes: () => (kind === "position" ? entry.codes(positions, of(target.turned)) : null),
       relative() {
-        return kind === "distance" || rotates ? posenc.maps.grid(map && s.method, n, mapOptions || {}) : null;
+        return kind === "distance" || rotates ? distancesOf(map && s.method, n, mapOptions || {}) : null;
+      },
+      alongDiagonals() {  // products that the distance alone decides: of 0 .. n-1, and of 0 .. 1-n; else null
+        if (kind === "distance") return [1, -1].map(sign => signed(sign).map(distance => target.added(s.head - 1, distance)));
+        return kernel && !map ? [1, -1].map(sign => kernel(signed(sign), of(target.turned))) : null;
       },
       products() {
         if (kind === "nothing") return null;
-        if (kind === "distance") return posenc.codes.ofDistance(ofHead(1), ofHead(-1));
         if (map) return posenc.codes.scores(target.relative, n, distances => kernel(distances, of(target.turned)));
-        return posenc.codes.allPairs(s.encoding, n, of(target.turned));
+        return target.alongDiagonals ? posenc.codes.ofDistance(...target.alongDiagonals) : posenc.codes.allPairs(s.encoding, n, of(target.turned));
+      },
+      product() {  // of a query and a key; `products` is not computed where it is not needed
+        const { alongDiagonals: along } = target;
+        return along ? (i, j) => (j <= i ? along[0][i - j] : along[1][j - i]) : (i, j) => target.products[i * n + j];
       },
       codesTop: () => greatest(target.codes),
-      productsTop: () => greatest(target.products),
-      ofDistance: () => posenc.codes.byDistance(target.products, n),
-      seen: () => distances(target.relative, n, s.trained),
+      productsTop: () => (target.alongDiagonals ? Math.max(...target.alongDiagonals.map(greatest)) : greatest(target.products)),
+      ofDistance() {
+        return target.alongDiagonals ? { mean: target.alongDiagonals[0], spread: new Float64Array(n) } : posenc.codes.byDistance(target.products, n);
+      },
+      seen: () => (target.relative && seenOf(target.relative, n, s.trained)),
       decay() {
-        if (kind !== "position" || !target.products) return null;
-        if (kernel && !map) return { mean: kernel(positions, of(target.turned)), spread: new Float64Array(n) };
-        return target.ofDistance;
+        return kind === "position" ? target.ofDistance : null;
       },
       decayPlain: () => (kernel && changed ? kernel(positions, of(target.plain)) : null),
       wavelengths: () => target.turned && posenc.frequencies.wavelengths(target.turned.invFreq),
@@ -73,17 +80,34 @@ posenc.model = (() => {
         return bias ? posenc.biases.rows(s.encoding, positions, { ...settings, num_heads: s.heads }) : null;
       },
       codesAt: () => at => (kind === "position" ? entry.codes(at, of(target.turned)) : null),
-      score: () => (query, key) => {  // of two positions; NaN where the key is hidden, null where there is none
-        if (kind === "nothing") return 0;
-        if (kind === "distance") return target.added(s.head - 1, query - key);
-        if (kernel) return kernel([map ? target.scoredAt(query, key) : query - key], of(target.turned))[0];
-        return posenc.codes.dots(entry.codes([query, key], of(target.turned)), 2, s.dim)[1];
+      kernelAt: () => distance => kernel([distance], of(target.turned))[0],
+      turn: () => (vector, position, sign) => entry.turn(vector, position, of(target.turned), sign),
+      // The relative position that a query sees a key at; NaN where it is hidden. Without a map, keys after the query are seen.
+      seenAt() {
+        const relative = map && map.of(mapOptions);
+        return (query, key) => (!map ? query - key : key > query ? NaN : relative(query, key));
       },
-      scoredAt: () => (query, key) => {  // the relative position of a pair, whichever of the two is later
-        const [late, early] = [Math.max(query, key), Math.min(query, key)];
-        return map ? map.of(mapOptions)(late, early) : late - early;
+      stretch() {  // of a schedule: the least and the greatest share of its speed that a pair has left
+        const shares = schedule ? Array.from(target.turned.invFreq, (theta, c) => theta / target.plain.invFreq[c]) : [1];
+        return { low: Math.min(...shares), high: Math.max(...shares) };
+      },
+      // Whether training lacked a relative position: a rotation's, if it lacked the angle of a pair; T5's, if it lacked the bucket.
+      untrained: () => relative => {
+        const away = Math.abs(relative);
+        if (rotates) return target.turned.invFreq.some((_, c) => newAngle(target, c, away));
+        if (kind !== "distance") return false;
+        if (s.encoding !== "t5") return away >= s.trained;
+        const side = Math.sign(relative), bucket = target.added(0, relative);
+        return away >= s.trained && bucket !== target.added(0, side * (s.trained - 1));
       },
     });
+  }
+
+  // Whether pair c stands at an angle that it did not have within the trained length, where it turned as trained. A pair that
+  // finished a turn there had every angle.
+  function newAngle({ turned, plain, state }, c, away) {
+    const finished = plain.invFreq[c] * state.trained >= 2 * Math.PI;
+    return !finished && (away + 1) * turned.invFreq[c] > (1 + 1e-9) * state.trained * plain.invFreq[c];
   }
 
   function refusal(s, rotates, chosen) {
@@ -102,6 +126,18 @@ posenc.model = (() => {
       ? schedule.make(width, base, posenc.state.arguments("method", s, schedule))
       : { invFreq: posenc.frequencies.curve({ dim: width, base, curve, exponent }), attentionFactor: 1 };
     return settings.fraction === undefined ? found : posenc.frequencies.fastest(found, settings.fraction);
+  }
+
+  // Kept while other numbers change, since they are large and few choices change them.
+  function distancesOf(...given) {
+    const key = JSON.stringify(given);
+    if (key !== grid.key) grid = { key, values: posenc.maps.grid(...given), seen: {} };
+    return grid.values;
+  }
+
+  function seenOf(relative, n, trained) {
+    if (relative !== grid.values) return distances(relative, n, trained);
+    return (grid.seen[trained] ??= distances(relative, n, trained));
   }
 
   function greatest(values) {  // in size, of those that are numbers
@@ -134,5 +170,5 @@ posenc.model = (() => {
     return { top, past: past / seen, hidden: 1 - seen / ((n * (n + 1)) / 2) };
   }
 
-  return { of };
+  return { of, newAngle };
 })();

@@ -32,6 +32,15 @@ posenc.state = (() => {
     return Object.fromEntries(all.filter(own));
   }
 
+  // What follows from other choices unless it is given. Extension methods are for long texts: under one, the line is as long
+  // as the text, tokens are spread over it, and the last is the query.
+  const FOLLOWS = {
+    line: s => (s.method === "none" ? FIELDS.line.default : Math.max(FIELDS.line.min, Math.min(FIELDS.line.max, s.length))),
+    token: s => (s.method === "none" ? FIELDS.token.default : s.tokens.length),
+    key: s => (s.token === FIELDS.key.default ? s.tokens.length : FIELDS.key.default),
+  };
+  const usually = (state, name) => (FOLLOWS[name] ? FOLLOWS[name](state) : FIELDS[name].default);
+
   // A state from anything that looks like one: {encoding: "t5:num_buckets=16", dim: 64, ...}. Notes: what was not taken.
   function clean(asked) {
     const step = checked(FIELDS.step, asked.step ?? 0), notes = [], state = {}, given = { ...(step ? PATH[step - 1].state : {}), ...asked };
@@ -57,8 +66,10 @@ posenc.state = (() => {
     }
     state.head = Math.min(state.head, state.heads);
     state.tokens = words(read("tokens"), notes);
+    for (const name of Object.keys(FOLLOWS)) if (!Object.hasOwn(given, name)) state[name] = FOLLOWS[name](state);
     state.token = Math.min(state.token, state.tokens.length);
-    state.at = places(read("at"), state.tokens.length, state.line, notes);
+    state.key = state.key > state.tokens.length || state.key === state.token ? FOLLOWS.key(state) : state.key;
+    state.at = places(read("at"), state, notes);
     return { state, notes };
   }
 
@@ -76,6 +87,7 @@ posenc.state = (() => {
   }
 
   function wanted({ kind, min, max, step, choices }) {
+    if (kind === "boolean") return "true or false";
     if (kind === "choice") return `one of ${choices.join(", ")}`;
     return `${step === 2 ? "an even number" : kind === "integer" ? "a whole number" : "a number"} from ${min} to ${max}`;
   }
@@ -121,14 +133,19 @@ posenc.state = (() => {
     return found.slice(0, MOST_TOKENS).map(word => [...word].slice(0, LONGEST_TOKEN).join(""));
   }
 
-  function places(text, count, line, notes) {
-    const inOrder = Array.from({ length: count }, (_, index) => index);
-    if (text === "") return inOrder;
+  function places(text, state, notes) {
+    const { tokens: { length: count }, line } = state, usual = inOrder(state);
+    if (text === "") return usual;
     const found = (Array.isArray(text) ? text : String(text).split(",")).map(at => (at === "" ? NaN : Number(at)));
     const fit = found.every(at => Number.isInteger(at) && at >= 0 && at < line) && new Set(found).size === found.length;
     if (fit && found.length === count) return found;
     notes.push(`at=${shortened(text)} is not ${count} different positions below ${line}`);
-    return inOrder;
+    return usual;
+  }
+
+  function inOrder({ tokens: { length: count }, line, method }) {
+    const apart = method === "none" ? 1 : Math.floor((line - 1) / Math.max(count - 1, 1));
+    return Array.from({ length: count }, (_, index) => index * apart);
   }
 
   function shortened(text) {

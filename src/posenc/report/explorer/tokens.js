@@ -60,28 +60,32 @@ posenc.tokens = (() => {
         track.replaceChildren(...now.tokens.map(() => Object.assign(document.createElement("div"), { className: "token" })));
         buttons = [...track.children];
       }
-      const chosen = now.token - 1, scores = compared(now, model);
+      const chosen = now.token - 1, rows = posenc.words.attention(now, model);
       buttons.forEach((button, index) => {
-        const at = now.at[index], word = now.tokens[index];
+        const at = now.at[index], word = now.tokens[index], past = at >= now.trained;
         if (button.textContent !== word) button.textContent = word;
-        const told = index === chosen ? "" : `, ${said(scores[index], model)} with position ${now.at[chosen]}`;
+        button.classList.toggle("past", past);
+        const beyond = past ? ", beyond the trained length" : "";
+        const weight = index === chosen ? "" : rows[index].hidden ? ", hidden from the query" : `, ${percent(rows[index].weight)} of the query’s attention`;
         for (const [name, value] of Object.entries({
           role: "slider", tabindex: 0, "aria-label": `Token ${word}`, "aria-valuemin": 0, "aria-valuemax": now.line - 1,
-          "aria-valuenow": at, "aria-valuetext": `position ${at}${told}`, "aria-current": index === chosen,
+          "aria-valuenow": at, "aria-valuetext": `position ${at}${beyond}${weight}`, "aria-current": index === chosen,
         })) button.setAttribute(name, value);
       });
-      arrange();
-      arcs(chosen, strengths(scores, chosen, model), colours);
-      ticks();
-      numbers(chosen, scores, model);
+      // what is measured and drawn comes before what changes the page's layout: measuring after a change is slow
+      const width = track.clientWidth, halves = buttons.map(button => button.offsetWidth / 2);
+      arcs(width, chosen, rows, model, colours);
       code(chosen, model, colours);
+      arrange(width, halves);
+      ticks(width);
+      numbers(chosen, rows, model);
+      legend(chosen, rows, model, colours);
     }
 
-    function arrange() {  // labels that would cover each other go to lower rows
-      const width = track.clientWidth, ends = [];
-      const byPlace = state.at.map((_, index) => index).sort((a, b) => state.at[a] - state.at[b]);
+    function arrange(width, halves) {  // labels that would cover each other go to lower rows
+      const ends = [], byPlace = state.at.map((_, index) => index).sort((a, b) => state.at[a] - state.at[b]);
       for (const index of byPlace) {
-        const button = buttons[index], half = button.offsetWidth / 2, centre = (across(state.at[index]) / 100) * width;
+        const button = buttons[index], half = halves[index], centre = (across(state.at[index]) / 100) * width;
         const shown = Math.max(half, Math.min(width - half, centre));
         let lane = ends.findIndex(end => end <= shown - half);
         if (lane < 0) lane = ends.length;
@@ -94,8 +98,11 @@ posenc.tokens = (() => {
       track.style.height = `${12 + ends.length * LANE}px`;
     }
 
-    function ticks() {
-      const width = track.clientWidth, step = [1, 2, 4, 8, 16, 32, 64].find(s => (width / state.line) * s >= 26) || 128;
+    let ticked = "";
+    function ticks(width) {
+      if (ticked === `${width} ${state.line}`) return;
+      ticked = `${width} ${state.line}`;
+      const step = [1, 2, 4, 8, 16, 32, 64].find(s => (width / state.line) * s >= 26) || 128;
       const shown = Array.from({ length: Math.ceil(state.line / step) }, (_, k) => k * step);
       scale.replaceChildren(...shown.map(at => {
         const tick = Object.assign(document.createElement("span"), { textContent: at });
@@ -104,58 +111,82 @@ posenc.tokens = (() => {
       }));
     }
 
-    function arcs(chosen, shares, colours) {
-      const width = track.clientWidth;
-      posenc.draw.arcs(ruler.querySelector(".arcs"), colours, shares.flatMap((share, index) => {
-        if (share === null) return [];
-        return [{ from: (across(state.at[chosen]) / 100) * width, to: (across(state.at[index]) / 100) * width, share }];
-      }));
+    function arcs(width, chosen, rows, model, colours) {
+      const place = at => (across(at) / 100) * width, { trained, line } = state;
+      const shown = rows.flatMap((row, index) => (index === chosen ? [] : [{
+        from: place(state.at[chosen]), to: place(row.position), share: row.share, past: row.past, label: label(row, model),
+      }]));
+      const limit = trained < line ? { x: (trained / line) * width, label: "trained length" } : null;
+      posenc.draw.arcs(ruler.querySelector(".arcs"), colours, shown, limit);
     }
 
-    function numbers(chosen, scores, model) {
-      const s = state, column = unit(model), shares = strengths(scores, chosen, model);
-      const what = { bias: `What head ${s.head} adds to the score of`, bucket: "T5’s bucket of the distance from" }[column] || "Dot products of";
-      const with_ = column === "bucket" ? "to" : "with";
-      find("#explorer-scores-title").textContent = `${what} ${quoted(s.tokens[chosen])}, at position ${s.at[chosen]}, ${with_}`;
-      find(".scores thead").replaceChildren(row("th", ["token", "position", "distance back", ...(model.map ? ["seen as"] : []), column, column === "bucket" ? "" : "strength"]));
-      find(".scores tbody").replaceChildren(...s.tokens.flatMap((word, index) => {
-        if (index === chosen) return [];
-        const apart = s.at[chosen] - s.at[index], seen = model.map ? [Math.sign(apart) * model.scoredAt(s.at[chosen], s.at[index])] : [];
-        const line = row("td", [String(s.at[index]), number(apart), ...seen.map(data), data(scores[index]), bar(column === "bucket" ? null : shares[index])]);
-        line.prepend(Object.assign(document.createElement("th"), { scope: "row", textContent: word }));
-        return [line];
+    function numbers(chosen, rows, model) {
+      const s = state, [more, heading] = extra(model), content = model.kind !== "distance" || !s.position_only;
+      find("#explorer-scores-title").textContent = `Attention of ${quoted(s.tokens[chosen])} at position ${s.at[chosen]}`;
+      const head = ["key", "position", "distance", ...(more ? [heading] : []), ...(content ? ["dot product"] : []), ...(model.kind === "distance" ? [bucketed(model) ? "bucket" : "bias"] : []), "weight", ""];
+      find(".scores thead").replaceChildren(row("th", head));
+      find(".scores tbody").replaceChildren(...rows.map((one, index) => {
+        const line = row("td", [
+          String(one.position), number(one.distance), ...(more ? [more(one)] : []), ...(content ? [data(one.product)] : []),
+          ...(model.kind === "distance" ? [data(one.bucket ?? one.bias)] : []), one.hidden ? "hidden" : weight(one), bar(one),
+        ]);
+        if (index === chosen) line.className = "itself";
+        line.prepend(Object.assign(document.createElement("th"), { scope: "row", textContent: s.tokens[index] }));
+        return line;
       }));
-      find("#explorer-line-see").textContent = sentence(chosen, scores, model);
+      find("#explorer-line-see").textContent = sentence(chosen, rows, model);
+      find("#explorer-line-words").textContent = vectors(model);
     }
 
-    function sentence(chosen, scores, model) {
-      const word = quoted(state.tokens[chosen]), others = scores.map((score, index) => [score, index]);
-      const known = others.filter(([score, index]) => index !== chosen && score !== null && !Number.isNaN(score));
-      if (model.kind === "nothing") return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
-      const move = `Move ${word}, with the pointer or the arrow keys. Positions alone count here, whatever the words:`;
-      if (unit(model) === "bucket") return `${move} each distance falls into a bucket, for which the model learns a number. It is not known before training, so all arcs are alike.`;
-      if (known.length === 0) return `${move} the code moves with the token.`;
-      const [score, index] = known.reduce((best, one) => (one[0] > best[0] ? one : best));
-      const apart = state.at[chosen] - state.at[index], far = Math.abs(apart), other = state.at[index];
-      const where = `${far} ${far === 1 ? "position" : "positions"} ${apart > 0 ? "before it" : "after it"} (${number(score)})`;
-      return model.kind === "distance"
-        ? `${move} head ${state.head} adds the most to the score of position ${state.at[chosen]} with position ${other}, ${where}.`
-        : `${move} the code of position ${state.at[chosen]} has its largest dot product with that of position ${other}, ${where}.`;
+    function sentence(chosen, rows, model) {
+      const word = quoted(state.tokens[chosen]), alone = state.position_only;
+      const others = rows.map((one, index) => ({ ...one, index })).filter(one => one.index !== chosen && !one.hidden);
+      if (model.kind === "nothing" && alone) return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
+      if (model.kind === "nothing") return `Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
+      const move = `Move ${word}, with the pointer or the arrow keys. ${alone ? "Positions alone count here, whatever the words" : "Words and positions count"}:`;
+      if (others.length === 0) return `${move} ${rows.length > 1 ? "all other keys are hidden, so it attends to itself" : "it is the only token"}.`;
+      if (bucketed(model)) {
+        return `${move} each distance falls into a bucket, for which the model learns a number. It starts near 0 and is drawn as 0: ${alone ? "all weights are equal" : "the words alone decide the weights"}.`;
+      }
+      const best = others.reduce((most, one) => (one.weight > most.weight ? one : most)), far = Math.abs(best.distance);
+      const alike = others.filter(one => one.weight > best.weight * (1 - 1e-9)).length > 1;
+      const where = `${quoted(state.tokens[best.index])}, ${far} ${far === 1 ? "position" : "positions"} ${best.distance > 0 ? "before it" : "after it"}`;
+      const why = best.bias === null ? `dot product ${number(best.product)}` : `bias ${number(best.bias)}`;
+      return `${move} of the other keys, ${where}, gets ${alike ? "as much as any other" : "the most"}: ${percent(best.weight)} of its attention (${why}).`;
+    }
+
+    function vectors(model) {
+      const { dim, position_only: alone } = state, root = `√${dim}`;
+      const learned = "No weights are trained here.", scores = `Scores are dot products over ${root}`;
+      const own = `Each word has a fixed random vector of ${dim} channels; equal words have equal vectors, capitals aside.`;
+      if (model.rotates) return `${alone ? `Every word has the same vector here, of ${dim} ones.` : own} Query and key are that vector, turned by the position. ${scores}. ${learned}`;
+      if (model.kind === "position") return `${alone ? "Words have no vectors here: query and key are the codes of their positions." : `${own} Query and key are that vector plus the code of the position.`} ${scores}. ${learned}`;
+      if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}. ${learned}`;
+      if (alone) return `Words have no vectors here: scores are the bias${model.rotates ? "" : " alone"}.`;
+      if (bucketed(model)) return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores. ${learned}`;
+      return `${own} Query and key are that vector. ${scores}, plus the bias. ${learned}`;
+    }
+
+    function legend(chosen, rows, model, colours) {
+      const others = rows.filter((_, index) => index !== chosen), most = Math.max(0, ...others.map(one => one.weight));
+      const items = [{ stroke: colours.around.css[225], text: `attention weight, as thickness and colour: the thickest is ${percent(most)}` }];
+      if (others.some(one => one.past)) items.push({ stroke: colours.past, text: bucketed(model) ? "a bucket that training did not use" : model.rotates ? "at an angle that training did not have" : "a distance that training did not have" });
+      if (others.some(one => one.hidden)) items.push({ stroke: colours.soft, dashed: true, text: "hidden from the query" });
+      find(".ruler-legend").replaceChildren(...items.map(posenc.plot.legend));
+      const labels = { range: "An arc’s label is its distance, and what the slowest and the fastest pair make of it.", map: "An arc’s label is its distance, and what the score sees it as.", bucket: "An arc’s label is its bucket." }[labelled(model)] || "";
+      find("#explorer-line-signs").textContent = `Weights are the softmax of the scores over all keys, with the query’s own. ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
     }
 
     function code(chosen, model, colours) {
       const s = state, values = model.codesAt(Float64Array.of(s.at[chosen])), absent = find(".code .absent");
-      find("#explorer-code-title").textContent = `The code of position ${s.at[chosen]}`;
       absent.hidden = Boolean(values);
       find(".strip").hidden = find(".code details").hidden = !values;
-      if (!values) {
-        absent.textContent = posenc.views.codes.absent(model);
-        return;
-      }
-      const top = values.reduce((a, v) => Math.max(a, Math.abs(v)), 0);
-      posenc.draw.strip(find(".strip"), values, posenc.draw.around(colours, top));
-      if (find(".code details").open) channels(values);
-      latest = values;
+      if (values) {
+        posenc.draw.strip(find(".strip"), values, posenc.draw.around(colours, values.reduce((a, v) => Math.max(a, Math.abs(v)), 0)));
+        if (find(".code details").open) channels(values);
+        latest = values;
+      } else absent.textContent = posenc.views.codes.absent(model);
+      find("#explorer-code-title").textContent = model.rotates ? `A vector of ones at position ${s.at[chosen]}` : `The code of position ${s.at[chosen]}`;
     }
 
     let latest = null;
@@ -180,42 +211,42 @@ posenc.tokens = (() => {
     return found;
   }
 
-  // The score of the chosen token with each: of bias, as its query; else of the later one with the earlier.
-  function compared(state, model) {
-    return state.at.map(at => model.score(state.at[state.token - 1], at));
+  const percent = share => (share > 0 && share < 0.001 ? "<0.1\u00a0%" : `${Number((100 * share).toPrecision(share < 0.1 ? 2 : 3))}\u00a0%`);
+  const bucketed = model => model.state.encoding === "t5";
+  const labelled = model => (bucketed(model) ? "bucket" : model.map ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
+
+  // What pairs make of a distance under a schedule: the slowest and the fastest, as a share of their speed in training.
+  function span(distance, { low, high }) {
+    const [a, b] = [distance * low, distance * high].map(rounded);
+    return a === b ? a : `${a}…${b}`;
   }
 
-  // How much each of the others gains by its score, next to the others: 1 for the largest score, FAINT for the smallest; null
-  // where there is none. A bucket's number is no score, so those are all as faint.
-  const FAINT = 0.1;
-  function strengths(scores, chosen, model) {
-    const known = scores.filter((score, index) => index !== chosen && score !== null && !Number.isNaN(score));
-    const low = Math.min(...known), high = Math.max(...known);
-    return scores.map((score, index) => {
-      if (index === chosen || score === null || Number.isNaN(score) || model.kind === "nothing") return null;
-      if (unit(model) === "bucket") return FAINT;
-      return high > low ? FAINT + ((1 - FAINT) * (score - low)) / (high - low) : 1;
-    });
+  const rounded = value => number(Math.abs(value) >= 100 ? Math.round(value) : Number(value.toPrecision(2)));
+
+  function label(one, model) {
+    const as = { bucket: () => String(one.bucket), map: () => `${one.distance} → ${number(one.seen)}`, range: () => `${one.distance} → ${span(one.distance, model.stretch)}` }[labelled(model)];
+    return as && !one.hidden ? as() : "";
   }
 
-  function said(score, model) {
-    if (Number.isNaN(score)) return "hidden";
-    return score === null ? "no score" : `${unit(model)} ${number(score)}`;
+  // A column of the table for what a method makes of the distance, and its heading.
+  function extra(model) {
+    if (model.map) return [one => data(one.seen), "effective"];
+    return labelled(model) === "range" ? [one => span(one.distance, model.stretch), "effective"] : [null, ""];
   }
 
-  function unit(model) {
-    if (model.kind !== "distance") return "dot product";
-    return model.state.encoding === "t5" ? "bucket" : "bias";
+  function weight(one) {
+    return Object.assign(document.createElement("data"), { value: String(one.weight), textContent: percent(one.weight) });
   }
 
-  function bar(share) {
+  function bar(one) {
     const found = Object.assign(document.createElement("span"), { className: "bar" });
-    if (share === null) return found;
+    if (one.share === null) return found;
     const inside = document.createElement("i");
-    inside.style.width = `${100 * share}%`;
+    inside.style.width = `${100 * one.share}%`;
+    if (one.past) inside.className = "past";
     found.append(inside);
     return found;
   }
 
-  return { made, compared, strengths };
+  return { made };
 })();

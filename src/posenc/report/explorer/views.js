@@ -13,6 +13,8 @@ posenc.views = (() => {
   const BOTH = "In both directions: a decoder hides the keys after the query.";
   const CAUSAL = "Causal: a query sees no key after itself.";
 
+  const direction = m => (m.map ? CAUSAL : BOTH);
+
   const positions = (m, label, counted = m.n) => ({ label, counted, low: 0, high: Math.max(counted - 1, 1) });
   const ramp = (css, texts) => ({ ramp: css, texts });
   const stroke = (colour, text, dashed) => ({ stroke: colour, text, dashed });
@@ -61,7 +63,7 @@ posenc.views = (() => {
   }
 
   const products = {
-    absent: m => (m.products ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
+    absent: m => (m.kind !== "nothing" ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
       if (m.state.encoding === "t5") return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have separate buckets" : ""}. ${BOTH}`;
       if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${BOTH}`;
@@ -70,8 +72,8 @@ posenc.views = (() => {
         const { hidden } = m.seen;
         const rest = hidden ? `; ${percent(hidden)} of the pairs before the query are hidden` : "";
         return apart < 1e-9
-          ? `Scores of equal vectors at the distances that the map gives: still one colour a diagonal${rest}. ${CAUSAL}`
-          : `Scores of equal vectors at the distances that the map gives: pairs equally far apart differ by up to ${number(off(m))}${rest}. ${CAUSAL}`;
+          ? `Scores of equal vectors at the distances that the map gives: still one colour a diagonal${rest}. ${direction(m)}`
+          : `Scores of equal vectors at the distances that the map gives: pairs equally far apart differ by up to ${number(off(m))}${rest}. ${direction(m)}`;
       }
       const told = apart < 1e-9
         ? `Every diagonal has one colour: ${m.state.encoding === "xpos" ? "the score of two equal vectors" : "the dot product of two codes"} depends on how far apart they are, not on where they are.`
@@ -79,13 +81,13 @@ posenc.views = (() => {
       return `${told} ${BOTH}`;
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
-      rows: m.n, columns: m.n, values: m.products, pixel: posenc.draw.around(colours, m.productsTop),
+      rows: m.n, columns: m.n, value: m.product, pixel: posenc.draw.around(colours, m.productsTop),
       x: { label: "key’s position" }, y: { label: "query’s position" }, limit: m.state.trained, half: Boolean(m.map),
     }),
     legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
-    read: (m, i, j) => pairRead(m, i, j, m.products[i * m.n + j]),
+    read: (m, i, j) => pairRead(m, i, j, m.product(i, j)),
     table(m) {
-      const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.products[i * m.n + j])]);
+      const at = sampled(m.n), rows = at.map(i => [String(i), ...at.map(j => m.product(i, j))]);
       return { caption: "Queries down, keys across", head: ["position", ...at.map(String)], rows };
     },
   };
@@ -190,11 +192,10 @@ posenc.views = (() => {
     },
   };
 
-  // Of each pair, whether the farthest distance (or position) shown turns it beyond all that it met in training, where it
-  // turned as trained; a pair that finished a turn there met every angle.
+  // Of each pair, whether the farthest distance (or position) shown turns it beyond all that it met in training.
   function farther(m) {
-    const before = m.wavelengthsPlain || m.wavelengths, reach = m.relative ? m.seen.top + 1 : m.n;
-    return [...m.wavelengths].map((w, c) => before[c] > m.state.trained && reach / w > (1 + 1e-9) * (m.state.trained / before[c]));
+    const reach = m.relative ? m.seen.top : m.n - 1;
+    return [...m.wavelengths].map((_, c) => posenc.model.newAngle(m, c, reach));
   }
 
   const relative = {
@@ -282,5 +283,5 @@ posenc.views = (() => {
     });
   }
 
-  return { codes, products, decay, waves, relative, bias };
+  return { codes, products, decay, waves, relative, bias, direction };
 })();
