@@ -13,15 +13,20 @@ import tempfile
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 from unittest.mock import patch
 
+from website.markdown import COLUMN
 from website.page import DOCS, ROOT
 
 NOTEBOOKS = ROOT / "examples" / "notebooks"
 FOLDER = DOCS / "images" / "notebooks"
 CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
 """A cell of a notebook that is a Python file: its kind and its content."""
+
+MOST = 105
+"""Characters of a line of a table; longer lines are sentences."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,17 @@ def page(path: Path) -> str:
             continue
         result = next(results)
         shown.append(f"```python\n{content}\n```")
-        shown += [f"```text\n{result.printed}\n```"] if result.printed else []
+        shown += [f"```text\n{_wrapped(result.printed)}\n```"] if result.printed else []
         for name in result.figures:
             number += 1
             shown.append(f"![Figure {number}, drawn by the cell above](../../images/notebooks/{name})")
     return "\n\n".join(shown) + "\n"
+
+
+def _wrapped(printed: str) -> str:
+    """Text whose sentences fit into the column; lines of tables stay as they are."""
+    lines = printed.split("\n")
+    return "\n".join(fill(line, COLUMN, subsequent_indent="  ") if len(line) > MOST else line for line in lines)
 
 
 if __name__ == "__main__":

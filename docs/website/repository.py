@@ -3,6 +3,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 from website.markdown import fitted, for_site, place, title
@@ -24,7 +25,8 @@ def examples() -> list[Page]:
 
 def _script(code: str, where: Path) -> str:
     about = " ".join((ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0].split())
-    shows, _, rest = about.partition(": ") if ": " in about.partition(". ")[0] else about.partition(". ")
+    end = re.search(r": |(?<! al)\. ", about)
+    shows, rest = (about[: end.start()], about[end.end() :]) if end else (about, "")
     rest = f"{rest[:1].upper()}{rest[1:]} " if rest else ""
     return f"# {plain(shows.rstrip('.'))}\n\n{plain(rest)}The file: `{where}`.\n\n{fitted(f'```python{chr(10)}{code}```')}\n"
 

@@ -280,7 +280,7 @@ def test_every_example_has_a_page_and_notebooks_have_their_cells():
         assert page.group == ("Notebooks" if "notebooks" in path.parts else "")
         assert "# %%" not in page.text
         assert ("![Figure 1" in page.text) == ("notebooks" in path.parts)
-        assert not page.title.endswith(".py")
+        assert not page.title.endswith((".py", " al"))
 
 
 def test_a_notebook_is_run_and_its_outputs_belong_to_its_code(tmp_path):
