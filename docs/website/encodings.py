@@ -194,9 +194,8 @@ def _shown(name: str) -> str:
     if learned := says(name):
         text = "the model of `posenc compare`, seed 0, 120 steps at 128 bytes of English text"
         images = "the model of `posenc compare --task vision`, seed 0, 140 steps on images of 8 x 8 patches"
-        return (
-            f"Shown after training: {images if name in OF_IMAGES else text}. {re.sub(r'(?<!\w)-(?=\d)', '−', learned)}"
-        )
+        learned = re.sub(r"(?<!\w)-(?=\d)", "−", learned)
+        return f"Shown after training: {images if name in OF_IMAGES else text}. {learned}"
     if of_input(name):
         return "It depends on what the tokens say; here they are drawn (seed 0)."
     return "Shown at initialisation, before training." if declared()[name]["learned"] else ""

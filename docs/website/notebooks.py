@@ -62,7 +62,7 @@ def run(path: Path, folder: Path = FOLDER) -> list[Output]:
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": path.stem, "font.size": 12}
     with tempfile.TemporaryDirectory() as empty, contextlib.chdir(empty), matplotlib.rc_context(style):
         for code in (content for is_code, content in cells(path) if is_code):
-            printed, figures = io.StringIO(), []
+            printed, figures = io.StringIO(), list[str]()
             with contextlib.redirect_stdout(printed), patch.object(pyplot, "show"):
                 exec(compile(code, path.name, "exec"), names)
             for number in pyplot.get_fignums():
