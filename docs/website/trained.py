@@ -2,7 +2,7 @@
 """What encodings have learned in the training of `posenc compare`, seed 0: their numbers, or what their model's first layer does
 with them, in trained.npz.
 
-cd docs && python -m website.trained [NAME ...] trains them anew: minutes for all.
+cd docs && python -m website.trained [NAME ...] trains them anew, without names those that are missing: a quarter of a minute each.
 """
 
 import sys
@@ -220,4 +220,4 @@ def write(found: dict[str, dict[str, Tensor]]) -> None:
 
 
 if __name__ == "__main__":
-    main(tuple(sys.argv[1:]) or NAMES)
+    main(tuple(sys.argv[1:]) or tuple(name for name in NAMES if name not in _file()))

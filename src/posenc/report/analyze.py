@@ -68,7 +68,8 @@ def _tiles(sections: Mapping[str, AnalysisSection]) -> list[tuple[str, bool, str
     if kernel is None or not isinstance(kernel.finding, Kernel) or not found["Deterministic"].holds:
         return tiles
     halves = kernel.finding.half is not None
-    return [*tiles[:3], ("Decays by half", halves, kernel.finding.sentences()[1], thumbnail(kernel.pictures[0]))]
+    said = kernel.finding.sentences()[1].replace("Its mean", "The mean dot product of two codes", 1)
+    return [*tiles[:3], ("Decays by half", halves, said, thumbnail(kernel.pictures[0]))]
 
 
 def thumbnail(picture: Picture) -> Markup:
@@ -171,8 +172,8 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    svg = re.sub(r'(href="|url\()#', rf"\1#{prefix}", svg)
+    names = {name: f"{prefix}{number}" for number, name in enumerate(re.findall(r'\bid="([^"]*)"', svg))}
+    svg = re.sub(r'(\bid="|href="#|url\(#)([^")]*)', lambda found: found[1] + names[found[2]], svg)
     for colour, variable in COLOURS.items():
         svg = re.sub(re.escape(colour), f"var({variable})", svg, flags=re.IGNORECASE)
     svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)
