@@ -78,12 +78,13 @@ def thumbnail(picture: Picture) -> Markup:
 
     ax = picture.draw().axes[0]
     if ax.images:
-        values = torch.as_tensor(ax.images[0].get_array().filled(0)).double()
+        shown: Any = ax.images[0].get_array()
+        values = torch.as_tensor(shown.filled(0)).double()
         rows, columns = (torch.linspace(0, size - 1, min(CELLS, size)).long() for size in values.shape)
         file, most = io.BytesIO(), float(values.abs().max()) or 1.0
         imsave(file, values[rows][:, columns].numpy(), format="png", cmap=AROUND, vmin=-most, vmax=most)
         return Markup(f'<img alt="" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
-    line = max(ax.lines, key=lambda each: len(each.get_xdata(orig=False)))
+    line = max(ax.lines, key=lambda each: len(each.get_xydata()))
     at = (ax.transData - ax.transAxes).transform(line.get_xydata())
     at = at[:: max(1, len(at) // POINTS)]
     points = " ".join(f"{100 * x:.0f},{40 - 38 * y:.1f}" for x, y in at.tolist())
