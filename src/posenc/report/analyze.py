@@ -84,7 +84,8 @@ def thumbnail(picture: Picture) -> Markup:
         file, most = io.BytesIO(), float(values.abs().max()) or 1.0
         imsave(file, values[rows][:, columns].numpy(), format="png", cmap=AROUND, vmin=-most, vmax=most)
         return Markup(f'<img alt="" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
-    line = max(ax.lines, key=lambda each: len(each.get_xydata()))
+    lines: Any = ax.lines
+    line = max(lines, key=lambda each: len(each.get_xydata()))
     at = (ax.transData - ax.transAxes).transform(line.get_xydata())
     at = at[:: max(1, len(at) // POINTS)]
     points = " ".join(f"{100 * x:.0f},{40 - 38 * y:.1f}" for x, y in at.tolist())
