@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the theme's script puts around tables and code gets a name and the keyboard's focus: boxes that scroll can be scrolled
-// by keys, and no two landmarks of a page have the same name.
+// by keys, and no two landmarks of a page have the same name. Parts of the explorer are as high as they say.
 {
   const scrolls = (box) => box.scrollWidth > box.clientWidth;
   const improve = () => {
@@ -12,5 +12,10 @@
   };
   addEventListener("load", improve);
   addEventListener("resize", improve);
+  addEventListener("message", ({ source, data }) => {
+    for (const frame of document.querySelectorAll(".live iframe")) {
+      if (frame.contentWindow === source && data.explorerHeight > 0) frame.style.height = `${data.explorerHeight}px`;
+    }
+  });
   new MutationObserver(improve).observe(document.documentElement, { childList: true, subtree: true });
 }

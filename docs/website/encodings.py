@@ -16,9 +16,9 @@ from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import SHAPE, rows
 from website.measured import accuracy, beside, chapters, mentions, parity, speed
 from website.page import Page, described, explorer, formula, formulas, papers_of, plain, signature, table
-from website.pictures import figures, has_grid, of_input, pictures
+from website.pictures import figures, has_grid, of_input, pictures, says
 from website.snippets import NEEDED, snippet
-from website.trained import NAMES as TRAINED
+from website.trained import OF_IMAGES
 
 FAMILIES = {
     "On the input": "The encoding is combined with each token's vector before the first layer.",
@@ -191,8 +191,11 @@ def _models(cls: type[Encoding]) -> str:
 
 def _shown(name: str) -> str:
     """What the picture shows of an encoding that learns."""
-    if name in TRAINED:
-        return "Shown after training: the model of `posenc compare`, seed 0, 120 steps at 128 bytes of English text."
+    if learned := says(name):
+        text = "the model of `posenc compare`, seed 0, 120 steps at 128 bytes of English text"
+        images = "the model of `posenc compare --task vision`, seed 0, 140 steps on images of 8 x 8 patches"
+        learned = re.sub(r"(?<!\w)-(?=\d)", "−", learned)
+        return f"Shown after training: {images if name in OF_IMAGES else text}. {learned}"
     if of_input(name):
         return "It depends on what the tokens say; here they are drawn (seed 0)."
     return "Shown at initialisation, before training." if declared()[name]["learned"] else ""

@@ -6,8 +6,9 @@ import re
 from html import escape
 from pathlib import Path
 from textwrap import wrap
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
+from posenc.report.explorer import checked
 from website.page import DOCS, ROOT
 
 LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\]\([^()]*\))?[^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -22,7 +23,9 @@ EXPLORE = re.compile(r"`posenc explore((?: --\w+ [^\s`]+)*)`")
 """A command whose page the site has."""
 COLUMN = 80
 """Characters of code that fit into a page's column."""
-NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary|a|img|br|sub|sup|kbd)\b)")
+LIVE = re.compile(r"^(?:(!\[[^\]]*\]\([^)]*\))\n)?<!-- explorer( instead)?: (\S+) -->$", re.MULTILINE)
+"""A comment that stands for a part of the explorer in a state; of an image on the line above: "instead" where both show the same."""
+NO_TAG = re.compile(r"<(?!!--|https?:|/?(?:div|figure|figcaption|details|summary|a|img|br|sub|sup|kbd|iframe)\b)")
 """What opens no element that these pages have: <q, k> is a product."""
 
 
@@ -36,7 +39,7 @@ def for_site(text: str, page: Path) -> str:
     """
 
     def prose(part: str) -> str:
-        part = PICTURE.sub(_of_scheme, part)
+        part = PICTURE.sub(_of_scheme, LIVE.sub(lambda found: _live(found, page), part))
         words = CODE.split(LINK.sub(lambda found: _link(found, page), part))
         text = "".join(word if word.startswith("`") else NO_TAG.sub("&lt;", word) for word in words)
         return EXPLORE.sub(lambda found: _explorer(found, page), text)
@@ -49,6 +52,19 @@ def _of_scheme(found: re.Match[str]) -> str:
     dark, light, attributes = found.groups()
     lazy = f'{attributes} loading="lazy"'  # a browser fetches only the one that it shows
     return f'<img src="{light}#only-light"{lazy}><img src="{dark}#only-dark"{lazy} style="background: none">'
+
+
+def _live(found: re.Match[str], page: Path) -> str:
+    """A part of the explorer below an image, or in its place where there are scripts and a screen."""
+    image, instead, state = found.groups(default="")
+    given = dict(parse_qsl(state, strict_parsing=True))
+    checked({name: int(value) if value.isdecimal() else value for name, value in given.items()})
+    here = place(page)
+    assert here is not None
+    source = Path(os.path.relpath("explorer.html", here.parent)).as_posix()
+    title = f"The explorer: {given['view']} of {given['encoding']}"
+    frame = f'<iframe src="{source}#{escape(state)}" title="{title}" loading="lazy"></iframe>'
+    return f'<div class="live{" instead" if instead else ""}" markdown="1">\n\n{image}\n\n{frame}\n\n</div>'
 
 
 def fitted(block: str) -> str:

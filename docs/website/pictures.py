@@ -15,8 +15,9 @@ from torch import Tensor
 
 import posenc
 from posenc.analysis import bias, codes_of, plots, rotation, scores
-from posenc.analysis.codes import SHAPE
+from posenc.analysis.codes import SHAPE, Codes
 from posenc.analysis.finding import PALETTE, SOFT, STYLE, Picture, image, plot
+from posenc.analysis.scores import Bias
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import dense_sum
@@ -26,7 +27,7 @@ from posenc.encodings.accumulated_rotary import AccumulatedRotary
 from posenc.errors import InputError
 from posenc.report.analyze import drawn
 from website.measured import loss_by_length
-from website.trained import trained
+from website.trained import BYTES, GRID, PHRASE, measured, trained
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +95,9 @@ def figures(shown: Iterable[Picture]) -> str:
 def pictures(name: str) -> list[Picture]:
     """One or two pictures of an encoding, the most telling first."""
     cls = ENCODINGS[name]
-    sites, subject = cls.sites(), trained(name) or name
+    sites, subject, found = cls.sites(), trained(name) or name, measured(name)
+    if found:
+        return _measured(name, found)
     if "augment" in sites:
         return [Picture(placed, [_draws(name)])]
     if {"restrict", "prefix_kv"} & set(sites):
@@ -122,6 +125,76 @@ def pictures(name: str) -> list[Picture]:
     if cls is HeadRotary:
         return [Picture(turns_by_head, [_turns_by_head(name)]), of_scores]
     return [*_of_distance(subject), *_of_pairs(subject), of_scores][:2]
+
+
+def says(name: str) -> str:
+    """What a trained encoding has learned, in a sentence made of its numbers; "" where it is drawn untrained."""
+    found = measured(name)
+    if "explained" in found:
+        shares = [f"{100 * share:.0f}" for share in (found["explained"].min(), found["explained"].max())]
+        changes = (found["distance"][:, -1] - found["distance"][:, 0]).tolist()
+        most, least = (f"{pick(changes, key=abs):+.3g}" for pick in (max, min))
+        return (
+            f"From distance 0 to {found['distance'].shape[1] - 1}, position changes the mean score by {most} in the head that changes "
+            f"most and by {least} in the one that changes least. Distance explains {' to '.join(dict.fromkeys(shares))} % of the variance of "
+            "what position adds; the rest depends on the tokens."
+        )
+    if "prefix" in found:
+        shares = [f"{100 * share:.0f}" for share in (found["prefix"][:, -1].min(), found["prefix"][:, -1].max())]
+        return f"The last query of a text gives the learned keys {' to '.join(dict.fromkeys(shares))} % of its weight, depending on the head."
+    if "frequencies" in found:
+        of_bytes = found["frequencies"].abs()
+        apart = float((of_bytes.std(0) / of_bytes.mean(0)).median())
+        return f"In the median channel, frequencies of these bytes differ by {100 * apart:.0f} % (standard deviation over mean)."
+    encoding = trained(name)
+    if encoding is None:
+        return ""
+    if "sink" in encoding.sites():
+        logits = encoding.get_parameter("logits")[0].tolist()
+        return f"The logits of the first layer's heads lie between {min(logits):.2f} and {max(logits):.2f}; untrained, they are 0."
+    if has_grid(name):
+        return _around_words(_around(name))
+    finding = pictures(name)[0].findings[0]
+    return _codes_words(finding) if isinstance(finding, Codes) else finding.sentences()[0]
+
+
+def _around_words(values: Tensor) -> str:
+    side = len(values)
+    said = []
+    for at in (int(values.argmin()), int(values.argmax())):
+        down, right = at // side - side // 2, at % side - side // 2
+        value = round(float(values.flatten()[at]), 6) + 0.0
+        said.append(
+            f"{value:+.2g} ({down:+d} rows and {right:+d} columns away)" if down or right else f"{value:.2g} (itself)"
+        )
+    return f"Position changes the middle patch's score with another by {said[0]} to {said[1]}."
+
+
+def _codes_words(codes: Codes) -> str:
+    of = codes(torch.arange(LENGTH))
+    near, far = (float(torch.cosine_similarity(of[apart:], of[:-apart]).mean()) for apart in (1, LENGTH // 2))
+    return (
+        f"The codes of neighbours have a mean cosine of {near:.2f}, those of positions {LENGTH // 2} apart {far:.2f}."
+    )
+
+
+def _measured(name: str, found: dict[str, Tensor]) -> list[Picture]:
+    """Pictures of what an encoding does in its trained model's first layer."""
+    shown = []
+    if "prefix" in found:
+        return [Picture(weight_of_prefix, [found["prefix"]]), Picture(seen, [*_seen(name)])]
+    if "frequencies" in found:
+        return [Picture(frequencies_of_bytes, [found["frequencies"]])]
+    if "angles" in found:
+        shown.append(Picture(accumulated, [found["angles"], PHRASE]))
+    if "flow" in found:
+        shown.append(Picture(flow, [found["flow"]]))
+    distances = torch.arange(found["distance"].shape[1])
+    shown.append(
+        Picture(plots.bias_by_distance, [Bias(name, distances, found["distance"], of_content=True, learned=True)])
+    )
+    head = int(found["pairs"].flatten(1).std(1).argmax())
+    return [*shown, Picture(between_letters, [found["pairs"][head], head])][:2]
 
 
 def has_grid(name: str) -> bool:
@@ -170,12 +243,55 @@ def placed(ax: "Axes", draws: Tensor) -> None:
     ax.set(xlabel="position", ylabel="pass", yticks=range(len(draws)))
 
 
+@plot(
+    "Rows are queries and columns keys of an English phrase: red where the trained encoding raises a score, blue where it lowers it.",
+    (5, 4.6),
+)
+def between_letters(ax: "Axes", values: Tensor, head: int) -> None:
+    """What position adds to the scores between the tokens of PHRASE, in one head."""
+    image(ax, values.masked_fill(torch.ones_like(values).triu(1).bool(), torch.nan))
+    letters = [letter.replace(" ", "␣") for letter in PHRASE]
+    ax.set_xticks(range(len(letters)), letters)
+    ax.set_yticks(range(len(letters)), letters)
+    ax.tick_params(length=0)
+    ax.grid(False)
+    ax.set(xlabel=f"key, in head {head}", ylabel="query")
+
+
+@plot("A line for each head. Learned keys have no position; they share a query's weight with ever more tokens.")
+def weight_of_prefix(ax: "Axes", shares: Tensor) -> None:
+    """The weight that learned keys get, by the position of the query."""
+    for head, row in enumerate(shares):
+        ax.plot(row, label=f"head {head}")
+    ax.set(xlabel="position of the query", ylabel="weight of the learned keys", ylim=(0, 1))
+    ax.legend()
+
+
+@plot("Each byte has its frequencies; the dashed line is that of every byte before training.")
+def frequencies_of_bytes(ax: "Axes", of_bytes: Tensor) -> None:
+    """How fast the channels of some bytes turn."""
+    channels = torch.arange(of_bytes.shape[1])
+    for byte, row in zip(BYTES, of_bytes, strict=True):
+        ax.plot(channels, row.abs(), label=byte.replace(" ", "space"))
+    ax.plot(channels, 10000.0 ** (-2 * (channels // 2) / len(channels)), color=SOFT, linestyle="--", label="untrained")
+    ax.set(xlabel="channel", ylabel="radians a position", yscale="log", ylim=(1e-4, None))
+    ax.legend()
+
+
+@plot("What the flow adds to a query in the first head. All of it is zero before training.")
+def flow(ax: "Axes", codes: Tensor) -> None:
+    """What FLOATER adds to queries, position by position."""
+    image(ax, codes, aspect="auto")
+    ax.set(xlabel="channel", ylabel="position")
+
+
 @plot("Where all scores are low the weights no longer add up to one: the head attends to nothing.")
 def weight_kept(ax: "Axes", found: tuple[Tensor, Tensor, Tensor]) -> None:
     """The weights of eight keys together, by the score that all of them have."""
     at, kept, plain = found
     ax.plot(at, plain, color=SOFT, linestyle="--", label="softmax")
-    ax.plot(at, kept, color=PALETTE[0], label="with it")
+    for head, row in enumerate(kept):
+        ax.plot(at, row, color=PALETTE[head], label="with it" if len(kept) == 1 else f"head {head}")
     ax.set(xlabel="score of each of eight keys", ylabel="their weights together", ylim=(0, 1.05))
     ax.legend()
 
@@ -231,11 +347,13 @@ def selected(ax: "Axes", values: Tensor) -> None:
 
 
 @plot("Angles grow with what the tokens say; those of RoPE would be straight lines.")
-def accumulated(ax: "Axes", angles: Tensor) -> None:
-    """The angle by which some pairs of the first head have turned, by position."""
+def accumulated(ax: "Axes", angles: Tensor, text: str = "") -> None:
+    """The angle by which some pairs of the first head have turned, by position, or by token of a text."""
     for pair in range(0, angles.shape[1], max(1, angles.shape[1] // 5)):
         ax.plot(angles[:, pair], label=f"pair {pair}")
-    ax.set(xlabel="position", ylabel="angle, radians")
+    ax.set(xlabel="token" if text else "position", ylabel="angle, radians")
+    if text:
+        ax.set_xticks(range(len(text)), [letter.replace(" ", "␣") for letter in text])
     ax.legend()
 
 
@@ -312,20 +430,28 @@ def _turns_by_head(name: str) -> Tensor:
 
 @torch.no_grad()
 def _around(name: str) -> Tensor:
-    """(SIDE, SIDE): score with the encoding minus score without, mean over heads and contents."""
+    """(side, side): score with the encoding minus score without, mean over heads and contents; trained, of an image of the size
+    of training."""
     torch.manual_seed(0)
+    learned = trained(name)
     shape: dict[str, Any] = {**SHAPE, "max_positions": None, "causal": False, "grid": (SIDE, SIDE)}
-    encoding = create(name, **shape).eval()
-    positions, count, width = posenc.Positions.grid(SIDE, SIDE), SIDE * SIDE, SHAPE["head_dim"]
+    encoding = create(name, **shape).eval() if learned is None else learned
+    side = SIDE if learned is None else GRID["grid"][0]
+    heads = SHAPE["num_heads"] if learned is None else GRID["num_heads"]
+    width = SHAPE["head_dim"] if learned is None else GRID["dim"] // heads
+    if learned is not None and "embed" in encoding.sites():
+        width = GRID["dim"]
+    positions, count = posenc.Positions.grid(side, side), side * side
     found = []
     for content in torch.randn(32, width, dtype=torch.float64):
         x = encoding.embed(content.expand(1, count, width), positions)
-        q = x[:, None].expand(1, SHAPE["num_heads"], count, width)
+        q = x[:, None].expand(1, heads, count, width)
         problem = prepare(q, q, q, encoding, positions, None, None, None, 0.0, 0)
-        score = Reference().scores(problem, 0, count, dense_sum(problem.bias, x.device))[0, :, count // 2]
+        middle = side // 2 * (side + 1)
+        score = Reference().scores(problem, 0, count, dense_sum(problem.bias, x.device))[0, :, middle]
         plain = prepare(q, q, q, create("none"), positions, None, None, None, 0.0, 0).scale * content.square().sum()
         found.append((score - plain).mean(0))
-    return torch.stack(found).mean(0).reshape(SIDE, SIDE)
+    return torch.stack(found).mean(0).reshape(side, side)
 
 
 def _draws(name: str) -> Tensor:
@@ -343,14 +469,15 @@ def _draws(name: str) -> Tensor:
 
 
 def _kept(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, the weights of eight keys that all have that score, and what softmax gives them."""
-    encoding: Encoding = create(name, num_heads=1)
+    """Scores, the weights (heads, scores) of eight keys that all have that score, and what softmax gives them."""
+    encoding = trained(name) or create(name, num_heads=1)
+    heads = getattr(encoding, "num_heads", 1)
     at = torch.linspace(-8, 8, 129)
-    q, k = at[:, None, None, None], torch.ones(129, 1, 8, 1)
+    q, k = at[:, None, None, None].expand(-1, heads, 1, 1), torch.ones(129, heads, 8, 1)
     with torch.no_grad():
         positions = posenc.Positions.from_ids([8], torch.arange(8))
         kept = posenc.attention(q, k, torch.ones_like(k), encoding, positions, scale=1.0)
-    return at, kept.flatten(), torch.ones(129)
+    return at, kept[:, :, 0, 0].mT, torch.ones(129)
 
 
 def _factors(name: str) -> tuple[Tensor, int]:

@@ -7,40 +7,28 @@ import re
 from pathlib import Path
 
 from website.markdown import fitted, for_site, place, title
+from website.notebooks import NOTEBOOKS
+from website.notebooks import page as notebook_page
 from website.page import DOCS, ROOT, Page, heading, plain, table
-
-CELL = re.compile(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", re.MULTILINE)
-"""A cell of a notebook that is a Python file: its kind and its content."""
 
 
 def examples() -> list[Page]:
     """A page for each example, named after what it shows: what it is and its code, which says the rest; of a notebook, its
-    cells."""
+    cells with their outputs."""
     found = []
     for path in sorted((ROOT / "examples").rglob("*.py")):
-        code, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
-        notebook = bool(CELL.search(code))
-        text = _cells(code) if notebook else _script(code, where)
+        where, notebook = path.relative_to(ROOT), path.parent == NOTEBOOKS
+        text = notebook_page(path) if notebook else _script(path.read_text(encoding="utf-8"), where)
         found.append(Page(where.with_suffix(".md").as_posix(), title(text), text, "Notebooks" if notebook else ""))
     return found
 
 
 def _script(code: str, where: Path) -> str:
     about = " ".join((ast.get_docstring(ast.parse(code)) or "").partition("\n\n")[0].split())
-    shows, _, rest = about.partition(": ") if ": " in about.partition(". ")[0] else about.partition(". ")
+    end = re.search(r": |(?<! al)\. ", about)
+    shows, rest = (about[: end.start()], about[end.end() :]) if end else (about, "")
     rest = f"{rest[:1].upper()}{rest[1:]} " if rest else ""
     return f"# {plain(shows.rstrip('.'))}\n\n{plain(rest)}The file: `{where}`.\n\n{fitted(f'```python{chr(10)}{code}```')}\n"
-
-
-def _cells(code: str) -> str:
-    """Cells of text as text, and of code as code."""
-    shown = []
-    for kind, cell in CELL.findall(code):
-        text = (
-            re.sub(r"^# ?", "", cell, flags=re.MULTILINE) if "markdown" in kind else f"```python\n{cell.strip()}\n```"
-        )
-        shown.append(text.strip())
-    return "\n\n".join(shown) + "\n"
 
 
 def results() -> list[Page]:

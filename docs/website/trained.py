@@ -1,67 +1,223 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What learned encodings have learned: their numbers after the training of `posenc compare`, seed 0, in trained.npz.
+"""What encodings have learned in the training of `posenc compare`, seed 0: their numbers, or what their model's first layer does
+with them, in trained.npz.
 
-cd docs && python -m website.trained [NAME ...] trains them anew: minutes for all.
+cd docs && python -m website.trained [NAME ...] trains them anew, without names those that are missing: a quarter of a minute each.
 """
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.encodings import create
-from posenc.lab.experiment import Run
+from posenc.analysis.scores import by_distance
+from posenc.attention import prepare
+from posenc.backends.reference import Reference
+from posenc.bias import Weights, dense_sum
+from posenc.encoding import Encoding, gates_of, scale_in
+from posenc.encodings import PrefixKV, create
+from posenc.encodings.accumulated_rotary import AccumulatedRotary
+from posenc.encodings.complex_order import ComplexOrder
+from posenc.encodings.floater import FLOATER
+from posenc.lab.experiment import Experiment, Run
 from posenc.lab.text import Settings
 from posenc.lab.train import train
+from posenc.lab.vision.experiment import ImageSettings
+from posenc.positions import Positions
+from posenc.transformer import Transformer
 
 FILE = Path(__file__).with_name("trained.npz")
-NAMES = ("normalized", "integer", "learned", "multiplicative", "learned_rope", "t5", "kerple")
-SETTINGS = Settings()
-"""The demo's model: two layers of width 128, trained for 120 steps at 128 bytes."""
+TEXT, IMAGES = Settings(), ImageSettings()
+"""The demo's models: two layers, of width 128 trained for 120 steps at 128 bytes; of width 64 for 140 steps at 8 x 8 patches."""
 SHAPE: dict[str, Any] = {
-    "dim": SETTINGS.dim, "num_heads": SETTINGS.num_heads, "head_dim": SETTINGS.head_dim, "num_layers": SETTINGS.num_layers,
-    "max_positions": SETTINGS.length, "causal": True,
+    "dim": TEXT.dim, "num_heads": TEXT.num_heads, "head_dim": TEXT.head_dim, "num_layers": TEXT.num_layers,
+    "max_positions": TEXT.length, "causal": True,
 }  # fmt: skip
+GRID: dict[str, Any] = {
+    "dim": IMAGES.dim, "num_heads": IMAGES.num_heads, "num_kv_heads": IMAGES.num_heads, "head_dim": IMAGES.head_dim,
+    "num_layers": IMAGES.num_layers, "grid": (IMAGES.side, IMAGES.side), "causal": False,
+}  # fmt: skip
+OF_TEXT = (
+    "normalized", "integer", "learned", "multiplicative", "hierarchical", "axial_table", "learned_rope", "t5", "kerple", "sines",
+    "fire", "sink",
+)  # fmt: skip
+OF_IMAGES = ("grid_table", "mixed_rope", "liere", "comrope", "cayley_string", "swin", "beit", "swin_v2")
+"""Encodings whose own numbers are drawn."""
+PHRASE = "the value of the object."
+"""A text whose pairs of tokens are drawn."""
+WINDOWS = 24
+"""Held-out texts that are read."""
+
+
+# ---------------------------------------------------------------- what is in the file
 
 
 def trained(name: str) -> Encoding | None:
-    """The encoding with what it learned; None: it was not trained."""
-    state = _states().get(name)
-    if state is None:
+    """The encoding with what it learned; None: its numbers are not in the file."""
+    numbers = _file().get(name, {})
+    if name not in (*OF_TEXT, *OF_IMAGES) or not numbers:
         return None
-    encoding = create(name, **SHAPE).eval()
-    encoding.load_state_dict(state)
+    encoding = create(name, **(GRID if name in OF_IMAGES else SHAPE)).eval()
+    encoding.load_state_dict(numbers)
     return encoding
 
 
+def measured(name: str) -> dict[str, Tensor]:
+    """What was measured of the trained model's first layer, as `MEASURED` says; empty: nothing."""
+    return _file().get(name, {}) if name in MEASURED else {}
+
+
 @cache
-def _states() -> dict[str, dict[str, torch.Tensor]]:
-    states: dict[str, dict[str, torch.Tensor]] = {}
+def _file() -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
     if FILE.exists():
         with numpy.load(FILE) as arrays:
             for key, array in arrays.items():
-                name, parameter = key.split("/")
-                states.setdefault(name, {})[parameter] = torch.from_numpy(array.astype("float32"))
-    return states
+                name, of = key.split("/")
+                found.setdefault(name, {})[of] = torch.from_numpy(array.astype("float32"))
+    return found
 
 
-def main(names: tuple[str, ...]) -> None:
+# ---------------------------------------------------------------- what a trained model's first layer does
+
+
+def caught(model: Transformer, tokens: Tensor) -> tuple[Tensor, Positions]:
+    """What the first attention is given for tokens (batch, n): its input, and the positions."""
+    given: list[Any] = []
+    attention: Any = model.blocks[0].attention
+    hook = attention.register_forward_pre_hook(lambda _, arguments: given.append(arguments))
+    model(tokens)
+    hook.remove()
+    return given[0][0], given[0][2]
+
+
+def queries_and_keys(model: Transformer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the first layer, (batch, heads, n, head_dim), as projected."""
+    attention: Any = model.blocks[0].attention
+    q, k = (
+        each(x).unflatten(-1, (-1, model.config.width)).transpose(1, 2) for each in (attention.query, attention.key)
+    )
+    return q, k
+
+
+def added(model: Transformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What position adds to the scores of the first layer, (batch, heads, n, n), and where keys are visible."""
+    encoding = model.encoding
+    x, positions = caught(model, tokens)
+    q, k = queries_and_keys(model, x)
+    problem = prepare(q, k, k, encoding, positions, None, None, None, 0.0, 0, gates=gates_of(encoding, x, 0))
+    problem = replace(problem, modifiers=[each for each in problem.modifiers if not isinstance(each, Weights)])
+    scores = Reference().scores(problem, 0, q.shape[2], dense_sum(problem.bias, x.device))
+    return scores - scale_in(encoding, 0, q.shape[-1]) * q @ k.mT, positions.mask()
+
+
+def windows(text: Tensor) -> Tensor:
+    """Held-out texts of the length of training, evenly spread."""
+    starts = torch.linspace(0, len(text) - TEXT.length, WINDOWS).long()
+    return text.long()[starts[:, None] + torch.arange(TEXT.length)]
+
+
+def phrase() -> Tensor:
+    """PHRASE as a batch of one text."""
+    return torch.tensor([list(PHRASE.encode())])
+
+
+def of_scores(model: Transformer, text: Tensor) -> dict[str, Tensor]:
+    """distance: mean of what position adds, (heads, distances from 0 to three quarters of the length), in `windows`. explained: the
+    share of its variance that the distance explains, (heads,). pairs: what it adds in PHRASE, (heads, n, n)."""
+    scores, visible = added(model, windows(text))
+    _, means, explained = by_distance(scores.double().masked_fill(~visible, 0), visible)
+    return {
+        "distance": means[:, : TEXT.length * 3 // 4],
+        "explained": explained.nan_to_num(1.0),
+        "pairs": added(model, phrase())[0][0].tril(),
+    }
+
+
+def of_angles(model: Transformer, text: Tensor) -> dict[str, Tensor]:
+    """As `of_scores`, and angles: by which pairs of the first key head have turned at each token of PHRASE, (n, pairs)."""
+    encoding = model.encoding
+    assert isinstance(encoding, AccumulatedRotary)
+    x, positions = caught(model, phrase())
+    steps = encoding.steps(positions.with_gates(gates_of(encoding, x, 0)), 0)
+    return {**of_scores(model, text), "angles": steps.double().cumsum(2)[0, 0]}
+
+
+def of_prefix(model: Transformer, text: Tensor) -> dict[str, Tensor]:
+    """prefix: the share of each query's weight that the learned keys get, by position, mean over `windows`, (heads, n)."""
+    encoding = model.encoding
+    assert isinstance(encoding, PrefixKV)
+    x, positions = caught(model, windows(text))
+    q, k = queries_and_keys(model, x)
+    keys, _ = encoding.prefix_kv(0)
+    scale = scale_in(encoding, 0, q.shape[-1])
+    tokens = (scale * q @ k.mT).masked_fill(~positions.mask(), -torch.inf)
+    weights = torch.cat((scale * q @ keys.mT, tokens), -1).softmax(-1)
+    return {"prefix": weights[..., : keys.shape[1]].sum(-1).mean(0)}
+
+
+def of_flow(model: Transformer, text: Tensor) -> dict[str, Tensor]:
+    """As `of_scores`, and flow: what is added to the queries of the first head, (n, head_dim)."""
+    encoding = model.encoding
+    assert isinstance(encoding, FLOATER)
+    positions = Positions.arange(TEXT.length, causal=True)
+    q, k = torch.zeros(2, 1, TEXT.num_heads, TEXT.length, model.config.width)
+    return {**of_scores(model, text), "flow": encoding.rotate(q, k, positions)[0][0, 0]}
+
+
+def of_words(model: Transformer, text: Tensor) -> dict[str, Tensor]:
+    """frequencies: of each channel, in radians a position, for the bytes of BYTES, (bytes, dim)."""
+    encoding = model.encoding
+    assert isinstance(encoding, ComplexOrder)
+    words = model.embedding(torch.tensor(list(BYTES.encode()))) * model.config.dim**0.5
+    return {"frequencies": encoding.frequency(words)}
+
+
+BYTES = " et."
+"""Bytes whose frequencies are drawn."""
+MEASURED: dict[str, Callable[[Transformer, Tensor], dict[str, Tensor]]] = {
+    **dict.fromkeys(
+        (
+            "pope", "shaw", "transformer_xl", "xlnet", "tupe", "tupe_r", "deberta", "deberta_v2", "projected_relative", "grape_a",
+            "dape", "wall", "path", "cope", "fox",
+        ),
+        of_scores,
+    ),
+    **dict.fromkeys(("selective_rope", "mamba3_rope", "carope"), of_angles),
+    "prefix_kv": of_prefix, "floater": of_flow, "complex_order": of_words,
+}  # fmt: skip
+"""Encodings of which what they do in their model is drawn, and how it is measured."""
+NAMES = (*OF_TEXT, *OF_IMAGES, *MEASURED)
+
+
+# ---------------------------------------------------------------- training
+
+
+def main(wanted: tuple[str, ...]) -> None:
     """Train encodings and replace their numbers in the file."""
-    states = {name: state for name, state in _states().items() if name in NAMES}
-    corpus, settings = SETTINGS.load("pydoc")
-    for name in names:
+    found = {name: numbers for name, numbers in _file().items() if name in NAMES}
+    for name in wanted:
+        settings: Experiment = IMAGES if name in OF_IMAGES else TEXT
+        corpus, settings = settings.load(settings.data)
         model, losses = train(Run.of(name, 0, settings, corpus.digest), corpus.train)
-        states[name] = model.encoding.state_dict()
-        arrays: Any = {
-            f"{name}/{key}": value.half().numpy() for name, state in states.items() for key, value in state.items()
-        }
-        numpy.savez_compressed(FILE, **arrays)
+        with torch.no_grad():
+            measure = MEASURED.get(name)
+            found[name] = model.encoding.state_dict() if measure is None else measure(model, corpus.test.tokens)
+        write(found)
         print(f"{name}: loss {sum(losses[-10:]) / 10:.3f}", flush=True)
 
 
+def write(found: dict[str, dict[str, Tensor]]) -> None:
+    """Put the numbers of encodings into the file."""
+    arrays: Any = {f"{name}/{of}": each.half().numpy() for name, own in found.items() for of, each in own.items()}
+    numpy.savez_compressed(FILE, **arrays)
+
+
 if __name__ == "__main__":
-    main(tuple(sys.argv[1:]) or NAMES)
+    main(tuple(sys.argv[1:]) or tuple(name for name in NAMES if name not in _file()))

@@ -11,17 +11,19 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 import yaml
-from website import build, encodings, extensions, measured, reference, repository, snippets
+from website import build, encodings, extensions, measured, notebooks, reference, repository, snippets, trained
 from website.markdown import fitted, for_site, summary
 from website.page import DOCS, ROOT, explorer, formula, linked_sources, plain
-from website.pictures import Half, pictures
+from website.pictures import Half, pictures, says
 
 import posenc
 from docs.checker import Site
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS
 from posenc.encodings.patterns import PATTERNS
+from posenc.errors import InputError
 from posenc.frequencies import SCHEDULES
 from posenc.frequencies.schedules import FORMULAS
 from posenc.position_maps import FORMULAS as MAP_FORMULAS
@@ -84,6 +86,42 @@ def test_every_encoding_says_when_to_use_it_and_has_a_picture(name):
     drawn = pictures(name)
     assert drawn
     assert all(picture.see for picture in drawn)
+
+
+def test_what_trained_encodings_learned_is_small_and_finite():
+    assert trained.FILE.stat().st_size < 400_000
+    learning = {name for name, row in encodings.declared().items() if row["learned"]}
+    assert set(trained.NAMES) == learning
+    assert len(set(trained.NAMES)) == len(trained.NAMES)
+    for numbers in trained._file().values():
+        assert all(bool(each.isfinite().all()) for each in numbers.values())
+
+
+@pytest.mark.parametrize("name", trained.NAMES)
+def test_a_page_says_what_a_trained_encoding_learned(name):
+    said = encodings._shown(name)
+    if name not in trained._file():
+        assert said.startswith(("Shown at initialisation", "It depends on what the tokens say"))
+        return
+    assert said.startswith("Shown after training: ")
+    assert re.search(r"\d", says(name))
+    assert "nan" not in says(name)
+    assert says(name).endswith(".")
+
+
+def test_what_a_trained_model_does_is_what_its_encoding_adds():
+    settings = trained.TEXT
+    torch.manual_seed(0)
+    model = settings.make_model(settings.make_encoding("kerple")).eval()
+    text = torch.randint(256, (400,), dtype=torch.uint8)
+    with torch.no_grad():
+        found = trained.of_scores(model, text)
+        far = torch.arange(found["distance"].shape[1])
+        added = model.encoding.of_distance(torch.arange(4)[:, None], far, 0, torch.float64)
+    torch.testing.assert_close(found["distance"], added, atol=1e-4, rtol=1e-4)
+    assert float(found["explained"].min()) > 0.9999
+    n = len(trained.PHRASE)
+    torch.testing.assert_close(found["pairs"][:, n - 1].double(), added[:, :n].flip(1), atol=1e-4, rtol=1e-4)
 
 
 def test_a_mistyped_command_is_not_drawn():
@@ -263,7 +301,40 @@ def test_every_example_has_a_page_and_notebooks_have_their_cells():
         assert page.text.startswith("# ")
         assert page.group == ("Notebooks" if "notebooks" in path.parts else "")
         assert "# %%" not in page.text
-        assert not page.title.endswith(".py")
+        assert ("![Figure 1" in page.text) == ("notebooks" in path.parts)
+        assert not page.title.endswith((".py", " al"))
+
+
+def test_a_notebook_is_run_and_its_outputs_belong_to_its_code(tmp_path):
+    path = tmp_path / "small.py"
+    path.write_text(
+        "# %% [markdown]\n# # Title\n# %%\nimport matplotlib.pyplot as plt\n\nprint(2 + 3)\n"
+        "# %%\nplt.plot([1, 2])\nplt.show()\n"
+    )
+    folder = tmp_path / "outputs"
+    first, second = notebooks.run(path, folder)
+    assert (first.printed, first.figures) == ("5", [])
+    assert second.figures == ["small-1-0.svg"]
+    assert "<svg" in (folder / "small-1-0.svg").read_text()
+    assert notebooks.outputs(path, folder) == [first, second]
+    path.write_text(path.read_text().replace("2 + 3", "2 + 4"))
+    with pytest.raises(ValueError, match=r"small\.py: has changed since it was run"):
+        notebooks.outputs(path, folder)
+
+
+def test_a_comment_stands_for_a_part_of_the_explorer():
+    guide = DOCS / "position_from_scratch.md"
+    text = for_site("![Waves](images/position/waves.svg)\n<!-- explorer instead: view=waves&encoding=rope -->", guide)
+    assert text.startswith('<div class="live instead" markdown="1">\n\n![Waves](images/position/waves.svg)\n\n<iframe ')
+    assert 'src="explorer.html#view=waves&amp;encoding=rope" title="The explorer: waves of rope" loading="lazy"' in text
+    with pytest.raises(InputError, match="unknown view 'wave'"):
+        for_site("<!-- explorer: view=wave&encoding=rope -->", guide)
+    comments = [
+        re.findall(r"<!-- explorer.*-->", path.read_text(encoding="utf-8"))
+        for path in (guide, guide.with_suffix(".zh.md"))
+    ]
+    assert comments[0] == comments[1]
+    assert len(comments[0]) >= 4
 
 
 def test_the_checker_finds_what_is_wrong(tmp_path):
@@ -405,6 +476,26 @@ def test_no_page_is_wider_than_the_window(site, browser, width):
         page.goto((site.folder / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("scripts", [True, False])
+def test_live_figures_stand_where_scripts_run_and_images_elsewhere(site, browser, scripts):
+    context = browser.new_context(viewport={"width": 390, "height": 800}, java_script_enabled=scripts)
+    page = context.new_page()
+    page.goto((site.folder / "position_from_scratch.html").as_uri())
+    image, frame = (page.locator(f".live.instead {of}").first for of in ("img", "iframe"))
+    assert (frame.is_visible(), image.is_visible()) == (scripts, not scripts)
+    if scripts:
+        frame.scroll_into_view_if_needed()
+        inside = page.frame_locator(".live.instead iframe").first
+        inside.locator("#explorer-base").fill("100")
+        inside.locator(".see:visible").get_by_text("positions").wait_for()
+        page.wait_for_function("document.querySelector('.live iframe').style.height")
+        page.emulate_media(media="print")
+        assert (frame.is_visible(), image.is_visible()) == (False, True)
     context.close()
 
 

@@ -29,6 +29,28 @@ def test_a_page_that_holds_it_keeps_its_address(visit, tmp_path):
 
 
 @pytest.mark.browser
+def test_a_view_alone_has_its_controls_and_tells_its_host_its_height(visit, new_tab, explorer_file, tmp_path):
+    tab = visit("view=waves&encoding=rope&method=linear&dim=64", viewport={"width": 340, "height": 800})
+    shown = tab.locator(".view:visible")
+    assert [figure.get_attribute("data-view") for figure in shown.all()] == ["waves"]
+    fields = tab.locator(".controls > .fields > .field:visible label").all_inner_texts()
+    assert fields == ["Channels (head_dim)", "Trained length", "Base (rope_theta)", "Extension method", "Factor"]
+    assert tab.locator(".line, .presets, .buttons, h1").filter(visible=True).count() == 0
+    assert tab.evaluate("document.documentElement.scrollWidth") == 340
+    says = tab.locator(".view:visible .see").inner_text()
+    tab.fill("#explorer-factor", "8")
+    tab.wait_for_function("says => document.querySelector('[data-view=waves] .see').innerText !== says", arg=says)
+    assert tab.evaluate("history.length") == 2
+    host = tmp_path / "host.html"
+    listen = "addEventListener('message', event => { document.title = event.data.explorerHeight; })"
+    address = f"{explorer_file.as_uri()}#view=bias&encoding=alibi"
+    host.write_text(f"<link rel=icon href='data:,'><script>{listen}</script><iframe src='{address}'></iframe>")
+    tab = new_tab()
+    tab.goto(host.as_uri())
+    tab.wait_for_function("Number(document.title) > 300")
+
+
+@pytest.mark.browser
 def test_without_scripts_a_sentence_stands_there(visit):
     tab = visit(java_script_enabled=False)
     assert "turned off" in tab.locator("noscript").inner_text()

@@ -3,6 +3,7 @@
 
 import io
 import re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,9 +14,10 @@ import torch
 from markupsafe import Markup
 
 import posenc
-from posenc.analysis.analyze import Analysis, Target
+from posenc.analysis.analyze import Analysis, AnalysisSection, Target
 from posenc.analysis.codes import sizes_of
-from posenc.analysis.finding import GROUND, INK, LINE, SOFT, STYLE, Picture
+from posenc.analysis.finding import AROUND, GROUND, INK, LINE, SOFT, STYLE, Picture
+from posenc.analysis.geometry import Kernel
 from posenc.analysis.properties import Properties
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
@@ -27,6 +29,8 @@ from posenc.report.html import filled
 SCHEMA = 1
 SCALE = 1.25
 """Pixels of the page to a point of a drawing, where there is room."""
+CELLS, POINTS = 24, 60
+"""Of a small image, along each axis, and of a small line."""
 FIRST = ("scores", "kernel", "bias")
 """The sections whose first picture opens the page."""
 COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
@@ -44,12 +48,51 @@ def page(analysis: Analysis, results: Mapping[str, Any], target: Target | None =
     pictures = {section.name: drawings for section, drawings in sections if drawings}
     first = next((name for name in FIRST if name in pictures), next(iter(pictures), ""))
     lead = pictures[first].pop(0) if first else None
-    found = {section.name: section.finding for section in analysis.sections}.get("properties")
-    four = found.each if isinstance(found, Properties) else {}
-    tiles = {name: (each.holds, each.sentences()[0]) for name, each in four.items()}
+    tiles = _tiles({section.name: section for section in analysis.sections})
     shown = Markup() if target is None else explorer(target)
     text = filled("analyze.html", a=analysis, r=results, sections=sections, lead=lead, tiles=tiles, explorer=shown)
     return classed(text)
+
+
+def _tiles(sections: Mapping[str, AnalysisSection]) -> list[tuple[str, bool, str, Markup]]:
+    """The properties of codes: name, whether it holds, a sentence, a small picture. Decay stands in the place of determinism,
+    which the section has, where codes have a decay and are deterministic."""
+    section = sections.get("properties")
+    if section is None or not isinstance(section.finding, Properties):
+        return []
+    found = section.finding.each
+    small = [thumbnail(picture) for picture in section.pictures]
+    drawings = {**dict(zip(found, small, strict=False)), "Deterministic": Markup()}
+    tiles = [(name, each.holds, each.sentences()[0], drawings[name]) for name, each in found.items()]
+    kernel = sections.get("kernel")
+    if kernel is None or not isinstance(kernel.finding, Kernel) or not found["Deterministic"].holds:
+        return tiles
+    halves = kernel.finding.half is not None
+    said = kernel.finding.sentences()[1].replace("Its mean", "The mean dot product of two codes", 1)
+    return [*tiles[:3], ("Decays by half", halves, said, thumbnail(kernel.pictures[0]))]
+
+
+def thumbnail(picture: Picture) -> Markup:
+    """The first image of a picture, or its longest line, without axes: 100 x 40, or 24 x 24 cells."""
+    from matplotlib.image import imsave
+
+    ax = picture.draw().axes[0]
+    if ax.images:
+        shown: Any = ax.images[0].get_array()
+        values = torch.as_tensor(shown.filled(0)).double()
+        rows, columns = (torch.linspace(0, size - 1, min(CELLS, size)).long() for size in values.shape)
+        file, most = io.BytesIO(), float(values.abs().max()) or 1.0
+        imsave(file, values[rows][:, columns].numpy(), format="png", cmap=AROUND, vmin=-most, vmax=most)
+        return Markup(f'<img alt="" src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
+    lines: Any = ax.lines
+    line = max(lines, key=lambda each: len(each.get_xydata()))
+    at = (ax.transData - ax.transAxes).transform(line.get_xydata())
+    at = at[:: max(1, len(at) // POINTS)]
+    points = " ".join(f"{100 * x:.0f},{40 - 38 * y:.1f}" for x, y in at.tolist())
+    return Markup(
+        '<svg viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true"><polyline fill="none" stroke="currentColor" '
+        f'stroke-width="1.5" vector-effect="non-scaling-stroke" points="{points}"/></svg>'
+    )
 
 
 def classed(page: str) -> str:
@@ -131,8 +174,8 @@ def drawn(picture: Picture, prefix: str) -> Markup:
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    svg = re.sub(r'(href="|url\()#', rf"\1#{prefix}", svg)
+    names = {name: f"{prefix}{number}" for number, name in enumerate(re.findall(r'\bid="([^"]*)"', svg))}
+    svg = re.sub(r'(\bid="|href="#|url\(#)([^")]*)', lambda found: found[1] + names[found[2]], svg)
     for colour, variable in COLOURS.items():
         svg = re.sub(re.escape(colour), f"var({variable})", svg, flags=re.IGNORECASE)
     svg = re.sub(r"(font: (?:\w+ )*[\d.]+px)[^;\"]*", r"\1 var(--font)", svg)

@@ -7,6 +7,11 @@ posenc.explorer = (() => {
   const embedded = root.dataset.embedded === "yes";
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
+  const CHANGING = {  // a view that is shown alone: the controls that change it
+    codes: ["dim", "base", "curve", "length"], products: ["dim", "base", "curve", "length", "method", "factor"],
+    decay: ["dim", "base", "curve", "method", "factor"], waves: ["dim", "base", "trained", "method", "factor"],
+    relative: ["method", "factor", "length"], bias: ["heads", "length"],
+  };
   const timings = [], probes = {};
   const MANY = 256, SETTLED = 400;  // of more positions, heat maps are drawn coarsely until nothing changed for so many milliseconds
   let drawn = [], redraws = 0, state, frame = 0, notes = [], stepped = { what: "", at: 0 }, moving = 0;
@@ -54,7 +59,7 @@ posenc.explorer = (() => {
   const address = () => `#${PREFIX}${posenc.state.write(state)}`;
 
   function step(what, instead = false) {
-    if (embedded || address() === (location.hash || "#")) return;
+    if (embedded || state.view !== "all" || address() === (location.hash || "#")) return;
     const at = performance.now(), again = what === stepped.what && at - stepped.at < TOGETHER;
     stepped = { what, at };
     try {
@@ -76,13 +81,14 @@ posenc.explorer = (() => {
       model = posenc.model.of(state);
       path.show(state);
       controls.show(state);
+      alone(state.view);
       showPreset();
       formula.show(state);
       play.show();
       tokens.show(state, model, colours);
       clocks.show(state, model, colours);
-      const now = [model, colours.ink, colours.coarse, root.clientWidth, devicePixelRatio, state.step];
-      if (now.some((one, at) => one !== drawn[at])) for (const figure of views) view(figure, model, colours);
+      const now = [model, colours.ink, colours.coarse, root.clientWidth, devicePixelRatio, state.step, state.view];
+      if (now.some((one, at) => one !== drawn[at])) for (const figure of views) if (!figure.hidden) view(figure, model, colours);
       drawn = now;
     } catch (error) {  // what a formula refuses, it refuses with a sentence
       if (error.constructor !== Error) throw error;
@@ -91,6 +97,16 @@ posenc.explorer = (() => {
     redraws += 1;
     timings.push(performance.now() - from);
     if (timings.length > 1000) timings.shift();
+    if (state.view !== "all" && parent !== window) parent.postMessage({ explorerHeight: document.body.offsetHeight }, "*");
+  }
+
+  function alone(id) {  // "all": nothing is
+    root.classList.toggle("alone", id !== "all");
+    root.dataset.view = id;
+    for (const figure of views) figure.hidden = id !== "all" && figure.dataset.view !== id;
+    for (const field of root.querySelectorAll(".controls > .fields > .field")) {
+      field.classList.toggle("changing", id !== "all" && CHANGING[id].includes(field.dataset.field));
+    }
   }
 
   function refuse(sentence) {
@@ -257,5 +273,6 @@ posenc.explorer = (() => {
   find(".layout").hidden = false;
   take(fromAddress() || start());
   if (embedded && fromAddress()) root.scrollIntoView();
+  find(".more").open = state.view !== "all";
   return { values, change, redraws: () => redraws };
 })();
