@@ -321,7 +321,7 @@ def test_position_only_ignores_the_words_and_the_page_says_so(visit):
     tab = visit()
     assert "Words and positions count" in tab.locator("#explorer-line-see").inner_text()
     with redrawn(tab):
-        tab.get_by_label("Position only").check()
+        tab.get_by_role("checkbox", name="Position only").check()
     assert tab.evaluate("location.hash") == "#position_only=true"
     before, said = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
     assert "Positions alone count here, whatever the words" in said
@@ -434,6 +434,7 @@ def test_the_hands_are_read_and_chosen_by_keys(visit):
     assert "key=5" in tab.evaluate("location.hash")
     tab.locator(".rotation summary").focus()
     tab.keyboard.press("Enter")
+    tab.wait_for_selector(".rotation tbody tr")
     rows = tab.locator(".rotation tbody tr").evaluate_all(
         "rows => rows.map(r => [...r.children].map(c => c.querySelector('data')?.value ?? c.textContent))"
     )

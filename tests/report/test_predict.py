@@ -259,6 +259,7 @@ def test_the_headline_and_the_table_say_what_was_computed(visit):
     assert f"loses {apart('plain')}" in shown["headline"]
     assert shown["headline"].endswith(f"with NTK-aware at factor 4, {apart('loss')}.")
     tab.locator("[data-view=loss] summary").click()
+    tab.wait_for_selector("[data-view=loss] tbody tr data")
     cells = (
         tab.locator("[data-view=loss] tbody tr").first.locator("data").evaluate_all("e => e.map(x => Number(x.value))")
     )

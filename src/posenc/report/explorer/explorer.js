@@ -259,7 +259,7 @@ posenc.explorer = (() => {
   function go(to) {  // leaving the path changes nothing else
     play.stop();
     take(to ? posenc.state.clean({ step: to }) : { state: { ...state, step: 0 }, notes: [] });
-    step("path");
+    step(`step ${to}`);  // each is a step of the history
     if (to) requestAnimationFrame(path.reveal);
   }
 

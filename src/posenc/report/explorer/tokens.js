@@ -123,8 +123,9 @@ posenc.tokens = (() => {
     function numbers(chosen, rows, model) {
       const s = state, [more, heading] = extra(model), content = model.kind !== "distance" || !s.position_only;
       find("#explorer-scores-title").textContent = `Attention of ${quoted(s.tokens[chosen])} at position ${s.at[chosen]}`;
-      const head = ["key", "position", "distance", ...(more ? [heading] : []), ...(content ? ["dot product"] : []), ...(model.kind === "distance" ? [bucketed(model) ? "bucket" : "bias"] : []), "weight", ""];
-      find(".scores thead").replaceChildren(row("th", head));
+      const head = ["key", "position", "distance", ...(more ? [heading] : []), ...(content ? ["dot product"] : []), ...(model.kind === "distance" ? [bucketed(model) ? "bucket" : "bias"] : []), "weight"], headings = row("th", head);
+      headings.lastChild.colSpan = 2;  // as a number and as a bar
+      find(".scores thead").replaceChildren(headings);
       find(".scores tbody").replaceChildren(...rows.map((one, index) => {
         const line = row("td", [
           String(one.position), number(one.distance), ...(more ? [more(one)] : []), ...(content ? [data(one.product)] : []),
