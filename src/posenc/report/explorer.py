@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SCRIPTS = (
-    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes", "biases", "state", "model")), "draw", "plot",
+    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes", "biases")), "address",
+    *(f"explorer/{name}" for name in ("state", "model")), "draw", "plot",
     *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula", "saving", "path", "play", "explorer")),
 )  # fmt: skip
 """In this order: formulas, state, values, drawing, and the page."""

@@ -29,7 +29,7 @@ MOST_BYTES = 1024
 """The longest text that the page reads."""
 PASSAGES = 4
 SCRIPTS = (
-    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes")), "draw", "plot",
+    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes")), "address", "draw", "plot",
     "predict/network", "predict/state", "predict/views", "predict/predict",
 )  # fmt: skip
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

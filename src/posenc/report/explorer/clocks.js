@@ -49,11 +49,11 @@ posenc.clocks = (() => {
       trained: svg("path", { class: "trained" }), reach: svg("path", { class: "reach" }),
       plain: svg("line", { class: "plain", x1: 50, y1: 50 }), key: svg("line", { class: "key", x1: 50, y1: 50 }), query: svg("line", { class: "query", x1: 50, y1: 50 }),
     };
-    const drawing = svg("svg", { viewBox: "0 0 100 100", "aria-hidden": "true" }), name = element("b"), told = element("span");
+    const drawing = svg("svg", { viewBox: "0 0 100 100", "aria-hidden": "true" }), name = element("b"), says = element("span");
     drawing.append(...Object.values(parts), svg("circle", { class: "middle", cx: 50, cy: 50, r: 2.5 }));
     const item = element("li", {});
-    item.append(drawing, name, told);
-    return { item, parts, name, told };
+    item.append(drawing, name, says);
+    return { item, parts, name, says };
   }
 
   function arc(from, to, radius) {  // clockwise if to is more than from; a circle from a turn on
@@ -63,7 +63,7 @@ posenc.clocks = (() => {
     return `M${start}${rest.map(end => `A${radius} ${radius} 0 0 ${sweep > 0 ? 1 : 0} ${end}`).join("")}`;
   }
 
-  function draw({ item, parts, name, told }, pair, c, { hidden, seen }, rotates) {
+  function draw({ item, parts, name, says }, pair, c, { hidden, seen }, rotates) {
     const side = rotates && seen < 0 ? -1 : 1, from = rotates ? pair.key : 0;  // a key after its query: angles the other way
     const full = pair.trained >= TURN, rest = pair.between % TURN;
     const set = (part, angle, length) => {
@@ -83,7 +83,7 @@ posenc.clocks = (() => {
     }
     item.className = pair.known ? "" : "past";
     name.textContent = `pair ${c}`;
-    told.textContent = hidden ? "hidden" : `${shown(pair.between)}${pair.known ? "" : ", new"}`;
+    says.textContent = hidden ? "hidden" : `${shown(pair.between)}${pair.known ? "" : ", new"}`;
   }
 
   // ------------------------------------------------------------------ the panel

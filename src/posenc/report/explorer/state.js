@@ -2,6 +2,7 @@
 // What is chosen, and its text in the address: "encoding=rope&method=yarn:beta_fast=16&factor=4". What a text asks for
 // that cannot be shown gives way to the default, with a note that says so; nothing here throws.
 posenc.state = (() => {
+  const { shortened } = posenc.address;
   const { fields: FIELDS, presets: PRESETS, path: PATH } = posenc.settings;
   const MOST_TOKENS = 12, LONGEST_TOKEN = 24, LONGEST_TEXT = 2000;
   const own = (registry, name) => (Object.hasOwn(registry, name) ? registry[name] : undefined);
@@ -39,7 +40,6 @@ posenc.state = (() => {
     token: s => (s.method === "none" ? FIELDS.token.default : s.tokens.length),
     key: s => (s.token === FIELDS.key.default ? s.tokens.length : FIELDS.key.default),
   };
-  const usually = (state, name) => (FOLLOWS[name] ? FOLLOWS[name](state) : FIELDS[name].default);
 
   // A state from anything that looks like one: {encoding: "t5:num_buckets=16", dim: 64, ...}. Notes: what was not taken.
   function clean(asked) {
@@ -148,11 +148,6 @@ posenc.state = (() => {
     return Array.from({ length: count }, (_, index) => index * apart);
   }
 
-  function shortened(text) {
-    const shown = String(text);
-    return shown.length > 40 ? `${shown.slice(0, 40)}…` : shown;
-  }
-
   // A state as `clean` reads it, without what follows from the rest: from its step of the path, and from the defaults.
   function plain(state) {
     const found = {};
@@ -183,16 +178,8 @@ posenc.state = (() => {
 
   // A state from the text of an address, with notes.
   function parse(text) {
-    const given = Object.create(null), notes = [];
-    for (const part of text.slice(0, LONGEST_TEXT).split("&").filter(Boolean)) {
-      const at = part.indexOf("=");
-      try {
-        given[at < 0 ? part : part.slice(0, at)] = at < 0 ? "" : decodeURIComponent(part.slice(at + 1).replaceAll("+", " "));
-      } catch {
-        notes.push(`“${shortened(part)}” is not readable`);
-      }
-    }
-    const found = clean(given);
+    const { asked, notes } = posenc.address.read(text.slice(0, LONGEST_TEXT));
+    const found = clean(asked);
     return { state: found.state, notes: [...notes, ...found.notes] };
   }
 

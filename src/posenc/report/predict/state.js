@@ -2,6 +2,7 @@
 // What is chosen on the page, its text in the address, "encoding=rope&method=yarn&factor=4&at=300", and what it makes of
 // positions. What cannot be shown gives way to the default, with a note that says so; nothing here throws.
 posenc.chosen = (() => {
+  const { shortened } = posenc.address;
   const given = JSON.parse(document.getElementById("predict-data").textContent);
   const { length: trained, most, texts, models } = given, TYPED = "typed";
   const named = Object.fromEntries(models.map(one => [one.name, one]));
@@ -43,8 +44,6 @@ posenc.chosen = (() => {
     const value = String(text).trim() === "" ? NaN : Number(text);
     return value >= min && value <= max && (step !== 1 || Number.isInteger(value)) ? value : undefined;
   }
-
-  const shortened = text => (String(text).length > 40 ? `${String(text).slice(0, 40)}…` : String(text));
 
   // A state from anything that looks like one, with notes on what was not taken.
   function clean(asked) {
@@ -94,15 +93,7 @@ posenc.chosen = (() => {
   const write = state => Object.entries(plain(state)).map(([name, value]) => `${name}=${encodeURIComponent(value).replaceAll("%20", "+")}`).join("&");
 
   function parse(address) {
-    const asked = {}, notes = [];
-    for (const part of address.split("&").filter(Boolean)) {
-      const [name, ...rest] = part.split("=");
-      try {
-        asked[name] = decodeURIComponent(rest.join("=").replaceAll("+", " "));
-      } catch {
-        notes.push(`“${shortened(part)}” is not readable`);
-      }
-    }
+    const { asked, notes } = posenc.address.read(address);
     const found = clean(asked);
     return { state: found.state, notes: [...notes, ...found.notes] };
   }
