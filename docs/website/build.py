@@ -92,7 +92,10 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
         (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
     (pages / "explorer.html").write_text(explorer.page(docs="./"), encoding="utf-8")
     back = '<main>\n<p><a href="../leaderboard.html">posenc: the leaderboard, how it was measured and how to read it</a></p>'
-    reports = {f"leaderboard/{name}": text.replace("<main>", back, 1) for name, text in measured.leaderboard().items()}
+    reports = {
+        f"leaderboard/{name}": text.replace("<main>", back, 1)
+        for name, text in measured.leaderboard(encodings.titled).items()
+    }
     for name, text in (predicted.files() | reports).items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")

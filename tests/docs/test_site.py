@@ -26,6 +26,7 @@ from posenc.encodings.patterns import PATTERNS
 from posenc.errors import InputError
 from posenc.frequencies import SCHEDULES
 from posenc.frequencies.schedules import FORMULAS
+from posenc.lab.experiment import LEADERBOARD
 from posenc.position_maps import FORMULAS as MAP_FORMULAS
 from posenc.position_maps import MAPS
 from posenc.report.explorer import page as explorer_page
@@ -180,7 +181,8 @@ def test_the_page_of_a_schedule_says_what_loads_it():
 
 
 def test_every_encoding_has_a_title():
-    assert set(encodings.TITLES) == set(ENCODINGS)
+    assert set(encodings.TITLES) == {*ENCODINGS, *PATTERNS}
+    assert all(map(encodings.titled, LEADERBOARD))
 
 
 @pytest.mark.parametrize(
