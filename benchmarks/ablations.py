@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each part of an encoding contributes, how much the learning rate decides, and whether the order holds in larger
-models: train the models, and write benchmarks/ablations.json and the tables of docs/ablations.md.
+models: train the models, and write benchmarks/ablations.json and the tables of benchmarks/ablations.md.
 
     python benchmarks/ablations.py --list
     python benchmarks/ablations.py --train text copy [--seeds 2] [--out DIR]     # finished models are not trained again
     python benchmarks/ablations.py --collect [--out DIR]                         # what has been trained, into the .json
     python benchmarks/ablations.py --time                                        # processor time of a training step
-    python benchmarks/ablations.py                                               # the page's tables, from the .json
+    python benchmarks/ablations.py                                               # the tables, from the .json
 
 Run from the root of the repository.
 """
@@ -34,7 +34,7 @@ from posenc.lab.store import Store
 from posenc.lab.train import Training
 from posenc.report.terminal import Display
 
-NUMBERS, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).parents[1] / "docs/ablations.md"
+NUMBERS, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).with_suffix(".md")
 MARK = "<!-- {}: written by python benchmarks/ablations.py -->"
 PARTS = "benchmarks/ablated.py:"
 LEADERBOARD = Path(__file__).parent / "leaderboard"

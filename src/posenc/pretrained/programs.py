@@ -3,7 +3,7 @@
 
 They follow from the code of transformers 5 (which is run), transformers 4.57.6, vLLM 0.33.0 and SGLang 0.5.23 (whose model
 classes benchmarks/conform_peers/served.py runs), llama.cpp as of llama-cpp-python 0.3.36 (its converter and its loader) and
-DeepSpeed 0.19.8; docs/doctor.md names the files.
+DeepSpeed 0.19.8; benchmarks/six_programs.md has what was compared.
 """
 
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/leaderboard.md and docs/ablations.md say what the committed results say; the rows can be repeated."""
+"""docs/leaderboard.md and benchmarks/ablations.md say what the committed results say; the rows can be repeated."""
 
 import copy
 import json
@@ -72,7 +72,7 @@ def ablations():
 
 
 def test_the_tables_of_the_ablations_are_those_of_the_results(ablations):
-    page = (ROOT / "docs/ablations.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks/ablations.md").read_text(encoding="utf-8")
     found = json.loads((ROOT / "benchmarks/ablations.json").read_text(encoding="utf-8"))
     assert page == ablations.written(page, found)
 
