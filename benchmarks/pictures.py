@@ -39,7 +39,7 @@ THEMES = {
 }  # fmt: skip
 """What a picture calls its colours, by the end of its file's name."""
 CHINESE = {
-    " and ": " 与 ", ", ": "、", "none": "没有编码", "four": "四", "five": "五", "six": "六", "seven": "七", "eight": "八",
+    "{} and {}": "{} 与 {}", ", ": "、", "none": "没有编码", "four": "四", "five": "五", "six": "六", "seven": "七", "eight": "八",
     "RoPE": "RoPE", "RoPE, NTK scaling": "RoPE，NTK 缩放", "RoPE, interpolated": "RoPE，位置内插", "ALiBi": "ALiBi", "T5": "T5",
     "sinusoidal": "正弦", "learned": "可学习", "no positions": "无位置",
     "Of {}, {} predicts best at the trained length;": "{}种编码中，{} 在训练长度上预测得最好；",
@@ -89,6 +89,10 @@ class Look:
             KeyError: the language lacks the label.
         """
         return (self.words[label] if self.words else label).format(*values)
+
+    def listed(self, names: Sequence[str]) -> str:
+        """Names in a sentence."""
+        return self.say("{} and {}", self.say(", ").join(names[:-1]), names[-1]) if names[1:] else names[0]
 
 
 LOOKS = {
@@ -194,7 +198,7 @@ def loss(demo: Results, look: Look) -> str:
     level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "holds"]
     finding = [
         say("Of {}, {} predicts best at the trained length;", say(NUMBERS[len(trained)]), say(LINES[first][0])),
-        say("past it, only the loss of {} stays level", say(" and ").join(level) or say("none")),
+        say("past it, only the loss of {} stays level", look.listed(level or [say("none")])),
     ]
     top, bottom, left, right = 96, 388, 34, 376
     drawing = Drawing(440, finding, say("loss, nats per byte (lower is better)"), look)
@@ -241,7 +245,7 @@ def tasks(results: Results, look: Look) -> str:
     most = max(best(row, "longest") for row in table)
     first = [row["encoding"].partition(":")[0] for row in table if best(row, "longest") == most]
     say = look.say
-    who = say(" and ").join(first)
+    who = look.listed(first)
     who = who if len(who) < 37 else say("{} encodings", len(first))
     finding = [
         say("{} is among" if len(first) == 1 else "{} are among", who),
