@@ -45,6 +45,7 @@ TYPES = (
 FOUND = {
     "yarn": "frequencies/yarn.html", "extend context": "guides/extend.html", "flash attention": "attention.html",
     "attention sink": "encodings/s", "t5": "encodings/t5.html", "dual chunk": "position_maps/dual_chunk.html",
+    "旋转": "position_from_scratch.zh.html",
 }  # fmt: skip
 """What people look for, and the page that they mean."""
 SEARCH = Path(__file__).with_name("search.mjs")
