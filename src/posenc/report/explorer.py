@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SCRIPTS = (
-    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes", "biases")), "address",
+    *(f"explorer/{name}" for name in ("trained", "options", "frequencies", "codes", "maps", "biases")), "address",
     *(f"explorer/{name}" for name in ("state", "model")), "draw", "plot",
     *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula", "saving", "path", "play", "explorer")),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 posenc.explorer = (() => {
   const { element } = posenc.plot;
   const root = document.getElementById("explorer"), find = selector => root.querySelector(selector);
-  const views = [...root.querySelectorAll(".view")];
+  const views = [...root.querySelectorAll(".view")], line = find(".line"), parts = [line, ...views];
   const embedded = root.dataset.embedded === "yes";
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
@@ -81,12 +81,14 @@ posenc.explorer = (() => {
       model = posenc.model.of(state);
       path.show(state);
       controls.show(state);
-      alone(state.view);
+      show();
       showPreset();
       formula.show(state);
       play.show();
-      tokens.show(state, model, colours);
-      clocks.show(state, model, colours);
+      if (!line.hidden) {
+        tokens.show(state, model, colours);
+        clocks.show(state, model, colours);
+      }
       const now = [model, colours.ink, colours.coarse, root.clientWidth, devicePixelRatio, state.step, state.view];
       if (now.some((one, at) => one !== drawn[at])) for (const figure of views) if (!figure.hidden) view(figure, model, colours);
       drawn = now;
@@ -100,10 +102,13 @@ posenc.explorer = (() => {
     if (state.view !== "all" && parent !== window) parent.postMessage({ explorerHeight: document.body.offsetHeight }, "*");
   }
 
-  function alone(id) {  // "all": nothing is
+  // What the state shows: one view alone, those of a step of the path, or all.
+  function show() {
+    const { view: id, step } = state, all = parts.map(part => part.dataset.view);
+    const shown = id !== "all" ? [id] : step ? posenc.state.PATH[step - 1].views : all;
+    for (const part of parts) part.hidden = !shown.includes(part.dataset.view);
     root.classList.toggle("alone", id !== "all");
     root.dataset.view = id;
-    for (const figure of views) figure.hidden = id !== "all" && figure.dataset.view !== id;
     for (const field of root.querySelectorAll(".controls > .fields > .field")) {
       field.classList.toggle("changing", id !== "all" && CHANGING[id].includes(field.dataset.field));
     }
@@ -127,7 +132,6 @@ posenc.explorer = (() => {
   }
 
   function view(figure, model, colours) {
-    if (figure.classList.contains("beside")) return;
     const id = figure.dataset.view, own = posenc.views[id], absent = own.absent(model);
     blank(figure, absent);
     figure.querySelector(".see").textContent = absent ? "" : own.see(model);
@@ -234,7 +238,7 @@ posenc.explorer = (() => {
     };
   }
 
-  const tokens = posenc.tokens.made(find(".line"), {
+  const tokens = posenc.tokens.made(line, {
     move: (at, done) => change({ at: at.join(",") }, done),
     choose(index) {
       change({ token: index + 1 }, false);

@@ -64,6 +64,11 @@ posenc.state = (() => {
       state[of] = found.name;
       state[`${of}Options`] = found.options;
     }
+    for (const [name, [least, most]] of Object.entries((encoding(state.encoding) || {}).limits || {})) {
+      const fits = Math.min(Math.max(state[name], least), most);
+      if (Object.hasOwn(asked, name) && state[name] !== fits) notes.push(`${name}=${state[name]}: ${state.encoding} is drawn ${least === most ? `at ${most}` : `from ${least} to ${most}`}`);
+      state[name] = fits;
+    }
     state.head = Math.min(state.head, state.heads);
     state.tokens = words(read("tokens"), notes);
     for (const name of Object.keys(FOLLOWS)) if (!Object.hasOwn(given, name)) state[name] = FOLLOWS[name](state);

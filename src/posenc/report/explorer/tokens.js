@@ -3,7 +3,7 @@
 // changes places with it. What the chosen one shares with the others stands below in numbers.
 posenc.tokens = (() => {
   const { number } = posenc.draw, { row, data } = posenc.plot;
-  const LANE = 27;  // pixels from one row of labels to the next
+  const GAP = 3;  // pixels between rows of labels
   const quoted = word => `“\u2068${word}\u2069”`;  // apart from the sentence, which a word from right to left would turn
 
   // root: the section. act: {move(index, position, done), choose(index)}, which change the state and redraw.
@@ -73,16 +73,16 @@ posenc.tokens = (() => {
         })) button.setAttribute(name, value);
       });
       // what is measured and drawn comes before what changes the page's layout: measuring after a change is slow
-      const width = track.clientWidth, halves = buttons.map(button => button.offsetWidth / 2);
+      const width = track.clientWidth, halves = buttons.map(button => button.offsetWidth / 2), lane = buttons[0].offsetHeight + GAP;
       arcs(width, chosen, rows, model, colours);
       code(chosen, model, colours);
-      arrange(width, halves);
+      arrange(width, halves, lane);
       ticks(width);
       numbers(chosen, rows, model);
       legend(chosen, rows, model, colours);
     }
 
-    function arrange(width, halves) {  // labels that would cover each other go to lower rows
+    function arrange(width, halves, high) {  // labels that would cover each other go to lower rows
       const ends = [], byPlace = state.at.map((_, index) => index).sort((a, b) => state.at[a] - state.at[b]);
       for (const index of byPlace) {
         const button = buttons[index], half = halves[index], centre = (across(state.at[index]) / 100) * width;
@@ -91,11 +91,11 @@ posenc.tokens = (() => {
         if (lane < 0) lane = ends.length;
         ends[lane] = shown + half + 4;
         button.style.left = `${shown}px`;
-        button.style.top = `${8 + lane * LANE}px`;
-        button.style.setProperty("--stem", `${8 + lane * LANE}px`);
+        button.style.top = `${8 + lane * high}px`;
+        button.style.setProperty("--stem", `${8 + lane * high}px`);
         button.style.setProperty("--lean", `${Math.round(centre - shown)}px`);
       }
-      track.style.height = `${12 + ends.length * LANE}px`;
+      track.style.height = `${12 + ends.length * high}px`;
     }
 
     let ticked = "";
@@ -142,8 +142,8 @@ posenc.tokens = (() => {
     function sentence(chosen, rows, model) {
       const word = quoted(state.tokens[chosen]), alone = state.position_only;
       const others = rows.map((one, index) => ({ ...one, index })).filter(one => one.index !== chosen && !one.hidden);
-      if (model.kind === "nothing" && alone) return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
-      if (model.kind === "nothing") return `Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
+      if (state.encoding === "none" && alone) return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
+      if (state.encoding === "none") return `Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
       const move = `Move ${word}, with the pointer or the arrow keys. ${alone ? "Positions alone count here, whatever the words" : "Words and positions count"}:`;
       if (others.length === 0) return `${move} ${rows.length > 1 ? "all other keys are hidden, so it attends to itself" : "it is the only token"}.`;
       if (bucketed(model)) {
@@ -162,7 +162,9 @@ posenc.tokens = (() => {
       const own = `Each word has a fixed random vector of ${dim} channels; equal words have equal vectors, capitals aside.`;
       if (model.rotates) return `${alone ? `Every word has the same vector here, of ${dim} ones.` : own} Query and key are that vector, turned by the position. ${scores}. ${learned}`;
       if (model.kind === "position") return `${alone ? "Words have no vectors here: query and key are the codes of their positions." : `${own} Query and key are that vector plus the code of the position.`} ${scores}. ${learned}`;
-      if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}. ${learned}`;
+      const times = model.softmax.scale(state.at[state.token - 1]);
+      if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}${times === 1 ? "" : `, times ${number(times)}`}. ${learned}`;
+      if (model.measured) return alone ? `Words have no vectors here: scores are the mean of what trained ${posenc.settings.names[state.encoding]} adds at their distance.` : `${own} Query and key are that vector. ${scores}, plus the mean of what trained ${posenc.settings.names[state.encoding]} adds at their distance.`;
       if (alone) return `Words have no vectors here: scores are the bias${model.rotates ? "" : " alone"}.`;
       if (bucketed(model)) return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores. ${learned}`;
       return `${own} Query and key are that vector. ${scores}, plus the bias. ${learned}`;
@@ -175,7 +177,7 @@ posenc.tokens = (() => {
       if (others.some(one => one.hidden)) items.push({ stroke: colours.soft, dashed: true, text: "hidden from the query" });
       find(".ruler-legend").replaceChildren(...items.map(posenc.plot.legend));
       const labels = { range: "An arc’s label is its distance, and what the slowest and the fastest pair make of it.", map: "An arc’s label is its distance, and what the score sees it as.", bucket: "An arc’s label is its bucket." }[labelled(model)] || "";
-      find("#explorer-line-signs").textContent = `Weights are the softmax of the scores over all keys, with the query’s own. ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
+      find("#explorer-line-signs").textContent = `${weighed(rows, model)} ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
     }
 
     function code(chosen, model, colours) {
@@ -204,6 +206,13 @@ posenc.tokens = (() => {
     return { show };
   }
 
+  // How scores became weights, and how much no key got.
+  function weighed(rows, { softmax: { sticks, sink } }) {
+    const rest = percent(Math.max(0, 1 - rows.reduce((sum, one) => sum + one.weight, 0)));
+    if (sticks) return `From the nearest key on, each takes sigmoid(score) of what is left; ${rest} is left over.`;
+    return `Weights are the softmax of the scores over all keys, with the query’s own${sink === -Infinity ? "" : `, and a sink, which gets ${rest}`}.`;
+  }
+
   // The places after one token moved: whoever was there takes its old one.
   function placed(from, index, to) {
     const found = [...from], other = from.indexOf(to);
@@ -214,7 +223,7 @@ posenc.tokens = (() => {
 
   const percent = share => (share > 0 && share < 0.001 ? "<0.1\u00a0%" : `${Number((100 * share).toPrecision(share < 0.1 ? 2 : 3))}\u00a0%`);
   const bucketed = model => model.state.encoding === "t5";
-  const labelled = model => (bucketed(model) ? "bucket" : model.map ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
+  const labelled = model => (bucketed(model) ? "bucket" : model.mapped ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
 
   // What pairs make of a distance under a schedule: the slowest and the fastest, as a share of their speed in training.
   function span(distance, { low, high }) {
@@ -231,7 +240,7 @@ posenc.tokens = (() => {
 
   // A column of the table for what a method makes of the distance, and its heading.
   function extra(model) {
-    if (model.map) return [one => data(one.seen), "effective"];
+    if (model.mapped) return [one => data(one.seen), "effective"];
     return labelled(model) === "range" ? [one => span(one.distance, model.stretch), "effective"] : [null, ""];
   }
 
