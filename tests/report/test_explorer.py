@@ -597,13 +597,6 @@ def test_it_fits_every_width(visit):
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (hash, width)
 
 
-def test_what_a_finger_has_to_hit_is_large_enough(visit):
-    tab = visit("encoding=rope&method=yarn", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    for target in tab.locator(".explorer :is(button, select, input[type=number], .token, summary)").all():
-        box = target.bounding_box()
-        assert box is None or min(box["width"], box["height"]) >= 24, target.evaluate("e => e.outerHTML")
-
-
 def test_it_is_drawn_again_in_the_dark(visit):
     tab = visit(color_scheme="light", device_scale_factor=2)
     canvas = "document.querySelector('[data-view=codes] canvas')"

@@ -75,8 +75,8 @@ def test_it_is_one_file_and_nothing_breaks_out_of_it():
     [
         ({"encoding": "shaws"}, "unknown encoding in the explorer 'shaws'"),
         (
-            {"encoding": "fox:init_bias=1"},
-            "encoding='fox:init_bias=1': the explorer does not draw it, since it depends on",
+            {"encoding": "swin:init_std=1"},
+            "encoding='swin:init_std=1': the explorer does not draw it, since its positions have",
         ),
         ({"method": "yran"}, "did you mean 'yarn'"),
         ({"dim": 63}, "dim=63: dim of a code, head_dim of a rotation; two make a pair; an even number from 4 to 256"),

@@ -160,5 +160,10 @@ posenc.biases = (() => {
     posenc.codes.ENCODINGS[name] = { summary, of: "distance", options, limits, causal: isMeasured || ofQuery, measured: isMeasured, codes, softmax, kernel: null };
   }
 
+  // Encodings that only hide keys: of the maps that do.
+  for (const [name, { summary, options }] of Object.entries(posenc.maps.VISIBLE)) {
+    posenc.codes.ENCODINGS[name] = { ...posenc.codes.ENCODINGS.none, summary, options, causal: true };
+  }
+
   return { BIASES, rows, alibiSlopes, t5Bucket };
 })();

@@ -199,11 +199,12 @@ posenc.explorer = (() => {
     }
   }
 
-  for (const button of root.querySelectorAll("[data-save]")) button.addEventListener("click", () => save(button.closest(".view"), button.dataset.save));
+  for (const button of root.querySelectorAll("[data-save]")) button.addEventListener("click", () => save(button.closest(".view, .line"), button.dataset.save));
 
-  async function save(figure, kind) {
-    const id = figure.dataset.view, name = `posenc-${id}.${kind}`, model = posenc.model.of(state);
-    const text = posenc.saving.svg(posenc.views[id], `${figure.querySelector("h3").textContent}: ${posenc.state.write(state) || state.encoding}`, model, posenc.draw.theme(root), address());
+  async function save(part, kind) {
+    const id = part.dataset.view, name = `posenc-${id}.${kind}`, model = posenc.model.of(state);
+    const view = part === line ? tokens.picture(model, posenc.saving.SIZE.width) : posenc.views[id];
+    const text = posenc.saving.svg(view, `${view.title || part.querySelector("h3").textContent}: ${posenc.state.write(state) || state.encoding}`, model, posenc.draw.theme(root), address());
     posenc.saving.file(name, kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await posenc.saving.png(text));
     say(`The picture is in ${name}.`);
   }

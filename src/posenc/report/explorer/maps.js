@@ -109,9 +109,6 @@ posenc.maps = (() => {
     chunks: ["a query sees the keys of its chunk", { size: whole(128, 1, 4096, "tokens of a chunk") },
       ({ size }) => (i, j) => (floor(i / size) === floor(j / size) ? i - j : NaN)],
   });
-  for (const [name, { summary, options }] of Object.entries(VISIBLE)) {
-    posenc.codes.ENCODINGS[name] = { ...posenc.codes.ENCODINGS.none, summary, options };
-  }
 
   // A map is made once from its options, `of(options)`, for many pairs.
   function registered(entries) {

@@ -39,7 +39,7 @@ posenc.model = (() => {
     const schedule = chosen === "schedule" && !refused ? method : null;
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
-    const changed = Boolean(mapped || schedule), causal = Boolean(map) || entry.causal;
+    const changed = Boolean(mapped || schedule), causal = Boolean(mapped) || entry.causal;
     const ofPair = (i, j) => (j > i ? NaN : target.added(s.head - 1, i - j, i));
     const signed = sign => positions.map(distance => sign * distance);
 
