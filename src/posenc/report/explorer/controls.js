@@ -73,6 +73,7 @@ posenc.controls = (() => {
         dim: codes && free("dim"), trained: free("trained"), heads: bias && state.encoding !== "t5" && free("heads"), head: bias && state.encoding !== "t5" && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
         base: (model.waves && state.curve === "geometric") || "base" in ((encoding || {}).options || {}), factor: uses("factor"),
       })) controls[name].hidden = !shown;
+      stepping = state.step > 0;
       mark();
       hint(controls.method, model.refused || (state.method === "none" ? "" : posenc.state.method(state.method).summary));
       hint(controls.encoding, (encoding || {}).summary || "");
@@ -106,7 +107,7 @@ posenc.controls = (() => {
 
     // On a narrow screen the form is a bar at the bottom with the field that was used last, and opens to all of them.
     const form = root.querySelector(".controls"), opener = root.querySelector("[data-do=settings]");
-    let current = "encoding";
+    let current = "encoding", stepping = false;
 
     function open(wanted = !form.classList.contains("open")) {
       form.classList.toggle("open", wanted);
@@ -142,7 +143,7 @@ posenc.controls = (() => {
 
     function shownNow() {
       const wrap = form.querySelector(`[data-field="${current}"], [data-option="${current}"]`);
-      return wrap && !wrap.hidden ? current : "encoding";
+      return (wrap && !wrap.hidden) || (current === "at" && stepping) ? current : "encoding";  // a step that asks to drag needs no field
     }
 
     // The field that the play button moves: the one used last, if it is a number of the page and is shown.

@@ -3,7 +3,7 @@
 posenc.explorer = (() => {
   const { element } = posenc.plot;
   const root = document.getElementById("explorer"), find = selector => root.querySelector(selector);
-  const views = [...root.querySelectorAll(".view")], line = find(".line"), parts = [line, ...views];
+  const views = [...root.querySelectorAll(".view")], line = find(".line"), parts = [line, ...views], inside = [...line.querySelectorAll("[data-part]")];
   const embedded = root.dataset.embedded === "yes";
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
@@ -87,7 +87,7 @@ posenc.explorer = (() => {
       play.show();
       if (!line.hidden) {
         tokens.show(state, model, colours);
-        clocks.show(state, model, colours);
+        if (!find(".rotation").hidden) clocks.show(state, model, colours);
       }
       const now = [model, colours.ink, colours.coarse, root.clientWidth, devicePixelRatio, state.step, state.view];
       if (now.some((one, at) => one !== drawn[at])) for (const figure of views) if (!figure.hidden) view(figure, model, colours);
@@ -107,6 +107,8 @@ posenc.explorer = (() => {
     const { view: id, step } = state, all = parts.map(part => part.dataset.view);
     const shown = id !== "all" ? [id] : step ? posenc.state.PATH[step - 1].views : all;
     for (const part of parts) part.hidden = !shown.includes(part.dataset.view);
+    for (const part of inside) part.hidden = step > 0 && !shown.includes(part.dataset.part);
+    root.classList.toggle("stepping", step > 0);
     root.classList.toggle("alone", id !== "all");
     root.dataset.view = id;
     for (const field of root.querySelectorAll(".controls > .fields > .field")) {
@@ -278,6 +280,7 @@ posenc.explorer = (() => {
   find(".layout").hidden = false;
   take(fromAddress() || start());
   if (embedded && fromAddress()) root.scrollIntoView();
+  else if (state.step) requestAnimationFrame(path.reveal);
   find(".more").open = state.view !== "all";
   return { values, change, redraws: () => redraws };
 })();

@@ -7,7 +7,7 @@ posenc.formula = (() => {
   const SIGNS = { cdot: "·", le: "≤", ge: "≥", odot: "⊙", lfloor: "⌊", rfloor: "⌋", lceil: "⌈", rceil: "⌉", bmod: "mod", sum: "∑", prod: "∏", infty: "∞", in: "∈", times: "×", top: "⊤", lVert: "‖", rVert: "‖", dots: "…", ldots: "…" };
   const NAMES = ["sin", "cos", "ln", "min", "max", "sinh", "tanh", "log"], SPACES = { quad: 1, ",": 0.17, ";": 0.28, " ": 0.3 };
 
-  const ACCENTS = { bar: "¯", hat: "^" }, BOARD = { R: "ℝ" };
+  const ACCENTS = { bar: "¯", hat: "ˆ" }, BOARD = { R: "ℝ" };
 
   // What a letter stands for and where it is: fields of the state, options of what is chosen, and views.
   const SYMBOLS = {
