@@ -222,7 +222,11 @@ def trained(name, **shape):
     """The library's encoding with the numbers that it learned, as docs/website/trained.py has them."""
     made = encodings.create(name, **shape)
     with numpy.load(TRAINED) as found:
-        own = {key.partition("/")[2]: torch.from_numpy(found[key].astype("float32")) for key in found if key.startswith(f"{name}/")}
+        own = {
+            key.partition("/")[2]: torch.from_numpy(found[key].astype("float32"))
+            for key in found
+            if key.startswith(f"{name}/")
+        }
     made.load_state_dict(own)
     return made.double()
 
@@ -240,12 +244,23 @@ def test_what_a_trained_model_adds_at_each_distance(shown, name):
     assert sum(value == value for value in found["products"]) == 96 * 97 / 2  # none after the query
 
 
+def test_learned_numbers_of_buckets(shown):
+    table = trained("t5", num_heads=4, bidirectional=False)
+    found = shown(encoding="t5:shows=trained", length=200, head=3, position_only="true")
+    assert found["notes"] == []
+    same(found["bias"], codes_of(table)(torch.arange(200)).T, **TOLERANCE)
+    seen = [token for token in found["tokens"] if not token["hidden"]]
+    same([token["weight"] for token in seen], codes_of(table)(torch.arange(5, -1, -1))[:, 2].softmax(-1), rtol=1e-5, atol=1e-6)
+
+
 def test_a_function_of_the_distance_over_the_query(shown):
     fire = trained("fire", num_heads=4, num_layers=2, train_length=128)
     n = 150
     found = shown(encoding="fire", length=n, head=3, at="149,3,60,9,40,100", line=150, token=1, position_only="true")
     with torch.no_grad():
-        bias = fire.bias(torch.zeros(1, 4, n, 8), torch.zeros(1, 4, n, 8), Positions.arange(n, causal=True), 0).dense(torch.device("cpu"))[0]
+        bias = fire.bias(torch.zeros(1, 4, n, 8), torch.zeros(1, 4, n, 8), Positions.arange(n, causal=True), 0).dense(
+            torch.device("cpu")
+        )[0]
     at = torch.tensor([149, 3, 60, 9, 40, 100])
     near = {"rtol": 1e-4, "atol": 1e-4}
     same(found["bias"], bias[:, -1].flip(-1), **near)

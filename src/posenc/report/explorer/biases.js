@@ -66,7 +66,12 @@ posenc.biases = (() => {
     return (head, distance) => sin * Math.sin(distance * speed) + cos * Math.cos(distance * speed);
   }
 
-  const t5 = options => (head, distance) => t5Bucket(distance, options);
+  const t5 = options => (options.shows === "trained" ? t5Trained() : (head, distance) => t5Bucket(distance, options));
+
+  function t5Trained() {  // in a causal model
+    const table = trained("t5/table"), count = table.length / HEADS;
+    return (head, distance) => (distance < 0 ? NaN : table[head * count + t5Bucket(distance, { bidirectional: false, num_buckets: count })]);
+  }
 
   // Li et al. 2024: a learned function of psi(distance) / psi(query's position, at least L), psi(x) = ln(|c x| + 1), of the first layer
   // as trained. Where no query is given, it is one within L.
@@ -115,11 +120,12 @@ posenc.biases = (() => {
       train_length: required(whole(512, 1, 4096, "the longest sequence")),
       sin: learned(number(0, -2, 2, "weight of the sine")), cos: learned(number(1, -2, 2, "weight of the cosine")),
     }, ones, sines],
-    t5: ["a learned number per head and bucket of distances; here the number of the bucket", {
+    t5: ["a learned number per head and bucket of distances; here that of a trained model, or the number of the bucket", {
+      shows: learned(choice("bucket", ["bucket", "trained"], "the bucket's number, or what a causal model of four heads learned for it")),
       bidirectional: flag(true, "keys after the query have separate buckets"),
       num_buckets: whole(32, 2, 128, "of both directions together"),
       max_distance: whole(128, 2, 4096, "from here on all distances share a bucket"),
-    }, ones, t5],
+    }, null, t5, { as: ({ shows }) => (shows === "trained" ? { causal: true, fixed: ["bidirectional", "num_buckets", "max_distance"], limits: { heads: [HEADS, HEADS], trained: [128, 128] } } : { bucketed: true }) }],
     fire: ["a learned function of the distance over the query's position, after training; curves are those of a query at the end", {}, null, fire, {
       ofQuery: true, limits: { heads: [HEADS, HEADS], trained: [128, 128] },
     }],
@@ -151,13 +157,13 @@ posenc.biases = (() => {
   }
 
   // The same as codes of distances, (n, num_heads), as posenc.analysis.codes_of gives them.
-  for (const [name, { summary, options, limits = {}, measured: isMeasured = false, ofQuery = false }] of Object.entries(BIASES)) {
+  for (const [name, { summary, options, limits = {}, measured: isMeasured = false, ofQuery = false, as }] of Object.entries(BIASES)) {
     const codes = (distances, settings) => {
       const found = rows(name, distances, settings), n = distances.length, heads = settings.num_heads;
       return each(heads * n, at => found[(at % heads) * n + Math.floor(at / heads)]);
     };
     const { softmax } = posenc.codes.ENCODINGS.none;
-    posenc.codes.ENCODINGS[name] = { summary, of: "distance", options, limits, causal: isMeasured || ofQuery, measured: isMeasured, codes, softmax, kernel: null };
+    posenc.codes.ENCODINGS[name] = { summary, of: "distance", options, limits, causal: isMeasured || ofQuery, measured: isMeasured, as, codes, softmax, kernel: null };
   }
 
   // Encodings that only hide keys: of the maps that do.

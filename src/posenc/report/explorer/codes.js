@@ -236,7 +236,7 @@ posenc.codes = (() => {
   // distances -> product of the later position's code (a query's) and the earlier one's (a key's), where the distance
   // alone decides it, else null. turn: of a rotation, a vector at a position, as a query (sign 1) or a key (-1); else null.
   // biases.js adds those of "distance": distances -> (n, num_heads), with settings {num_heads, ...options}. limits: of fields of
-  // the page, [least, most], where an encoding is drawn as trained.
+  // the page, [least, most], where an encoding is drawn as trained. as: of options, what they change of these; fixed: others that it does not read.
   function registered(entries) {
     return Object.fromEntries(Object.entries(entries).map(([name, [summary, of, options, formula, more = {}]]) => {
       const settings = given => {

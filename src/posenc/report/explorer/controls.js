@@ -39,7 +39,8 @@ posenc.controls = (() => {
       return { curve, ...(exponent ? { exponent: Number(exponent) } : { exponent: 3 }) };
     }
 
-    function starting(of, name) {  // the starting points of maps and windows are for 512 trained positions
+    function starting(of, name) {  // T5's learned numbers say more than its buckets; maps and windows start for 512 trained positions
+      if (name === "t5") return "t5:shows=trained";
       const trained = root.explorerState().trained, parts = [name];
       if (!posenc.maps.MAPS[name] && !posenc.maps.VISIBLE[name]) return name;
       for (const [option, data] of Object.entries(posenc.state.options(of, name))) {
@@ -50,7 +51,7 @@ posenc.controls = (() => {
     }
 
     function show(state) {
-      const encoding = posenc.state.encoding(state.encoding), bias = state.encoding in posenc.biases.BIASES;
+      const encoding = posenc.state.entry(state), bias = state.encoding in posenc.biases.BIASES;
       const key = JSON.stringify([state.encoding, state.method]);
       if (key !== shape) {
         for (const of of ["encoding", "method"]) {
@@ -65,18 +66,21 @@ posenc.controls = (() => {
         set(wrap, value);
       }
       for (const of of ["encoding", "method"]) {
-        for (const wrap of extra[of].children) set(wrap, state[`${of}Options`][wrap.dataset.option]);
+        for (const wrap of extra[of].children) {
+          set(wrap, state[`${of}Options`][wrap.dataset.option]);
+          wrap.hidden = of === "encoding" && (encoding.fixed || []).includes(wrap.dataset.option);
+        }
       }
       const model = posenc.model.of(state), uses = name => Object.keys((posenc.state.method(state.method) || {}).options || {}).includes(name);
       const codes = model.kind === "position", { limits } = encoding, free = name => !limits[name] || limits[name][0] < limits[name][1];
       for (const [name, shown] of Object.entries({
-        dim: codes && free("dim"), trained: free("trained"), heads: bias && state.encoding !== "t5" && free("heads"), head: bias && state.encoding !== "t5" && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
-        base: (model.waves && state.curve === "geometric") || "base" in ((encoding || {}).options || {}), factor: uses("factor"),
+        dim: codes && free("dim"), trained: free("trained"), heads: bias && !encoding.bucketed && free("heads"), head: bias && !encoding.bucketed && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
+        base: (model.waves && state.curve === "geometric") || "base" in (encoding.options || {}), factor: uses("factor"),
       })) controls[name].hidden = !shown;
       stepping = state.step > 0;
       mark();
       hint(controls.method, model.refused || (state.method === "none" ? "" : posenc.state.method(state.method).summary));
-      hint(controls.encoding, (encoding || {}).summary || "");
+      hint(controls.encoding, encoding.summary);
       controls.base.querySelector("label").textContent = model.rotates ? "Base (rope_theta)" : "Base";
       controls.dim.querySelector("label").textContent = model.rotates ? "Channels (head_dim)" : "Channels (dim)";
     }

@@ -81,7 +81,7 @@ posenc.explorer = (() => {
       model = posenc.model.of(state);
       path.show(state);
       controls.show(state);
-      show();
+      show(model);
       showPreset();
       formula.show(state);
       play.show();
@@ -102,11 +102,14 @@ posenc.explorer = (() => {
     if (state.view !== "all" && parent !== window) parent.postMessage({ explorerHeight: document.body.offsetHeight }, "*");
   }
 
-  // What the state shows: one view alone, those of a step of the path, or all.
-  function show() {
+  // What the state shows: one view alone, those of a step of the path, or all; of an encoding that views do not draw, a sentence.
+  function show(model) {
     const { view: id, step } = state, all = parts.map(part => part.dataset.view);
     const shown = id !== "all" ? [id] : step ? posenc.state.PATH[step - 1].views : all;
-    for (const part of parts) part.hidden = !shown.includes(part.dataset.view);
+    const aside = posenc.views.elsewhere(model), absent = part => aside && part !== line && posenc.views[part.dataset.view].absent(model);
+    for (const part of parts) part.hidden = !shown.includes(part.dataset.view) || Boolean(absent(part));
+    find(".aside").hidden = !aside;
+    find(".aside").textContent = aside;
     for (const part of inside) part.hidden = step > 0 && !shown.includes(part.dataset.part);
     root.classList.toggle("stepping", step > 0);
     root.classList.toggle("alone", id !== "all");

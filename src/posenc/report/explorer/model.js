@@ -26,7 +26,7 @@ posenc.model = (() => {
   }
 
   function made(s) {
-    const entry = posenc.state.encoding(s.encoding), bias = posenc.biases.BIASES[s.encoding];
+    const entry = posenc.state.entry(s), bias = posenc.biases.BIASES[s.encoding];
     const n = s.length, positions = posenc.codes.range(n);
     const kind = bias ? "distance" : entry.of, rotates = Boolean(entry.options.schedule), hides = posenc.maps.VISIBLE[s.encoding];
     const waves = rotates || Boolean(entry.options.curve);
@@ -43,7 +43,7 @@ posenc.model = (() => {
     const ofPair = (i, j) => (j > i ? NaN : target.added(s.head - 1, i - j, i));
     const signed = sign => positions.map(distance => sign * distance);
 
-    const target = { state: s, kind, rotates, waves, refused, map, mapped, causal, measured: entry.measured, n, kernel, changed };
+    const target = { state: s, kind, rotates, waves, refused, map, mapped, causal, measured: entry.measured, bucketed: Boolean(entry.bucketed), n, kernel, changed };
     return lazily(target, {
       plain: () => (waves ? frequencies(s, settings, rotates, null) : null),
       turned: () => (schedule ? frequencies(s, settings, rotates, schedule) : target.plain),

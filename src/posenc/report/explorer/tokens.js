@@ -101,7 +101,7 @@ posenc.tokens = (() => {
       const { found, count } = lanes(width, halves);
       found.forEach(({ centre, middle, lane }, index) => {
         const { style } = buttons[index];
-        style.left = `${middle}px`;
+        style.left = `${middle - halves[index]}px`;
         style.top = `${8 + lane * high}px`;
         style.setProperty("--stem", `${8 + lane * high}px`);
         style.setProperty("--lean", `${Math.round(centre - middle)}px`);
@@ -179,8 +179,8 @@ posenc.tokens = (() => {
       const times = model.softmax.scale(state.at[state.token - 1]);
       if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}${times === 1 ? "" : `, times ${number(times)}`}. ${learned}`;
       if (model.measured) return alone ? `Words have no vectors here: scores are the mean of what training added at their distance.` : `${own} Query and key are that vector. ${scores}, plus the mean of what training added at their distance.`;
-      if (alone) return `Words have no vectors here: scores are the bias${model.rotates ? "" : " alone"}.`;
-      if (bucketed(model)) return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores. ${learned}`;
+      if (alone) return "Words have no vectors here: scores are the bias alone.";
+      if (state.encoding === "t5") return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores${bucketed(model) ? "" : "; the bias is added"}.${bucketed(model) ? ` ${learned}` : ""}`;
       return `${own} Query and key are that vector. ${scores}, plus the bias. ${learned}`;
     }
 
@@ -266,7 +266,7 @@ posenc.tokens = (() => {
   }
 
   const percent = share => (share > 0 && share < 0.001 ? "<0.1\u00a0%" : `${Number((100 * share).toPrecision(share < 0.1 ? 2 : 3))}\u00a0%`);
-  const bucketed = model => model.state.encoding === "t5";
+  const bucketed = model => model.bucketed;
   const labelled = model => (bucketed(model) ? "bucket" : model.mapped ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
 
   // What pairs make of a distance under a schedule: the slowest and the fastest, as a share of their speed in training.

@@ -70,10 +70,10 @@ posenc.views = (() => {
   const products = {
     absent: m => elsewhere(m) || (m.kind !== "nothing" ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
-      if (m.state.encoding === "t5") return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have separate buckets" : ""}. ${BOTH}`;
+      if (m.bucketed) return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have separate buckets" : ""}. ${BOTH}`;
       if (m.measured) return `The mean of what head ${m.state.head} adds at each distance. What it adds to one pair depends on the words: distance explains ${percent(explained(m)[m.state.head - 1])} of the differences. ${CAUSAL}`;
       if (m.state.encoding === "fire") return `What head ${m.state.head} adds to each pair after training: up to the position that it learned, about 76, a diagonal has one colour; later queries stretch it over all that they see. ${CAUSAL}`;
-      if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${BOTH}`;
+      if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${direction(m)}`;
       const apart = off(m) / (m.productsTop || 1);
       if (m.map) {
         const { hidden } = m.seen;
@@ -248,7 +248,8 @@ posenc.views = (() => {
     },
     see(m) {
       const end = m.n - 1, of = head => m.bias[head * m.n + end];
-      if (m.state.encoding === "t5") {
+      if (m.state.encoding === "t5" && !m.bucketed) return `A learned number per head and bucket: near distances have one each, far ones share. At distance ${end} head ${m.state.head} adds ${number(of(m.state.head - 1))}.`;
+      if (m.bucketed) {
         const own = m.bias.slice(0, m.n).findIndex((b, at) => at > 0 && b === m.bias[at - 1]);
         const buckets = new Set(m.bias.slice(0, m.n)).size;
         return `The bucket of each distance, of which the model learns a number per head: ${own < 0 ? "each distance has its own" : `the first ${own} distances have their own`}, and all ${count(m.n)} share ${several(buckets, "bucket")}.`;
@@ -266,16 +267,16 @@ posenc.views = (() => {
       const series = heads(m, colours), low = m.bias.reduce((a, b) => Math.min(a, b), 0), high = m.bias.reduce((a, b) => Math.max(a, b), 0);
       const pad = (high - low || 1) * 0.04;
       return posenc.draw.lines(canvas, colours, {
-        series, x: positions(m, "distance"), y: { label: m.state.encoding === "t5" ? "bucket" : "added to the score", low: low - pad, high: high + pad },
+        series, x: positions(m, "distance"), y: { label: m.bucketed ? "bucket" : "added to the score", low: low - pad, high: high + pad },
         past: m.state.trained, marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
       });
     },
     legend(m, colours) {
-      if (m.state.encoding === "t5") return [stroke(colours.palette[1], "every head")];
+      if (m.bucketed) return [stroke(colours.palette[1], "every head")];
       const own = stroke(colours.palette[1], `head ${m.state.head}, shown above`);
       return m.state.heads === 1 ? [own] : [ramp(posenc.draw.gradient(colours.up), ["head 1", `head ${m.state.heads}`]), own];
     },
-    read: (m, row, column) => `${m.state.encoding === "t5" ? "" : `head ${order(m)[row] + 1}, `}distance ${column}: ${number(m.bias[order(m)[row] * m.n + column])}`,
+    read: (m, row, column) => `${m.bucketed ? "" : `head ${order(m)[row] + 1}, `}distance ${column}: ${number(m.bias[order(m)[row] * m.n + column])}`,
     table(m) {
       const every = Array.from({ length: m.state.heads }, (_, head) => head);
       const rows = sampled(m.n).map(at => [String(at), ...every.map(head => m.bias[head * m.n + at])]);
@@ -298,5 +299,5 @@ posenc.views = (() => {
     });
   }
 
-  return { codes, products, decay, waves, relative, bias, direction };
+  return { elsewhere, codes, products, decay, waves, relative, bias, direction };
 })();

@@ -47,7 +47,7 @@ posenc.words = (() => {
       const product = hidden ? NaN : state.position_only ? alone(model, query, position, seen) : product_(model, tokens[chosen], tokens[index], query, position, seen);
       if (model.kind === "distance") {
         const added = model.added(state.head - 1, seen, query);
-        if (state.encoding === "t5") row.bucket = added;
+        if (model.bucketed) row.bucket = added;
         else row.bias = added;
       }
       const score = (scale(query) * product) / (state.encoding === "t5" ? 1 : Math.sqrt(dim)) + (row.bias || 0);
