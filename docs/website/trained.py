@@ -226,7 +226,11 @@ def write(found: dict[str, dict[str, Tensor]]) -> None:
 
 def of_explorer(arrays: Any) -> str:
     """trained.js: the numbers that the explorer draws, as float16 in base64."""
-    drawn = [key for key in arrays if key.endswith(("/distance", "/explained")) or key.startswith(("learned", "fire/", "t5/"))]
+    drawn = [
+        key
+        for key in arrays
+        if key.endswith(("/distance", "/explained")) or key.startswith(("learned", "fire/", "t5/"))
+    ]
     data = {key: base64.b64encode(arrays[key].astype("<f2").tobytes()).decode() for key in sorted(drawn)}
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(text)}" for key, text in data.items())
     return f'"use strict";\n// Written by docs/website/trained.py, which says what the numbers are.\nvar posenc = posenc || {{}};\nposenc.trained = {{\n{lines},\n}};\n'

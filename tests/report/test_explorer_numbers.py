@@ -250,7 +250,12 @@ def test_learned_numbers_of_buckets(shown):
     assert found["notes"] == []
     same(found["bias"], codes_of(table)(torch.arange(200)).T, **TOLERANCE)
     seen = [token for token in found["tokens"] if not token["hidden"]]
-    same([token["weight"] for token in seen], codes_of(table)(torch.arange(5, -1, -1))[:, 2].softmax(-1), rtol=1e-5, atol=1e-6)
+    same(
+        [token["weight"] for token in seen],
+        codes_of(table)(torch.arange(5, -1, -1))[:, 2].softmax(-1),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_a_function_of_the_distance_over_the_query(shown):

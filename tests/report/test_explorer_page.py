@@ -51,6 +51,17 @@ def test_a_view_alone_has_its_controls_and_tells_its_host_its_height(visit, new_
 
 
 @pytest.mark.browser
+def test_the_line_of_tokens_alone(visit):
+    tab = visit("view=line&encoding=rope&method=linear", viewport={"width": 700, "height": 800})
+    fields = tab.locator(".field:visible").evaluate_all("all => all.map(one => one.dataset.field)")
+    assert fields == ["encoding", "method", "factor"]
+    assert tab.locator(":is(.view, [data-part], .save, h1):visible").count() == 0
+    assert tab.locator(".controls").bounding_box()["y"] < 500
+    tab.get_by_role("slider", name="Token you", exact=True).press("End")
+    tab.wait_for_function("posenc.explorer.values().tokens[1].position === 127")
+
+
+@pytest.mark.browser
 def test_without_scripts_a_sentence_stands_there(visit):
     tab = visit(java_script_enabled=False)
     assert "turned off" in tab.locator("noscript").inner_text()

@@ -7,10 +7,10 @@ posenc.explorer = (() => {
   const embedded = root.dataset.embedded === "yes";
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
-  const CHANGING = {  // a view that is shown alone: the controls that change it
+  const CHANGING = {  // a part that is shown alone: the controls that change it
     codes: ["dim", "base", "curve", "length"], products: ["dim", "base", "curve", "length", "method", "factor"],
     decay: ["dim", "base", "curve", "method", "factor"], waves: ["dim", "base", "trained", "method", "factor"],
-    relative: ["method", "factor", "length"], bias: ["heads", "length"],
+    relative: ["method", "factor", "length"], bias: ["heads", "length"], line: ["encoding", "method", "factor"],
   };
   const timings = [], probes = {};
   const MANY = 256, SETTLED = 400;  // of more positions, heat maps are drawn coarsely until nothing changed for so many milliseconds
@@ -110,8 +110,9 @@ posenc.explorer = (() => {
     for (const part of parts) part.hidden = !shown.includes(part.dataset.view) || Boolean(absent(part));
     find(".aside").hidden = !aside;
     find(".aside").textContent = aside;
-    for (const part of inside) part.hidden = step > 0 && !shown.includes(part.dataset.part);
-    root.classList.toggle("stepping", step > 0);
+    const brief = shown !== all;
+    for (const part of inside) part.hidden = brief && !shown.includes(part.dataset.part);
+    root.classList.toggle("brief", brief);
     root.classList.toggle("alone", id !== "all");
     root.dataset.view = id;
     for (const field of root.querySelectorAll(".controls > .fields > .field")) {

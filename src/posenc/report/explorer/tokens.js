@@ -167,6 +167,7 @@ posenc.tokens = (() => {
       const alike = others.filter(one => one.weight > best.weight * (1 - 1e-9)).length > 1;
       const where = `${quoted(state.tokens[best.index])}, ${far} ${far === 1 ? "position" : "positions"} ${best.distance > 0 ? "before it" : "after it"}`;
       const why = best.bias === null ? `dot product ${number(best.product)}` : `bias ${number(best.bias)}`;
+      if (others.length === 1) return `${move} ${where}, gets ${percent(best.weight)} of its attention (${why}).`;
       return `${move} of the other keys, ${where}, gets ${alike ? "as much as any other" : "the most"}: ${percent(best.weight)} of its attention (${why}).`;
     }
 
