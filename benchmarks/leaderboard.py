@@ -13,18 +13,27 @@ Run from the root of the repository.
 import argparse
 import gzip
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from posenc.errors import listed
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, experiment
+from posenc.lab.experiment import LEADERBOARD
 from posenc.lab.leaderboard import TASKS, Leaderboard, against, archive
 from posenc.lab.results import Ranking, collect
-from posenc.lab.statistics import estimate
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, different, estimate, measurable
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from website.encodings import titled  # noqa: E402
+
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
 PAGES = ROOT / "docs/leaderboard.md", ROOT / "benchmarks/leaderboard.md"
 DIGITS = 5
@@ -47,27 +56,27 @@ class Finding:
 
 
 FINDINGS = (
-    Finding("without positions, models copy longer texts than with added codes", "Kazemnejad et al. 2023", "copy", 2, "none", "sinusoidal"),
-    Finding("the same, for addition", "Kazemnejad et al. 2023", "addition", 2, "none", "sinusoidal"),
-    Finding("and longer than with T5's bias", "Kazemnejad et al. 2023", "copy", 2, "none", "t5"),
-    Finding("and longer than with RoPE", "Kazemnejad et al. 2023", "copy", 2, "none", "rope"),
-    Finding("ALiBi reads texts longer than in training, sinusoidal codes do not", "Press et al. 2022", "text", 8, "alibi", "sinusoidal"),
-    Finding("and RoPE does not", "Press et al. 2022", "text", 8, "alibi", "rope"),
-    Finding("ALiBi's receptive field is short: it recalls less from afar than T5's bias", "Chi et al. 2023", "recall", 8, "t5", "alibi"),
-    Finding("KERPLE extrapolates better than ALiBi", "Chi et al. 2022", "text", 8, "kerple", "alibi"),
-    Finding("FIRE extrapolates better than ALiBi", "Li et al. 2024", "text", 8, "fire", "alibi"),
-    Finding("xPos extrapolates better than RoPE", "Sun et al. 2023", "text", 8, "xpos", "rope"),
-    Finding("random positions in training let learned codes copy longer texts", "Ruoss et al. 2023", "copy", 2, "randomized+learned", "learned"),
-    Finding("FLOATER reads longer texts better than sinusoidal codes", "Liu et al. 2020", "text", 8, "floater", "sinusoidal"),
-    Finding("queries scaled by log n extrapolate better", "Chiang and Cholak 2022", "text", 8, "rope+log_n", "rope"),
-    Finding("FoX predicts better than RoPE", "Lin et al. 2025", "text", 1, "fox", "rope"),
-    Finding("and extrapolates better", "Lin et al. 2025", "text", 8, "fox", "rope"),
-    Finding("DAPE improves on KERPLE, past the training length too", "Zheng et al. 2024", "text", 8, "dape", "kerple"),
-    Finding("PoPE extrapolates better than RoPE", "Gopalakrishnan et al. 2025", "text", 8, "pope", "rope"),
-    Finding("PaTH recalls better than RoPE", "Yang et al. 2025", "recall", 1, "path", "rope"),
-    Finding("stick-breaking recalls further than RoPE", "Tan et al. 2025", "recall", 8, "stick_breaking", "rope"),
-    Finding("selective attention predicts better than the same without it", "Leviathan et al. 2025", "text", 1, "selective_attention", "none"),
-    Finding("layers without positions among RoPE layers extrapolate better", "Yang et al. 2025b", "text", 8, "rope_nope:every=2", "rope"),
+    Finding("without positions, models copy longer texts than with added codes", "Kazemnejad 2023", "copy", 2, "none", "sinusoidal"),
+    Finding("the same, for addition", "Kazemnejad 2023", "addition", 2, "none", "sinusoidal"),
+    Finding("and longer than with T5's bias", "Kazemnejad 2023", "copy", 2, "none", "t5"),
+    Finding("and longer than with RoPE", "Kazemnejad 2023", "copy", 2, "none", "rope"),
+    Finding("ALiBi reads texts longer than in training, sinusoidal codes do not", "Press 2022", "text", 8, "alibi", "sinusoidal"),
+    Finding("and RoPE does not", "Press 2022", "text", 8, "alibi", "rope"),
+    Finding("ALiBi's receptive field is short: it recalls less from afar than T5's bias", "Chi 2023", "recall", 8, "t5", "alibi"),
+    Finding("KERPLE extrapolates better than ALiBi", "Chi 2022", "text", 8, "kerple", "alibi"),
+    Finding("FIRE extrapolates better than ALiBi", "Li 2024", "text", 8, "fire", "alibi"),
+    Finding("xPos extrapolates better than RoPE", "Sun 2023", "text", 8, "xpos", "rope"),
+    Finding("random positions in training let learned codes copy longer texts", "Ruoss 2023", "copy", 2, "randomized+learned", "learned"),
+    Finding("FLOATER reads longer texts better than sinusoidal codes", "Liu 2020", "text", 8, "floater", "sinusoidal"),
+    Finding("queries scaled by log n extrapolate better", "Chiang 2022", "text", 8, "rope+log_n", "rope"),
+    Finding("FoX predicts better than RoPE", "Lin 2025", "text", 1, "fox", "rope"),
+    Finding("and extrapolates better", "Lin 2025", "text", 8, "fox", "rope"),
+    Finding("DAPE improves on KERPLE, past the training length too", "Zheng 2024", "text", 8, "dape", "kerple"),
+    Finding("PoPE extrapolates better than RoPE", "Gopalakrishnan 2025", "text", 8, "pope", "rope"),
+    Finding("PaTH recalls better than RoPE", "Yang 2025", "recall", 1, "path", "rope"),
+    Finding("stick-breaking recalls further than RoPE", "Tan 2025", "recall", 8, "stick_breaking", "rope"),
+    Finding("selective attention predicts better than the same without it", "Leviathan 2025", "text", 1, "selective_attention", "none"),
+    Finding("layers without positions among RoPE layers extrapolate better", "Yang 2025b", "text", 8, "rope_nope:every=2", "rope"),
 )  # fmt: skip
 
 
@@ -109,7 +118,23 @@ def facts(board: Board) -> str:
 
 
 def summary(board: Board) -> str:
-    """Every encoding's groups in every task, the lowest mean at the longest length first."""
+    """What every encoding is, on how many tasks it is among the best and its loss on text, the lowest mean group at the longest
+    length first."""
+    tasks, text = list(board.rankings), board.rankings["text"]
+    factor, count = text.settings.factors[-1], len(tasks)
+    of = {variant.name: variant for variant in text.trained}
+    rows = []
+    for row in board.results["table"]:
+        best = (sum(row["groups"][task][at] == 1 for task in tasks) for at in ("trained", "longest"))
+        losses = (text.level(of[row["encoding"]], at).mean for at in (text.settings.trained_at, factor))
+        cells = (", ".join(map(str, best)), ", ".join(f"{loss:.2f}" for loss in losses))
+        rows.append([f"`{row['encoding'].partition(':')[0]}`", titled(row["encoding"]), *cells])
+    head = ["encoding", "what it is", f"in group 1 of {count} tasks: 1×, {factor}×", f"loss on text: 1×, {factor}×"]
+    return table(head, rows, text=2)
+
+
+def groups(board: Board) -> str:
+    """Every encoding's groups in every task, in the same order."""
     tasks = list(board.rankings)
     heads = []
     for task in tasks:
@@ -172,33 +197,55 @@ def _half(ranking: Ranking, half: float) -> str:
     return f"{100 * half:.0f}" if ranking.criterion.higher_is_better else f"{half:.3f}"
 
 
+def luck(board: Board) -> str:
+    """How far apart trainings of one encoding are, and how many pairs of encodings one seed parts and all do."""
+    percent = {task: _of_seeds(board.rankings[task], "rope") for task in ("copy", "recall")}
+    pairs = len(LEADERBOARD) * (len(LEADERBOARD) - 1) // 2
+    one, every = (
+        [f"{_pairs(board.rankings[task], seeds)} on {task}" for task in ("text", "copy", "recall")]
+        for seeds in (1, board.seeds)
+    )
+    return (
+        f"- The luck of training is large. At twice the length RoPE copies {listed(percent['copy'])} % of symbols, seed by seed, and "
+        f"recalls {listed(percent['recall'])} % of values. By the first seed alone, of the {pairs} pairs of encodings {listed(one)} differ at "
+        f"the longest length; by all {board.seeds} seeds {listed(every)}. One training each says little about such tasks."
+    )
+
+
+def _of_seeds(ranking: Ranking, name: str) -> list[str]:
+    """What an encoding scores at twice the length, in percent, with each seed."""
+    variant = next(each for each in ranking.trained if each.name == name)
+    right = variant.values(2, sorted(variant.scores), ranking.criterion.key).mean(1)
+    return [f"{100 * share:.0f}" for share in right.tolist()]
+
+
+def _pairs(ranking: Ranking, seeds: int) -> int:
+    """How many pairs of encodings differ at the longest length, by the first seeds."""
+    values = [v.values(ranking.settings.conditions[-1], range(seeds), ranking.criterion.key) for v in ranking.trained]
+    return int(different(torch.stack(values), BENJAMINI_HOCHBERG).sum()) // 2
+
+
 def findings(board: Board) -> str:
     """Each published finding, what was measured, and whether it is the same."""
     chosen = [each for each in FINDINGS if each.task in board.rankings and _has(board.rankings[each.task], each)]
+    gaps = [_gap(board.rankings[each.task], each) for each in chosen]
     rows = []
-    for each in chosen:
+    for each, gap, sure in zip(chosen, gaps, measurable(gaps), strict=True):
         ranking = board.rankings[each.task]
-        of, key, worse = {v.name: v for v in ranking.trained}, ranking.criterion.key, ranking.criterion.worse
-        one, other = of[each.better], of[each.worse]
-        seeds = sorted(set(one.scores) & set(other.scores))
-        gap = estimate(one.values(each.factor, seeds, key) - other.values(each.factor, seeds, key), len(chosen))
-        found = (
-            "yes"
-            if max(worse * gap.low, worse * gap.high) < 0
-            else "reverse"
-            if min(worse * gap.low, worse * gap.high) > 0
-            else "not measurable"
-        )
-        size = ranking.settings.size_at(each.factor)
-        rows.append(
-            [
-                f"{each.claim} ({each.source})",
-                f"{each.task}, {size}",
-                f"`{one.name}` − `{other.name}`: {ranking.criterion.difference(gap)}",
-                found,
-            ]
-        )
-    return table(["finding", "task, length", "here", "found"], rows, text=4)
+        found = estimate(gap)
+        better = ranking.criterion.worse * found.mean < 0
+        here = f"{each.task}, {ranking.settings.size_at(each.factor)}: `{each.better}` − `{each.worse}` {ranking.criterion.difference(found)}"
+        verdict = ("yes" if better else "reverse") if sure else "not measurable"
+        rows.append([f"{each.claim} ({each.source})", here, verdict])
+    return table(["finding", "here", "found"], rows, text=3)
+
+
+def _gap(ranking: Ranking, finding: Finding) -> Tensor:
+    """What the two score, one minus the other, by (seed, example)."""
+    of, key = {v.name: v for v in ranking.trained}, ranking.criterion.key
+    one, other = of[finding.better], of[finding.worse]
+    seeds = sorted(set(one.scores) & set(other.scores))
+    return one.values(finding.factor, seeds, key) - other.values(finding.factor, seeds, key)
 
 
 def _has(ranking: Ranking, finding: Finding) -> bool:
@@ -208,7 +255,7 @@ def _has(ranking: Ranking, finding: Finding) -> bool:
 
 def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
-    made = {"facts": facts(board), "summary": summary(board), "findings": findings(board)}
+    made = {each.__name__: each(board) for each in (facts, summary, groups, findings, luck)}
     tasks = "\n\n".join(f"### {task}\n\n{by_group(task, board)}" for task in board.rankings)
     return made | {"tasks": tasks}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the pictures of README.md from the committed results, for light and dark pages.
+"""Draw the pictures of README.md and README.zh.md from the committed results, for light and dark pages.
 
     python benchmarks/pictures.py [DIR/results.json]
 
@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from math import log10
 from pathlib import Path
@@ -37,20 +38,77 @@ THEMES = {
     },
 }  # fmt: skip
 """What a picture calls its colours, by the end of its file's name."""
+CHINESE = {
+    "{} and {}": "{} 与 {}", ", ": "、", "none": "没有编码", "four": "四", "five": "五", "six": "六", "seven": "七", "eight": "八",
+    "RoPE": "RoPE", "RoPE, NTK scaling": "RoPE，NTK 缩放", "RoPE, interpolated": "RoPE，位置内插", "ALiBi": "ALiBi", "T5": "T5",
+    "sinusoidal": "正弦", "learned": "可学习", "no positions": "无位置",
+    "Of {}, {} predicts best at the trained length;": "{}种编码中，{} 在训练长度上预测得最好；",
+    "past it, only the loss of {} stays level": "超出之后，只有 {} 的损失保持平稳",
+    "loss, nats per byte (lower is better)": "损失，奈特/字节（越低越好）",
+    "bytes of text read; trained at {}": "读入的字节数；训练长度 {}",
+    "{} encodings": "{} 种编码", "{} is among": "{} 名列前茅：", "{} are among": "{} 名列前茅：",
+    "the best on {} of {} tasks at {} times the length": "{2} 倍长度上，{1} 项任务中有 {0} 项居于最佳之列",
+    "right answers in %, and loss of text, at {} times the trained length": "答对的百分比与文本的损失，{} 倍训练长度",
+    "right answers in % at {} times the trained length": "答对的百分比，{} 倍训练长度",
+    "text": "文本", "copy": "复制", "addition": "加法", "recall": "检索", "sort": "排序", "dyck": "括号", "induction": "归纳",
+    "best": "最佳", "at {}×": "{} 倍", "best, or not measurably worse": "最佳，或测不出更差", "next best": "次之",
+    "YaRN": "YaRN", "Self-Extend": "Self-Extend", "dual chunks": "双块注意力", "truncated input": "截断输入", "unmodified": "不作改动",
+    "At {:,} tokens SmolLM2, trained at {:,},": "训练长度 {1:,} 的 SmolLM2，到 {0:,} 个 token 处，",
+    "reads on with {} or {}": "用 {} 或{}仍能读下去",
+    "pass key": "口令", "found in {} texts": "在 {} 篇文本中找到", "running text": "正文",
+    "nats per token above truncated input": "比截断输入高出的奈特/token",
+    "Biases in {:.0f} to {:.0f} MiB of memory;": "各种偏置占内存 {:.0f} 至 {:.0f} MiB；",
+    "the best of the others take {:.0f} to {:,.0f}": "其他实现中最省的占 {:.0f} 至 {:,.0f}",
+    "other packages, and the formula on all pairs": "其他软件包，以及对所有位置对套用公式",
+    "time × no position": "时间，无位置时的倍数", "MiB of memory": "内存，MiB",
+    "forward, one CPU thread; time at {:,} tokens, memory at {:,}": "前向，单个 CPU 线程；时间：{:,} 个 token，内存：{:,} 个",
+    "{} of {} functions in {} packages": "{2} 个软件包的 {1} 个函数中，{0} 个",
+    "match the papers' formulas; {} differ or fail": "符合论文的公式，{} 个不符或出错",
+    "matches": "符合", "right in float32 alone ({})": "仅 float32 正确（{}）", "differs or fails ({})": "不符或出错（{}）",
+}  # fmt: skip
+"""Every label of the pictures, {} for each name and number in it."""
 KNOWN = ("rope", "alibi", "t5", "sinusoidal", "learned", "none")
 SHOWN = 12
 """Encodings of several tasks that are drawn, beside the known ones."""
 LENGTH, MEMORY_LENGTH = 2048, 4096
 
 Results = dict[str, Any]
-Colours = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a picture is drawn with. colours: by their names. words: its labels by the English ones; none: in English."""
+
+    colours: Mapping[str, str]
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def say(self, label: str, *values: object) -> str:
+        """A label with its values.
+
+        Raises:
+            KeyError: the language lacks the label.
+        """
+        return (self.words[label] if self.words else label).format(*values)
+
+    def listed(self, names: Sequence[str]) -> str:
+        """Names in a sentence."""
+        return self.say("{} and {}", self.say(", ").join(names[:-1]), names[-1]) if names[1:] else names[0]
+
+
+LOOKS = {
+    f"{end}{language}": Look(colours, words)
+    for language, words in (("", {}), (".zh", CHINESE))
+    for end, colours in THEMES.items()
+}
+"""Every look, by the end of its files' names."""
 
 
 class Drawing:
     """SVG of a fixed width, with a finding above and a line on what is measured."""
 
-    def __init__(self, height: float, finding: Sequence[str], about: str, colours: Colours) -> None:
-        self.height, self.colours, self.name, self.parts = height, colours, " ".join(finding), list[str]()
+    def __init__(self, height: float, finding: Sequence[str], about: str, look: Look) -> None:
+        self.height, self.colours, self.parts = height, look.colours, list[str]()
+        self.name, self.language = ("".join(finding), "zh-Hans") if look.words else (" ".join(finding), "en")
         for number, line in enumerate(finding):
             self.text(0, 20 + 25 * number, line, size=20, weight=700)
         if about:
@@ -91,7 +149,7 @@ class Drawing:
 
     def svg(self) -> str:
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" xml:lang="{self.language}" viewBox="0 0 {WIDTH} {self.height:.0f}" role="img" '
             f"font-family=\"-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif\" "
             f'aria-label="{escape(self.name)}">'
         )
@@ -131,18 +189,19 @@ LINES = {
 NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
 
-def loss(demo: Results, colours: Colours) -> str:
+def loss(demo: Results, look: Look) -> str:
     """The loss of small models by the length of the text, a line for each encoding."""
     lengths, losses = demo["lengths"], {name: [mean for mean, _ in row] for name, row in demo["loss"].items()}
     trained = [name for name in losses if " + " not in name]
     first = min(trained, key=lambda name: losses[name][0])
-    level = " and ".join(LINES[name][0] for name, verdict in demo["verdict"].items() if verdict == "holds") or "nothing"
+    say = look.say
+    level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "holds"]
     finding = [
-        f"Of {NUMBERS[len(trained)]}, {LINES[first][0]} predicts best at the trained length;",
-        f"past it, only the loss of {level} stays level",
+        say("Of {}, {} predicts best at the trained length;", say(NUMBERS[len(trained)]), say(LINES[first][0])),
+        say("past it, only the loss of {} stays level", look.listed(level or [say("none")])),
     ]
     top, bottom, left, right = 96, 388, 34, 376
-    drawing = Drawing(440, finding, "loss, nats per byte", colours)
+    drawing = Drawing(440, finding, say("loss, nats per byte (lower is better)"), look)
     low, high = min(min(row) for row in losses.values()), max(max(row) for row in losses.values())
 
     def x(number: int) -> float:
@@ -157,7 +216,7 @@ def loss(demo: Results, colours: Colours) -> str:
         drawing.text(left - 6, at + 5, f"{tenth / 5:.1f}", colour="soft", anchor="end")
     for number, length in enumerate(lengths):
         drawing.text(x(number), bottom + 20, length, colour="soft", anchor="middle")
-    drawing.text(left, bottom + 44, f"bytes of text read; trained at {lengths[0]}", colour="soft")
+    drawing.text(left, bottom + 44, say("bytes of text read; trained at {}", lengths[0]), colour="soft")
     drawing.line([(x(0), top - 4), (x(0), bottom)], colour="soft", dash="3 4")
     heights = apart([y(row[-1]) for row in losses.values()], 20, top + 4, bottom - 4)
     for (name, row), height in zip(losses.items(), heights, strict=True):
@@ -169,11 +228,11 @@ def loss(demo: Results, colours: Colours) -> str:
             for at in points:
                 drawing.dot(*at, radius=width + 0.5, colour=colour)
         drawing.line([(right + 6, points[-1][1]), (right + 16, height)], colour=colour)
-        drawing.text(right + 20, height + 5, label, colour=colour, weight=600)
+        drawing.text(right + 20, height + 5, say(label), colour=colour, weight=600)
     return drawing.svg()
 
 
-def tasks(results: Results, colours: Colours) -> str:
+def tasks(results: Results, look: Look) -> str:
     """The best encodings of several tasks and the known ones: the score of each task at the longest length, and in how many
     tasks an encoding is in the best group."""
     names, table = list(results["tasks"]), results["table"]
@@ -185,25 +244,32 @@ def tasks(results: Results, colours: Colours) -> str:
     factor = results["tasks"][names[0]]["settings"]["factors"][-1]
     most = max(best(row, "longest") for row in table)
     first = [row["encoding"].partition(":")[0] for row in table if best(row, "longest") == most]
-    who = " and ".join(first) if len(" and ".join(first)) < 37 else f"{len(first)} encodings"
+    say = look.say
+    who = look.listed(first)
+    who = who if len(who) < 37 else say("{} encodings", len(first))
     finding = [
-        f"{who} {'is' if len(first) == 1 else 'are'} among",
-        f"the best on {most} of {len(names)} tasks at {factor} times the length",
+        say("{} is among" if len(first) == 1 else "{} are among", who),
+        say("the best on {} of {} tasks at {} times the length", most, len(names), factor),
     ]
     steep = -35 * (len(names) > 4)
     top, step = 150 if steep else 122, 25
     left = 16 + 9 * max(len(row["encoding"].partition(":")[0]) for row in rows)
-    about = f"right answers in %{', and loss of text,' if 'text' in names else ''} at {factor} times the trained length"
-    drawing = Drawing(top + step * len(rows) + 36, finding, about, colours)
+    about = say(
+        "right answers in %, and loss of text, at {} times the trained length"
+        if "text" in names
+        else "right answers in % at {} times the trained length",
+        factor,
+    )
+    drawing = Drawing(top + step * len(rows) + 36, finding, about, look)
     count = 46
     width = (WIDTH - left - 2 * count - 12) / len(names)
     for number, name in enumerate(names):
         x = left + width * (number + 0.5)
         drawing.text(
-            x - 12 * bool(steep), top - 10, name, anchor="start" if steep else "middle", turn=steep, colour="soft"
+            x - 12 * bool(steep), top - 10, say(name), anchor="start" if steep else "middle", turn=steep, colour="soft"
         )
     for number, times in enumerate((factor, 1)):
-        for above, words in ((28, "best"), (10, f"at {times}×")):
+        for above, words in ((28, say("best")), (10, say("at {}×", times))):
             drawing.text(WIDTH - count * (1.5 - number), top - above, words, anchor="middle", colour="soft")
     for line, row in enumerate(rows):
         y, name = top + step * line, row["encoding"]
@@ -232,9 +298,9 @@ def tasks(results: Results, colours: Colours) -> str:
         for number, at in enumerate(("longest", "trained")):
             drawing.text(WIDTH - count * (1.5 - number), y + 17, best(row, at), anchor="middle")
     end = top + step * len(rows)
-    for x, colour, words in ((120, "deep", "best group, counted at the right"), (400, "pale", "second group")):
+    for x, colour, words in ((120, "deep", "best, or not measurably worse"), (400, "pale", "next best")):
         drawing.box(x, end + 12, 14, 14, colour)
-        drawing.text(x + 21, end + 24, words, colour="soft")
+        drawing.text(x + 21, end + 24, say(words), colour="soft")
     return drawing.svg()
 
 
@@ -255,36 +321,37 @@ METHODS = {
 """How `longer` names methods, from top to bottom."""
 
 
-def longer(results: Results, colours: Colours) -> str:
+def longer(results: Results, look: Look) -> str:
     """What a pretrained model makes of texts past its trained length: a pass key at a quarter of the text, and running text."""
     part = results["longer"][0]
     passkey, text = ({row["method"]: row for row in task["rows"]} for task in part["tasks"])
     trained, texts = results["model"]["trained_length"], passkey["none"]["exact"]["n"]
-    found = [METHODS[name] for name in METHODS if passkey[name]["exact"]["hits"] == texts]
+    say = look.say
+    found = [say(METHODS[name]) for name in METHODS if passkey[name]["exact"]["hits"] == texts]
     finding = [
-        f"At {part['length']:,} tokens SmolLM2, trained at {trained:,},",
-        f"reads on with {', '.join(found[:-1])} or {found[-1]}",
+        say("At {:,} tokens SmolLM2, trained at {:,},", part["length"], trained),
+        say("reads on with {} or {}", say(", ").join(found[:-1]), found[-1]),
     ]
     top, left, keys, step = 118, 146, 22, 42
     bottom = top + step * len(METHODS)
-    drawing = Drawing(bottom + 40, finding, "", colours)
+    drawing = Drawing(bottom + 40, finding, "", look)
     start, end = left + texts * keys + 46, WIDTH - 16
     low, high = -0.25, 1.05
 
     def x(value: float) -> float:
         return start + (end - start) * (value - low) / (high - low)
 
-    drawing.text(left, top - 42, "pass key", weight=600)
-    drawing.text(left, top - 22, f"found in {texts} texts", colour="soft", size=14)
-    drawing.text(start, top - 42, "running text", weight=600)
-    drawing.text(start, top - 22, "nats per token above truncated input", colour="soft", size=14)
+    drawing.text(left, top - 42, say("pass key"), weight=600)
+    drawing.text(left, top - 22, say("found in {} texts", texts), colour="soft", size=14)
+    drawing.text(start, top - 42, say("running text"), weight=600)
+    drawing.text(start, top - 22, say("nats per token above truncated input"), colour="soft", size=14)
     for value in (0, 0.5, 1):
         drawing.line([(x(value), top - 8), (x(value), bottom)], colour="grid" if value else "soft")
         drawing.text(x(value), bottom + 20, value, colour="soft", anchor="middle")
     for number, (name, label) in enumerate(METHODS.items()):
         y, hits = top + step * (number + 0.5), passkey[name]["exact"]["hits"]
         colour = "blue" if hits == texts else "orange"
-        drawing.text(left - 16, y + 5, label, anchor="end", weight=600 if hits == texts else 400)
+        drawing.text(left - 16, y + 5, say(label), anchor="end", weight=600 if hits == texts else 400)
         for each in range(texts):
             drawing.dot(left + 8 + keys * each, y, radius=7, colour=colour, hollow=each >= hits)
         more = text[name].get("against_cut_off") or {"mean": 0.0, "low": 0.0, "high": 0.0}
@@ -294,7 +361,7 @@ def longer(results: Results, colours: Colours) -> str:
     return drawing.svg()
 
 
-def speed(results: Results, colours: Colours) -> str:
+def speed(results: Results, look: Look) -> str:
     """Time and memory of attention with each encoding over attention without position: posenc and every other candidate."""
     time = dict(_trials(results, "time", "forward", LENGTH))
     memory = dict(_trials(results, "memory", "forward", MEMORY_LENGTH))
@@ -304,13 +371,17 @@ def speed(results: Results, colours: Colours) -> str:
         for case, rows in memory.items()
         if case != "rope"
     ]
-    finding = [f"Biases in {min(ours):.0f} to {max(ours):.0f} MiB of memory;", f"the best of the others take {min(best):.0f} to {max(best):,.0f}"]  # fmt: skip
+    say = look.say
+    finding = [
+        say("Biases in {:.0f} to {:.0f} MiB of memory;", min(ours), max(ours)),
+        say("the best of the others take {:.0f} to {:,.0f}", min(best), max(best)),
+    ]
     top, left, half, step = 128, 92, 204, 27
-    drawing = Drawing(top + step * len(time) + 58, finding, "", colours)
+    drawing = Drawing(top + step * len(time) + 58, finding, "", look)
     drawing.dot(7, 68, radius=7, colour="blue")
     drawing.text(20, 73, "posenc", colour="soft")
     drawing.dot(88, 68, radius=5, colour="orange", hollow=True)
-    drawing.text(99, 73, "other packages, and the formula on all pairs", colour="soft")
+    drawing.text(99, 73, say("other packages, and the formula on all pairs"), colour="soft")
     panels = ((left + 14, time, 0.8, 6.0, (1, 2, 4), "time × no position"), (left + half + 44, memory, 32, 8192, (64, 512, 4096), "MiB of memory"))  # fmt: skip
     bottom = top + step * len(time)
     for start, trials, low, high, marks, words in panels:
@@ -318,7 +389,7 @@ def speed(results: Results, colours: Colours) -> str:
         def x(value: float, start: float = start, low: float = low, high: float = high) -> float:
             return start + half * log10(value / low) / log10(high / low)
 
-        drawing.text(start, top - 18, words, weight=600)
+        drawing.text(start, top - 18, say(words), weight=600)
         for mark in marks:
             drawing.line([(x(mark), top - 6), (x(mark), bottom)])
             drawing.text(x(mark), bottom + 20, f"{mark:,}", colour="soft", anchor="middle")
@@ -333,7 +404,7 @@ def speed(results: Results, colours: Colours) -> str:
                     drawing.dot(x(value), y, radius=5, colour="orange", hollow=True, about=about)
     for number, case in enumerate(time):
         drawing.text(left, top + step * (number + 0.5) + 5, case, anchor="end")
-    about = f"forward, one CPU thread; time at {LENGTH:,} tokens, memory at {MEMORY_LENGTH:,}"
+    about = say("forward, one CPU thread; time at {:,} tokens, memory at {:,}", LENGTH, MEMORY_LENGTH)
     drawing.text(0, bottom + 48, about, colour="soft", size=14)
     return drawing.svg()
 
@@ -364,24 +435,25 @@ def verdicts(page: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def conformance(packages: Mapping[str, list[tuple[str, str]]], colours: Colours) -> str:
+def conformance(packages: Mapping[str, list[tuple[str, str]]], look: Look) -> str:
     """A row for each package, a mark for each of its functions."""
     order = sorted(packages, key=lambda name: (-len(packages[name]), name))
     every = [right for functions in packages.values() for _, right in functions]
     differ, dtypes = every.count("differs"), every.count("dtype")
+    say = look.say
     finding = [
-        f"{len(every) - differ - dtypes} of {len(every)} functions in {len(packages)} packages",
-        f"conform to the formulas; {differ} differ or fail",
+        say("{} of {} functions in {} packages", len(every) - differ - dtypes, len(every), len(packages)),
+        say("match the papers' formulas; {} differ or fail", differ),
     ]
     top, left, step = 104, 186, 21
     across = min(13, (WIDTH - left - 8) / max(map(len, packages.values())))
-    drawing = Drawing(top + step * len(order) + 16, finding, "", colours)
+    drawing = Drawing(top + step * len(order) + 16, finding, "", look)
     drawing.dot(7, 68, radius=5, colour="blue")
-    drawing.text(18, 73, "conforms", colour="soft")
+    drawing.text(18, 73, say("matches"), colour="soft")
     drawing.dot(104, 68, radius=4.5, colour="ochre", hollow=True)
-    drawing.text(115, 73, f"right in float32 alone ({dtypes})", colour="soft")
+    drawing.text(115, 73, say("right in float32 alone ({})", dtypes), colour="soft")
     drawing.diamond(311, 68, radius=6.5, colour="orange")
-    drawing.text(322, 73, f"differs or fails ({differ})", colour="soft")
+    drawing.text(322, 73, say("differs or fails ({})", differ), colour="soft")
     for line, name in enumerate(order):
         y = top + step * line
         drawing.text(left - 8, y + 5, name, anchor="end")
@@ -402,15 +474,15 @@ def read(path: Path) -> Any:
     return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
 
 
-def pictures(root: Path) -> dict[str, Callable[[Colours], str]]:
+def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
     """How each picture is drawn from the results below `root`, by its name."""
     found = verdicts((root / FINDINGS).read_text(encoding="utf-8"))
     return {
-        "loss": lambda colours: loss(read(root / DEMO), colours),
-        "tasks": lambda colours: tasks(read(root / TASKS), colours),
-        "longer": lambda colours: longer(read(root / LONGER), colours),
-        "speed": lambda colours: speed(read(root / SPEED), colours),
-        "conformance": lambda colours: conformance(found, colours),
+        "loss": lambda look: loss(read(root / DEMO), look),
+        "tasks": lambda look: tasks(read(root / TASKS), look),
+        "longer": lambda look: longer(read(root / LONGER), look),
+        "speed": lambda look: speed(read(root / SPEED), look),
+        "conformance": lambda look: conformance(found, look),
     }
 
 
@@ -435,9 +507,9 @@ def main(source: str | None = None) -> None:
     if source:
         DEMO.write_text(json.dumps(compact(read(Path(source))), indent=1) + "\n", encoding="utf-8")
     for name, draw in pictures(Path()).items():
-        for end, colours in THEMES.items():
+        for end, look in LOOKS.items():
             path = FOLDER / f"{name}{end}.svg"
-            path.write_text(draw(colours), encoding="utf-8")
+            path.write_text(draw(look), encoding="utf-8")
             print(path)
 
 

@@ -60,17 +60,41 @@ def functions():
     return found
 
 
-@pytest.mark.parametrize("end", pictures.THEMES)
+@pytest.mark.parametrize("end", pictures.LOOKS)
 @pytest.mark.parametrize("name", DRAWN)
 def test_pictures_are_drawn_from_the_committed_results(name, end):
     """If this fails: python benchmarks/pictures.py."""
     path = FOLDER / f"{name}{end}.svg"
-    assert path.read_text(encoding="utf-8") == DRAWN[name](pictures.THEMES[end])
+    assert path.read_text(encoding="utf-8") == DRAWN[name](pictures.LOOKS[end])
     assert path.stat().st_size < 40_000
 
 
 def test_no_picture_is_left_over():
-    assert {path.name for path in FOLDER.iterdir()} == {f"{name}{end}.svg" for name in DRAWN for end in pictures.THEMES}
+    assert {path.name for path in FOLDER.iterdir()} == {f"{name}{end}.svg" for name in DRAWN for end in pictures.LOOKS}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_label_is_translated(name):
+    """If not: CHINESE of benchmarks/pictures.py. The names of encodings, packages and methods are as in English."""
+    names = {row["encoding"].partition(":")[0] for row in read(pictures.TASKS)["table"]} | set(functions()) | {"posenc"}
+    names |= {trial["case"] for trial in read(pictures.SPEED)["trials"]} | {
+        "RoPE",
+        "ALiBi",
+        "T5",
+        "YaRN",
+        "Self-Extend",
+    }
+    english, chinese = labels(name), labels(f"{name}.zh")
+    assert len(english) == len(chinese) > 10
+    for one, other in zip(english, chinese, strict=True):
+        if other == one:
+            assert one in names or not re.search("[A-Za-z]", one), one
+        else:
+            assert re.search("[\u4e00-\u9fff]", other), other
+
+
+def labels(name):
+    return [list(each.itertext())[-1] for each in svg(name).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_lines_of_loss_are_those_of_make_demo():
@@ -153,7 +177,7 @@ def test_the_marks_of_packages_are_the_verdicts():
         verdicts = [each.rsplit(": ", 1)[1] for each in marks("conformance") if each.startswith(f"{name}: ")]
         assert (len(verdicts), verdicts.count("conforms")) == (count, right), name
     every, right = (sum(numbers) for numbers in zip(*tested.values(), strict=True))
-    assert finding("conformance").startswith(f"{right} of {every} functions in {len(tested)} packages conform")
+    assert finding("conformance").startswith(f"{right} of {every} functions in {len(tested)} packages match")
 
 
 @EDITIONS
@@ -237,8 +261,9 @@ def test_every_cell_of_the_comparison_links_to_its_evidence(text):
 @EDITIONS
 def test_pictures_of_the_readme_exist_for_both_themes(text):
     shown = re.findall(r'srcset="([^"]+)"><img src="([^"]+)" width="\d+" alt="[^"]+"', text)
-    assert [light for _, light in shown] == [f"{pictures.FOLDER}/{name}.svg" for name in DRAWN]
-    assert [dark for dark, _ in shown] == [f"{pictures.FOLDER}/{name}-dark.svg" for name in DRAWN]
+    end = ".zh" * (text == CHINESE)
+    assert [light for _, light in shown] == [f"{pictures.FOLDER}/{name}{end}.svg" for name in DRAWN]
+    assert [dark for dark, _ in shown] == [f"{pictures.FOLDER}/{name}-dark{end}.svg" for name in DRAWN]
 
 
 def tables(text):
@@ -261,14 +286,13 @@ def code(text):
     return [re.sub(r"\s+#.*", "", block) for block in re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)]
 
 
-def test_both_editions_have_the_same_code_pictures_and_links():
+def test_both_editions_have_the_same_code_and_links():
     swapped = CHINESE.replace("](README.md)", "](README.zh.md)").replace("](#选哪种编码)", "](#which-encoding)")
     for page in ("claims", "position_from_scratch"):
         swapped = re.sub(rf"{page}(\.zh)?\.md", lambda found, p=page: f"{p}.md" if found[1] else f"{p}.zh.md", swapped)
     assert code(CHINESE) == code(ENGLISH)
     assert len(code(ENGLISH)) == 4
     assert LINK.findall(swapped) == LINK.findall(ENGLISH)
-    assert re.findall(r'src(?:set)?="[^"]+"', CHINESE) == re.findall(r'src(?:set)?="[^"]+"', ENGLISH)
     assert [len(table) for table in tables(CHINESE)] == [len(table) for table in tables(ENGLISH)]
     assert re.findall(r"`[^`\n]+`", prose(CHINESE)) == re.findall(r"`[^`\n]+`", prose(ENGLISH))
 

@@ -24,6 +24,16 @@ COPIED = (".png", ".svg", ".css", ".js")
 """What goes with the pages as it is."""
 
 
+MENU = {
+    "Home": "首页", "Guides": "指南", "In your model": "用在自己的模型里", "Pretrained models": "预训练模型",
+    "Measure your models": "测量自己的模型", "Encodings": "编码", "Reference": "参考", "Results": "结果", "Understand": "理解",
+    "Examples": "示例", "Contributing": "参与贡献", "Project": "项目",
+    "System setting; switch to light": "随系统；切换到浅色", "Light; switch to dark": "浅色；切换到深色",
+    "Dark; switch to the system setting": "深色；切换到随系统",
+}  # fmt: skip
+"""What mkdocs.yml says around every page, on a Chinese one. Titles of English pages stay English."""
+
+
 def build(site: Path, folder: Path = STAGE, only: Sequence[str] = ()) -> Path:
     """Build the site, replacing one that is there; gives its first page. folder: for what it is built from. only: beginnings of
     the paths of generated pages, to try some out; the others are left out, and links to them break.
@@ -77,11 +87,15 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     for name, text in texts.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
         known = {"title": title(text), "description": described.get(name) or summary(text)}
+        known |= {"language": "zh"} if name.endswith(".zh.md") else {}
         head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)
         (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
     (pages / "explorer.html").write_text(explorer.page(docs="./"), encoding="utf-8")
     back = '<main>\n<p><a href="../leaderboard.html">posenc: the leaderboard, how it was measured and how to read it</a></p>'
-    reports = {f"leaderboard/{name}": text.replace("<main>", back, 1) for name, text in measured.leaderboard().items()}
+    reports = {
+        f"leaderboard/{name}": text.replace("<main>", back, 1)
+        for name, text in measured.leaderboard(encodings.titled).items()
+    }
     for name, text in (predicted.files() | reports).items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
@@ -101,15 +115,15 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
 
 
 def finish(path: Path) -> None:
-    """What the theme gets wrong in a page: the language of a Chinese one, heads of tables without text, which are no heads, and
-    landmarks within landmarks."""
+    """What the theme gets wrong in a page: heads of tables without text, which are no heads, landmarks within landmarks, and the
+    words of mkdocs.yml around a Chinese page."""
     html = path.read_text(encoding="utf-8")
     html = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
     html = _outer_landmarks(html)
     chinese = path.name.endswith(".zh.html")
     other = path.with_name(path.name.replace(".zh.html", ".html") if chinese else f"{path.stem}.zh.html")
     if chinese:
-        html = html.replace('<html lang="en"', '<html lang="zh-Hans"', 1)
+        html = _chinese_menu(html.replace('<html lang="zh"', '<html lang="zh-Hans"', 1))
     if other.exists():
         language = "en" if chinese else "zh-Hans"
         html = html.replace("</head>", f'<link rel="alternate" hreflang="{language}" href="{other.name}"></head>', 1)
@@ -136,6 +150,14 @@ def _outer_landmarks(html: str) -> str:
         return f'<div role="group"{found[1]}' if inner else found[0]
 
     return re.sub(r"<nav\b([^>]*>)|</nav>", tag, html)
+
+
+def _chinese_menu(html: str) -> str:
+    """The titles of sections and the names of buttons, which mkdocs.yml has in English, on a Chinese page."""
+    menu, article, rest = html.partition("<article")
+    for words, chinese in MENU.items():
+        menu = re.sub(rf'(>\s*|title="|aria-label="){re.escape(words)}(?=\s*<|")', rf"\g<1>{chinese}", menu)
+    return menu + article + rest
 
 
 def placed(nav: Any) -> Any:

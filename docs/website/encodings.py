@@ -14,6 +14,7 @@ import posenc
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import SHAPE, rows
+from posenc.spec import parse
 from website.measured import accuracy, beside, chapters, mentions, parity, speed
 from website.page import Page, described, explorer, formula, formulas, papers_of, plain, signature, table
 from website.pictures import figures, has_grid, of_input, pictures, says
@@ -71,8 +72,11 @@ TITLES = {
     "sink": "learned attention sink", "log_n": "log-n scaling", "temperature": "temperature of attention",
     "step_temperature": "temperature in steps", "stick_breaking": "stick-breaking attention",
     "window": "sliding window", "chunks": "chunked attention", "prefix_kv": "learned prefix of keys and values",
+    "rope_nope": "RoPE, some layers without positions", "local_nope": "RoPE in windows, some layers without positions",
+    "irope": "RoPE in chunks, some layers without positions", "local_rope": "RoPE in windows, some layers without",
+    "local_p_rope": "RoPE in windows, some layers with partial RoPE", "partial_rope": "RoPE on a quarter of the channels",
 }  # fmt: skip
-"""What each encoding is called."""
+"""What each encoding and pattern of layers is called."""
 
 
 def pages(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
@@ -80,6 +84,11 @@ def pages(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
     order = list(FAMILIES)
     names = sorted(ENCODINGS, key=lambda name: order.index(family(ENCODINGS[name])))
     return [_overview(), *(_page(name) for name in names if wanted(f"encodings/{name}"))]
+
+
+def titled(text: str) -> str:
+    """What an encoding's text is called: of a sum, its parts."""
+    return " + ".join(TITLES[term.name] for term in parse(text).terms)
 
 
 def family(cls: type[Encoding]) -> str:

@@ -4,7 +4,7 @@
 import gzip
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,10 @@ def _losses() -> tuple[dict[str, dict[str, Any]], str]:
     return {arm["name"]: arm | {"groups": groups.get(arm["name"])} for arm in found["arms"] if arm["trained"]}, how
 
 
-def leaderboard() -> dict[str, str]:
-    """The report of the leaderboard, by file name."""
+def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
+    """The report of the leaderboard, by file name. titled: what an encoding is called."""
     results = _read(LEADERBOARD)
+    results["table"] = [row | {"title": titled(row["encoding"])} for row in results["table"]]
     arms = [arm for of in results["tasks"].values() for arm in of["arms"] if arm["trained"]]
     whole = results | {
         "complete": True,

@@ -26,6 +26,7 @@ from posenc.encodings.patterns import PATTERNS
 from posenc.errors import InputError
 from posenc.frequencies import SCHEDULES
 from posenc.frequencies.schedules import FORMULAS
+from posenc.lab.experiment import LEADERBOARD
 from posenc.position_maps import FORMULAS as MAP_FORMULAS
 from posenc.position_maps import MAPS
 from posenc.report.explorer import page as explorer_page
@@ -180,7 +181,8 @@ def test_the_page_of_a_schedule_says_what_loads_it():
 
 
 def test_every_encoding_has_a_title():
-    assert set(encodings.TITLES) == set(ENCODINGS)
+    assert set(encodings.TITLES) == {*ENCODINGS, *PATTERNS}
+    assert all(map(encodings.titled, LEADERBOARD))
 
 
 @pytest.mark.parametrize(
@@ -252,12 +254,30 @@ def test_what_the_theme_gets_wrong_is_mended(tmp_path):
     page = tmp_path / "a.zh.html"
     (tmp_path / "a.html").touch()
     inner = '<nav class="md-nav" data-md-level="1"><ul></ul></nav>'
-    page.write_text(f'<html lang="en"><head></head><nav data-md-level="0">{inner}</nav><table><th></th></table>')
+    menu, text = '<a title="Home">\n Guides\n</a>', "<article>Home</article>"
+    page.write_text(
+        f'<html lang="zh"><head></head><nav data-md-level="0">{inner}</nav>{menu}{text}<table><th></th></table>'
+    )
     build.finish(page)
     assert page.read_text() == (
         '<html lang="zh-Hans"><head><link rel="alternate" hreflang="en" href="a.html"></head><nav data-md-level="0">'
-        '<div role="group" class="md-nav" data-md-level="1"><ul></ul></div></nav><table><td></td></table>'
+        '<div role="group" class="md-nav" data-md-level="1"><ul></ul></div></nav><a title="首页">\n 指南\n</a>'
+        "<article>Home</article><table><td></td></table>"
     )
+
+
+def test_the_menu_of_chinese_pages_is_chinese():
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+    def words(nav):
+        for entry in nav:
+            for title, target in entry.items() if isinstance(entry, dict) else ():
+                yield from [title, *words(target if isinstance(target, list) else ())]
+
+    assert {*words(config["nav"]), *(each["toggle"]["name"] for each in config["theme"]["palette"])} == {
+        *build.MENU,
+        "中文",
+    }
 
 
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("var __index = ", ";")])

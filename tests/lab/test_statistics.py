@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 from scipy.special import stdtrit
-from scipy.stats import false_discovery_control, ttest_rel
+from scipy.stats import false_discovery_control, ttest_1samp, ttest_rel
 
 from posenc.errors import InputError
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, HOLM, Z_975, different, estimate, groups, wilson
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, HOLM, Z_975, different, estimate, groups, measurable, wilson
 
 
 @pytest.mark.parametrize(("of_seed", "of_window"), [(1.0, 0.2), (0.2, 2.0), (0.0, 1.0)])
@@ -85,6 +85,21 @@ def test_false_differences_are_as_rare_as_stated():
     noise = torch.Generator().manual_seed(2)
     wrong = sum(bool(different(torch.randn(5, 6, generator=noise)).any()) for _ in range(400))
     assert wrong / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_holm_finds_what_bonferroni_finds_and_more():
+    noise = torch.Generator().manual_seed(6)
+    effects = [0.0, 0.6, 0.75, 0.8, 3.0]
+    gaps = [torch.randn(1, 12 + size, generator=noise).double() + effect for size, effect in enumerate(effects)]
+    chances = [ttest_1samp(gap[0], 0).pvalue for gap in gaps]
+    order = sorted(range(len(gaps)), key=chances.__getitem__)
+    passed = [chances[which] * (len(gaps) - rank) <= 0.05 for rank, which in enumerate(order)]
+    expected = order[: passed.index(False)]
+    assert [which for which, found in enumerate(measurable(gaps)) if found] == sorted(expected)
+    bonferroni = {which for which, gap in enumerate(gaps) if estimate(gap, len(gaps)).low > 0}
+    assert 0 < len(bonferroni) < len(expected) < len(gaps)
+    assert bonferroni < set(expected)
+    assert measurable([]) == []
 
 
 def test_a_group_is_a_best_row_and_what_does_not_differ_from_it():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Confidence intervals: of a mean over seeds and windows, and of a share of hits; and which of many means differ."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from posenc.errors import InputError, check_tensor, shown
 
-__all__ = ["BENJAMINI_HOCHBERG", "HOLM", "Estimate", "different", "estimate", "groups", "wilson"]
+__all__ = ["BENJAMINI_HOCHBERG", "HOLM", "Estimate", "different", "estimate", "groups", "measurable", "wilson"]
 
 HOLM, BENJAMINI_HOCHBERG = "Holm", "Benjamini-Hochberg"
 """Corrections for many comparisons."""
@@ -62,30 +63,46 @@ def different(values: Tensor, correction: str = HOLM) -> Tensor:
     leaves 5 % for one or more false differences; BENJAMINI_HOCHBERG (1995), for many rows, leaves on average at most 5 % false
     among the differences found.
     """
-    from scipy.special import stdtr  # Student's t
-
     values = values.double()
     values = values[:, None] if values.dim() == 2 else values
-    rows, seeds, texts = values.shape
+    rows = len(values)
     if rows < 2:
         return torch.zeros(rows, rows, dtype=torch.bool)
     first, second = torch.triu_indices(rows, rows, 1)
-    gaps = values[first] - values[second]
+    result = torch.zeros(rows, rows, dtype=torch.bool)
+    result[first, second] = _found(_chances(values[first] - values[second]), correction)
+    return result | result.T
+
+
+def measurable(differences: Sequence[Tensor], correction: str = HOLM) -> list[bool]:
+    """Which of several differences, each of (seeds, texts), have a mean other than 0, by `different`'s test and corrections."""
+    chances = [_chances(each.double()[None]) for each in differences]
+    return _found(torch.cat(chances), correction).tolist() if chances else []
+
+
+def _chances(gaps: Tensor) -> Tensor:
+    """Of each of (rows, seeds, texts) differences: how probable a mean is that is so far from 0, or farther, if it were 0."""
+    from scipy.special import stdtr  # Student's t
+
+    _, seeds, texts = gaps.shape
     parts = [(gaps.mean(1).var(1) / texts, texts - 1)]
     if seeds > 1:
         parts.append((gaps.mean(2).var(1) / seeds, seeds - 1))
     variance, squares = (torch.stack(each).sum(0) for each in zip(*((p, p**2 / df) for p, df in parts), strict=True))
     freedom = (variance**2 / squares).nan_to_num(1.0)
     size = (gaps.mean((1, 2)).abs() / variance.sqrt()).nan_to_num(0.0, torch.inf)
-    chances, order = (2 * torch.as_tensor(stdtr(freedom.numpy(), -size.numpy()))).sort()
-    pairs = len(chances)
+    return 2 * torch.as_tensor(stdtr(freedom.numpy(), -size.numpy()))
+
+
+def _found(chances: Tensor, correction: str) -> Tensor:
+    """Which of the chances are low enough, all of them together."""
+    ordered, order = chances.sort()
+    count = len(chances)
     if correction == HOLM:
-        found = (chances * torch.arange(pairs, 0, -1) <= 0.05).cumprod(0).bool()
+        low = (ordered * torch.arange(count, 0, -1) <= 0.05).cumprod(0).bool()
     else:
-        found = (chances * pairs <= 0.05 * torch.arange(1, pairs + 1)).flip(0).cummax(0).values.flip(0)
-    result = torch.zeros(rows, rows, dtype=torch.bool)
-    result[first[order], second[order]] = found
-    return result | result.T
+        low = (ordered * count <= 0.05 * torch.arange(1, count + 1)).flip(0).cummax(0).values.flip(0)
+    return torch.zeros(count, dtype=torch.bool).scatter(0, order, low)
 
 
 def groups(values: Tensor, correction: str = HOLM) -> list[int]:

@@ -49,11 +49,19 @@ def table_page(results: Results) -> str:
         "dots", [task], lambda at: trade_off(list(tasks.values())[at]["arms"], list(settings.values())[at], style)
     )
     panel = Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)
+    sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
     lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
     command = partial(_of_one, results["command"])
     figures = {"dots": dots.figures}
     return rendered(
-        "leaderboard.html", figures, r=results, file_of=file_of, panel=panel, winners=lines, command=command
+        "leaderboard.html",
+        figures,
+        r=results,
+        file_of=file_of,
+        panel=panel,
+        winners=lines,
+        command=command,
+        sizes=sizes,
     )
 
 
