@@ -152,7 +152,11 @@ def _overview() -> Page:
 def _page(name: str) -> Page:
     cls = ENCODINGS[name]
     lead, rest = _said(cls)
-    links = [*papers_of(declared()[name]["papers"]), *chapters(name), explorer({"encoding": name})]
+    links = [
+        *papers_of(declared()[name]["papers"]),
+        *chapters(name),
+        explorer({"encoding": "t5:shows=trained" if name == "t5" else name}),
+    ]
     links += [f"[API][{cls.__module__}.{cls.__qualname__}]", "[Source code](#source-code)"]
     parts = [
         f"# `{name}`: {TITLES[name]}",

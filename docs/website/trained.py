@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What encodings have learned in the training of `posenc compare`, seed 0: their numbers, or what their model's first layer does
-with them, in trained.npz.
+with them, in trained.npz; those that the explorer draws also in its trained.js.
 
 cd docs && python -m website.trained [NAME ...] trains them anew, without names those that are missing: a quarter of a minute each.
 """
 
+import base64
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from posenc.positions import Positions
 from posenc.transformer import Transformer
 
 FILE = Path(__file__).with_name("trained.npz")
+EXPLORER = Path(str(files("posenc.report"))) / "explorer" / "trained.js"
 TEXT, IMAGES = Settings(), ImageSettings()
 """The demo's models: two layers, of width 128 trained for 120 steps at 128 bytes; of width 64 for 140 steps at 8 x 8 patches."""
 SHAPE: dict[str, Any] = {
@@ -217,6 +221,19 @@ def write(found: dict[str, dict[str, Tensor]]) -> None:
     """Put the numbers of encodings into the file."""
     arrays: Any = {f"{name}/{of}": each.half().numpy() for name, own in found.items() for of, each in own.items()}
     numpy.savez_compressed(FILE, **arrays)
+    EXPLORER.write_text(of_explorer(arrays), encoding="utf-8")
+
+
+def of_explorer(arrays: Any) -> str:
+    """trained.js: the numbers that the explorer draws, as float16 in base64."""
+    drawn = [
+        key
+        for key in arrays
+        if key.endswith(("/distance", "/explained")) or key.startswith(("learned", "fire/", "t5/"))
+    ]
+    data = {key: base64.b64encode(arrays[key].astype("<f2").tobytes()).decode() for key in sorted(drawn)}
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(text)}" for key, text in data.items())
+    return f'"use strict";\n// Written by docs/website/trained.py, which says what the numbers are.\nvar posenc = posenc || {{}};\nposenc.trained = {{\n{lines},\n}};\n'
 
 
 if __name__ == "__main__":

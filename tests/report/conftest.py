@@ -30,15 +30,25 @@ def explorer_file(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(new_tab, explorer_file):
-    """Opens the page at a hash."""
+def opened(new_tab):
+    """Opens a file at a hash and waits until its script has drawn. ready: an expression that is true then."""
 
-    def visit(hash="", path=explorer_file, **options):
+    def opened(path, hash, ready, **options):
         tab = new_tab(**{"viewport": {"width": 1280, "height": 900}, **options})
         tab.set_default_timeout(60_000)
         tab.goto(f"{path.as_uri()}#{hash}")
         if options.get("java_script_enabled", True):
-            tab.wait_for_function("window.posenc && posenc.explorer && posenc.explorer.redraws() > 0")
+            tab.wait_for_function(f"window.posenc && {ready}")
         return tab
+
+    return opened
+
+
+@pytest.fixture
+def visit(opened, explorer_file):
+    """Opens the explorer, or a page that has it, at a hash."""
+
+    def visit(hash="", path=explorer_file, **options):
+        return opened(path, hash, "posenc.explorer && posenc.explorer.redraws() > 0", **options)
 
     return visit

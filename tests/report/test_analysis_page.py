@@ -103,7 +103,9 @@ def test_the_explorer_is_set_to_the_subject(text, shape, shown):
     assert "explorer-state" in block(found)
 
 
-@pytest.mark.parametrize("subject", ["rope+alibi", "learned", lambda positions: positions[:, None].cos()])
+@pytest.mark.parametrize(
+    "subject", ["rope+alibi", "learned", "fox", "fire", lambda positions: positions[:, None].cos()]
+)
 def test_what_the_explorer_does_not_know_has_none(subject):
     assert explorer(target_of(subject, length=24, steps=0)) == ""
 

@@ -10,6 +10,7 @@ from report.explorer_page import go, redrawn, state, values
 
 pytestmark = pytest.mark.browser
 
+ASIDE = explorer.settings()["encodings"]
 VIEWS = ("codes", "products", "decay", "waves", "relative", "bias")
 
 
@@ -164,9 +165,14 @@ def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
             with redrawn(tab):
                 tab.evaluate("part => posenc.explorer.change(part)", {"encoding": encoding, "method": method})
             assert tab.locator(".note").is_hidden(), (encoding, method, tab.locator(".note").inner_text())
+            aside = tab.locator(".aside").is_visible()
+            assert aside == (encoding in (*ASIDE["On the softmax"], *ASIDE["On which keys are seen"]))
             for view in VIEWS:
-                figure = tab.locator(f'[data-view="{view}"]')
-                said = figure.locator(".absent" if figure.locator(".absent").is_visible() else ".see").inner_text()
+                figure = tab.locator(f'.view[data-view="{view}"]')
+                if aside and figure.is_hidden():
+                    figure = tab.locator(".found")
+                absent = figure.locator(":scope > .absent")
+                said = (absent if absent.is_visible() else figure.locator(".see")).inner_text()
                 assert re.fullmatch(r"\w.{15,}\.", said, re.DOTALL), (encoding, method, view, said)
                 assert "NaN" not in said
                 assert "undefined" not in said
@@ -303,6 +309,20 @@ def test_the_number_of_a_bucket_is_no_weight(visit):
     words = values(tab)["tokens"]
     assert words[4]["weight"] == words[0]["weight"] > max(words[k]["weight"] for k in (1, 2, 3, 5))
     assert "the words alone decide" in tab.locator("#explorer-line-see").inner_text()
+
+
+def test_t5_is_chosen_with_what_it_learned_and_its_buckets_are_an_option(visit):
+    tab = visit()
+    with redrawn(tab):
+        tab.select_option("#explorer-encoding", "t5")
+    assert tab.evaluate("location.hash") == "#encoding=t5:shows=trained"
+    assert "At distance 127 head 1 adds −" in tab.locator("#explorer-bias-see").inner_text()
+    tab.get_by_text("Options of this encoding").click()
+    assert tab.locator("[data-option]:visible").evaluate_all("all => all.map(one => one.dataset.option)") == ["shows"]
+    with redrawn(tab):
+        tab.select_option("#explorer-encoding-shows", "bucket")
+    assert tab.evaluate("location.hash") == "#encoding=t5"
+    assert "share 16 buckets" in tab.locator("#explorer-bias-see").inner_text()
 
 
 def test_equal_words_have_equal_vectors(visit):
@@ -595,13 +615,6 @@ def test_it_fits_every_width(visit):
         for width in (320, 390, 800, 1280, 1900):
             tab.set_viewport_size({"width": width, "height": 900})
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (hash, width)
-
-
-def test_what_a_finger_has_to_hit_is_large_enough(visit):
-    tab = visit("encoding=rope&method=yarn", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    for target in tab.locator(".explorer :is(button, select, input[type=number], .token, summary)").all():
-        box = target.bounding_box()
-        assert box is None or min(box["width"], box["height"]) >= 24, target.evaluate("e => e.outerHTML")
 
 
 def test_it_is_drawn_again_in_the_dark(visit):

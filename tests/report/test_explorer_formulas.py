@@ -25,6 +25,10 @@ NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"t
 """Arguments that say how codes meet the model, or how weights start."""
 
 
+CAUSAL = {"window": {"after"}, "stick_breaking": {"remainder"}, "learned_rope": {"groups"}}
+"""What the page leaves out: keys after the query are hidden, nothing is added to the output, and heads turn alike."""
+
+
 # ------------------------------------------------------------------ what there is
 
 
@@ -74,8 +78,14 @@ def test_every_encoding_with_its_options(ask):
     undrawn = [name for names in explorer.settings()["undrawn"].values() for name in names]
     assert sorted([*found, *undrawn]) == sorted(ENCODINGS)
     assert sorted(name for names in explorer.settings()["encodings"].values() for name in names) == sorted(found)
+    assert set(explorer.settings()["names"]) == set(found)
     for name, options in found.items():
-        is_declared(options, ENCODINGS[name].arguments(), NOT_OF_THE_CODE)
+        if name in explorer.as_trained() - {"learned_rope"}:
+            assert options == {}, name
+        else:
+            is_declared(options, ENCODINGS[name].arguments(), NOT_OF_THE_CODE | CAUSAL.get(name, set()))
+    limits = ask("() => Object.entries(posenc.codes.ENCODINGS).map(([name, { limits }]) => [name, limits])")
+    assert {name for name, of in limits if "trained" in of} == explorer.as_trained()
 
 
 def test_controls_can_start(ask):

@@ -17,7 +17,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 def saved(tab, view, kind):
     with tab.expect_download() as download:
-        tab.locator(f'[data-view="{view}"]').get_by_role("button", name=kind).click()
+        tab.locator(f'.found [data-view="{view}"]').get_by_role("button", name=kind).click()
     assert download.value.suggested_filename == f"posenc-{view}.{kind.lower()}"
     tab.wait_for_function(
         f"document.querySelector('.status').textContent === 'The picture is in posenc-{view}.{kind.lower()}.'"
@@ -63,6 +63,25 @@ def test_the_cells_of_a_heat_map_have_their_places_and_colours_in_the_svg(visit)
         for b in range(64):
             same = colour[divmod(a, 8)] == colour[divmod(b, 8)]
             assert same == (shown[a] == shown[b])
+
+
+@pytest.mark.browser
+def test_the_line_of_tokens_is_saved(visit):
+    tab = visit("encoding=rope&trained=12&at=0,2,3,9,15,20")
+    tree = ElementTree.fromstring(saved(tab, "line", "SVG"))
+    texts = [text.text for text in tree.iter(f"{SVG}text")]
+    assert texts[0].startswith("Attention of “\u2068Can\u2069” at position 0: encoding=rope")
+    tokens = [text for text in tree.iter(f"{SVG}text") if text.text in ("Can", "you", "open", "a", "can", "?")]
+    places = [float(text.get("x")) for text in tokens]
+    assert places[1:] == pytest.approx([720 * (at + 0.5) / 24 for at in (2, 3, 9, 15, 20)], abs=0.1)
+    assert {"0", "23", "trained length"} <= set(texts)
+    arcs = [path for path in tree.iter(f"{SVG}path") if "C" in path.get("d")]
+    thickest = max(arcs, key=lambda path: float(path.get("stroke-width")))
+    best = max(values(tab)["tokens"][1:], key=lambda token: token["weight"])
+    assert f" {720 * (best['position'] + 0.5) / 24:g} " in thickest.get("d").replace("C", " ") + " "
+    for text in tree.iter(f"{SVG}text"):
+        assert 0 <= float(text.get("y")) <= float(tree.get("height")), text.text
+    assert Image.open(BytesIO(saved(tab, "line", "PNG"))).width == 3 * 720
 
 
 @pytest.mark.browser
@@ -244,15 +263,18 @@ def test_on_a_phone_a_step_has_its_control_in_the_bar(visit):
 
 
 @pytest.mark.browser
-def test_on_a_phone_everything_has_room_for_a_finger(visit):
-    tab = visit("encoding=rope&method=yarn", **PHONE)
-    tab.get_by_role("button", name="Settings").tap()
-    for summary in tab.locator(".controls summary:visible").all():
-        summary.tap()
-    small = tab.locator(".explorer :is(button, select, input, summary):visible").evaluate_all(
+@pytest.mark.parametrize("width", [390, 820])
+@pytest.mark.parametrize("hash", ["encoding=rope&method=yarn", "step=3", "encoding=alibi&view=bias"])
+def test_everything_has_room_for_a_finger(visit, hash, width):
+    tab = visit(hash, **PHONE | {"viewport": {"width": width, "height": 1100}})
+    if tab.get_by_role("button", name="Settings").is_visible():
+        tab.get_by_role("button", name="Settings").tap()
+    for summary in tab.locator(".explorer summary:visible").all():
+        summary.evaluate("summary => { summary.parentElement.open = true; }")
+    small = tab.locator(".explorer :is(button, select, input, summary, .token):visible").evaluate_all(
         """all => all.filter(one => {
             const box = one.getBoundingClientRect();
-            return Math.min(box.width, box.height) < 43.5;
+            return Math.min(box.width, box.height) < 44;
         }).map(one => one.outerHTML.slice(0, 120))"""
     )
     assert small == []

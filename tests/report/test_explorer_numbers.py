@@ -2,8 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 from urllib.parse import urlencode
 
+import numpy
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from posenc import Positions, attention, encodings, frequencies, position_maps
 from posenc.analysis import codes_of
 from posenc.functional import frequency_curve
 from posenc.position_maps import MAPS
+from posenc.report import explorer
 from posenc.report.explorer import fields, page
 from report.formulas import SIZES, same
 
@@ -209,6 +212,88 @@ def test_biases(shown, choice):
     same(found["products"], bias(apart.flatten())[:, full["head"] - 1], **near)
 
 
+# ------------------------------------------------------------------ as trained
+
+
+TRAINED = Path(__file__).parents[2] / "docs/website/trained.npz"
+
+
+def trained(name, **shape):
+    """The library's encoding with the numbers that it learned, as docs/website/trained.py has them."""
+    made = encodings.create(name, **shape)
+    with numpy.load(TRAINED) as found:
+        own = {
+            key.partition("/")[2]: torch.from_numpy(found[key].astype("float32"))
+            for key in found
+            if key.startswith(f"{name}/")
+        }
+    made.load_state_dict(own)
+    return made.double()
+
+
+@pytest.mark.parametrize("name", explorer.settings()["encodings"]["On the scores, by distance and words"])
+def test_what_a_trained_model_adds_at_each_distance(shown, name):
+    found = shown(encoding=name, at="0,2,30,9,60,90", line=96, position_only="true", head=2)
+    assert found["notes"] == []
+    with numpy.load(TRAINED) as file:
+        means = torch.from_numpy(file[f"{name}/distance"].astype("float64"))
+    same(found["bias"], means[:, :96])
+    apart = 90 - torch.tensor([0, 2, 30, 9, 60, 90])
+    same([token["bias"] for token in found["tokens"]], means[1, apart])
+    same([token["weight"] for token in found["tokens"]], means[1, apart].softmax(-1), rtol=1e-6, atol=1e-12)
+    assert sum(value == value for value in found["products"]) == 96 * 97 / 2  # none after the query
+
+
+def test_learned_numbers_of_buckets(shown):
+    table = trained("t5", num_heads=4, bidirectional=False)
+    found = shown(encoding="t5:shows=trained", length=200, head=3, position_only="true")
+    assert found["notes"] == []
+    same(found["bias"], codes_of(table)(torch.arange(200)).T, **TOLERANCE)
+    seen = [token for token in found["tokens"] if not token["hidden"]]
+    same(
+        [token["weight"] for token in seen],
+        codes_of(table)(torch.arange(5, -1, -1))[:, 2].softmax(-1),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_a_function_of_the_distance_over_the_query(shown):
+    fire = trained("fire", num_heads=4, num_layers=2, train_length=128)
+    n = 150
+    found = shown(encoding="fire", length=n, head=3, at="149,3,60,9,40,100", line=150, token=1, position_only="true")
+    with torch.no_grad():
+        bias = fire.bias(torch.zeros(1, 4, n, 8), torch.zeros(1, 4, n, 8), Positions.arange(n, causal=True), 0).dense(
+            torch.device("cpu")
+        )[0]
+    at = torch.tensor([149, 3, 60, 9, 40, 100])
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    same(found["bias"], bias[:, -1].flip(-1), **near)
+    same(found["products"], bias[2].masked_fill(torch.ones(n, n).triu(1).bool(), torch.nan), **near)
+    same([token["bias"] for token in found["tokens"]], bias[2, 149, at], **near)
+
+
+def test_a_learned_table_and_learned_speeds(shown):
+    table = trained("learned", dim=128, max_positions=128)
+    found = shown(encoding="learned", dim=64)
+    assert found["notes"] == ["dim=64: learned is drawn at 128"]
+    codes = codes_of(table)(torch.arange(128))
+    same(found["codes"], codes, **TOLERANCE)
+    same(found["products"], codes @ codes.T, **TOLERANCE)
+    rotation = trained("learned_rope", head_dim=48)
+    found = shown(encoding="learned_rope")
+    speeds = rotation.vectors(0)[0, :, 0]
+    same(found["frequencies"]["invFreq"], speeds, **TOLERANCE)
+    assert [pair["plain"] for pair in found["clocks"]["pairs"]] == [None] * 24
+    found = shown(encoding="learned_rope", method="linear", factor=2)
+    same(found["frequencies"]["invFreq"], speeds / 2, **TOLERANCE)
+    found = shown(encoding="learned_rope:log_scale=zero")
+    same(found["frequencies"]["invFreq"], frequencies.default(48, 10000.0).inv_freq, **TOLERANCE)
+
+
+# ------------------------------------------------------------------ words
+
+
 WORDS = "Can you open été ? can"
 IN_TEXT = [
     {"encoding": "none"}, {"encoding": "sinusoidal", "dim": 24}, {"encoding": "binary"}, {"encoding": "rope"},
@@ -217,6 +302,8 @@ IN_TEXT = [
     {"encoding": "rope", "method": "self_extend:window=8:group=4", "length": 64},
     {"encoding": "rope", "method": "streaming:sinks=4:recent=20", "length": 64},
     {"encoding": "alibi", "heads": 4, "head": 2}, {"encoding": "sandwich", "heads": 4, "head": 3}, {"encoding": "t5"},
+    {"encoding": "stick_breaking"}, {"encoding": "stick_breaking:attend_current=true"}, {"encoding": "sink:logit=2"}, {"encoding": "softmax_n:n=3"},
+    {"encoding": "softmax_n:n=0"}, {"encoding": "temperature:beta=2"}, {"encoding": "step_temperature:beta=0.5", "trained": 8},
 ]  # fmt: skip
 
 
@@ -250,15 +337,19 @@ def test_words_attend_as_in_the_library(shown, choice):
         encoding = encodings.create(f"{choice['encoding']}@{full['method']}", head_dim=dim)
     elif name in ("rope", "p_rope", "decoupled_rope", "xpos"):
         encoding = rotation(full)
+    elif name == "sink":
+        encoding = encodings.create(name, num_heads=1)
+        torch.nn.init.constant_(encoding.logits, 2.0)
     else:
-        encoding = encodings.create(choice["encoding"], dim=dim, head_dim=dim, num_heads=full["heads"])
+        of_length = f":train_length={full['trained']}" if name == "step_temperature" else ""
+        encoding = encodings.create(choice["encoding"] + of_length, dim=dim, head_dim=dim, num_heads=full["heads"])
     at = torch.tensor([[3.0, 7, 12, 25, 30, 31]], dtype=torch.float64)
     if name == "t5":
         at = at.long()
         torch.nn.init.zeros_(encoding.table)
     elif name == "binary":
         at = at.long()
-    positions = Positions.from_ids(at, causal=map_name in MAPS)
+    positions = Positions.from_ids(at, causal=map_name in MAPS or name == "stick_breaking")
     x = encoding.embed(x, positions)
     heads = full["heads"] if found["bias"] else 1
     q, k = (x[:, None].expand(1, heads, -1, -1) for _ in range(2))
@@ -270,6 +361,27 @@ def test_words_attend_as_in_the_library(shown, choice):
     others = weights[[0, 1, 2, 3, 5]]
     drawn = [token["share"] or 0 for index, token in enumerate(found["tokens"]) if index != 4]
     same(drawn, others / others.max(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_scores_grow_with_the_keys_that_a_query_sees(shown, clip):
+    """In a text without gaps."""
+    found = shown(encoding=f"log_n:clip={clip}".lower(), tokens="a b c d e f g h", trained=4)
+    assert found["notes"] == []
+    x = torch.stack([vector(word, 64) for word in "abcdefgh"])[None, None]
+    encoding = encodings.create(f"log_n:train_length=4:clip={clip}".lower())
+    weights = attention(x, x, torch.eye(8, dtype=torch.float64)[None, None], encoding, Positions.arange(8, causal=True))
+    same([token["weight"] for token in found["tokens"]], weights[0, 0, -1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["window:before=9:after=0", "chunks:size=7"])
+def test_which_keys_are_seen(shown, encoding):
+    found = shown(encoding=encoding.replace(":after=0", ""), length=40, at="0,5,11,14,17,20")
+    assert found["notes"] == []
+    seen = encodings.create(encoding).restrict(Positions.arange(40, causal=True)).mask().view(40, 40)
+    apart = torch.arange(40.0)[:, None] - torch.arange(40.0)
+    same(found["relative"], apart.masked_fill(~seen, torch.nan))
+    assert [not token["hidden"] for token in found["tokens"]] == seen[20, [0, 5, 11, 14, 17, 20]].tolist()
 
 
 HANDS = [

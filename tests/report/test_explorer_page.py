@@ -51,6 +51,17 @@ def test_a_view_alone_has_its_controls_and_tells_its_host_its_height(visit, new_
 
 
 @pytest.mark.browser
+def test_the_line_of_tokens_alone(visit):
+    tab = visit("view=line&encoding=rope&method=linear", viewport={"width": 700, "height": 800})
+    fields = tab.locator(".field:visible").evaluate_all("all => all.map(one => one.dataset.field)")
+    assert fields == ["encoding", "method", "factor"]
+    assert tab.locator(":is(.view, [data-part], .save, h1):visible").count() == 0
+    assert tab.locator(".controls").bounding_box()["y"] < 500
+    tab.get_by_role("slider", name="Token you", exact=True).press("End")
+    tab.wait_for_function("posenc.explorer.values().tokens[1].position === 127")
+
+
+@pytest.mark.browser
 def test_without_scripts_a_sentence_stands_there(visit):
     tab = visit(java_script_enabled=False)
     assert "turned off" in tab.locator("noscript").inner_text()
@@ -75,8 +86,8 @@ def test_it_is_one_file_and_nothing_breaks_out_of_it():
     [
         ({"encoding": "shaws"}, "unknown encoding in the explorer 'shaws'"),
         (
-            {"encoding": "fox:init_bias=1"},
-            "encoding='fox:init_bias=1': the explorer does not draw it, since it depends on",
+            {"encoding": "swin:init_std=1"},
+            "encoding='swin:init_std=1': the explorer does not draw it, since its positions have",
         ),
         ({"method": "yran"}, "did you mean 'yarn'"),
         ({"dim": 63}, "dim=63: dim of a code, head_dim of a rotation; two make a pair; an even number from 4 to 256"),

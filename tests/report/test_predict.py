@@ -43,24 +43,19 @@ def file(weights, tmp_path_factory):
     return path
 
 
+COMPLETE = "posenc.predict && posenc.predict.complete()"
+
+
 @pytest.fixture
-def visit(new_tab, file):
+def visit(opened, file):
     def visit(hash="", path=file, **options):
-        tab = new_tab(**{"viewport": {"width": 1280, "height": 900}, **options})
-        tab.set_default_timeout(60_000)
-        tab.goto(f"{path.as_uri()}#{hash}")
-        settled(tab)
-        return tab
+        return opened(path, hash, COMPLETE, **options)
 
     return visit
 
 
-def settled(tab):
-    tab.wait_for_function("window.posenc && posenc.predict && posenc.predict.complete()")
-
-
 def values(tab):
-    settled(tab)
+    tab.wait_for_function(COMPLETE)
     return json.loads(tab.evaluate("JSON.stringify(posenc.predict.values())"))
 
 
@@ -194,7 +189,7 @@ def test_what_is_typed_is_read_from_the_first_change_on(visit, weights):
     area.focus()
     tab.keyboard.press("Control+End")
     tab.keyboard.type(" More")
-    settled(tab)
+    tab.wait_for_function(COMPLETE)
     tab.keyboard.press("Control+Home")
     tab.keyboard.type("→")
     shown = values(tab)

@@ -6,7 +6,7 @@ from html import unescape
 
 import pytest
 
-from posenc.frequencies import diff
+from posenc.frequencies import create, diff, parse
 from posenc.report.diff import page
 
 FOUND = diff("yarn:beta_fast=16+resonance", "tapered:pairs=6", factor=4, length=2048)
@@ -54,8 +54,28 @@ def test_the_explorer_is_set_to_the_second_schedule(second):
 
 def test_what_the_explorer_cannot_show_leaves_it_out():
     for found in (FOUND.schedules[0], "yarn+resonance"):
-        assert "Explore B" not in page(diff("ntk", found, factor=4, length=2048))
-    assert "Explore B" not in page(diff("ntk", "yarn", head_dim=512))
+        text = page(diff("ntk", found, factor=4, length=2048))
+        assert "<h2>Explore A</h2>" in text
+        assert "Schedule shown" not in text
+    assert "<h2>Explore" not in page(diff("ntk", "yarn", head_dim=512))
+
+
+@pytest.mark.browser
+def test_the_explorer_shows_a_and_b_in_turn(new_tab, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page(diff("yarn:factor=8:beta_fast=16", "ntk", factor=4, length=512)))
+    tab = new_tab(viewport={"width": 390, "height": 844})
+    tab.goto(path.as_uri())
+    assert tab.locator("#plot-stretch canvas").bounding_box()["y"] < 844  # on the first screen
+
+    def frequencies():
+        return tab.evaluate("Array.from(posenc.explorer.values().frequencies.invFreq)")
+
+    for choice, schedule in (("A", "yarn:factor=8:beta_fast=16:original_max_positions=512"), ("B", "ntk:factor=4")):
+        tab.get_by_role("radio", name=f"{choice}: ").check(force=True)
+        tab.wait_for_function(f"document.getElementById('explorer-method').value === '{schedule.partition(':')[0]}'")
+        expected = create(parse(schedule), 64, 10000.0)
+        assert frequencies() == pytest.approx(expected.inv_freq.tolist())
 
 
 @pytest.mark.browser

@@ -23,7 +23,7 @@ from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text
 from posenc.lab.machine import describe
-from posenc.report.explorer import block, fields
+from posenc.report.explorer import as_trained, block, fields
 from posenc.report.html import filled
 
 SCHEMA = 1
@@ -155,7 +155,7 @@ def state(target: Target) -> dict[str, Any]:
     if isinstance(encoding, Sinusoidal):
         options = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
         return {"encoding": "sinusoidal", **options, **common}
-    if target.text is None or method != "none":
+    if target.text is None or method != "none" or encoding.name in as_trained():
         raise InputError(f"{target.name}: is not in the explorer")
     size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": sizes_of(encoding, {}).num_heads}
     return {"encoding": target.text, **size, **common}

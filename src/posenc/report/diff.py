@@ -3,12 +3,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
 from posenc.errors import InputError
 from posenc.frequencies.difference import COLUMNS, TENTH, Difference
-from posenc.report.explorer import block, fields
+from posenc.report.explorer import block, checked, fields
 from posenc.report.figures import DASHES, PALETTE, Figure, axis, line, lines
 from posenc.report.html import rendered
 
@@ -24,7 +25,7 @@ def page(difference: Difference, command: str = "") -> str:
         "wavelength": by_pair([*d.legend, "as trained"], waves, "wavelength (positions)", {d.length: "trained length"}),
         "phase": by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn", TENTH: "36°"}),
     }
-    return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command, explorer=explorer(d))
+    return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command, explorer=explorer(d), methods=methods(d))
 
 
 def by_pair(names: Sequence[str], values: Sequence[Sequence[float]], what: str, marked: Mapping[float, str]) -> Figure:
@@ -38,11 +39,25 @@ def by_pair(names: Sequence[str], values: Sequence[Sequence[float]], what: str, 
     return lines(series, axis("pair of channels, fast to slow"), axis(what, log=True), marks=marks)
 
 
+def methods(d: Difference) -> dict[str, str]:
+    """Of A and B, those that the explorer has, as its methods."""
+    found = {}
+    for letter, schedule in zip("AB", d.schedules, strict=True):
+        method = schedule.replace("default", "none")
+        try:
+            checked(_state(d) | {"method": method})
+        except InputError:  # not in the explorer, or larger than it goes
+            continue
+        found[letter] = method
+    return found
+
+
 def explorer(d: Difference) -> Markup:
-    """The explorer, set to the second schedule; empty if it cannot show it."""
+    """The explorer, set to the last of `methods`; empty if there is none."""
+    found = methods(d)
+    return block(_state(d) | {"method": [*found.values()][-1]}) if found else Markup()
+
+
+def _state(d: Difference) -> dict[str, Any]:
     length = min(math.ceil(d.at), fields()["length"]["max"])
-    shape = {"dim": d.head_dim, "base": d.base, "trained": d.length, "length": length}
-    try:
-        return block({"encoding": "rope", "method": d.schedules[1].replace("default", "none"), **shape})
-    except InputError:  # not in the explorer, or larger than it goes
-        return Markup()
+    return {"encoding": "rope", "dim": d.head_dim, "base": d.base, "trained": d.length, "length": length}

@@ -2,6 +2,7 @@
 """The explorer: an interactive page in one file, computed in the browser, or the same as a block of another page."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SCRIPTS = (
-    *(f"explorer/{name}" for name in ("options", "frequencies", "maps", "codes", "biases")), "address",
+    *(f"explorer/{name}" for name in ("trained", "options", "frequencies", "codes", "maps", "biases")), "address",
     *(f"explorer/{name}" for name in ("state", "model")), "draw", "plot",
     *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula", "saving", "path", "play", "explorer")),
 )  # fmt: skip
@@ -63,6 +64,11 @@ def fields() -> dict[str, dict[str, Any]]:
 def methods() -> list[str]:
     """The methods that extend a rotation: "none", the frequency schedules and the position maps."""
     return ["none", *(name for name in SCHEDULES if name not in HIDDEN), *MAPS]
+
+
+def as_trained() -> set[str]:
+    """Encodings that are drawn with what they learned in small models, and with the sizes of these alone."""
+    return {name for name in re.findall(r'^  "(\w+)/', asset("explorer/trained.js"), re.MULTILINE) if name != "t5"}
 
 
 def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 var posenc = posenc || {};
 
 posenc.biases = (() => {
-  const { number, whole, flag, choice, required, learned, check, pick, lookup } = posenc.options;
+  const { number, whole, flag, choice, required, learned, trained, check, pick, lookup } = posenc.options;
 
   const aCount = (name, value) => check(name, value, Number.isInteger(value) && value >= 1, "must be at least 1");
   const each = (count, of) => Float64Array.from({ length: count }, (_, index) => of(index));
@@ -66,13 +66,44 @@ posenc.biases = (() => {
     return (head, distance) => sin * Math.sin(distance * speed) + cos * Math.cos(distance * speed);
   }
 
-  const t5 = options => (head, distance) => t5Bucket(distance, options);
+  const t5 = options => (options.shows === "trained" ? t5Trained() : (head, distance) => t5Bucket(distance, options));
+
+  function t5Trained() {  // in a causal model
+    const table = trained("t5/table"), count = table.length / HEADS;
+    return (head, distance) => (distance < 0 ? NaN : table[head * count + t5Bucket(distance, { bidirectional: false, num_buckets: count })]);
+  }
+
+  // Li et al. 2024: a learned function of psi(distance) / psi(query's position, at least L), psi(x) = ln(|c x| + 1), of the first layer
+  // as trained. Where no query is given, it is one within L.
+  function fire() {
+    const of = name => trained(`fire/${name}`), hidden = of("mlp.bias_in").length / 2, eps = 1e-6;
+    const [c] = of("c"), least = Math.abs(of("multiple")[0] * (128 / 4)), psi = x => Math.log1p(Math.abs(c * x));
+    const [into, shift, out, last] = ["mlp.weight_in", "mlp.bias_in", "mlp.weight_out", "mlp.bias_out"].map(of);
+    return (head, distance, query = 0) => {
+      const share = psi(distance) / (psi(Math.max(query, least)) + eps);
+      let sum = last[head];
+      for (let k = 0; k < hidden; k++) sum += out[head * hidden + k] * Math.max(into[k] * share + shift[k], 0);
+      return sum;
+    };
+  }
+
+  // The mean of what position adds to the scores of a trained model's first layer, at each distance (docs/website/trained.py).
+  const measured = name => () => {
+    const means = trained(`${name}/distance`), farthest = means.length / HEADS;
+    return (head, distance) => (distance >= 0 && distance < farthest ? means[head * farthest + distance] : NaN);
+  };
+
+  const HEADS = 4;  // of the models that were trained
 
   // ------------------------------------------------------------------ the registry
 
+  const MEASURED = Object.keys(posenc.trained).filter(key => key.endsWith("/distance")).map(key => key.split("/")[0]);
+  const SUMMARY = "what it adds depends on the words; here its mean at each distance, in a model of two layers that was trained with it";
+  const LIMITS = { heads: [HEADS, HEADS], trained: [128, 128], length: [8, 96], line: [12, 96] };
+
   const ones = numHeads => each(aCount("num_heads", numHeads), () => 1);
 
-  // heads: what tells the heads apart, a factor of the formula each. bias: of one head and distance, with settings
+  // heads: what tells the heads apart, a factor of the formula each, or null where each has numbers of its own. bias: of one head and distance, with settings
   // {num_heads, ...options}.
   const BIASES = registered({
     alibi: ["a slope per head times the distance, nothing learned", {}, alibiSlopes, alibi],
@@ -89,41 +120,55 @@ posenc.biases = (() => {
       train_length: required(whole(512, 1, 4096, "the longest sequence")),
       sin: learned(number(0, -2, 2, "weight of the sine")), cos: learned(number(1, -2, 2, "weight of the cosine")),
     }, ones, sines],
-    t5: ["a learned number per head and bucket of distances; here the number of the bucket", {
+    t5: ["a learned number per head and bucket of distances; here that of a trained model, or the number of the bucket", {
+      shows: learned(choice("bucket", ["bucket", "trained"], "the bucket's number, or what a causal model of four heads learned for it")),
       bidirectional: flag(true, "keys after the query have separate buckets"),
       num_buckets: whole(32, 2, 128, "of both directions together"),
       max_distance: whole(128, 2, 4096, "from here on all distances share a bucket"),
-    }, ones, t5],
+    }, null, t5, { as: ({ shows }) => (shows === "trained" ? { causal: true, fixed: ["bidirectional", "num_buckets", "max_distance"], limits: { heads: [HEADS, HEADS], trained: [128, 128] } } : { bucketed: true }) }],
+    fire: ["a learned function of the distance over the query's position, after training; curves are those of a query at the end", {}, null, fire, {
+      ofQuery: true, limits: { heads: [HEADS, HEADS], trained: [128, 128], length: [8, 512] },
+    }],
+    ...Object.fromEntries(MEASURED.map(name => [name, [SUMMARY, {}, null, measured(name), { measured: true, limits: LIMITS }]])),
   });
 
   // A bias is made once from its settings, `of(settings)`, for many distances.
   function registered(entries) {
-    return Object.fromEntries(Object.entries(entries).map(([name, [summary, options, heads, formula]]) => {
+    return Object.fromEntries(Object.entries(entries).map(([name, [summary, options, heads, formula, more = {}]]) => {
       const of = given => {
         const numHeads = aCount("num_heads", given.num_heads);
         const bias = formula({ ...pick(options, given), num_heads: numHeads });
         const known = head => Number.isInteger(head) && head >= 0 && head < numHeads;
-        return (head, distance) => bias(check("head", head, known(head), `there are ${numHeads} heads`), distance);
+        return (head, distance, query) => bias(check("head", head, known(head), `there are ${numHeads} heads`), distance, query);
       };
-      return [name, { summary, options, heads, of, bias: (head, distance, settings) => of(settings)(head, distance) }];
+      return [name, { summary, options, heads, of, ...more, bias: (head, distance, settings) => of(settings)(head, distance) }];
     }));
   }
 
-  // The bias of every head (rows) and distance, (num_heads, n): that of the first, times what tells the others apart.
-  function rows(name, distances, settings) {
+  // The bias of every head (rows) and distance, (num_heads, n): that of the first, times what tells the others apart. query: the
+  // position that one needs which depends on it.
+  function rows(name, distances, settings, query) {
     const { of, heads } = lookup("bias", BIASES, name);
-    const bias = of(settings), n = distances.length, factors = heads(settings.num_heads);
+    const bias = of(settings), n = distances.length, count = settings.num_heads;
+    if (!heads) return each(count * n, at => bias(Math.floor(at / n), distances[at % n], query));
+    const factors = heads(count);
     const first = each(n, at => bias(0, distances[at]));
     return each(factors.length * n, at => (first[at % n] * factors[Math.floor(at / n)]) / factors[0]);
   }
 
   // The same as codes of distances, (n, num_heads), as posenc.analysis.codes_of gives them.
-  for (const [name, { summary, options }] of Object.entries(BIASES)) {
+  for (const [name, { summary, options, limits = {}, measured: isMeasured = false, ofQuery = false, as }] of Object.entries(BIASES)) {
     const codes = (distances, settings) => {
       const found = rows(name, distances, settings), n = distances.length, heads = settings.num_heads;
       return each(heads * n, at => found[(at % heads) * n + Math.floor(at / heads)]);
     };
-    posenc.codes.ENCODINGS[name] = { summary, of: "distance", options, codes, kernel: null };
+    const { softmax } = posenc.codes.ENCODINGS.none;
+    posenc.codes.ENCODINGS[name] = { summary, of: "distance", options, limits, causal: isMeasured || ofQuery, measured: isMeasured, as, codes, softmax, kernel: null };
+  }
+
+  // Encodings that only hide keys: of the maps that do.
+  for (const [name, { summary, options }] of Object.entries(posenc.maps.VISIBLE)) {
+    posenc.codes.ENCODINGS[name] = { ...posenc.codes.ENCODINGS.none, summary, options, causal: true };
   }
 
   return { BIASES, rows, alibiSlopes, t5Bucket };

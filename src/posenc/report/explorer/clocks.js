@@ -139,6 +139,7 @@ posenc.clocks = (() => {
     const fresh = pairs.filter(pair => !pair.known).length;
     const where = model.map ? `the score sees the query at ${number(seen)} and the key at 0` : `the query stands at position ${query}, the key at ${key}`;
     const what = model.rotates ? "angle between the hands" : "angle of a hand";
+    if (fresh === 0) return `${lead} Here ${where}, and training on ${state.trained} positions had the ${what} in every pair.`;
     return `${lead} Here ${where}, and in ${fresh} of ${pairs.length} pairs the ${what} is one that training on ${state.trained} positions did not have.`;
   }
 

@@ -3,7 +3,7 @@
 var posenc = posenc || {};
 
 posenc.codes = (() => {
-  const { number, whole, flag, choice, schedule, fail, check, positive, even, pick, lookup } =
+  const { number, whole, flag, choice, schedule, required, learned, trained, fail, check, positive, even, pick, lookup } =
     posenc.options;
   const { curve, create, fastest } = posenc.frequencies;
 
@@ -38,6 +38,21 @@ posenc.codes = (() => {
     return codes;
   }
 
+  // A learned row for each position of training, and none for any other.
+  function table(positions, { dim }) {
+    const rows = trained("learned/table"), count = rows.length / TABLE;
+    check("dim", dim, dim === TABLE, `the table was trained with ${TABLE} channels`);
+    const codes = new Float64Array(positions.length * dim);
+    positions.forEach((position, row) => {
+      const known = Number.isInteger(position) && position >= 0 && position < count;
+      check("position", position, known, `there is a row for each of the ${count} positions of training`);
+      codes.set(rows.subarray(position * dim, (position + 1) * dim), row * dim);
+    });
+    return codes;
+  }
+
+  const TABLE = 128;
+
   // ------------------------------------------------------------------ waves
 
   // The channels of pair c, of so many pairs from channel `first` on: neighbours, or one in each half.
@@ -68,7 +83,16 @@ posenc.codes = (() => {
     check("rotary_dim", width, width <= o.dim, `cannot exceed head_dim=${o.dim}`);
     const given = o.invFreq && { invFreq: o.invFreq, attentionFactor: o.attentionFactor ?? 1 };
     const found = given || create(o.schedule ?? { name: "default" }, even("rotary_dim", width), o.rope_theta);
-    return o.fraction === undefined ? found : fastest(found, o.fraction);
+    return adjusted(found, o);
+  }
+
+  // Frequencies of which a part turns (p-RoPE), or that were learned: theta_c = f_c exp(s_c).
+  function adjusted(found, { fraction, log_scale: scale }) {
+    if (fraction !== undefined) return fastest(found, fraction);
+    if (scale !== "trained") return found;
+    const learned = trained("learned_rope/log_scale"), pairs = found.invFreq.length;
+    check("dim", 2 * pairs, pairs === learned.length, `its speeds were trained for ${learned.length} pairs of channels`);
+    return { ...found, invFreq: found.invFreq.map((theta, c) => theta * Math.exp(learned[c])) };
   }
 
   // What rotation makes of a vector (Su et al. 2021, section 3.2): in each pair (x, y) turns by k theta_c. vector: of ones
@@ -135,12 +159,31 @@ posenc.codes = (() => {
   });
   const { rotary_dim: rotaryDim, ...wholeHead } = rotary("half");
 
+  // How scores become weights. scale: what a query's scores are multiplied by, of its position. sink: what something beside the keys
+  // scores. sticks: instead of the softmax each key, from the nearest on, takes sigmoid(score) of what is left; current: the
+  // query's own key too.
+  const SOFTMAX = { scale: () => 1, sink: -Infinity, sticks: false, current: true };
+
+  // Chiang and Cholak 2022, section 5.3: ln(n) / ln(L) for a query that sees n keys.
+  const logN = ({ train_length: length, clip }) => {
+    check("train_length", length, length >= 2, "at least 2");
+    return { ...SOFTMAX, scale: at => Math.max(Math.log(at + 1) / Math.log(length), clip ? 1 : 0) };
+  };
+
+  // Meta 2025, llama-models: 1 + beta ln(1 + floor((i + first) / L)).
+  const stepped = ({ train_length: length, beta, first }) =>
+    ({ ...SOFTMAX, scale: at => 1 + beta * Math.log1p(Math.floor((at + first) / check("train_length", length, length >= 1, "at least 1"))) });
+
+
   const ENCODINGS = registered({
-    none: ["no positional encoding", "nothing", {}, () => fail("none: it has no code per position or distance")],
+    none: ["no positional encoding", "nothing", {}, null],
     normalized: ["k / (length - 1), drawn in channel 0: the library learns a direction", "position", {
       length: whole(null, 1, 4096, "to divide by; unless given, that of the text"),
     }, normalized],
     integer: ["the position itself, drawn in channel 0: the library learns a direction", "position", {}, integer],
+    learned: ["a learned vector per position; here as trained with 128 channels on 128 positions", "position", {}, table, {
+      limits: { dim: [TABLE, TABLE], trained: [128, 128], length: [8, 128], line: [12, 128] },
+    }],
     binary: ["binary digits, least significant first", "position", {
       bits: whole(null, 1, 62, "how many; unless given, 16 or the width"),
       signed: flag(false, "-1 and 1 instead of 0 and 1"),
@@ -152,38 +195,62 @@ posenc.codes = (() => {
       curve: choice("geometric", ["geometric", "power"], "theta(t): base^-t, or t^exponent"),
       exponent: number(1, 0.1, 4, "of the power curve"),
       endpoint: flag(false, "the last frequency is exactly theta(1)"),
-    }, sinusoidal, sinusoidalKernel],
-    rope: ["RoPE: pair c turns by position times theta_c", "position", rotary("half"), turned, turnedKernel],
+    }, sinusoidal, { kernel: sinusoidalKernel }],
+    rope: ["RoPE: pair c turns by position times theta_c", "position", rotary("half"), turned, { kernel: turnedKernel }],
     p_rope: ["p-RoPE: only the fastest frequencies turn", "position", {
       ...wholeHead, fraction: number(0.75, 0, 1, "of the pairs that turn"),
-    }, turned, turnedKernel],
+    }, turned, { kernel: turnedKernel }],
+    learned_rope: ["RoPE with learned speeds; here as trained on 128 positions, or as they start", "position", {
+      ...wholeHead, log_scale: learned(choice("trained", ["trained", "zero"], "the learned part of each speed")),
+    }, turned, { kernel: turnedKernel, limits: { dim: [48, 48], trained: [128, 128] } }],
     decoupled_rope: ["the last channels turn, the others are content only (DeepSeek)", "position", {
       ...rotary("interleaved"), rotary_dim: { ...rotaryDim, meaning: "channels that turn; unless given, a third" },
-    }, (p, o, vector) => rope(p, decoupled(o), vector, still => still), (d, o) => ropeKernel(d, decoupled(o))],
+    }, (p, o, vector) => rope(p, decoupled(o), vector, still => still), { kernel: (d, o) => ropeKernel(d, decoupled(o)) }],
     xpos: ["RoPE whose scores fade with the distance; the codes are the queries', keys grow instead", "position", {
       ...rotary("interleaved"),
       gamma: number(0.4, 0.01, 4, "how little the fast pairs fade"),
       scale_base: number(512, 16, 4096, "positions over which they do"),
-    }, xpos, (distances, o) => ropeKernel(distances, o, fading(o))],
+    }, xpos, { kernel: (distances, o) => ropeKernel(distances, o, fading(o)) }],
+    stick_breaking: ["each key, from the nearest on, takes its share of what nearer ones have left", "nothing", {
+      attend_current: flag(false, "a query also sees its token's key"),
+    }, null, { causal: true, softmax: o => ({ ...SOFTMAX, sticks: true, current: o.attend_current }) }],
+    sink: ["a learned logit that takes a part of the attention; here at 0, where it starts", "nothing", {
+      logit: learned(number(0, -8, 8, "what the sink scores")),
+    }, null, { softmax: o => ({ ...SOFTMAX, sink: o.logit }) }],
+    softmax_n: ["n more in the softmax's denominator, so that a query may attend to nothing", "nothing", {
+      n: number(1, 0, 16, "0 is the softmax"),
+    }, null, { softmax: o => ({ ...SOFTMAX, sink: Math.log(check("n", o.n, o.n >= 0, "at least 0")) }) }],
+    temperature: ["every score times one factor", "nothing", {
+      beta: number(1, 0.1, 8, "above 1 is sharper"),
+    }, null, { softmax: o => ({ ...SOFTMAX, scale: () => positive("beta", o.beta) }) }],
+    log_n: ["scores grow with the logarithm of the keys that a query sees: all before it, in a causal text", "nothing", {
+      train_length: required(whole(512, 2, 131072, "where the factor is 1")), clip: flag(true, "never less than 1"),
+    }, null, { causal: true, softmax: logN }],
+    step_temperature: ["scores grow by a step for each trained length, as in Llama 4", "nothing", {
+      train_length: required(whole(512, 1, 131072, "of a step")), beta: number(0.1, 0, 4, "how large steps are"),
+      first: whole(1, 0, 1, "1 counts tokens, 0 positions"),
+    }, null, { softmax: stepped }],
   });
 
   // codes: positions -> (n, dim), with settings {dim, ...options}; dim is the model's width, or the head's. kernel:
   // distances -> product of the later position's code (a query's) and the earlier one's (a key's), where the distance
   // alone decides it, else null. turn: of a rotation, a vector at a position, as a query (sign 1) or a key (-1); else null.
-  // biases.js adds those of "distance": distances -> (n, num_heads), with settings {num_heads, ...options}.
+  // biases.js adds those of "distance": distances -> (n, num_heads), with settings {num_heads, ...options}. limits: of fields of
+  // the page, [least, most], where an encoding is drawn as trained. as: of options, what they change of these; fixed: others that it does not read.
   function registered(entries) {
-    return Object.fromEntries(Object.entries(entries).map(([name, [summary, of, options, formula, kernel]]) => {
+    return Object.fromEntries(Object.entries(entries).map(([name, [summary, of, options, formula, more = {}]]) => {
       const settings = given => {
         const { dim, invFreq, attentionFactor } = given;
         check("dim", dim, Number.isInteger(dim) && dim >= 1, "must be a whole number of channels, at least 1");
         return { ...pick(options, given), dim, invFreq, attentionFactor };
       };
       return [name, {
-        summary, of, options,
-        codes: (positions, given) => formula(Float64Array.from(positions), settings(given)),
+        summary, of, options, limits: more.limits || {}, causal: Boolean(more.causal),
+        softmax: given => (more.softmax ? more.softmax(pick(options, given)) : SOFTMAX),
+        codes: (positions, given) => (formula ? formula(Float64Array.from(positions), settings(given)) : fail(`${name}: it has no code per position or distance`)),
         turn: options.schedule
           ? (vector, position, given, sign) => formula([position], settings(given), vector, sign) : null,
-        kernel: kernel ? (distances, given) => kernel(distances, settings(given)) : null,
+        kernel: more.kernel ? (distances, given) => more.kernel(distances, settings(given)) : null,
       }];
     }));
   }
@@ -279,5 +346,5 @@ posenc.codes = (() => {
     return { keys: Float64Array.from(found.keys()), place };
   }
 
-  return { ENCODINGS, range, dots, ofDistance, allPairs, byDistance, scores };
+  return { ENCODINGS, SOFTMAX, range, adjusted, dots, ofDistance, allPairs, byDistance, scores };
 })();

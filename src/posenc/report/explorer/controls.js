@@ -4,7 +4,6 @@ posenc.controls = (() => {
   const { FIELDS } = posenc.state, { element } = posenc.plot;
   const CURVES = { "geometric:1": "base⁻ᵗ, as usual", "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: "t to another power" };
   const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line", "position_only"] };
-  const NAMES = { sinusoidal: "sinusoidal", rope: "RoPE", p_rope: "p-RoPE", decoupled_rope: "decoupled RoPE (DeepSeek)", xpos: "xPos", alibi: "ALiBi", t5: "T5’s buckets", kerple: "KERPLE", sandwich: "Sandwich", sines: "sines of the distance", none: "none" };
 
   // change(part of a state, done): done is false while a slider is still moving.
   function made(root, change) {
@@ -25,7 +24,7 @@ posenc.controls = (() => {
       const id = `explorer-${name}`, wrap = element("div", { className: `field ${["encoding", "method", "tokens", "curve"].includes(name) ? "wide" : ""}` });
       wrap.dataset.field = name;
       wrap.append(...titled(id, data.label, data.meaning));
-      if (name === "encoding" || name === "method") wrap.append(select(id, name === "encoding" ? encodings() : methods(), value => change(chosen(name, value), true)));
+      if (name === "encoding" || name === "method") wrap.append(select(id, name === "encoding" ? encodings() : methods(), value => change({ [name]: starting(name, value) }, true)));
       else if (name === "curve") wrap.append(select(id, Object.entries(CURVES), value => change(ofCurve(value), true)));
       else if (data.kind === "boolean") wrap.append(checkbox(id, value => change({ [name]: value }, true)));
       else if (data.kind === "text") wrap.append(text(id, value => change({ [name]: value, at: "" }, true)));
@@ -34,19 +33,17 @@ posenc.controls = (() => {
       return wrap;
     }
 
-    function chosen(of, name) {  // a method starts from the trained length; what it is asked of others stays
-      return of === "encoding" ? { encoding: name } : { method: starting(name) };
-    }
 
     function ofCurve(value) {
       const [curve, exponent] = value.split(":");
       return { curve, ...(exponent ? { exponent: Number(exponent) } : { exponent: 3 }) };
     }
 
-    function starting(name) {  // the registry's starting points are for 512 trained positions
+    function starting(of, name) {  // T5's learned numbers say more than its buckets; maps and windows start for 512 trained positions
+      if (name === "t5") return "t5:shows=trained";
       const trained = root.explorerState().trained, parts = [name];
-      if (!posenc.maps.MAPS[name]) return name;
-      for (const [option, data] of Object.entries(posenc.state.options("method", name))) {
+      if (!posenc.maps.MAPS[name] && !posenc.maps.VISIBLE[name]) return name;
+      for (const [option, data] of Object.entries(posenc.state.options(of, name))) {
         if (data.kind !== "integer" || data.default <= 16) continue;
         parts.push(`${option}=${Math.max(1, Math.min(data.max, Math.round((data.default * trained) / 512)))}`);
       }
@@ -54,7 +51,7 @@ posenc.controls = (() => {
     }
 
     function show(state) {
-      const encoding = posenc.state.encoding(state.encoding), bias = state.encoding in posenc.biases.BIASES;
+      const encoding = posenc.state.entry(state), bias = state.encoding in posenc.biases.BIASES;
       const key = JSON.stringify([state.encoding, state.method]);
       if (key !== shape) {
         for (const of of ["encoding", "method"]) {
@@ -69,17 +66,21 @@ posenc.controls = (() => {
         set(wrap, value);
       }
       for (const of of ["encoding", "method"]) {
-        for (const wrap of extra[of].children) set(wrap, state[`${of}Options`][wrap.dataset.option]);
+        for (const wrap of extra[of].children) {
+          set(wrap, state[`${of}Options`][wrap.dataset.option]);
+          wrap.hidden = of === "encoding" && (encoding.fixed || []).includes(wrap.dataset.option);
+        }
       }
       const model = posenc.model.of(state), uses = name => Object.keys((posenc.state.method(state.method) || {}).options || {}).includes(name);
-      const codes = model.kind === "position";
+      const codes = model.kind === "position", { limits } = encoding, free = name => !limits[name] || limits[name][0] < limits[name][1];
       for (const [name, shown] of Object.entries({
-        dim: codes, heads: bias && state.encoding !== "t5", head: bias && state.encoding !== "t5" && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
-        base: (model.waves && state.curve === "geometric") || "base" in ((encoding || {}).options || {}), factor: uses("factor"),
+        dim: codes && free("dim"), trained: free("trained"), heads: bias && !encoding.bucketed && free("heads"), head: bias && !encoding.bucketed && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
+        base: (model.waves && state.curve === "geometric") || "base" in (encoding.options || {}), factor: uses("factor"),
       })) controls[name].hidden = !shown;
+      stepping = state.step > 0;
       mark();
       hint(controls.method, model.refused || (state.method === "none" ? "" : posenc.state.method(state.method).summary));
-      hint(controls.encoding, (encoding || {}).summary || "");
+      hint(controls.encoding, encoding.summary);
       controls.base.querySelector("label").textContent = model.rotates ? "Base (rope_theta)" : "Base";
       controls.dim.querySelector("label").textContent = model.rotates ? "Channels (head_dim)" : "Channels (dim)";
     }
@@ -110,7 +111,7 @@ posenc.controls = (() => {
 
     // On a narrow screen the form is a bar at the bottom with the field that was used last, and opens to all of them.
     const form = root.querySelector(".controls"), opener = root.querySelector("[data-do=settings]");
-    let current = "encoding";
+    let current = "encoding", stepping = false;
 
     function open(wanted = !form.classList.contains("open")) {
       form.classList.toggle("open", wanted);
@@ -146,7 +147,7 @@ posenc.controls = (() => {
 
     function shownNow() {
       const wrap = form.querySelector(`[data-field="${current}"], [data-option="${current}"]`);
-      return wrap && !wrap.hidden ? current : "encoding";
+      return (wrap && !wrap.hidden) || (current === "at" && stepping) ? current : "encoding";  // a step that asks to drag needs no field
     }
 
     // The field that the play button moves: the one used last, if it is a number of the page and is shown.
@@ -242,7 +243,7 @@ posenc.controls = (() => {
   }
 
   function encodings() {
-    const name = key => [key, NAMES[key] || key];
+    const name = key => [key, posenc.settings.names[key]];
     return Object.entries(posenc.settings.encodings).map(([group, keys]) => [group, keys.map(name)]);
   }
 

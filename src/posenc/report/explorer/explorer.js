@@ -3,14 +3,14 @@
 posenc.explorer = (() => {
   const { element } = posenc.plot;
   const root = document.getElementById("explorer"), find = selector => root.querySelector(selector);
-  const views = [...root.querySelectorAll(".view")];
+  const views = [...root.querySelectorAll(".view")], line = find(".line"), parts = [line, ...views], inside = [...line.querySelectorAll("[data-part]")];
   const embedded = root.dataset.embedded === "yes";
   const PREFIX = embedded ? "explorer:" : "";  // the host's own addresses are left alone
   const TOGETHER = 800;  // milliseconds in which changes of one control are one step of the browser's history
-  const CHANGING = {  // a view that is shown alone: the controls that change it
+  const CHANGING = {  // a part that is shown alone: the controls that change it
     codes: ["dim", "base", "curve", "length"], products: ["dim", "base", "curve", "length", "method", "factor"],
     decay: ["dim", "base", "curve", "method", "factor"], waves: ["dim", "base", "trained", "method", "factor"],
-    relative: ["method", "factor", "length"], bias: ["heads", "length"],
+    relative: ["method", "factor", "length"], bias: ["heads", "length"], line: ["encoding", "method", "factor"],
   };
   const timings = [], probes = {};
   const MANY = 256, SETTLED = 400;  // of more positions, heat maps are drawn coarsely until nothing changed for so many milliseconds
@@ -81,12 +81,14 @@ posenc.explorer = (() => {
       model = posenc.model.of(state);
       path.show(state);
       controls.show(state);
-      alone(state.view);
+      show(model);
       showPreset();
       formula.show(state);
       play.show();
-      tokens.show(state, model, colours);
-      clocks.show(state, model, colours);
+      if (!line.hidden) {
+        tokens.show(state, model, colours);
+        if (!find(".rotation").hidden) clocks.show(state, model, colours);
+      }
       const now = [model, colours.ink, colours.coarse, root.clientWidth, devicePixelRatio, state.step, state.view];
       if (now.some((one, at) => one !== drawn[at])) for (const figure of views) if (!figure.hidden) view(figure, model, colours);
       drawn = now;
@@ -100,10 +102,19 @@ posenc.explorer = (() => {
     if (state.view !== "all" && parent !== window) parent.postMessage({ explorerHeight: document.body.offsetHeight }, "*");
   }
 
-  function alone(id) {  // "all": nothing is
+  // What the state shows: one view alone, those of a step of the path, or all; of an encoding that views do not draw, a sentence.
+  function show(model) {
+    const { view: id, step } = state, all = parts.map(part => part.dataset.view);
+    const shown = id !== "all" ? [id] : step ? posenc.state.PATH[step - 1].views : all;
+    const aside = posenc.views.elsewhere(model), absent = part => aside && part !== line && posenc.views[part.dataset.view].absent(model);
+    for (const part of parts) part.hidden = !shown.includes(part.dataset.view) || Boolean(absent(part));
+    find(".aside").hidden = !aside;
+    find(".aside").textContent = aside;
+    const brief = shown !== all;
+    for (const part of inside) part.hidden = brief && !shown.includes(part.dataset.part);
+    root.classList.toggle("brief", brief);
     root.classList.toggle("alone", id !== "all");
     root.dataset.view = id;
-    for (const figure of views) figure.hidden = id !== "all" && figure.dataset.view !== id;
     for (const field of root.querySelectorAll(".controls > .fields > .field")) {
       field.classList.toggle("changing", id !== "all" && CHANGING[id].includes(field.dataset.field));
     }
@@ -127,7 +138,6 @@ posenc.explorer = (() => {
   }
 
   function view(figure, model, colours) {
-    if (figure.classList.contains("beside")) return;
     const id = figure.dataset.view, own = posenc.views[id], absent = own.absent(model);
     blank(figure, absent);
     figure.querySelector(".see").textContent = absent ? "" : own.see(model);
@@ -195,11 +205,12 @@ posenc.explorer = (() => {
     }
   }
 
-  for (const button of root.querySelectorAll("[data-save]")) button.addEventListener("click", () => save(button.closest(".view"), button.dataset.save));
+  for (const button of root.querySelectorAll("[data-save]")) button.addEventListener("click", () => save(button.closest(".view, .line"), button.dataset.save));
 
-  async function save(figure, kind) {
-    const id = figure.dataset.view, name = `posenc-${id}.${kind}`, model = posenc.model.of(state);
-    const text = posenc.saving.svg(posenc.views[id], `${figure.querySelector("h3").textContent}: ${posenc.state.write(state) || state.encoding}`, model, posenc.draw.theme(root), address());
+  async function save(part, kind) {
+    const id = part.dataset.view, name = `posenc-${id}.${kind}`, model = posenc.model.of(state);
+    const view = part === line ? tokens.picture(model, posenc.saving.SIZE.width) : posenc.views[id];
+    const text = posenc.saving.svg(view, `${view.title || part.querySelector("h3").textContent}: ${posenc.state.write(state) || state.encoding}`, model, posenc.draw.theme(root), address());
     posenc.saving.file(name, kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await posenc.saving.png(text));
     say(`The picture is in ${name}.`);
   }
@@ -234,7 +245,7 @@ posenc.explorer = (() => {
     };
   }
 
-  const tokens = posenc.tokens.made(find(".line"), {
+  const tokens = posenc.tokens.made(line, {
     move: (at, done) => change({ at: at.join(",") }, done),
     choose(index) {
       change({ token: index + 1 }, false);
@@ -273,6 +284,7 @@ posenc.explorer = (() => {
   find(".layout").hidden = false;
   take(fromAddress() || start());
   if (embedded && fromAddress()) root.scrollIntoView();
+  else if (state.step) requestAnimationFrame(path.reveal);
   find(".more").open = state.view !== "all";
   return { values, change, redraws: () => redraws };
 })();

@@ -3,9 +3,11 @@
 // controls: pointing at one shows the others.
 posenc.formula = (() => {
   const { element } = posenc.plot;
-  const LETTERS = { theta: "θ", beta: "β", gamma: "γ", zeta: "ζ", mu: "μ", tau: "τ", epsilon: "ϵ", varphi: "φ", pi: "π", ell: "ℓ" };
-  const SIGNS = { cdot: "·", le: "≤", ge: "≥", odot: "⊙", lfloor: "⌊", rfloor: "⌋", lceil: "⌈", rceil: "⌉", bmod: "mod", sum: "∑" };
-  const NAMES = ["sin", "cos", "ln", "min", "max", "sinh"], SPACES = { quad: 1, ",": 0.17, ";": 0.28, " ": 0.3 };
+  const LETTERS = { alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ϵ", zeta: "ζ", theta: "θ", mu: "μ", pi: "π", rho: "ρ", sigma: "σ", tau: "τ", varphi: "φ", psi: "ψ", omega: "ω", Delta: "Δ", ell: "ℓ" };
+  const SIGNS = { cdot: "·", le: "≤", ge: "≥", odot: "⊙", lfloor: "⌊", rfloor: "⌋", lceil: "⌈", rceil: "⌉", bmod: "mod", sum: "∑", prod: "∏", infty: "∞", in: "∈", times: "×", top: "⊤", lVert: "‖", rVert: "‖", dots: "…", ldots: "…" };
+  const NAMES = ["sin", "cos", "ln", "min", "max", "sinh", "tanh", "log"], SPACES = { quad: 1, ",": 0.17, ";": 0.28, " ": 0.3 };
+
+  const ACCENTS = { bar: "¯", hat: "ˆ" }, BOARD = { R: "ℝ" };
 
   // What a letter stands for and where it is: fields of the state, options of what is chosen, and views.
   const SYMBOLS = {
@@ -45,6 +47,18 @@ posenc.formula = (() => {
   const PLACE = { i: { says: "the position", fields: [], views: ["line", "codes"] } };
   const OWN = {
     sinusoidal: PLACE,
+    learned: { ...PLACE, P: { says: "the table, a learned row for each position", fields: [], views: ["codes"] }, L: { says: "its rows, as many as positions in training", fields: ["length"], views: ["codes"] } },
+    learned_rope: { s_c: { says: "what pair c learned: 0 leaves its speed", fields: ["log_scale"], views: ["waves"] } },
+    fire: { c: { says: "learned: how much near distances count", fields: [], views: ["bias"] }, "L'": { says: "the learned position up to which all queries share a curve", fields: [], views: ["bias", "products"] }, f_h: { says: "the learned function of head h", fields: ["head"], views: ["bias"] } },
+    fox: { f_t: { says: "the gate of a token, made of its content", fields: [], views: ["bias"] } },
+    sink: { z_h: { says: "the logit of the sink", fields: ["logit"], views: ["line"] } },
+    softmax_n: { n: { says: "what is added to the denominator", fields: ["n"], views: ["line"] } },
+    temperature: { "\\beta": { says: "the factor", fields: ["beta"], views: ["line"] } },
+    step_temperature: { "\\beta": { says: "how large steps are", fields: ["beta"], views: ["line"] }, L: { says: "the length of a step", fields: ["trained"], views: ["line"] }, n_i: { says: "trained lengths before the query", fields: [], views: ["line"] } },
+    log_n: { n_i: { says: "keys that the query sees", fields: [], views: ["line"] }, L: { says: "keys at which the factor is 1", fields: ["trained"], views: ["line"] } },
+    stick_breaking: { "\\beta_{ij}": { says: "the share that a key takes of what is left", fields: [], views: ["line"] }, "p_{ij}": { says: "its weight", fields: [], views: ["line"] } },
+    window: { b_h: { says: "tokens before the query that it sees", fields: ["before"], views: ["relative"] } },
+    chunks: { c: { says: "tokens of a chunk", fields: ["size"], views: ["relative"] } },
     t5: { m: { says: "half the buckets of a direction", fields: ["num_buckets"], views: ["bias"] }, "\\beta": { says: "the bucket of a distance", fields: ["num_buckets"], views: ["bias", "products"] } },
     integer: { ...PLACE, w: { says: "a learned direction", fields: [], views: ["codes"] } },
     normalized: { ...PLACE, w: { says: "a learned direction", fields: [], views: ["codes"] } },
@@ -111,7 +125,7 @@ posenc.formula = (() => {
       const full = name && [`${name}_${index}${prime}`, `${name}_${index}`].find(each => index && known(each)), single = name && !full && [`${name}${prime}`, name].find(known);
       const mark = key => ` data-symbol="${escaped(key)}" class="symbol"`;
       if (single) base = base.replace(/^<(\w+)/, `<$1${mark(single)}`);
-      const tag = letter === "\\sum" ? ["munder", "mover", "munderover"] : ["msub", "msup", "msubsup"], own = full ? mark(full) : "";
+      const tag = letter === "\\sum" || letter === "\\prod" ? ["munder", "mover", "munderover"] : ["msub", "msup", "msubsup"], own = full ? mark(full) : "";
       if (below && above) return `<${tag[2]}${own}>${base}${inner(below, full)}<mrow>${above}</mrow></${tag[2]}>`;
       if (below) return `<${tag[0]}${own}>${base}${inner(below, full)}</${tag[0]}>`;
       return above ? `<${tag[1]}>${base}<mrow>${above}</mrow></${tag[1]}>` : base;
@@ -126,7 +140,8 @@ posenc.formula = (() => {
       if (token === "{") return [`<mrow>${until("}")}</mrow>`];
       if (name === "frac") return [`<mfrac>${group()}${group()}</mfrac>`];
       if (name === "sqrt") return [`<msqrt>${group()}</msqrt>`];
-      if (name === "bar") return [`<mover>${group()}${sign("¯")}</mover>`];
+      if (ACCENTS[name]) return [`<mover>${group()}${sign(ACCENTS[name])}</mover>`];
+      if (name === "mathbb") return [`<mi>${BOARD[raw()]}</mi>`];
       if (name === "text") return [`<mtext>${escaped(raw().replace(/^ | $/g, "\u00a0"))}</mtext>`];
       if (name === "operatorname" || name === "mathrm") return [named(raw())];
       if (name === "left") return [`<mrow>${sign(bracket(), "true")}${until("\\right")}${sign(bracket(), "true")}</mrow>`];
@@ -168,7 +183,10 @@ posenc.formula = (() => {
   }
 
   const parts = latex => latex.split(/,\s*\\quad\s+/);  // equations that stand in one line
-  const meaning = (name, key) => (OWN[name] && OWN[name][key]) || SYMBOLS[key];
+  // Formulas share these letters; the others of SYMBOLS have their meaning in formulas that name controls of the page.
+  const COMMON = ["i", "j", "q", "k", "h", "s_{ij}", "m_h", "\\theta_c"];
+  const GROUPS = posenc.settings.encodings, SHORT = [...GROUPS["On the scores, by distance and words"], ...GROUPS["On the softmax"], ...GROUPS["On which keys are seen"], "fire", "learned"];
+  const meaning = (name, key) => (OWN[name] && OWN[name][key]) || (!SHORT.includes(name) || COMMON.includes(key) ? SYMBOLS[key] : undefined);
 
   // docs: where the documentation's pages are, "" where there are none.
   function made(root, docs) {
@@ -220,7 +238,7 @@ posenc.formula = (() => {
       for (const part of place.querySelectorAll("[data-symbol]")) part.classList.toggle("lit", lit.includes(part.dataset.symbol));
       const wanted = withPlaces ? lit.map(letter => symbols[letter]) : [];
       says.replaceChildren(wanted.length ? `${letters.querySelector(`[data-symbol="${CSS.escape(lit[0])}"]`).ariaLabel}.` : "Point at a letter or tap it: what it stands for is marked.");
-      for (const part of root.querySelectorAll(".view, .line")) part.classList.toggle("lit", wanted.some(({ views }) => views.includes(part.dataset.view || "line")));
+      for (const part of root.querySelectorAll(".view, .line")) part.classList.toggle("lit", wanted.some(({ views }) => views.includes(part.dataset.view)));
       for (const part of root.querySelectorAll(".field")) part.classList.toggle("lit", wanted.some(({ fields }) => fields.includes(nameOf(part))));
     }
 
@@ -230,7 +248,7 @@ posenc.formula = (() => {
       if (!(target instanceof Element)) return;
       const symbol = target.closest(".formula [data-symbol]"), part = target.closest(".view, .field") || target.closest(".line");
       if (symbol) return light([symbol.dataset.symbol], true);
-      const of = ([, { views, fields }]) => (part.matches(".field") ? fields.includes(nameOf(part)) : views.includes(part.dataset.view || "line"));
+      const of = ([, { views, fields }]) => (part.matches(".field") ? fields.includes(nameOf(part)) : views.includes(part.dataset.view));
       if (part) return light(Object.entries(symbols).filter(of).map(([letter]) => letter), false);
       light(pinned ? [pinned] : [], true);
     }

@@ -102,6 +102,14 @@ posenc.maps = (() => {
     }, lmInfinite],
   });
 
+  // Encodings that hide keys and leave distances as they are, in a causal text.
+  const VISIBLE = registered({
+    window: ["a query sees so many tokens before it", { before: whole(127, 0, 4096, "tokens before it that a query sees") },
+      ({ before }) => (i, j) => (i - j <= before ? i - j : NaN)],
+    chunks: ["a query sees the keys of its chunk", { size: whole(128, 1, 4096, "tokens of a chunk") },
+      ({ size }) => (i, j) => (floor(i / size) === floor(j / size) ? i - j : NaN)],
+  });
+
   // A map is made once from its options, `of(options)`, for many pairs.
   function registered(entries) {
     return Object.fromEntries(Object.entries(entries).map(([name, [summary, options, formula]]) => {
@@ -117,7 +125,7 @@ posenc.maps = (() => {
 
   function allowed(option, value) {
     if (option === "factor") return positive(option, value);
-    if (option === "sinks") return check(option, value, value >= 0, "first tokens that stay visible, from 0 on");
+    if (option === "sinks" || option === "before") return check(option, value, value >= 0, "a number of tokens, from 0 on");
     return check(option, value, value >= 1, "a whole number of tokens, at least 1");
   }
 
@@ -131,7 +139,7 @@ posenc.maps = (() => {
   }
 
   function filled(name, n, options) {
-    const map = name === null ? null : lookup("position map", MAPS, name);
+    const map = name === null ? null : lookup("position map", { ...MAPS, ...VISIBLE }, name);
     const relative = map ? map.of(options) : (i, j) => i - j;
     const found = new Float64Array(n * n).fill(NaN);
     for (let i = 0; i < n; i++) {
@@ -140,5 +148,5 @@ posenc.maps = (() => {
     return found;
   }
 
-  return { MAPS, grid };
+  return { MAPS, VISIBLE, grid };
 })();

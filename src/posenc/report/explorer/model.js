@@ -26,38 +26,40 @@ posenc.model = (() => {
   }
 
   function made(s) {
-    const entry = posenc.state.encoding(s.encoding), bias = posenc.biases.BIASES[s.encoding];
+    const entry = posenc.state.entry(s), bias = posenc.biases.BIASES[s.encoding];
     const n = s.length, positions = posenc.codes.range(n);
-    const kind = bias ? "distance" : entry.of, rotates = Boolean(entry.options.schedule);
+    const kind = bias ? "distance" : entry.of, rotates = Boolean(entry.options.schedule), hides = posenc.maps.VISIBLE[s.encoding];
     const waves = rotates || Boolean(entry.options.curve);
     const chosen = posenc.maps.MAPS[s.method] ? "map" : s.method === "none" ? "none" : "schedule";
     const method = chosen === "none" ? null : posenc.state.method(s.method);
     const refused = refusal(s, rotates, chosen);
-    const map = chosen === "map" && !refused ? method : null;
-    const mapOptions = map && posenc.state.arguments("method", s, map);
+    const mapped = chosen === "map" && !refused, map = mapped ? method : hides || null;
+    const mapOptions = map && posenc.state.arguments(mapped ? "method" : "encoding", s, map);
     const settings = { dim: s.dim, ...posenc.state.arguments("encoding", s, entry) };
     const schedule = chosen === "schedule" && !refused ? method : null;
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
-    const changed = Boolean(map || schedule);
+    const changed = Boolean(mapped || schedule), causal = Boolean(mapped) || entry.causal;
+    const ofPair = (i, j) => (j > i ? NaN : target.added(s.head - 1, i - j, i));
     const signed = sign => positions.map(distance => sign * distance);
 
-    const target = { state: s, kind, rotates, waves, refused, map, n, kernel, changed };
+    const target = { state: s, kind, rotates, waves, refused, map, mapped, causal, measured: entry.measured, bucketed: Boolean(entry.bucketed), n, kernel, changed };
     return lazily(target, {
       plain: () => (waves ? frequencies(s, settings, rotates, null) : null),
       turned: () => (schedule ? frequencies(s, settings, rotates, schedule) : target.plain),
       added: () => bias.of({ ...posenc.state.arguments("encoding", s, bias), num_heads: s.heads }),
       codes: () => (kind === "position" ? entry.codes(positions, of(target.turned)) : null),
       relative() {
-        return kind === "distance" || rotates ? distancesOf(map && s.method, n, mapOptions || {}) : null;
+        return kind === "distance" || rotates || hides ? distancesOf(map && (mapped ? s.method : s.encoding), n, mapOptions || {}) : null;
       },
       alongDiagonals() {  // products that the distance alone decides: of 0 .. n-1, and of 0 .. 1-n; else null
-        if (kind === "distance") return [1, -1].map(sign => signed(sign).map(distance => target.added(s.head - 1, distance)));
+        if (kind === "distance" && !bias.ofQuery) return [1, -1].map(sign => signed(sign).map(distance => target.added(s.head - 1, distance)));
         return kernel && !map ? [1, -1].map(sign => kernel(signed(sign), of(target.turned))) : null;
       },
       products() {
         if (kind === "nothing") return null;
         if (map) return posenc.codes.scores(target.relative, n, distances => kernel(distances, of(target.turned)));
+        if (kind === "distance" && !target.alongDiagonals) return Float64Array.from({ length: n * n }, (_, at) => ofPair(Math.floor(at / n), at % n));
         return target.alongDiagonals ? posenc.codes.ofDistance(...target.alongDiagonals) : posenc.codes.allPairs(s.encoding, n, of(target.turned));
       },
       product() {  // of a query and a key; `products` is not computed where it is not needed
@@ -77,15 +79,16 @@ posenc.model = (() => {
       wavelengths: () => target.turned && posenc.frequencies.wavelengths(target.turned.invFreq),
       wavelengthsPlain: () => (schedule ? posenc.frequencies.wavelengths(target.plain.invFreq) : null),
       bias() {  // (heads, n): what a query adds to its score with a key so many positions before it
-        return bias ? posenc.biases.rows(s.encoding, positions, { ...settings, num_heads: s.heads }) : null;
+        return bias ? posenc.biases.rows(s.encoding, positions, { ...settings, num_heads: s.heads }, n - 1) : null;
       },
       codesAt: () => at => (kind === "position" ? entry.codes(at, of(target.turned)) : null),
       kernelAt: () => distance => kernel([distance], of(target.turned))[0],
+      softmax: () => entry.softmax(posenc.state.arguments("encoding", s, entry)),
       turn: () => (vector, position, sign) => entry.turn(vector, position, of(target.turned), sign),
       // The relative position that a query sees a key at; NaN where it is hidden. Without a map, keys after the query are seen.
       seenAt() {
         const relative = map && map.of(mapOptions);
-        return (query, key) => (!map ? query - key : key > query ? NaN : relative(query, key));
+        return (query, key) => (causal && key > query ? NaN : map ? relative(query, key) : query - key);
       },
       stretch() {  // of a schedule: the least and the greatest share of its speed that a pair has left
         const shares = schedule ? Array.from(target.turned.invFreq, (theta, c) => theta / target.plain.invFreq[c]) : [1];
@@ -125,7 +128,7 @@ posenc.model = (() => {
     const found = schedule
       ? schedule.make(width, base, posenc.state.arguments("method", s, schedule))
       : { invFreq: posenc.frequencies.curve({ dim: width, base, curve, exponent }), attentionFactor: 1 };
-    return settings.fraction === undefined ? found : posenc.frequencies.fastest(found, settings.fraction);
+    return posenc.codes.adjusted(found, settings);
   }
 
   // Kept while other numbers change, since they are large and few choices change them.

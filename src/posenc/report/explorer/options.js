@@ -1,6 +1,6 @@
 "use strict";
-// How the registries of this folder describe an option, and how they refuse a value: with a sentence, as the library
-// does. Loaded before frequencies.js, maps.js, codes.js and biases.js.
+// How the registries of this folder describe an option, how they refuse a value: with a sentence, as the library does, and
+// how they read learned numbers. Loaded before frequencies.js, maps.js, codes.js and biases.js.
 var posenc = posenc || {};
 
 posenc.options = (() => {
@@ -67,8 +67,20 @@ posenc.options = (() => {
       : fail(`unknown ${kind} ${written(name)}: known are ${Object.keys(registry).join(", ")}`);
   }
 
+  // What the library's encoding has learned or does after training, from trained.js: float16, in base64.
+  const decoded = {};
+  const trained = key => (decoded[key] ??= halves(posenc.trained[key]));
+
+  function halves(text) {
+    const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0)), view = new DataView(bytes.buffer);
+    return Float64Array.from({ length: bytes.length / 2 }, (_, at) => {
+      const bits = view.getUint16(2 * at, true), power = (bits >> 10) & 31, rest = bits & 1023;
+      return (bits >> 15 ? -1 : 1) * (power ? 2 ** (power - 25) * (1024 + rest) : 2 ** -24 * rest);
+    });
+  }
+
   return {
-    number, whole, flag, choice, schedule, required, learned,
+    number, whole, flag, choice, schedule, required, learned, trained,
     fail, check, atLeastOne, positive, even, complete, pick, lookup,
   };
 })();

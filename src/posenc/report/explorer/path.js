@@ -60,7 +60,6 @@ posenc.path = (() => {
         asked(root, one.control).classList.add("asked");
         begun(one.control);
       }
-      for (const part of root.querySelectorAll(".view, .line")) part.classList.toggle("beside", Boolean(one) && !one.views.includes(part.dataset.view || "line"));
     }
 
     function reveal() {

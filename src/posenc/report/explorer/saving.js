@@ -105,7 +105,7 @@ posenc.saving = (() => {
 
   // A view of a model as SVG, with its title, its legend, and the state's text as the description.
   function svg(view, title, model, colours, about) {
-    const { width, height } = SIZE, plot = canvas(width, height), around = canvas(width, TITLE + height + LEGEND), pen = around.getContext();
+    const { width } = SIZE, height = view.height || SIZE.height, plot = canvas(width, height), around = canvas(width, TITLE + height + LEGEND), pen = around.getContext();
     view.draw(plot, colours, model);
     Object.assign(pen, { font: colours.font.replace(/^\d+px/, "15px"), fillStyle: colours.ink });
     pen.fillText(title, 14, 20);
@@ -182,5 +182,5 @@ posenc.saving = (() => {
 
   const python = state => `from posenc.report import explorer\n\nexplorer.block(${JSON.stringify(state)})`;
 
-  return { svg, png, file, frame, python };
+  return { SIZE, svg, png, file, frame, python };
 })();

@@ -11,6 +11,12 @@ posenc.state = (() => {
     return own(posenc.codes.ENCODINGS, name) || own(posenc.biases.BIASES, name);
   }
 
+  // The encoding of a state, with what its options change of it.
+  function entry(state) {
+    const found = encoding(state.encoding);
+    return found.as ? { ...found, ...found.as(state.encodingOptions) } : found;
+  }
+
   function method(name) {  // a schedule or a map; "none" is neither
     return own(posenc.maps.MAPS, name) || (name === "default" ? undefined : own(posenc.frequencies.SCHEDULES, name));
   }
@@ -34,10 +40,10 @@ posenc.state = (() => {
   }
 
   // What follows from other choices unless it is given. Extension methods are for long texts: under one, the line is as long
-  // as the text, tokens are spread over it, and the last is the query.
+  // as the text, tokens are spread over it, and the last is the query, as it is where keys after the query are hidden.
   const FOLLOWS = {
     line: s => (s.method === "none" ? FIELDS.line.default : Math.max(FIELDS.line.min, Math.min(FIELDS.line.max, s.length))),
-    token: s => (s.method === "none" ? FIELDS.token.default : s.tokens.length),
+    token: s => (s.method === "none" && !entry(s).causal ? FIELDS.token.default : s.tokens.length),
     key: s => (s.token === FIELDS.key.default ? s.tokens.length : FIELDS.key.default),
   };
 
@@ -63,6 +69,11 @@ posenc.state = (() => {
       const found = named(of, String(read(of)), notes);
       state[of] = found.name;
       state[`${of}Options`] = found.options;
+    }
+    for (const [name, [least, most]] of Object.entries(entry(state).limits || {})) {
+      const fits = Math.min(Math.max(state[name], least), most);
+      if (Object.hasOwn(asked, name) && state[name] !== fits) notes.push(`${name}=${state[name]}: ${state.encoding} is drawn ${least === most ? `at ${most}` : `from ${least} to ${most}`}`);
+      state[name] = fits;
     }
     state.head = Math.min(state.head, state.heads);
     state.tokens = words(read("tokens"), notes);
@@ -200,7 +211,7 @@ posenc.state = (() => {
   }
 
   return {
-    FIELDS, PRESETS, PATH, encoding, method, options, clean, plain, parse, write,
+    FIELDS, PRESETS, PATH, encoding, entry, method, options, clean, plain, parse, write,
     checked, arguments: arguments_,
   };
 })();

@@ -3,7 +3,7 @@
 // changes places with it. What the chosen one shares with the others stands below in numbers.
 posenc.tokens = (() => {
   const { number } = posenc.draw, { row, data } = posenc.plot;
-  const LANE = 27;  // pixels from one row of labels to the next
+  const GAP = 3;  // pixels between rows of labels
   const quoted = word => `“\u2068${word}\u2069”`;  // apart from the sentence, which a word from right to left would turn
 
   // root: the section. act: {move(index, position, done), choose(index)}, which change the state and redraw.
@@ -73,51 +73,65 @@ posenc.tokens = (() => {
         })) button.setAttribute(name, value);
       });
       // what is measured and drawn comes before what changes the page's layout: measuring after a change is slow
-      const width = track.clientWidth, halves = buttons.map(button => button.offsetWidth / 2);
-      arcs(width, chosen, rows, model, colours);
+      const width = track.clientWidth, halves = buttons.map(button => button.offsetWidth / 2), lane = buttons[0].offsetHeight + GAP;
+      arcs(ruler.querySelector(".arcs"), width, chosen, rows, model, colours);
       code(chosen, model, colours);
-      arrange(width, halves);
+      arrange(width, halves, lane);
       ticks(width);
       numbers(chosen, rows, model);
       legend(chosen, rows, model, colours);
     }
 
-    function arrange(width, halves) {  // labels that would cover each other go to lower rows
-      const ends = [], byPlace = state.at.map((_, index) => index).sort((a, b) => state.at[a] - state.at[b]);
+    // Where labels stand, {centre: of the position, middle: of the label, lane}, by index: those that would cover each other go to
+    // lower rows. halves: half the width of each.
+    function lanes(width, halves) {
+      const ends = [], found = [], byPlace = state.at.map((_, index) => index).sort((a, b) => state.at[a] - state.at[b]);
       for (const index of byPlace) {
-        const button = buttons[index], half = halves[index], centre = (across(state.at[index]) / 100) * width;
-        const shown = Math.max(half, Math.min(width - half, centre));
-        let lane = ends.findIndex(end => end <= shown - half);
+        const half = halves[index], centre = (across(state.at[index]) / 100) * width;
+        const middle = Math.max(half, Math.min(width - half, centre));
+        let lane = ends.findIndex(end => end <= middle - half);
         if (lane < 0) lane = ends.length;
-        ends[lane] = shown + half + 4;
-        button.style.left = `${shown}px`;
-        button.style.top = `${8 + lane * LANE}px`;
-        button.style.setProperty("--stem", `${8 + lane * LANE}px`);
-        button.style.setProperty("--lean", `${Math.round(centre - shown)}px`);
+        ends[lane] = middle + half + 4;
+        found[index] = { centre, middle, lane };
       }
-      track.style.height = `${12 + ends.length * LANE}px`;
+      return { found, count: ends.length };
+    }
+
+    function arrange(width, halves, high) {
+      const { found, count } = lanes(width, halves);
+      found.forEach(({ centre, middle, lane }, index) => {
+        const { style } = buttons[index];
+        style.left = `${middle - halves[index]}px`;
+        style.top = `${8 + lane * high}px`;
+        style.setProperty("--stem", `${8 + lane * high}px`);
+        style.setProperty("--lean", `${Math.round(centre - middle)}px`);
+      });
+      track.style.height = `${12 + count * high}px`;
     }
 
     let ticked = "";
     function ticks(width) {
       if (ticked === `${width} ${state.line}`) return;
       ticked = `${width} ${state.line}`;
-      const step = [1, 2, 4, 8, 16, 32, 64].find(s => (width / state.line) * s >= 26) || 128;
-      const shown = Array.from({ length: Math.ceil(state.line / step) }, (_, k) => k * step);
-      scale.replaceChildren(...shown.map(at => {
+      scale.replaceChildren(...marked(width).map(at => {
         const tick = Object.assign(document.createElement("span"), { textContent: at });
         tick.style.left = `${across(at)}%`;
         return tick;
       }));
     }
 
-    function arcs(width, chosen, rows, model, colours) {
+    function marked(width) {  // positions that have their number below the line
+      const step = [1, 2, 4, 8, 16, 32, 64].find(s => (width / state.line) * s >= 26) || 128;
+      return Array.from({ length: Math.ceil(state.line / step) }, (_, k) => k * step);
+    }
+
+    function arcs(canvas, width, chosen, rows, model, colours) {
       const place = at => (across(at) / 100) * width, { trained, line } = state;
       const shown = rows.flatMap((row, index) => (index === chosen ? [] : [{
         from: place(state.at[chosen]), to: place(row.position), share: row.share, past: row.past, label: label(row, model),
       }]));
       const limit = trained < line ? { x: (trained / line) * width, label: "trained length" } : null;
-      posenc.draw.arcs(ruler.querySelector(".arcs"), colours, shown, limit);
+      posenc.draw.arcs(canvas, colours, shown, limit);
     }
 
     function numbers(chosen, rows, model) {
@@ -142,8 +156,8 @@ posenc.tokens = (() => {
     function sentence(chosen, rows, model) {
       const word = quoted(state.tokens[chosen]), alone = state.position_only;
       const others = rows.map((one, index) => ({ ...one, index })).filter(one => one.index !== chosen && !one.hidden);
-      if (model.kind === "nothing" && alone) return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
-      if (model.kind === "nothing") return `Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
+      if (state.encoding === "none" && alone) return `Move ${word} anywhere: without an encoding nothing changes, and no order of the words differs from another.`;
+      if (state.encoding === "none") return `Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
       const move = `Move ${word}, with the pointer or the arrow keys. ${alone ? "Positions alone count here, whatever the words" : "Words and positions count"}:`;
       if (others.length === 0) return `${move} ${rows.length > 1 ? "all other keys are hidden, so it attends to itself" : "it is the only token"}.`;
       if (bucketed(model)) {
@@ -153,6 +167,7 @@ posenc.tokens = (() => {
       const alike = others.filter(one => one.weight > best.weight * (1 - 1e-9)).length > 1;
       const where = `${quoted(state.tokens[best.index])}, ${far} ${far === 1 ? "position" : "positions"} ${best.distance > 0 ? "before it" : "after it"}`;
       const why = best.bias === null ? `dot product ${number(best.product)}` : `bias ${number(best.bias)}`;
+      if (others.length === 1) return `${move} ${where}, gets ${percent(best.weight)} of its attention (${why}).`;
       return `${move} of the other keys, ${where}, gets ${alike ? "as much as any other" : "the most"}: ${percent(best.weight)} of its attention (${why}).`;
     }
 
@@ -162,20 +177,26 @@ posenc.tokens = (() => {
       const own = `Each word has a fixed random vector of ${dim} channels; equal words have equal vectors, capitals aside.`;
       if (model.rotates) return `${alone ? `Every word has the same vector here, of ${dim} ones.` : own} Query and key are that vector, turned by the position. ${scores}. ${learned}`;
       if (model.kind === "position") return `${alone ? "Words have no vectors here: query and key are the codes of their positions." : `${own} Query and key are that vector plus the code of the position.`} ${scores}. ${learned}`;
-      if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}. ${learned}`;
-      if (alone) return `Words have no vectors here: scores are the bias${model.rotates ? "" : " alone"}.`;
-      if (bucketed(model)) return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores. ${learned}`;
+      const times = model.softmax.scale(state.at[state.token - 1]);
+      if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}${times === 1 ? "" : `, times ${number(times)}`}. ${learned}`;
+      if (model.measured) return alone ? `Words have no vectors here: scores are the mean of what training added at their distance.` : `${own} Query and key are that vector. ${scores}, plus the mean of what training added at their distance.`;
+      if (alone) return "Words have no vectors here: scores are the bias alone.";
+      if (state.encoding === "t5") return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores${bucketed(model) ? "" : "; the bias is added"}.${bucketed(model) ? ` ${learned}` : ""}`;
       return `${own} Query and key are that vector. ${scores}, plus the bias. ${learned}`;
     }
 
-    function legend(chosen, rows, model, colours) {
+    function marks(chosen, rows, model, colours) {  // what the legend explains
       const others = rows.filter((_, index) => index !== chosen), most = Math.max(0, ...others.map(one => one.weight));
       const items = [{ stroke: colours.around.css[225], text: `attention weight, as thickness and colour: the thickest is ${percent(most)}` }];
       if (others.some(one => one.past)) items.push({ stroke: colours.past, text: bucketed(model) ? "a bucket that training did not use" : model.rotates ? "at an angle that training did not have" : "a distance that training did not have" });
       if (others.some(one => one.hidden)) items.push({ stroke: colours.soft, dashed: true, text: "hidden from the query" });
-      find(".ruler-legend").replaceChildren(...items.map(posenc.plot.legend));
+      return items;
+    }
+
+    function legend(chosen, rows, model, colours) {
+      find(".ruler-legend").replaceChildren(...marks(chosen, rows, model, colours).map(posenc.plot.legend));
       const labels = { range: "An arc’s label is its distance, and what the slowest and the fastest pair make of it.", map: "An arc’s label is its distance, and what the score sees it as.", bucket: "An arc’s label is its bucket." }[labelled(model)] || "";
-      find("#explorer-line-signs").textContent = `Weights are the softmax of the scores over all keys, with the query’s own. ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
+      find("#explorer-line-signs").textContent = `${weighed(rows, model)} ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
     }
 
     function code(chosen, model, colours) {
@@ -201,7 +222,40 @@ posenc.tokens = (() => {
     }
     find(".code details").addEventListener("toggle", () => latest && channels(latest));
 
-    return { show };
+    // The line as a view that can be saved: {title, height, draw(canvas, colours), legend(model, colours)}.
+    function picture(model, width) {
+      const chosen = state.token - 1, rows = posenc.words.attention(state, model), halves = buttons.map(button => button.offsetWidth / 2);
+      const { found, count } = lanes(width, halves), top = 200, high = 24, row = high + GAP, bottom = top + 12 + count * row;
+      function draw(canvas, colours) {
+        const context = canvas.getContext("2d");
+        arcs({ ...canvas, clientHeight: top }, width, chosen, rows, model, colours);
+        Object.assign(context, { font: colours.font, textAlign: "center", textBaseline: "middle", lineWidth: 1, fillStyle: colours.line });
+        context.fillRect(0, top, width, 2);
+        found.forEach(({ centre, middle, lane }, index) => {
+          const half = halves[index], y = top + 8 + lane * row;
+          context.fillStyle = colours.soft;
+          context.fillRect(centre, top, 1, y - top);
+          context.fillStyle = index === chosen ? colours.accent : colours.ground;
+          context.strokeStyle = state.at[index] >= state.trained ? colours.past : colours.line;
+          context.fillRect(middle - half, y, 2 * half, high);
+          context.strokeRect(middle - half, y, 2 * half, high);
+          context.fillStyle = index === chosen ? colours.ground : colours.ink;
+          context.fillText(state.tokens[index], middle, y + high / 2, 2 * half - 4);
+        });
+        context.fillStyle = colours.soft;
+        for (const at of marked(width)) context.fillText(String(at), (across(at) / 100) * width, bottom + 8);
+      }
+      return { title: find("#explorer-scores-title").textContent, height: bottom + 22, draw, legend: (_, colours) => marks(chosen, rows, model, colours) };
+    }
+
+    return { show, picture };
+  }
+
+  // How scores became weights, and how much no key got.
+  function weighed(rows, { softmax: { sticks, sink } }) {
+    const rest = percent(Math.max(0, 1 - rows.reduce((sum, one) => sum + one.weight, 0)));
+    if (sticks) return `From the nearest key on, each takes sigmoid(score) of what is left; ${rest} is left over.`;
+    return `Weights are the softmax of the scores over all keys, with the query’s own${sink === -Infinity ? "" : `, and a sink, which gets ${rest}`}.`;
   }
 
   // The places after one token moved: whoever was there takes its old one.
@@ -213,8 +267,8 @@ posenc.tokens = (() => {
   }
 
   const percent = share => (share > 0 && share < 0.001 ? "<0.1\u00a0%" : `${Number((100 * share).toPrecision(share < 0.1 ? 2 : 3))}\u00a0%`);
-  const bucketed = model => model.state.encoding === "t5";
-  const labelled = model => (bucketed(model) ? "bucket" : model.map ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
+  const bucketed = model => model.bucketed;
+  const labelled = model => (bucketed(model) ? "bucket" : model.mapped ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
 
   // What pairs make of a distance under a schedule: the slowest and the fastest, as a share of their speed in training.
   function span(distance, { low, high }) {
@@ -231,7 +285,7 @@ posenc.tokens = (() => {
 
   // A column of the table for what a method makes of the distance, and its heading.
   function extra(model) {
-    if (model.map) return [one => data(one.seen), "effective"];
+    if (model.mapped) return [one => data(one.seen), "effective"];
     return labelled(model) === "range" ? [one => span(one.distance, model.stretch), "effective"] : [null, ""];
   }
 

@@ -13,7 +13,7 @@ posenc.views = (() => {
   const BOTH = "In both directions: a decoder hides the keys after the query.";
   const CAUSAL = "Causal: a query sees no key after itself.";
 
-  const direction = m => (m.map ? CAUSAL : BOTH);
+  const direction = m => (m.causal ? CAUSAL : BOTH);
 
   const positions = (m, label, counted = m.n) => ({ label, counted, low: 0, high: Math.max(counted - 1, 1) });
   const ramp = (css, texts) => ({ ramp: css, texts });
@@ -22,12 +22,16 @@ posenc.views = (() => {
   function noCodes(m) {
     return m.kind === "distance"
       ? `${title(m)} gives positions no codes: it adds a number to each score, by distance. That is in “Bias per head”.`
-      : "Without an encoding there are no codes: every position is the same to attention.";
+      : elsewhere(m) || "Without an encoding there are no codes: every position is the same to attention.";
   }
 
-  function title(m) {
-    const names = { alibi: "ALiBi", t5: "T5", kerple: "KERPLE", sandwich: "Sandwich", sines: "This bias", rope: "RoPE", xpos: "xPos", p_rope: "p-RoPE", decoupled_rope: "Decoupled RoPE", none: "No encoding" };
-    return names[m.state.encoding] || `The ${m.state.encoding} code`;
+  const title = m => posenc.settings.names[m.state.encoding].replace(/ \(.*/, "");
+
+  // Of an encoding that gives pairs nothing of their own, what it does instead; else "".
+  function elsewhere(m) {
+    if (m.kind !== "nothing" || m.state.encoding === "none") return "";
+    return m.map ? `${title(m)} hides keys and changes nothing else: which ones is in “Effective relative position” and on the line of tokens.`
+      : `${title(m)} acts on how scores become weights, which the line of tokens shows.`;
   }
 
   const codes = {
@@ -41,6 +45,7 @@ posenc.views = (() => {
         return `${what}: ${turn}.`;
       }
       if (m.state.encoding === "binary") return "Each row is a position in binary: channel 0 flips at every step, each next one half as often.";
+      if (m.state.encoding === "learned") return "Each row is the code of one position, as it was learned: neighbours are no more alike than the text made them, and past the last row there is none.";
       const top = m.codesTop;
       return `All of the code is in one channel (of ${d}; the library learns its direction): it goes up to ${number(top)} at position ${m.n - 1}.`;
     },
@@ -63,10 +68,12 @@ posenc.views = (() => {
   }
 
   const products = {
-    absent: m => (m.kind !== "nothing" ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
+    absent: m => elsewhere(m) || (m.kind !== "nothing" ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
-      if (m.state.encoding === "t5") return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have separate buckets" : ""}. ${BOTH}`;
-      if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${BOTH}`;
+      if (m.bucketed) return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have separate buckets" : ""}. ${BOTH}`;
+      if (m.measured) return `The mean of what head ${m.state.head} adds at each distance. What it adds to one pair depends on the words: distance explains ${percent(explained(m)[m.state.head - 1])} of the differences. ${CAUSAL}`;
+      if (m.state.encoding === "fire") return `What head ${m.state.head} adds to each pair after training: up to the position that it learned, about 76, a diagonal has one colour; later queries stretch it over all that they see. ${CAUSAL}`;
+      if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${direction(m)}`;
       const apart = off(m) / (m.productsTop || 1);
       if (m.map) {
         const { hidden } = m.seen;
@@ -82,7 +89,7 @@ posenc.views = (() => {
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
       rows: m.n, columns: m.n, value: m.product, pixel: posenc.draw.around(colours, m.productsTop),
-      x: { label: "key’s position" }, y: { label: "query’s position" }, limit: m.state.trained, half: Boolean(m.map),
+      x: { label: "key’s position" }, y: { label: "query’s position" }, limit: m.state.trained, half: m.causal,
     }),
     legend: (m, colours) => [...aroundZero(m.productsTop, colours), ...hiddenMark(m), ...beyondMark(m, colours)],
     read: (m, i, j) => pairRead(m, i, j, m.product(i, j)),
@@ -97,7 +104,7 @@ posenc.views = (() => {
     return 2 * most(m.ofDistance.spread.filter(v => !Number.isNaN(v)));
   }
 
-  const hiddenMark = m => (m.map ? [{ blank: true, text: "hidden from the query" }] : []);
+  const hiddenMark = m => (m.causal ? [{ blank: true, text: "hidden from the query" }] : []);
   const beyondMark = (m, colours) => (m.state.trained < m.n ? [stroke(colours.ink, `${count(m.state.trained)} apart`, true)] : []);
 
   function pairRead(m, i, j, value) {
@@ -152,7 +159,7 @@ posenc.views = (() => {
   }
 
   const waves = {
-    absent: m => (m.waves ? "" : m.kind === "nothing" ? "Without an encoding nothing turns." : `${title(m)} has no waves: nothing in it turns.`),
+    absent: m => elsewhere(m) || (m.waves ? "" : m.kind === "nothing" ? "Without an encoding nothing turns." : `${title(m)} has no waves: nothing in it turns.`),
     see(m) {
       const before = m.wavelengthsPlain || m.wavelengths, pairs = before.length, one = k => (k === 1 ? "s" : "");
       const unfinished = before.filter(w => w > m.state.trained).length, beyond = farther(m).filter(Boolean).length;
@@ -201,11 +208,12 @@ posenc.views = (() => {
   const relative = {
     absent(m) {
       if (m.relative) return "";
+      if (elsewhere(m)) return elsewhere(m);
       return m.kind === "nothing" ? "Without an encoding, scores see no distance at all." : "These codes are added to the input: scores see them only through learned weights, not as a distance.";
     },
     see(m) {
       const { top, past, hidden } = m.seen;
-      const what = m.map ? `With ${m.state.method}, the` : "The";
+      const what = m.map ? `With ${m.mapped ? m.state.method : title(m)}, the` : "The";
       const far = `${what} largest distance that a score sees is ${number(top)}`;
       const rest = past ? `${percent(past)} of the visible pairs are at distances that training on ${count(m.state.trained)} positions never showed` : "training showed every one of them";
       return `${far}: ${rest}${hidden ? `, and ${percent(hidden)} of all pairs are hidden` : ""}. ${CAUSAL}`;
@@ -234,15 +242,21 @@ posenc.views = (() => {
   const bias = {
     absent(m) {
       if (m.bias) return "";
+      if (elsewhere(m)) return elsewhere(m);
       if (m.kind === "nothing") return "Without an encoding, nothing is added to the scores.";
       return `${title(m)} acts ${m.rotates ? "on queries and keys" : "at the input"}: it adds nothing to the scores.`;
     },
     see(m) {
       const end = m.n - 1, of = head => m.bias[head * m.n + end];
-      if (m.state.encoding === "t5") {
+      if (m.state.encoding === "t5" && !m.bucketed) return `A learned number per head and bucket: near distances have one each, far ones share. At distance ${end} head ${m.state.head} adds ${number(of(m.state.head - 1))}.`;
+      if (m.bucketed) {
         const own = m.bias.slice(0, m.n).findIndex((b, at) => at > 0 && b === m.bias[at - 1]);
         const buckets = new Set(m.bias.slice(0, m.n)).size;
         return `The bucket of each distance, of which the model learns a number per head: ${own < 0 ? "each distance has its own" : `the first ${own} distances have their own`}, and all ${count(m.n)} share ${several(buckets, "bucket")}.`;
+      }
+      if (m.measured) {
+        const shares = explained(m), [low, high] = [Math.min(...shares), Math.max(...shares)].map(percent);
+        return `After training, the mean of what position adds: at distance ${end} ${number(of(0))} in head 1 and ${number(of(3))} in head 4. Distance explains ${low} to ${high} of it, the words the rest.`;
       }
       const one = m.state.heads === 1, alike = !one && Math.abs(of(0) - of(m.state.heads - 1)) < 1e-12;
       const learned = { kerple: " before training", sines: " before training" }[m.state.encoding] || "";
@@ -253,22 +267,24 @@ posenc.views = (() => {
       const series = heads(m, colours), low = m.bias.reduce((a, b) => Math.min(a, b), 0), high = m.bias.reduce((a, b) => Math.max(a, b), 0);
       const pad = (high - low || 1) * 0.04;
       return posenc.draw.lines(canvas, colours, {
-        series, x: positions(m, "distance"), y: { label: m.state.encoding === "t5" ? "bucket" : "added to the score", low: low - pad, high: high + pad },
+        series, x: positions(m, "distance"), y: { label: m.bucketed ? "bucket" : "added to the score", low: low - pad, high: high + pad },
         past: m.state.trained, marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
       });
     },
     legend(m, colours) {
-      if (m.state.encoding === "t5") return [stroke(colours.palette[1], "every head")];
+      if (m.bucketed) return [stroke(colours.palette[1], "every head")];
       const own = stroke(colours.palette[1], `head ${m.state.head}, shown above`);
       return m.state.heads === 1 ? [own] : [ramp(posenc.draw.gradient(colours.up), ["head 1", `head ${m.state.heads}`]), own];
     },
-    read: (m, row, column) => `${m.state.encoding === "t5" ? "" : `head ${order(m)[row] + 1}, `}distance ${column}: ${number(m.bias[order(m)[row] * m.n + column])}`,
+    read: (m, row, column) => `${m.bucketed ? "" : `head ${order(m)[row] + 1}, `}distance ${column}: ${number(m.bias[order(m)[row] * m.n + column])}`,
     table(m) {
       const every = Array.from({ length: m.state.heads }, (_, head) => head);
       const rows = sampled(m.n).map(at => [String(at), ...every.map(head => m.bias[head * m.n + at])]);
       return { caption: "Every head", head: ["distance", ...every.map(head => `head ${head + 1}`)], rows };
     },
   };
+
+  const explained = m => Array.from(posenc.options.trained(`${m.state.encoding}/explained`));
 
   function order(m) {  // the head shown is drawn last, over the others
     const others = Array.from({ length: m.state.heads }, (_, head) => head).filter(head => head !== m.state.head - 1);
@@ -283,5 +299,5 @@ posenc.views = (() => {
     });
   }
 
-  return { codes, products, decay, waves, relative, bias, direction };
+  return { elsewhere, codes, products, decay, waves, relative, bias, direction };
 })();

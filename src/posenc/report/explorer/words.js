@@ -40,25 +40,41 @@ posenc.words = (() => {
   // A row for each token as a key of the chosen one: {position, distance, seen: the relative position that its score sees, bucket: T5's,
   // product, bias, score, weight, share: of the greatest weight among the other keys, hidden, past: training lacked what is seen}.
   function attention(state, model) {
-    const { at, tokens, dim } = state, chosen = state.token - 1, query = at[chosen];
+    const { at, tokens, dim } = state, chosen = state.token - 1, query = at[chosen], { scale, sink, sticks, current } = model.softmax;
     const rows = at.map((position, index) => {
-      const distance = query - position, seen = model.seenAt(query, position), hidden = Number.isNaN(seen);
+      const distance = query - position, seen = model.seenAt(query, position), hidden = Number.isNaN(seen) || (!current && index === chosen);
       const row = { position, distance, seen, hidden, past: !hidden && model.untrained(seen), bucket: null, bias: null };
       const product = hidden ? NaN : state.position_only ? alone(model, query, position, seen) : product_(model, tokens[chosen], tokens[index], query, position, seen);
       if (model.kind === "distance") {
-        const added = model.added(state.head - 1, seen);
-        if (state.encoding === "t5") row.bucket = added;
+        const added = model.added(state.head - 1, seen, query);
+        if (model.bucketed) row.bucket = added;
         else row.bias = added;
       }
-      const score = product / (state.encoding === "t5" ? 1 : Math.sqrt(dim)) + (row.bias || 0);
+      const score = (scale(query) * product) / (state.encoding === "t5" ? 1 : Math.sqrt(dim)) + (row.bias || 0);
       return { ...row, product: model.kind === "distance" && state.position_only ? null : product, score };
     });
-    const seen = rows.filter(row => !row.hidden), top = Math.max(...seen.map(row => row.score));
-    const total = seen.reduce((sum, row) => sum + Math.exp(row.score - top), 0);
-    for (const row of rows) row.weight = row.hidden ? 0 : Math.exp(row.score - top) / total;
+    if (sticks) broken(rows);
+    else softmax(rows, sink);
     const most = Math.max(...rows.filter((_, index) => index !== chosen).map(row => row.weight), 0);
     rows.forEach((row, index) => { row.share = index === chosen || row.hidden ? null : row.weight / (most || 1); });
     return rows;
+  }
+
+  // sink: what something beside the keys scores, which takes its part of the weight.
+  function softmax(rows, sink) {
+    const seen = rows.filter(row => !row.hidden), top = Math.max(sink, ...seen.map(row => row.score));
+    const total = seen.reduce((sum, row) => sum + Math.exp(row.score - top), Math.exp(sink - top));
+    for (const row of rows) row.weight = row.hidden ? 0 : Math.exp(row.score - top) / total;
+  }
+
+  // Each key, from the nearest on, takes sigmoid(score) of what is left.
+  function broken(rows) {
+    let left = 1;
+    for (const row of [...rows].sort((a, b) => a.distance - b.distance)) {
+      const share = row.hidden ? 0 : 1 / (1 + Math.exp(-row.score));
+      row.weight = left * share;
+      left -= row.weight;
+    }
   }
 
   // The dot product of two positions, whatever stands there.
