@@ -36,11 +36,11 @@ Json = dict[str, Any]
 def together(folders: Iterable[Path]) -> Json:
     """The results of several benchmarks as one: the first's machine and settings, and the trials of all."""
     read = [json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders]
-    kept = ("what", "case", "family", "mode", "dtype", "length", "limit")
+    fields = ("what", "case", "family", "mode", "dtype", "length", "limit")
     of_row = ("name", "package", "status", "note", "error", "seconds", "ratio", "bytes", "rounds")
     trials: dict[tuple[Any, ...], Json] = {}
     for trial in (trial for results in read for trial in results["trials"]):
-        slim = {name: trial[name] for name in kept}
+        slim = {name: trial[name] for name in fields}
         rows = [{name: row[name] for name in of_row} for row in trial["rows"] if row["status"] != "missing"]
         trials[tuple(slim.values())] = {**slim, "rows": rows}
     return {name: read[0][name] for name in OF_BENCH} | {"trials": list(trials.values())}

@@ -74,11 +74,11 @@ def resources(kernel: Any, sm: int, constants: dict[str, Any], warps: int, stage
         {(at(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     compiled = triton.compile(source, GPUTarget("cuda", sm, 32), {"num_warps": warps, "num_stages": stages})
-    said = _assembled(compiled.asm["ptx"])
-    registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-    assert registers, said
-    assert spilled, said
-    return Resources(int(registers[1]), int(spilled[1]), compiled.metadata.shared, "serialized" in said)
+    report = _assembled(compiled.asm["ptx"])
+    registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
+    assert registers, report
+    assert spilled, report
+    return Resources(int(registers[1]), int(spilled[1]), compiled.metadata.shared, "serialized" in report)
 
 
 def _assembled(ptx: str) -> str:

@@ -67,11 +67,11 @@ def test_a_new_study_is_resumed(tmp_path, capsys):
 
 def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):
     module = example("roformer_encoder")
-    whole, masked = module.texts(100)
+    texts, masked = module.texts(100)
     for row in range(100):  # the bag says which tokens are hidden, each once, and no more
-        motif = whole[row].unique()
+        motif = texts[row].unique()
         assert len(motif) == module.MOTIF
-        assert torch.equal(whole[row, masked[row] == module.MASK].sort().values, motif)
+        assert torch.equal(texts[row, masked[row] == module.MASK].sort().values, motif)
     found = module.main()
     assert found["rope:layout=interleaved"] > 0.98
     assert found["none"] == pytest.approx(1 / module.MOTIF, abs=0.01), "masks are all alike: one guess for all six"
@@ -204,8 +204,8 @@ def small_llama():
 def test_a_conversation_goes_on_from_its_cache(small_llama, method, capsys):
     posenc.extend(small_llama, method, target_length=1024)
     chat = example("chat_past_8k").Chat(small_llama, Bytes(), "A long text. " * 10)
-    for said in ("Hello.", "And now?"):
-        chat.say(said, new_tokens=8)
+    for message in ("Hello.", "And now?"):
+        chat.say(message, new_tokens=8)
         likeliest = small_llama(chat.ids, use_cache=False).logits[0, -9:-1].argmax(-1)
         assert torch.equal(chat.ids[0, -8:], likeliest)
         assert capsys.readouterr().out.rstrip("\n") == Bytes().decode(likeliest).rstrip("\n")
@@ -213,15 +213,15 @@ def test_a_conversation_goes_on_from_its_cache(small_llama, method, capsys):
 
 
 def test_a_chat_asks_for_every_key_and_ends_with_an_empty_line(small_llama, capsys, monkeypatch):
-    said = iter(["And now?", ""])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    messages = iter(["And now?", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(messages))
     monkeypatch.setattr(posenc, "load", lambda name: (small_llama, Bytes()))
     module = example("chat_past_8k")
     module.main("--chat", tokens=100, methods=("none", "rerope"))
     length, out = len(module.opening(Bytes(), 100)), capsys.readouterr().out
     for method in ("none", "rerope"):
         assert all(f"{method}, {length} tokens: the key of the {door} door?" in out for door in module.KEYS)
-    assert next(said, "all said") == "all said"
+    assert next(messages, "none left") == "none left"
 
 
 @pytest.mark.slow

@@ -80,8 +80,8 @@ def test_every_list_of_names_is_true():
 def test_pages_and_examples_use_named_names():
     """What README, docs and examples import is a module of ours or a name in its module's list."""
     texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
-    told = "\n".join(path.read_text(encoding="utf-8") for path in texts)
-    for module, names in re.findall(r"^ *from (posenc[\w.]*) import (\w+(?:, \w+)*)", told, re.MULTILINE):
+    text = "\n".join(path.read_text(encoding="utf-8") for path in texts)
+    for module, names in re.findall(r"^ *from (posenc[\w.]*) import (\w+(?:, \w+)*)", text, re.MULTILINE):
         listed = getattr(import_module(module), "__all__", ())
         for name in names.split(", "):
             public = name in listed or f"{module}.{name}" in MODULES
@@ -166,7 +166,7 @@ def wheel(folder: Path) -> zipfile.ZipFile:
 
 
 def test_wheel_holds_the_library_and_its_data_alone(distributions):
-    kept = {
+    files = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
@@ -176,7 +176,7 @@ def test_wheel_holds_the_library_and_its_data_alone(distributions):
         info = email.message_from_bytes(
             archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
         )
-    assert names == kept
+    assert names == files
     assert {"papers.bib", "golden.json", "py.typed", "page.html", "explorer.js", "style.css"} <= {
         name.rpartition("/")[2] for name in names
     }

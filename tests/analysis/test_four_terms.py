@@ -112,8 +112,8 @@ def test_the_terms_are_those_of_the_formula():
         for index, term in enumerate(rows):
             moved = []
             for i in range(12):
-                whole = sum(other[i] for other in rows)
-                moved.append((whole.softmax(0) - (whole - term[i]).softmax(0)).abs().sum() / 2)
+                total = sum(other[i] for other in rows)
+                moved.append((total.softmax(0) - (total - term[i]).softmax(0)).abs().sum() / 2)
             assert found.removed[head, index].item() == pytest.approx(sum(moved).item() / 12)
         position = rows[3]
         values = torch.cat(position)
@@ -189,14 +189,15 @@ def test_the_callers_model_is_left_alone(model):
 
 def test_findings_have_sentences_and_a_dict():
     found = four_terms(ours("learned"), TOKENS)
-    said = " ".join(found.sentences())
-    assert "in the first layer" in said
-    assert "nats per token" in said
+    sentences = " ".join(found.sentences())
+    assert "in the first layer" in sentences
+    assert "nats per token" in sentences
     mean = ", ".join(f"{name} {share:.0%}" for name, share in zip(found.terms, found.share.mean(0), strict=True))
-    assert f"Of the terms' variances added up, mean over heads: {mean}." in said  # terms correlate: not of the scores'
-    kept = found.to_dict()
-    assert "map" not in kept
-    assert len(kept["share"]) == 4
+    # the terms correlate, so the sum of their variances is not the scores' variance
+    assert f"Of the terms' variances added up, mean over heads: {mean}." in sentences
+    saved = found.to_dict()
+    assert "map" not in saved
+    assert len(saved["share"]) == 4
     assert torch.allclose(found.share.sum(-1), torch.ones(4).double())
 
 

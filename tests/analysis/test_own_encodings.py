@@ -53,8 +53,8 @@ class Forgetting(Causal):
         if not positions.causal:
             raise InputError("pass causal positions (causal=True)")
         assert k.shape[1] == self.num_kv_heads
-        kept = nn.functional.logsigmoid(k.mean(-1)).cumsum(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
-        return Dense(kept[..., k.shape[2] - q.shape[2] :, None] - kept[..., None, :])
+        decay = nn.functional.logsigmoid(k.mean(-1)).cumsum(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
+        return Dense(decay[..., k.shape[2] - q.shape[2] :, None] - decay[..., None, :])
 
 
 class Windows(posenc.Encoding):
@@ -137,8 +137,8 @@ def test_a_bias_of_what_the_text_says_has_no_code_but_all_else():
     found, names, reasons = answered(Forgetting(8, 2), num_heads=4)
     assert {"bias", "scores", "symmetry", "twins"} <= names
     assert "depends on the content of the text" in reasons["properties"]
-    kept = torch.nn.functional.logsigmoid(torch.tensor(1.0, dtype=torch.float64))
-    assert torch.allclose(found["bias"].finding.heads, kept * torch.arange(12).expand(4, -1), atol=1e-12)
+    log_gate = torch.nn.functional.logsigmoid(torch.tensor(1.0, dtype=torch.float64))
+    assert torch.allclose(found["bias"].finding.heads, log_gate * torch.arange(12).expand(4, -1), atol=1e-12)
 
 
 def test_hidden_keys_have_no_code_and_all_else_says_how_many():

@@ -120,7 +120,7 @@ def test_overflow_is_said():
 
 
 def test_what_transformers_does_in_bfloat16():
-    """Cast as a whole, transformers' module keeps its frequencies in bfloat16: the error is that of "frequencies"."""
+    """module.to(bfloat16) casts the frequencies of transformers' module as well: the error is that of "frequencies"."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -100,9 +100,9 @@ def test_every_schedule_that_needs_no_list():
     for name in posenc.frequencies.SCHEDULES:
         if name not in ("explicit", "longrope", "abf"):
             assert len(digits([1], 64, schedule=name, factor=2.0, length=512).sentences()) == 4
-    said = digits([1], 4, 1.5, length=4096).sentences()
-    assert "every pair makes a full turn" in said[1]
-    assert "no pair reaches" in said[2]
+    sentences = digits([1], 4, 1.5, length=4096).sentences()
+    assert "every pair makes a full turn" in sentences[1]
+    assert "no pair reaches" in sentences[2]
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,9 @@ def test_base_bound_and_its_models():
     found = base_bound([256, 512], 64, step=0.01, models=[own, Model("safe", 64, 1e5, 2048)])
     assert found.longest == (3616, 3616)
     assert found.limits == pytest.approx((415.2, 830.5), rel=1e-3)
-    said = found.sentences()
-    assert "first negative at 3616, short of" in said[2]
-    assert "first negative at 3616, beyond" in said[3]
+    sentences = found.sentences()
+    assert "first negative at 3616, short of" in sentences[2]
+    assert "first negative at 3616, beyond" in sentences[3]
     assert {model.rotary_dim for model in base_bound([16], 128, step=0.1).models} == {128}
     assert {model.name for model in MODELS} >= {"Llama 2 7B", "SmolLM2 135M"}
     assert "ntk:factor=2" in base_bound([16], 32, schedule={"name": "ntk", "factor": 2}).sentences()[0]

@@ -115,9 +115,9 @@ def test_integers_move_by_adding_not_by_a_matrix():
 
 def test_codes_that_are_all_the_same_need_no_matrix():
     assert "The identity misses by 0: codes so far apart are the same." in shift_matrix("multiplicative").sentences()
-    said = shift_matrix("binary:bits=1", 2, length=64).sentences()  # 0 1 0 1 ..: the same at every other position
-    assert "The identity misses by 0: codes so far apart are the same." in said
-    assert not any("Adding one vector" in sentence for sentence in said)
+    sentences = shift_matrix("binary:bits=1", 2, length=64).sentences()  # 0 1 0 1 ..: the same at every other position
+    assert "The identity misses by 0: codes so far apart are the same." in sentences
+    assert not any("Adding one vector" in sentence for sentence in sentences)
 
 
 def test_rounded_codes_are_shifted_to_their_rounding():

@@ -135,9 +135,9 @@ def test_a_trained_model_against_its_controls():
     assert found.curves[SHUFFLED].error.min() > 15
     assert found.transfer.diagonal().min() > 0.5
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    said = " ".join(found.sentences())
-    assert "Without residual connections" in said
-    assert "guessing the middle: 16.0" in said
+    sentences = " ".join(found.sentences())
+    assert "Without residual connections" in sentences
+    assert "guessing the middle: 16.0" in sentences
     assert found.to_dict()["curves"][CUT]["r2"]
 
 

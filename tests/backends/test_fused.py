@@ -484,7 +484,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p)
 
 
 def test_the_same_positions_serve_with_and_without_causality():
-    """What is visible is kept with the positions, and orders need not follow distances."""
+    """Positions cache what is visible, for causal and other calls apart. Orders may differ from positions."""
     q, k, v = inputs(5, 5, H)
     n = torch.arange(5)[None]
     p = Positions(q=n, k=n, q_order=n + 1, k_order=n, valid=torch.ones(1, 5, dtype=torch.bool))

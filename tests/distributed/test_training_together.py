@@ -77,7 +77,7 @@ def train_and_resume(name, corpus=CORPUS):
 
 
 def gradients(name, wrap):
-    """The gradients of a plain training loop around a model with this encoding, by rank 0's names, whole."""
+    """The gradients, unsharded, of a plain training loop around a model with this encoding, by rank 0's names."""
     model = build(run_of(name))
     torch.manual_seed(1)
     tokens = torch.randint(256, (4, 16))

@@ -1,5 +1,5 @@
-"""SHAPE, CAPE, randomised and skipped positions: what they draw in training, what they leave alone, and that a whole forward
-pass sees one draw."""
+"""SHAPE, CAPE, randomised and skipped positions: what they draw in training, what they leave alone, and that a forward
+pass uses one draw in all layers."""
 
 import math
 

@@ -125,7 +125,7 @@ def test_v2_is_transformers(kinds, length, buckets, most, share):
 
     assert_close(ours(), theirs, **FLOAT32_SCALE)
     wrong = (ours(paper_index=True) - theirs).abs().max()
-    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index is told apart"
+    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index gives other values"
 
 
 @pytest.mark.parametrize(("length", "most"), [(11, 6), (5, 8), (40, 512), (30, 30)])
@@ -156,7 +156,7 @@ def test_v1_is_transformers(kinds, length, most):
 
     assert_close(ours(), theirs, **FLOAT32_SCALE)
     wrong = (ours(paper_index=True) - theirs).abs().max()
-    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index is told apart"
+    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index gives other values"
 
 
 @pytest.mark.parametrize(("buckets", "most"), [(256, 512), (8, 32), (16, 64), (4, 5), (32, 128), (128, 512)])

@@ -79,7 +79,7 @@ def test_rk4_is_torchdiffeqs():
     for substep in range(5 * 29):
         p = classical(torch.tensor(0.02 * substep, dtype=torch.float64), p)
     apart = (p - ours[-1]).norm() / ours[-1].norm()
-    assert 1e-8 < apart < 1e-4, "the classical rule is told apart, and solves the same equation"
+    assert 1e-8 < apart < 1e-4, "the classical rule gives other values, as near as two solutions of the same equation"
 
 
 def test_the_error_is_that_of_the_fourth_order():

@@ -152,13 +152,13 @@ def test_beyond_says_what_another_size_gets(name):
         attended(made_so["resize"], x, numbered)  # the size of the image is not known
 
 
-def test_centred_coordinates_of_patches_taken_are_those_of_the_whole_image():
+def test_centred_coordinates_of_taken_patches_are_those_of_the_full_image():
     encoding = posenc.AxialRotary(WIDTH, centred=True)
     full = Positions.grid(3, 5)
-    kept = torch.tensor([1, 6, 8])
+    indices = torch.tensor([1, 6, 8])
     angles = encoding.angles(encoding.coordinates(full)[0], full.q, 0)
-    taken = full.take(kept)
-    assert_close(encoding.angles(encoding.coordinates(taken)[0], taken.q, 0), angles[:, :, kept], **EXACT)
+    taken = full.take(indices)
+    assert_close(encoding.angles(encoding.coordinates(taken)[0], taken.q, 0), angles[:, :, indices], **EXACT)
     last = full.keys(6, 15)
     assert_close(encoding.coordinates(last)[1], encoding.coordinates(full)[1][:, 6:], **EXACT)
 

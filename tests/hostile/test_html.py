@@ -26,13 +26,13 @@ WORDS = {
 """What a page looks up, by key: it is never anybody's text."""
 
 
-def marked(found, kept, key=None):
+def marked(found, unchanged, key=None):
     """Results with every text followed by what is hostile."""
     if isinstance(found, dict):
-        return {name: marked(value, kept, name) for name, value in found.items()}
+        return {name: marked(value, unchanged, name) for name, value in found.items()}
     if isinstance(found, list | tuple):
-        return [marked(value, kept, key) for value in found]
-    return found + HOSTILE if isinstance(found, str) and key not in kept else found
+        return [marked(value, unchanged, key) for value in found]
+    return found + HOSTILE if isinstance(found, str) and key not in unchanged else found
 
 
 @pytest.fixture(scope="module")

@@ -292,8 +292,8 @@ def test_verdicts(tiny):
     assert "t5 (+0.020 ± 0.0" in words
 
 
-def test_every_arm_is_in_a_sentence(tiny):
-    """One whose seeds disagree is neither said to hold nor to degrade, and not passed over."""
+def test_every_encoding_is_in_a_sentence(tiny):
+    """An encoding whose seeds disagree has the verdict "unclear", and its sentence says so."""
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}
     ranked = ranking(settings, cells)

@@ -54,7 +54,7 @@ def address():
 
 
 def lasting(value):
-    """Results without times and what is said of the machine."""
+    """Results without times, memory and the machine's description."""
     if isinstance(value, dict):
         fleeting = ("created", "command", "machine", "peak_bytes")
         return {k: lasting(v) for k, v in value.items() if k not in fleeting and "second" not in k}
@@ -144,12 +144,12 @@ def test_a_killed_driver_goes_on_where_it_was(address, tmp_path):
         time.sleep(0.05)
     first.kill()
     first.communicate()
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     second = command(tmp_path, *more)
     _, err = second.communicate()
     assert second.returncode == 0, err
-    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == len(kept) < 4
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == len(finished) < 4
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
 
 def test_ctrl_c_in_a_cluster_of_its_own(address, tmp_path):

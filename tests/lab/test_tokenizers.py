@@ -27,7 +27,7 @@ def text(tmp_path):
 
 
 def words(folder, *, eos=None, gap=0):
-    """A tokenizer of whole words, saved as Hugging Face's are."""
+    """A tokenizer with one token for each word, saved as Hugging Face saves its own."""
     from tokenizers import Tokenizer as Fast
     from tokenizers import models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""What a tracker is told is what the run measured; one that fails loses nothing."""
+"""A tracker receives the numbers that the run measured; if it fails, no result is lost."""
 
 import json
 

@@ -68,10 +68,10 @@ def test_taken_tokens_keep_place_document_and_whom_they_see(data, sizes, prefix,
     first = [n for n in range(full.num_queries) if apart[n]]
     index = torch.tensor([first + row for row in rows])
     taken = full.take(index)
-    for row, kept in enumerate(index):
-        assert torch.equal(taken.q[row], full.q[0, kept])
-        assert torch.equal(taken.mask()[row, 0], full.mask()[0, 0][kept][:, kept])
-        one = full.take(kept)
+    for row, indices in enumerate(index):
+        assert torch.equal(taken.q[row], full.q[0, indices])
+        assert torch.equal(taken.mask()[row, 0], full.mask()[0, 0][indices][:, indices])
+        one = full.take(indices)
         assert torch.equal(one.q[0], taken.q[row])
         assert torch.equal(one.mask()[0], taken.mask()[row])
     assert torch.equal(

@@ -210,7 +210,7 @@ def test_prefix_tokens_are_whole():
 
 @pytest.mark.parametrize("make", [lambda: Positions.arange(2.5), lambda: Positions.packed([2.7, 3.9])])
 def test_tokens_are_counted_in_whole_numbers(make):
-    with pytest.raises(posenc.InputError, match=r"integer|whole"):
+    with pytest.raises(posenc.InputError, match=r"integer"):
         make()
 
 

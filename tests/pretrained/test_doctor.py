@@ -111,14 +111,14 @@ def test_trap_2_rope_theta_lost(llama):
 def test_trap_3_truncate_of_a_layer_type():
     model = small_model("gemma3_text")
     model.config.max_position_embeddings = 16384
-    said = model.config.rope_parameters["full_attention"]
-    said |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
+    parameters = model.config.rope_parameters["full_attention"]
+    parameters |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     finding = one(model, "truncate_ignored")
     asked = posenc.frequencies.yarn(16, 10000.0, factor=4.0, original_max_positions=4096, truncate=False)
     off = (model.model.rotary_emb.full_attention_inv_freq.double() - asked.inv_freq).abs().max() * 16383
     assert finding.measured == pytest.approx(float(off), rel=1e-4)
-    said["truncate"] = True
+    parameters["truncate"] = True
     assert names(model) == []
 
 
@@ -161,11 +161,11 @@ def test_trap_5_a_cache_across_a_length_where_frequencies_move(kind):
     # the same by hand, with as many tokens as it takes
     ids = torch.randint(97, (1, 72), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        whole = model(ids).logits[:, -1]
+        logits = model(ids).logits[:, -1]
         cache = model(ids[:, :60]).past_key_values
         for token in ids[0, 60:]:
             output = model(token.view(1, 1), past_key_values=cache)
-    assert (output.logits[:, -1] - whole).abs().max() > 0.1 * finding.measured
+    assert (output.logits[:, -1] - logits).abs().max() > 0.1 * finding.measured
     model = small_model("llama", rope_parameters=dynamic) if kind == "dynamic" else longrope()
     doctor(model)
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
@@ -398,15 +398,15 @@ def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, m
 @pytest.mark.parametrize("times", [0.1, 10.0])
 def test_a_wrong_base_is_seen_by_reading(demo, times):
     model, tokenizer = demo
-    kept, right = model.model.rotary_emb, model.config.rope_parameters
+    rotary, right = model.model.rotary_emb, model.config.rope_parameters
     try:
         model.config.rope_parameters = right | {"rope_theta": right["rope_theta"] * times}
-        model.model.rotary_emb = type(kept)(model.config)
+        model.model.rotary_emb = type(rotary)(model.config)
         (finding,) = doctor(model, tokenizer).findings
         assert finding.name == "base_doubtful"
         assert f"with rope_theta times {1 / times:g} " in finding.evidence
     finally:
-        model.config.rope_parameters, model.model.rotary_emb = right, kept
+        model.config.rope_parameters, model.model.rotary_emb = right, rotary
 
 
 def test_partial_rotation_is_told_and_missed():
@@ -483,14 +483,14 @@ def test_weights_in_the_wrong_layout_are_seen_by_reading(demo):
     assert names(model, tokenizer) == []
     state = model.state_dict()
     swapped = posenc.convert_layout(state, 64, "half", "interleaved", names=["q_proj", "k_proj"])
-    kept = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
-    model.load_state_dict({name: swapped[name] for name in kept}, strict=False)
+    before = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
+    model.load_state_dict({name: swapped[name] for name in before}, strict=False)
     try:
         (finding,) = doctor(model, tokenizer).findings
         assert finding.name == "layout_swapped"
         assert finding.measured > 1
     finally:
-        model.load_state_dict(kept, strict=False)
+        model.load_state_dict(before, strict=False)
 
 
 @pytest.mark.parametrize("extended", [False, True])

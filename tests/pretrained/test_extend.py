@@ -74,7 +74,7 @@ PROMISES = {
 @pytest.mark.parametrize("method", PROMISES)
 @pytest.mark.parametrize("kind", ["llama", "smollm3"])
 def test_what_the_report_promises_is_what_happens(kind: str, method: str) -> None:
-    """Tokens that are said to be read as before are, and where less is promised than the window, something changes."""
+    """As many tokens as the report promises are unchanged; where these are fewer than the window, some change."""
     model = small_model(kind, rope_parameters=THETA | {"rope_type": "default"})
     x = tokens(2, TRAINED)
     before = model(x).logits
@@ -270,10 +270,10 @@ def test_what_only_stretched_is_replaced() -> None:
     assert torch.equal(model(x).logits, fresh(x).logits)
     with pytest.raises(InputError, match=r"target_length=128.*target_length=512 or more"):
         posenc.extend(model, "yarn", factor=2)
-    kept = posenc.extend(model, "rerope")
-    assert kept.map == {"name": "rerope", "window": 128}
-    assert kept.exact_tokens == 128
-    assert "scaled by yarn, which stays" in str(kept)
+    report = posenc.extend(model, "rerope")
+    assert report.map == {"name": "rerope", "window": 128}
+    assert report.exact_tokens == 128
+    assert "scaled by yarn, which stays" in str(report)
 
 
 def test_what_was_trained_at_finer_positions_keeps_them() -> None:

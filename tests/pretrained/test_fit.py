@@ -164,7 +164,7 @@ def test_it_goes_on_where_it_stopped(search, tmp_path, monkeypatch):
         if step == 2 and seen.count(2) == 1:
             raise KeyboardInterrupt
 
-    again = options | {"checkpoint": tmp_path / "kept", "progress": stop}
+    again = options | {"checkpoint": tmp_path / "checkpoint", "progress": stop}
     with pytest.raises(KeyboardInterrupt):
         posenc.extend(model, "fit", **again)
     found = posenc.extend(model, "fit", **again).fitting

@@ -69,7 +69,7 @@ def test_the_target_layout_gives_the_scores_of_the_source(source, target, shape,
     want = scores(source, *weights, *biases)
     assert_close(scores(target, *converted), want, **EXACT)
     if rotary_dim > 2:  # a single pair is the same in both
-        assert (scores(target, *weights, *biases) - want).abs().max() > 1e-3, "unconverted weights are told apart"
+        assert (scores(target, *weights, *biases) - want).abs().max() > 1e-3, "unconverted weights give other scores"
     back = [convert_layout(w, head_dim, target, source, rotary_dim=rotary_dim) for w in converted]
     assert all(torch.equal(a, b) for a, b in zip(back, weights + biases, strict=True))
 
@@ -192,8 +192,8 @@ def test_partial_rotary_with_biases_is_glm():
     options = {"rotary_dim": rotary_dim, "names": ["q_proj", "k_proj"]}
     assert_close(ours(convert_layout(interleaved, 16, "interleaved", "half", **options)), theirs, **FLOAT32)
     assert (ours(interleaved) - theirs).abs().max() > 0.05, "unconverted"
-    whole = convert_layout(interleaved, 16, "interleaved", "half", names=["q_proj", "k_proj"])
-    assert (ours(whole) - theirs).abs().max() > 0.05, "converted over the whole head"
+    full = convert_layout(interleaved, 16, "interleaved", "half", names=["q_proj", "k_proj"])
+    assert (ours(full) - theirs).abs().max() > 0.05, "converted over all channels of the head"
 
 
 def test_norms_of_queries_and_keys_are_qwen3():

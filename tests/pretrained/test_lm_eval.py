@@ -190,27 +190,27 @@ def test_options_are_part_of_the_name(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["paskey", "--lengths", "1000"], "did you mean 'passkey'"),
         (["passkey", "--lengths", "0"], "must be at least 1"),
         (["passkey", "--lengths", "1000", "--depths", "2"], "depth=2.0"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, capsys, arguments, said):
+def test_mistakes_are_one_line(tmp_path, capsys, arguments, message):
     assert harness.main([*arguments, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("perplexity:protocol=sliding", r"does not read in windows"), ("copying", r"does not give these tokens")],
 )
-def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, said):
+def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, message):
     cell = {"task": text, "length": 600, "depth": None, "samples": 1, "seeds": [0]}
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         harness.dataset(cell, tokenizer=tokenizer)
 
 

@@ -121,11 +121,11 @@ def test_nothing_that_could_run_code_is_read(folder, llama, monkeypatch):
         raise AssertionError("a pickle was read")
 
     monkeypatch.setattr(torch, "load", no_pickle)
-    (folder / "model.safetensors").rename(folder / "kept")
+    (folder / "model.safetensors").rename(folder / "aside")
     torch.save(llama.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"pytorch_model\.bin.*pickle can run any code.*save_pretrained"):
         load(folder)
-    (folder / "kept").rename(folder / "model.safetensors")
+    (folder / "aside").rename(folder / "model.safetensors")
     torch.save(llama.state_dict(), folder / "adapter_model.bin")  # the one that transformers would read
     edit(folder, transformers_weights="adapter_model.bin")
     with pytest.raises(InputError, match=r"names a pickle as its weights"):

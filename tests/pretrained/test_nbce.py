@@ -131,8 +131,8 @@ def test_it_ends_with_the_text(llama, tokenizer):
     answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=12)
     end = next(token for token in answer.tokens[1:] if token != answer.tokens[0])
     at = answer.tokens.index(end)
-    for told in (end, [5, end]):
-        llama.generation_config.eos_token_id = told
+    for ends in (end, [5, end]):
+        llama.generation_config.eos_token_id = ends
         assert nbce_generate(llama, tokenizer, CONTEXTS, QUESTION).tokens == answer.tokens[:at]
     llama.generation_config.eos_token_id = None
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)

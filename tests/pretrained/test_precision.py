@@ -1,5 +1,5 @@
-"""The dtype that a model computes in and the one it is saved in: whatever the machine is fast in, it is said, and files
-keep theirs. Which machine this is plays no part: how fast it is, the tests say."""
+"""The dtypes that a model computes in and is saved in: reports name the first, which depends on the machine, and files
+have their checkpoint's dtype. The tests replace the measurement of the machine, so they are the same on all machines."""
 
 import json
 from importlib import import_module
@@ -48,9 +48,9 @@ def test_auto_computes_in_what_is_fast_and_saves_what_was_there(folder, tmp_path
     exact, _ = posenc.load(folder, dtype=wanted)
     assert torch.equal(model(ids).logits, exact(ids).logits)
     posenc.extend(model, "yarn", factor=2)
-    told = posenc.to_hf(model, tmp_path / "saved", tokenizer)
+    report = posenc.to_hf(model, tmp_path / "saved", tokenizer)
     assert stored(tmp_path / "saved") == ("bfloat16", "bfloat16")
-    assert ("weights in bfloat16, as the checkpoint" in str(told)) == slow
+    assert ("weights in bfloat16, as the checkpoint" in str(report)) == slow
     posenc.to_hf(model, tmp_path / "exact", dtype="float32")
     assert stored(tmp_path / "exact") == ("float32", "float32")
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "saved" / "model.safetensors")
@@ -126,8 +126,8 @@ def test_the_command_says_in_which_and_saves_as_it_was(folder, tmp_path, monkeyp
     assert f"\n{why}\n" in out
     assert err.splitlines()[0] == f"posenc extend: {why.replace('computed', 'computes')}"
     assert stored(tmp_path / "out") == ("bfloat16", "bfloat16")
-    told = json.loads((tmp_path / "out" / "extend.json").read_text())
-    assert f"computed in {told['precision']}" == why
+    report = json.loads((tmp_path / "out" / "extend.json").read_text())
+    assert f"computed in {report['precision']}" == why
 
 
 def test_whole_weights_are_trained_in_float32_wherever(folder, tmp_path, monkeypatch, capsys):

@@ -56,8 +56,8 @@ def test_plain_transformers_loads_it_at_the_new_size(model_type, size, tmp_path)
     model, pixels = of_transformers(model_type), images(*size)
     posenc.resize(model, size, verify=False)
     model.save_pretrained(tmp_path)
-    plain, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     found = plain.config.image_size
     assert tuple(found if isinstance(found, list | tuple) else (found, found)) == size
     assert torch.equal(out(plain.eval(), pixels), out(model, pixels))
@@ -103,7 +103,7 @@ def test_rows_of_tokens_without_a_place_are_kept(model_type, prefix):
     model = of_transformers(model_type)
     weight = lambda: dict(model.named_parameters())[part.where]  # noqa: E731
     (part,) = posenc.resize(model, SIZE).parts
-    kept = weight().detach().reshape(-1, 32)[:prefix].clone()
+    before = weight().detach().reshape(-1, 32)[:prefix].clone()
     (part,) = posenc.resize(model, 64).parts
     assert (part.kind, part.prefix, part.old, part.new, part.method) == (
         "learned table",
@@ -112,7 +112,7 @@ def test_rows_of_tokens_without_a_place_are_kept(model_type, prefix):
         (8, 8),
         "bicubic",
     )
-    assert torch.equal(weight().detach().reshape(-1, 32)[:prefix], kept)
+    assert torch.equal(weight().detach().reshape(-1, 32)[:prefix], before)
 
 
 def test_llama4_has_its_class_token_last():
@@ -309,7 +309,7 @@ def test_a_model_that_was_cast_in_between_is_restored_in_its_new_dtype():
 
 
 REFUSED = {
-    "no whole patches": ("vit", {"image_size": 33}, r"image_size=\(33, 33\): must be a multiple of .* 8 x 8; pass \(32, 32\)"),
+    "no multiple": ("vit", {"image_size": 33}, r"image_size=\(33, 33\): must be a multiple of .* 8 x 8; pass \(32, 32\)"),
     "zero": ("vit", {"image_size": 0}, r"image_size=0: pass pixels"),
     "three": ("vit", {"image_size": (32, 32, 32)}, r"image_size=\(32, 32, 32\): pass pixels, as 384 or \(height, width\)"),
     "a text": ("vit", {"image_size": "384"}, r"image_size='384'"),

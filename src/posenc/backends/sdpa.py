@@ -266,7 +266,7 @@ def _takes_scores(problem: Problem) -> bool:
 
 
 def _block_rows(problem: Problem) -> int:
-    """Queries whose scores are held at once; all of them where a graph for any length is traced."""
+    """Queries whose scores are in memory at once; all of them where a graph for any length is traced."""
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling():
         return queries

@@ -32,8 +32,8 @@ def test_the_page_says_what_larger_images_cost():
         change = arms[name]["change"]
         return f"{-100 * change['mean']:.0f} ± {50 * (change['high'] - change['low']):.0f}"
 
-    said = " ".join((ROOT / "docs/vision-lab.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs/vision-lab.md").read_text(encoding="utf-8").split())
     assert arms["axial_rope"]["size"] == 64
-    assert f"with 2-D sinusoids loses {lost('grid_sinusoidal')} points of accuracy" in said
-    assert f"with axial RoPE {lost('axial_rope')};" in said
-    assert f"{lost('grid_sinusoidal + rescaled')} and {lost('axial_rope + rescaled')}, without retraining" in said
+    assert f"with 2-D sinusoids loses {lost('grid_sinusoidal')} points of accuracy" in page
+    assert f"with axial RoPE {lost('axial_rope')};" in page
+    assert f"{lost('grid_sinusoidal + rescaled')} and {lost('axial_rope + rescaled')}, without retraining" in page

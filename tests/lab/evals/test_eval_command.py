@@ -76,10 +76,10 @@ def test_times_of_a_preset_are_run_again_from_the_settings(saved, tmp_path, caps
 )
 def test_mistakes_are_one_line(flags, message, saved, tmp_path, capsys):
     assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path), *flags]) == USAGE
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.startswith("posenc eval: error: ")
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("posenc eval: error: ")
+    assert error.count("\n") == 1
     assert not (tmp_path / "cells").exists()
 
 
@@ -125,11 +125,11 @@ def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
         while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*.json"))) < 3:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=PATIENCE)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
-    assert process.returncode == FAILED, told
-    assert "cells are stored and reported, run the same command again to continue" in told
+    assert process.returncode == FAILED, error
+    assert "cells are stored and reported, run the same command again to continue" in error
     results = json.loads((tmp_path / "results.json").read_text())
     assert not results["complete"]
     assert results["cells"]["finished"] == len(list(tmp_path.glob("cells/*.json"))) >= 3

@@ -55,12 +55,12 @@ class Listening(Progress):
 
 def numbers(results):
     """What must be the same whenever it is measured."""
-    kept = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
-    for task in kept["tasks"]:
+    found = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
+    for task in found["tasks"]:
         for method in task["methods"]:
             for cost in ("seconds", "tokens_per_second", "processor_ms_per_token", "peak_bytes"):
                 del method[cost]
-    return kept
+    return found
 
 
 def rounded(value):

@@ -52,18 +52,20 @@ def naive(model, tokenizer, ids, first, new_tokens):
         losses.append(float(torch.nn.functional.cross_entropy(logits, ids[at])))
         hits.append(int(logits.argmax()) == int(ids[at]))
     prompt = ids[None, :first]
-    told = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, attention_mask=torch.ones_like(prompt))
-    return losses, hits, tokenizer.decode(told[0, first:], skip_special_tokens=True)
+    generated = model.generate(
+        prompt, max_new_tokens=new_tokens, do_sample=False, attention_mask=torch.ones_like(prompt)
+    )
+    return losses, hits, tokenizer.decode(generated[0, first:], skip_special_tokens=True)
 
 
 def check(outcomes, samples, model, tokenizer, new_tokens=6):
     for outcome, sample in zip(outcomes, samples, strict=True):
-        losses, hits, told = naive(model, tokenizer, sample.ids, sample.prompt_tokens, new_tokens)
+        losses, hits, generated = naive(model, tokenizer, sample.ids, sample.prompt_tokens, new_tokens)
         assert outcome.loss == pytest.approx(sum(losses) / len(losses), rel=1e-4)
         assert outcome.accuracy == pytest.approx(sum(hits) / len(hits))
         assert outcome.exact == all(hits)
-        assert outcome.generated == told
-        assert outcome.score == Toy().score(told, sample)
+        assert outcome.generated == generated
+        assert outcome.score == Toy().score(generated, sample)
         assert outcome.tokens == len(sample.ids)
         assert outcome.needle == sample.needle[0] + 1
 
@@ -99,14 +101,14 @@ def greedy(model, ids, first, count):
     """The text with its own greedy continuation as the answer."""
     prompt = ids[None, :first]
     mask = torch.ones_like(prompt)
-    told = model.generate(prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, attention_mask=mask)
-    return told[0]
+    generated = model.generate(prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, attention_mask=mask)
+    return generated[0]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("right", [0, 2, 4])
 def test_an_answer_that_is_partly_right_is_gone_on_from(right, batch_size, llama, tokenizer, samples):
-    """What greedy decoding says is the same, however much of it the forced answer has said already."""
+    """The greedy answer is the same, however many of its first tokens the forced answer has right."""
     texts = []
     for sample in samples[:4]:
         ids = greedy(llama, sample.ids, sample.prompt_tokens, 4)
@@ -201,10 +203,10 @@ def test_running_text_is_told_by_position(llama, tokenizer):
     assert found.accuracy == pytest.approx(sum(hits) / 60)
     assert found.generated is found.score is None
     blocks = {b: [loss for at, loss in enumerate(losses, 5) if min(at // 4, BLOCKS - 1) == b] for b in range(BLOCKS)}
-    for block, told in enumerate(found.blocks):
-        assert (told is None) == (not blocks[block])
-        if told is not None:
-            assert told == pytest.approx(sum(blocks[block]) / len(blocks[block]), rel=1e-4)
+    for block, loss in enumerate(found.blocks):
+        assert (loss is None) == (not blocks[block])
+        if loss is not None:
+            assert loss == pytest.approx(sum(blocks[block]) / len(blocks[block]), rel=1e-4)
     assert found.blocks[0] is None
 
 

@@ -256,7 +256,7 @@ def test_what_was_interrupted_has_its_numbers(done):
     part = {cell: m for cell, m in done.items() if cell.seed == 0 and (cell.length, cell.method) != (128, "bad")}
     found = numbers(SETTINGS, TASKS, part, TRAINED)
     assert [row["length"] for row in method(found, "asks", "bad")["by_length"]] == [64]
-    part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # kept from before
+    part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # of an earlier run
     here = method(numbers(SETTINGS, TASKS, part, TRAINED), "asks", "good")["by_length"][0]
     assert here["n"] == 8 * 3 + 8
     assert here["middle"] == method(numbers(SETTINGS, TASKS, {c: m for c, m in part.items() if c.seed == 0}, TRAINED),

@@ -122,16 +122,16 @@ def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), *
 
 
 def test_shares_of_several_tasks_add_up(tmp_path, capsys):
-    whole = run_tasks(tmp_path / "all")
+    unsplit = run_tasks(tmp_path / "all")
     parts = [tmp_path / "one", tmp_path / "two"]
     shares = [run_tasks(part, share=(i, 2)) for i, part in enumerate(parts, 1)]
     assert [each["runs"]["planned"] for each in shares] == [4, 4]
     merged = run_tasks(tmp_path / "merged", merge=parts)
     assert merged["runs"] == {"planned": 8, "finished": 8, "kept_from_before": 8}
     for task in ("sort", "copy"):
-        for arm, other in zip(whole["tasks"][task]["arms"], merged["tasks"][task]["arms"], strict=True):
-            assert (arm["name"], arm["lengths"]) == (other["name"], other["lengths"])
-    assert merged["table"] == whole["table"]
+        for encoding, other in zip(unsplit["tasks"][task]["arms"], merged["tasks"][task]["arms"], strict=True):
+            assert (encoding["name"], encoding["lengths"]) == (other["name"], other["lengths"])
+    assert merged["table"] == unsplit["table"]
     assert {row["encoding"] for row in merged["table"]} == set(ENCODINGS)
     assert all(row["groups"]["copy"] == {"trained": 1, "longest": 1} for row in merged["table"])
     for name in ("report.html", "sort.html", "copy.html"):
