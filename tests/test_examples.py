@@ -120,7 +120,7 @@ def test_the_loss_of_the_global_pointer_is_the_papers():
     assert scores.grad.isfinite().all()
 
 
-def test_a_padded_text_gets_what_it_gets_alone_in_attention_of_ones_own(capsys):
+def test_padding_changes_nothing_in_the_attention_of_the_example(capsys):
     for right, forgotten in example("own_attention").main().values():
         assert right < 1e-5
         assert forgotten > 0.05
@@ -165,7 +165,7 @@ def test_trl_trains_a_llama_with_another_encoding_in_packed_rows(capsys, tmp_pat
     assert example("train_with_trl").main("alibi", 10, tmp_path) < math.log(384) - 1
 
 
-def test_ones_own_encoding_passes_and_is_analysed_and_compared(capsys, monkeypatch, tmp_path):
+def test_a_users_encoding_passes_and_is_analysed_and_compared(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(posenc.ENCODINGS, "log_distance", None)  # what the example registers leaves with the test
     report, analysis, results = example("your_own").main(tmp_path / "comparison", 5)
     assert report.passed
@@ -192,7 +192,7 @@ class Bytes:
 
 @pytest.fixture
 def small_llama():
-    """Of bytes, for texts of 64."""
+    """A Llama on bytes, with a trained length of 64."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -209,7 +209,7 @@ def test_transforms_of_torch_func(layout):
 
 
 @LAYOUTS
-def test_only_the_tables_are_kept_for_the_backward(layout):
+def test_only_the_tables_are_saved_for_the_backward(layout):
     x, (cos, sin) = torch.randn(2, 3, 900, 8, requires_grad=True), tables(900, 4, torch.float32)
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):

@@ -322,7 +322,7 @@ def test_every_gated_encoding_refuses_other_gates(name):
 
 @pytest.mark.parametrize("name", [name for name in GATED if name != "selective_attention"])
 def test_gates_of_a_model_in_bfloat16_are_not_rounded(name):
-    """A sum over a long text would add up what each is wrong by."""
+    """A sum over a long text would add up the rounding of every gate."""
     encoding, x = Transformer(CONFIG, name).bfloat16().encoding, call(dtype=torch.bfloat16)[3]
     with torch.autocast("cpu", torch.bfloat16):
         (gates,) = gates_of(encoding, x)

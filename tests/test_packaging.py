@@ -58,7 +58,7 @@ IMPORTED_AS = {
 
 
 def test_what_is_imported_is_declared():
-    """Not left to come along with another package."""
+    """An imported package must not come only as a dependency of another."""
     declared = "\n".join(
         [*PROJECT["dependencies"], *(p for each in PROJECT["optional-dependencies"].values() for p in each)]
     )
@@ -202,7 +202,7 @@ def test_sdist_can_be_tested(distributions):
 
 @pytest.mark.slow
 def test_wheel_works_alone(distributions, tmp_path):
-    """In an environment of its own, beside the packages that are here, and far from the checkout."""
+    """In a new environment with this one's packages, outside the checkout."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     site = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"

@@ -386,7 +386,7 @@ def test_specs_names_and_copies():
     assert (len(turns.branches(0)), len(turns.branches(1))) == (2, 0)
 
 
-def test_explain_tells_of_branches():
+def test_explain_names_the_branches_of_a_map():
     q, k, v = inputs(LAYOUTS["plain"])
     encoding = Mapped(Rotary(8), rerope(4))
     assert "each branch of the position map by itself" in posenc.explain(q, k, v, encoding, causal=True).reason

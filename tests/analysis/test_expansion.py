@@ -193,7 +193,7 @@ def test_decay_under_three_matrices():
 
 
 def test_a_large_mean_is_not_explained_by_distance():
-    """Noise around one large vector: all products are alike, and what is different about them is not the distance's."""
+    """Noise around one large vector: all products are nearly equal, and their differences do not depend on distance."""
     noise = random(60, 8)
     found = decay(noise + 100, torch.eye(8, dtype=torch.float64))
     table = (noise + 100) @ (noise + 100).T

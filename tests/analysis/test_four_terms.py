@@ -130,8 +130,8 @@ def test_the_terms_are_those_of_the_formula():
 def test_gpt2_loses_what_its_own_loss_says():
     model = theirs("gpt2").double()
     found = four_terms(model, TOKENS)
-    own = model(TOKENS, labels=TOKENS).loss.item()  # which transformers computes in float32
-    assert found.loss["as trained"] == pytest.approx(own, abs=1e-5)
+    loss = model(TOKENS, labels=TOKENS).loss.item()  # which transformers computes in float32
+    assert found.loss["as trained"] == pytest.approx(loss, abs=1e-5)
     model.transformer.wpe.weight.zero_()
     without = four_terms(model, TOKENS)
     assert without.loss["no position"] == pytest.approx(without.loss["as trained"], abs=1e-10)
@@ -221,7 +221,7 @@ def test_other_encodings_have_no_four_terms(encoding, why):
 
 
 class Mine(posenc.Encoding):
-    """A user's own."""
+    """An encoding that posenc does not know."""
 
     def embed(self, x, positions, layer=0):
         return x + positions.q[..., None] ** 0.5 if layer == 0 else x

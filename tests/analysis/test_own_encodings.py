@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodings of users, of every kind that refuses, hides or keeps less than posenc's own: as objects and as classes."""
+"""Encodings of users, as objects and as classes, that raise errors, hide keys or store fewer attributes."""
 
 import math
 
@@ -17,7 +17,7 @@ from posenc.functional import sinusoidal
 
 
 class Stretched(posenc.Encoding):
-    """Knows its key heads, not its heads."""
+    """Has the number of key heads as an attribute, not that of query heads."""
 
     def __init__(self, head_dim, num_kv_heads):
         super().__init__()
@@ -78,7 +78,7 @@ class Wrapped(posenc.Encoding):
 
 
 class Nameless(posenc.Encoding):
-    """Adds codes of whatever width the input has, which it does not keep."""
+    """Adds codes as wide as the input; has no attribute for the width."""
 
     def embed(self, x, positions, layer=0):
         return x + sinusoidal(positions.q, x.shape[-1])
@@ -172,7 +172,7 @@ def test_a_width_comes_from_the_parts_or_the_caller():
     assert scores(Nameless(), 8, dim=10).same.shape == (1, 8)
 
 
-def test_layers_that_differ_are_named_and_failures_of_the_users_code_told():
+def test_layers_that_differ_are_named_and_failures_of_the_users_code_reported():
     found, names, _ = answered(OneLayer)
     assert "layer 0, which has separate parameters, is analysed alone" in found.note
     assert {"kernel", "symmetry", "twins"} <= names

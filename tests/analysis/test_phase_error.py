@@ -110,7 +110,7 @@ def test_a_schedule_moves_the_error():
     assert slower.causes["positions"].largest == plain.causes["positions"].largest / 4
 
 
-def test_overflow_is_said():
+def test_overflow_is_reported():
     found = phase_error(Rotary(8), 66000, "float16")
     assert math.isinf(found.causes["positions"].largest)
     assert found.causes["positions"].at == 65520

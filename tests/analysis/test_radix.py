@@ -35,7 +35,7 @@ def test_the_counters_codes_are_the_sinusoidal_encodings():
 
 
 @given(n=st.lists(st.integers(0, 10**6 - 1), min_size=1, max_size=20), beta=st.sampled_from([2, 3, 10]))
-def test_digits_of_a_whole_base(n, beta):
+def test_digits_of_an_integer_base(n, beta):
     """With base = beta^(head_dim/2) they are the digits that everybody writes."""
     pairs = math.ceil(6 / math.log10(beta)) + 1
     found = digits(n, 2 * pairs, float(beta**pairs))

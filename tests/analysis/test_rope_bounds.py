@@ -76,7 +76,7 @@ def test_what_extension_does_to_the_longest_length():
     assert longest_length(1e4, 128, frequencies="proportional:fraction=0.1", limit=5000) is None
 
 
-def test_the_search_ends_where_it_is_told():
+def test_the_search_ends_at_the_limit():
     theta = posenc.frequencies.default(128).inv_freq
     assert first_negative(theta, limit=1707) is None
     assert first_negative(theta, limit=1708) == 1707

@@ -89,7 +89,7 @@ def test_the_walk_is_the_models_own_forward_pass(encoding):
 def test_without_residuals_every_sublayer_must_pass_position_on():
     model = model_of("sinusoidal:amplitude=5")
     for block in model.blocks:
-        block.mlp.down.weight.zero_()  # it writes nothing: what goes through it is lost
+        block.mlp.down.weight.zero_()  # the MLP's output is zero, so without the residual no position passes it
     found = survival(model, TOKENS)
     assert found.curves[INTACT].r2.min() > 0.9
     assert found.curves[CUT].r2[0] > 0.9 > 0.1 > found.curves[CUT].r2[1:].abs().max()
@@ -167,7 +167,7 @@ def test_a_transformers_model_is_probed_as_it_is():
 
 
 class Silent(Encoding):
-    """A user's own, which no registry knows."""
+    """An encoding that posenc does not know."""
 
 
 @torch.no_grad()

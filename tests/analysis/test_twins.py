@@ -74,7 +74,7 @@ def test_any_text_with_a_word_twice(words, seed):
     assert twins(text, seed=seed).word == twice[0]
 
 
-def test_a_causal_mask_tells_them_apart_without_positions():
+def test_a_causal_mask_separates_them_without_positions():
     found = twins(encoding="none", causal=True)
     assert found.distance_without == found.distance > 0.1
     assert "by the causal mask" in found.sentences()[0]

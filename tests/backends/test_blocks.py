@@ -14,7 +14,7 @@ B, H, N, D = 2, 2, 24, 8
 
 
 class Product(Encoding):
-    """A bias of both positions, which counts the entries that are asked for."""
+    """A bias of both positions, which counts the entries that it computes."""
 
     entries = 0
 

@@ -169,7 +169,7 @@ def test_a_flag_of_another_name_than_its_argument():
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS.values())
-def test_every_setting_has_a_name_of_its_own(command):
+def test_no_two_settings_have_one_name(command):
     keys = [each.key for each in command.settings().values()]
     assert len(keys) == len(set(keys))
     assert all(each.help for each in command.settings().values())

@@ -124,7 +124,7 @@ def test_the_error_of_one_rank_is_printed_and_ends_all(data, message, text, tmp_
         text, tmp_path / "out", "--steps", "3", "--seeds", "1", more=("--data", str(tmp_path / data))
     ) as process:
         code, out, err = ended(process)
-    assert code == 1, "torchrun's own"
+    assert code == 1, "the exit code of torchrun"
     assert not out
     (line,) = (line for line in err.splitlines() if line.startswith("posenc: error on rank 1: "))
     assert message in line

@@ -58,7 +58,7 @@ def run_of(name, corpus=CORPUS):
 
 
 def train_and_resume(name, corpus=CORPUS):
-    """What was measured, and whether a training that goes on from its state does as the undisturbed one."""
+    """The measured cell, whether a resumed training ends as an uninterrupted one, and the shapes of the weights."""
     run = run_of(name, corpus)
     cell = measure(run, corpus)
     undisturbed, resumed = (Training(run, corpus.train) for _ in range(2))
@@ -158,12 +158,12 @@ def check_same(cell, alone):
     """Two cells have the same numbers."""
     assert cell.losses == pytest.approx(alone.losses, rel=CLOSE)
     assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
-    for arm, own in zip(cell.arms, alone.arms, strict=True):
-        assert arm.paired.keys() == own.paired.keys()
-        assert arm.extra.keys() == own.extra.keys()
-        for factor, losses in own.paired.items():
+    for arm, other in zip(cell.arms, alone.arms, strict=True):
+        assert arm.paired.keys() == other.paired.keys()
+        assert arm.extra.keys() == other.extra.keys()
+        for factor, losses in other.paired.items():
             assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
-        for ours, theirs in zip(arm.by_position, own.by_position, strict=True):
+        for ours, theirs in zip(arm.by_position, other.by_position, strict=True):
             assert ours == pytest.approx(theirs, rel=10 * CLOSE)
     assert (cell.parameters, cell.position_parameters) == (alone.parameters, alone.position_parameters)
 
@@ -234,6 +234,6 @@ def test_the_command_line_under_torchrun(tmp_path):
 
     (tmp_path / "file").touch()
     refused = compare(tmp_path / "file" / "out")  # rank 0 alone finds out
-    assert refused.returncode == 1  # torchrun's own
+    assert refused.returncode == 1  # the exit code of torchrun
     assert refused.stderr.count("posenc compare: error: ") == 1
     assert "exitcode  : 2" in refused.stderr

@@ -266,7 +266,7 @@ def test_the_flow_is_not_solved_in_half_precision(ids):
     assert solved(again.bfloat16(), ids).dtype == torch.float32
 
 
-def test_calls_of_one_layer_at_a_time_have_gradients_of_their_own():
+def test_calls_of_one_layer_at_a_time_have_separate_gradients():
     encoding, positions = made(), Positions.arange(5)
     q, k, v = torch.randn(3, 1, 3, 5, 4, dtype=torch.float64)
     outputs = [posenc.attention(q, k, v, encoding, positions, layer=layer) for layer in (0, 1)]

@@ -157,7 +157,7 @@ def test_a_model_learns_its_frequencies():
     assert (model.encoding.log_scale != 0).all(), "every log-scale has moved"
 
 
-def test_layers_have_ladders_of_their_own_under_per_layer():
+def test_layers_have_separate_ladders_under_per_layer():
     first, second = random(LearnedRotary(4)), random(LearnedRotary(4))
     positions = Positions.arange(5)
     q, k, _ = qkv(positions)

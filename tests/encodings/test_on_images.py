@@ -97,7 +97,7 @@ def test_patches_taken_of_packed_images_in_one_another(name):
 
 
 @EVERY
-def test_another_size_is_served_and_told_apart(name):
+def test_another_size_is_served_and_gives_other_outputs(name):
     """Also wide from high: 2 x 5 and 5 x 2 patches differ in where they are only."""
     encoding, x, prefix = made(name), tokens(10 + prefix_for(name)), prefix_for(name)
     wide, high = (attended(encoding, x, Positions.grid(*size, prefix=prefix)) for size in ((2, 5), (5, 2)))

@@ -62,7 +62,7 @@ def test_attention_keeps_the_scale_of_the_head_and_doubles_the_width():
     assert_close(posenc.attention(q, k, v, encoding, p), weights @ v, **EXACT)
 
 
-def test_phases_start_where_they_are_said_to_and_stay_within_a_turn():
+def test_phases_start_as_documented_and_stay_within_a_turn():
     assert not PoPE(8, 2, init="zero").delta.any()
     uniform = PoPE(64, 8, 4).delta
     assert uniform.shape == (4, 8, 64)

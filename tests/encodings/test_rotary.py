@@ -134,7 +134,7 @@ def test_exponents_are_spread_over_the_head_and_not_over_what_rotates():
     assert_close(Rotary(16, rotary_dim=4).inv_freq, torch.tensor([1, 0.01], dtype=torch.float64), **EXACT)
 
 
-def test_the_whole_fraction_is_rope_and_none_is_no_position():
+def test_fraction_1_is_rope_and_fraction_0_is_no_position():
     q, k, p = random(2, 3, 7, 8), random(2, 3, 7, 8), Positions.arange(7)
     assert_close(PRotary(8, fraction=1.0).rotate(q, k, p), Rotary(8).rotate(q, k, p), rtol=0, atol=0)
     assert_close(PRotary(8, fraction=0.0).rotate(q, k, p), (q, k), rtol=0, atol=0)
@@ -149,7 +149,7 @@ def test_the_whole_fraction_is_rope_and_none_is_no_position():
     ],
     ids=lambda e: e.name,
 )  # fmt: skip
-def test_another_schedule_keeps_all_the_rest(encoding):
+def test_another_schedule_changes_only_the_frequencies(encoding):
     other = encoding.with_schedule("linear", factor=4.0)
     assert type(other) is type(encoding)
     assert other.spec() == encoding.spec() | {"schedule": {"name": "linear", "factor": 4.0}}

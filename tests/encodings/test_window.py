@@ -108,7 +108,7 @@ def test_swin_beyond_the_window_takes_the_edge():
     assert torch.equal(dense(encoding, far, 2), dense(encoding, near, 2))
 
 
-def test_swin_minds_only_what_a_query_sees():
+def test_swin_depends_only_on_the_keys_that_a_query_sees():
     packed = Positions.packed([9, 9])
     apart = Positions.from_ids(torch.arange(18))
     encoding = WindowTable(2, 3, 3)

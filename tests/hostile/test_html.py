@@ -23,11 +23,11 @@ WORDS = {
     "compare": {"encoding", "kind", "task", "verdict"},
     "eval": {"kind", "measure", "task", "verdict", "created", "preset"},
 }
-"""What a page looks up, by key: it is never anybody's text."""
+"""Keys whose texts a page looks up: they come from posenc, never from a user."""
 
 
 def marked(found, unchanged, key=None):
-    """Results with every text followed by what is hostile."""
+    """Results with HOSTILE appended to every text, except under the keys in `unchanged`."""
     if isinstance(found, dict):
         return {name: marked(value, unchanged, name) for name, value in found.items()}
     if isinstance(found, list | tuple):

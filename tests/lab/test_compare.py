@@ -177,7 +177,7 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
         (["my.py:Code:at=.5,-1,alibi"], ("my.py:Code:at=.5,-1", "alibi")),
     ],
 )
-def test_commas_part_encodings_and_lists_of_numbers_stay_whole(texts, want):
+def test_commas_separate_encodings_but_do_not_split_lists_of_numbers(texts, want):
     assert names(texts) == want
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def address():
-    """A cluster that is not ours to stop."""
+    """A cluster that posenc did not start and must not stop."""
     os.environ["RAY_AUTH_MODE"] = "disabled"  # no token in the home folder
     scratch = tempfile.mkdtemp(prefix="ray")  # short: the paths of sockets have a limit
     with socket.socket() as free:
@@ -152,7 +152,7 @@ def test_a_killed_driver_goes_on_where_it_was(address, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
 
-def test_ctrl_c_in_a_cluster_of_its_own(address, tmp_path):
+def test_ctrl_c_in_a_local_cluster(address, tmp_path):
     process = command(tmp_path, "--encodings", "none", "--seeds", "40", "--steps", "400", "--workers", "1")
     while not list((tmp_path / "cells").glob("*.json")):
         assert process.poll() is None, process.communicate()

@@ -31,7 +31,7 @@ def test_patches_are_counted_row_by_row_and_frame_by_frame(height, width, frames
 
 
 @given(sizes=SIZES, prefix=st.integers(0, 2))
-def test_packed_images_are_documents_of_their_own(sizes, prefix):
+def test_packed_images_are_separate_documents(sizes, prefix):
     packed, alone = Positions.grids(sizes, prefix=prefix), [Positions.grid(*size, prefix=prefix) for size in sizes]
     assert places(packed) == [place for each in alone for place in places(each)]
     blocks = torch.block_diag(*(each.mask()[0, 0].float() for each in alone)).bool()
@@ -44,7 +44,7 @@ def test_packed_images_are_documents_of_their_own(sizes, prefix):
 
 
 @given(sizes=SIZES, prefix=st.integers(0, 2))
-def test_padded_images_are_rows_of_their_own(sizes, prefix):
+def test_padded_images_are_separate_rows(sizes, prefix):
     padded = Positions.grids(sizes, prefix=prefix, padded=True)
     for row, size in enumerate(sizes):
         alone = Positions.grid(*size, prefix=prefix)

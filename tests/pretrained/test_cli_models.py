@@ -372,7 +372,7 @@ def test_a_learned_table_is_extended_verified_and_saved(folder, capsys, tmp_path
         (["--lora", 4], "this needs peft, which is not installed: pip install 'posenc[peft]'"),
     ],
 )
-def test_what_cannot_be_trained_is_said_before_anything_is_measured(folder, capsys, monkeypatch, arguments, message):
+def test_what_cannot_be_trained_is_refused_before_anything_is_measured(folder, capsys, monkeypatch, arguments, message):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *where: None if name == "peft" else find(name, *where)

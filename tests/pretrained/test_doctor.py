@@ -25,7 +25,7 @@ def names(model, tokenizer=None):
 
 
 def one(model, name):
-    """The one finding that there is."""
+    """The only finding."""
     (finding,) = doctor(model).findings
     assert finding.name == name
     assert finding.severity == FINDINGS[name][0]
@@ -35,7 +35,7 @@ def one(model, name):
 PACKING_LEAKS = {
     "gpt_oss", "afmoe", "falcon", "deepseek_v4", "lfm2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
 }  # fmt: skip
-"""Types that transformers does not tell where packed texts begin, or whose other layers read on from one into the next."""
+"""Types that get no borders of packed texts from transformers, or whose other layers read across them."""
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_base_that_was_lost_in_the_file(llama, kind, tmp_path):
 
 
 def test_an_older_configuration_needs_no_base(llama, tmp_path):
-    """Llama 2's has none, and 10000 is meant."""
+    """Llama 2's configuration has no rope_theta and means 10000."""
     assert names(edited(llama, tmp_path, remove=("rope_parameters", "rope_theta"))) == []
     scaled = edited(llama, tmp_path, rope_scaling={"type": "linear", "factor": 2.0}, remove=("rope_parameters",))
     assert names(scaled) == []
@@ -363,7 +363,7 @@ def test_parameters_that_are_meant():
 
 
 def test_llama_4s_scaling_is_served(tmp_path):
-    """Scout's: low and high frequency factor the same."""
+    """Llama 4 Scout has equal low and high frequency factors."""
     scout = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
              "original_max_position_embeddings": 64}  # fmt: skip
     model = small_model("llama", rope_parameters=scout, max_position_embeddings=1024)
@@ -409,7 +409,7 @@ def test_a_wrong_base_is_seen_by_reading(demo, times):
         model.config.rope_parameters, model.model.rotary_emb = right, rotary
 
 
-def test_partial_rotation_is_told_and_missed():
+def test_partial_rotation_is_reported_and_so_is_its_absence():
     model = small_model("gpt_neox")
     (rotation,) = doctor(model).model.rotations.values()
     assert rotation.rotary_dim == 4
@@ -420,7 +420,7 @@ def test_partial_rotation_is_told_and_missed():
     assert one(model, "partial_rotary_ignored").measured == 1
 
 
-def test_a_table_of_another_size_is_told_by_sizes():
+def test_a_table_of_another_size_is_recognised_by_sizes():
     model = small_model("gpt_neox")  # which rotates as many channels as its table has pairs for
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}  # partial_rotary_factor lost
     finding = one(model, "config_not_applied")

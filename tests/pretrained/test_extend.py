@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def state(model: Any) -> dict[str, Any]:
-    """All that `extend` may touch."""
+    """Everything that `extend` may change."""
     config = model.config.to_dict()
     attributes = [sorted(k for k in vars(m) if "posenc" in k) for m in model.modules()]
     return {
@@ -236,7 +236,7 @@ def test_peft_models_are_looked_through() -> None:
 
 @pytest.mark.parametrize("map_of", ["rerope:window=12", "rerope", "self_extend+log_n"])
 def test_a_saved_model_says_what_plain_transformers_lacks(map_of: str, tmp_path: Any) -> None:
-    """And means the same when it is extended again by what it says, though its length is now the longer one."""
+    """Extended again by the named method, the loaded model is the saved one, though its configured length is longer."""
     from transformers import AutoModelForCausalLM
 
     model, x = small_model("llama"), tokens(1, LENGTH)
@@ -431,7 +431,7 @@ def test_another_models_name_is_not_taken_for_a_typing_error(name: str, near: st
         assert (f"did you mean '{near}'" in str(error.value)) == ("did you mean" in str(error.value)) == bool(near)
 
 
-def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:
+def test_what_is_no_model_is_refused_in_a_line(tmp_path: Any) -> None:
     model = small_model("llama")
     for given in ((model, None), model.config, "demo", None):
         message = rf"^model={type(given).__name__}: pass a transformers model"

@@ -106,7 +106,7 @@ def test_interrupted_without_a_checkpoint_it_is_as_far_as_it_came():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), shorter.parameters(), strict=True))
 
 
-def test_ctrl_c_lets_the_step_be_made_whole():
+def test_ctrl_c_lets_the_step_finish():
     handler = signal.getsignal(signal.SIGINT)
     model, shorter = small_model("llama"), small_model("llama")
     hook = model.model.norm.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT))

@@ -21,7 +21,7 @@ QUICK = {"factor": 2, "steps": 2, "batch_size": 1, "text": tokens(1, 900)}
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Texts that a model draws which turns by TRUTH, (12, 128)."""
+    """Texts drawn from a model whose frequencies are stretched by TRUTH, (12, 128)."""
     model = small_model("llama")
     posenc.extend(model, "explicit", stretch=TRUTH, factor=2)
     torch.manual_seed(3)
@@ -32,7 +32,7 @@ def drawn():
 
 
 def state(model):
-    """Everything of a model that a fit may touch."""
+    """Everything of a model that a fit may change."""
     return (
         {name: (weight.clone(), weight.requires_grad) for name, weight in model.named_parameters()},
         model.model.rotary_emb, model.config.to_dict(), [module.training for module in model.modules()],

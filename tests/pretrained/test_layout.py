@@ -75,7 +75,7 @@ def test_the_target_layout_gives_the_scores_of_the_source(source, target, shape,
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_dtype_and_every_bit_are_kept(dtype):
+def test_dtype_and_every_bit_are_preserved(dtype):
     weight = torch.randn(24, 5).mul(40).to(dtype)
     there = convert_layout(weight, 12, "half", "interleaved", rotary_dim=8)
     back = convert_layout(there, 12, "interleaved", "half", rotary_dim=8)
@@ -95,7 +95,7 @@ def test_weights_stay_on_their_device():
     assert torch.equal(converted, convert_layout(weight, 32, "half", "interleaved")), "the default device is no matter"
 
 
-def test_heads_may_have_an_axis_of_their_own():
+def test_heads_may_be_a_separate_axis():
     weight = torch.randn(3, 8, 5)  # (heads, head_dim, dim)
     converted = convert_layout(weight, 8, "half", "interleaved", axis=1)
     assert torch.equal(converted.flatten(0, 1), convert_layout(weight.flatten(0, 1), 8, "half", "interleaved"))

@@ -34,7 +34,7 @@ def test_minilm_finds_texts_by_what_truncation_has_cut_off(minilm):
     endings = embedded(model, tokenizer, [ids[-ENDING:] for ids in texts])
 
     def rank(embeddings):
-        """Mean reciprocal rank of each text among all, asked for with its ending."""
+        """Mean reciprocal rank of each text among all, with its ending as the query."""
         scores = endings @ embeddings.T
         return (1 / (scores >= scores.diag()[:, None]).sum(-1)).mean().item()
 

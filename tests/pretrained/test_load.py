@@ -93,7 +93,7 @@ def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, mo
     assert arrays == [np.ndarray]
 
 
-def test_divisors_of_the_frequencies_in_a_gguf_file_are_heard(llama, tmp_path):
+def test_divisors_of_the_frequencies_in_a_gguf_file_are_read(llama, tmp_path):
     """llama.cpp's form of Llama 3's schedule, which transformers' reader drops."""
     llama3 = {
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -132,7 +132,7 @@ def test_nothing_that_could_run_code_is_read(folder, llama, monkeypatch):
         load(folder)
 
 
-def test_code_of_its_own_is_not_run(folder, llama):
+def test_code_of_the_checkpoint_is_not_run(folder, llama):
     (folder / "own.py").write_text("raise SystemExit('its code ran')")
     edit(folder, auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
     with pytest.warns(UserWarning, match=r"posenc: .* \(auto_map\), which was not run: transformers' LlamaForCausalLM"):
@@ -143,7 +143,7 @@ def test_code_of_its_own_is_not_run(folder, llama):
         load(folder)
 
 
-def test_a_base_that_was_lost_is_said(tmp_path):
+def test_a_base_that_was_lost_is_reported(tmp_path):
     """Trap: rope_parameters written anew, without rope_theta. The file loads, with another base."""
     small_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 500000.0}).save_pretrained(tmp_path)
     edit(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0})
@@ -151,7 +151,7 @@ def test_a_base_that_was_lost_is_said(tmp_path):
         load(tmp_path)
 
 
-def test_what_is_not_there_is_said(tmp_path, folder, monkeypatch):
+def test_missing_files_are_named(tmp_path, folder, monkeypatch):
     for name, message in (
         (tmp_path / "none", r"no such file or folder"),
         ("./none", r"no such file or folder"),

@@ -1,4 +1,4 @@
-"""Loss by position: one pass in chunks says what a full pass says; a window says what the tail alone says."""
+"""Loss by position: a pass in chunks gives the losses of a full pass, a window those of its tokens alone."""
 
 import pytest
 import torch
@@ -32,13 +32,13 @@ def test_chunks_change_nothing(llama, ids, chunk):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_follow_the_length_are_those_of_the_whole_text(kind, ids):
-    """Chunk by chunk, what is in the cache would have been turned by others."""
+def test_frequencies_that_follow_the_length_are_those_of_the_full_text(kind, ids):
+    """In chunks, the cached keys would have been rotated by other frequencies."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **factors, "original_max_position_embeddings": 24}
     model = small_model("llama", max_position_embeddings=24, rope_parameters=rope)
     expected = one_pass(model, ids)
-    one_pass(model, ids.repeat(1, 3))  # a longer text is not to be remembered
+    one_pass(model, ids.repeat(1, 3))  # a longer text must leave no trace in the model
     torch.testing.assert_close(loss_by_position(model, ids, chunk=7)[:, 1:], expected, rtol=1e-4, atol=1e-5)
 
 

@@ -95,7 +95,7 @@ def test_one_context_and_beta_0_is_plain_greedy_decoding(llama, tokenizer):
     assert set(answer.contexts) == {0}
 
 
-def test_beta_minus_1_hears_no_context(llama, tokenizer):
+def test_beta_minus_1_ignores_the_contexts(llama, tokenizer):
     answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, beta=-1, top_p=1, max_new_tokens=12)
     assert answer.tokens == greedy(llama, tokenizer, TEMPLATE.format(context="", question=QUESTION), 12)
 

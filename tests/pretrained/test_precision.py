@@ -18,7 +18,7 @@ WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in
 
 
 def machine(monkeypatch, slow):
-    """One that is slow, or fast, in half precision."""
+    """Replace the measurement of the machine: slow or fast in half precision."""
     monkeypatch.setattr(LOAD, "slower_than_float32", lambda dtype, device="cpu": slow and dtype in LOAD.HALF)
     monkeypatch.setattr(LOAD, "fastest_dtype", lambda device="cpu": torch.float32 if slow else torch.bfloat16)
 
@@ -33,7 +33,7 @@ def folder(llama, tokenizer, tmp_path):
 
 
 def stored(folder):
-    """The dtypes in a checkpoint: of its weights, and as its configuration says."""
+    """The dtypes of a checkpoint's weights, and the one in its configuration."""
     weights = {str(w.dtype).removeprefix("torch.") for w in load_file(folder / "model.safetensors").values()}
     return *weights, json.loads((folder / "config.json").read_text())["dtype"]
 
@@ -107,7 +107,7 @@ def test_what_is_slow_here_is_taken_with_one_line(folder, monkeypatch, capsys):
     assert line.startswith("posenc doctor: warning: dtype bfloat16: this machine is slower")
 
 
-def test_a_file_of_whole_numbers_and_one_of_floats(llama, tmp_path, monkeypatch):
+def test_the_dtype_of_a_gguf_file_and_of_quantised_weights(llama, tmp_path, monkeypatch):
     gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS)
     machine(monkeypatch, slow=False)
     assert posenc.load(tmp_path)[0].dtype == torch.float32  # as its tensors are
@@ -130,7 +130,7 @@ def test_the_command_says_in_which_and_saves_as_it_was(folder, tmp_path, monkeyp
     assert f"computed in {report['precision']}" == why
 
 
-def test_whole_weights_are_trained_in_float32_wherever(folder, tmp_path, monkeypatch, capsys):
+def test_full_weights_are_trained_in_float32_on_every_machine(folder, tmp_path, monkeypatch, capsys):
     machine(monkeypatch, slow=False)
     train = ("--finetune", folder.parent / "text.txt", "--steps", 2, "--length", 16, "--no-verify")
     code, out, _ = run(capsys, "extend", folder, "--method", "linear", "--factor", 2, *train, "--out", tmp_path / "out")
@@ -149,7 +149,7 @@ def test_a_device_that_is_not_there_is_refused_before_the_weights_are_read(folde
         posenc.load(folder, device=device)
 
 
-def test_memory_that_does_not_suffice_is_told_as_it_is(folder, monkeypatch):
+def test_an_out_of_memory_error_is_passed_on(folder, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -1,4 +1,4 @@
-"""What tests take from stories15M is what its file holds: weights, angles, vocabulary, and the loss of its own texts."""
+"""stories15M as the tests use it: angles, tokenizer and greedy text are its authors', samples have its distribution."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What posenc.doctor says of vision models: each hazard made, found, and not found where it is not."""
+"""posenc.doctor on vision models: each hazard is found in a model that has it, and in no other."""
 
 import copy
 

@@ -80,7 +80,7 @@ def test_timms_swin_v2_counts_offsets_in_the_new_window():
         assert "timm scales" not in report
 
 
-def test_what_holds_nothing_says_so():
+def test_a_model_without_positions_is_reported_so():
     model = of_timm("eva", use_abs_pos_emb=False, use_rot_pos_emb=False)
     report = posenc.resize(model, 48)
     assert report.parts == ()

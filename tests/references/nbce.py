@@ -1,4 +1,4 @@
-"""NBCE as its authors' script goes about it (bojone/NBCE test.py), by loops: each prompt alone, unpadded, uncached."""
+"""NBCE as in its authors' script (bojone/NBCE test.py), by loops: each prompt alone, unpadded, uncached."""
 
 import math
 
@@ -7,7 +7,7 @@ from transformers import TopPLogitsWarper
 
 
 def merge(rows, beta, eta, top_p, previous, pooling="min_entropy"):
-    """rows: a list of lists of log-probabilities, the row without a context first. Returns scores, and who is followed."""
+    """rows: a list of lists of log-probabilities, the one without a context first. Returns scores and a context's index."""
     cut = [
         TopPLogitsWarper(top_p)(None, torch.tensor([row], dtype=torch.float64))[0].tolist() if top_p < 1 else row
         for row in rows

@@ -67,7 +67,7 @@ def model(encoding: Encoding) -> Transformer:
 
 
 def keys(encoding: Encoding, *where: Positions, layer: int = 0) -> list[Tensor]:
-    """The same keys, rotated at several places."""
+    """The same keys, rotated at each of the given positions."""
     raw = torch.randn(2, 2, where[0].num_keys, 12, dtype=torch.float64)
     return [encoding.rotate_keys(raw, p, layer) for p in where]
 
@@ -183,7 +183,7 @@ def test_compiled_over_rotated_keys(name):
 
 
 class Reader(Encoding):
-    """A bias that does not say whether it reads keys."""
+    """A bias that does not declare whether it reads keys."""
 
     def bias(self, q, k, positions, layer=0):
         return Relative(lambda head, distance: distance * 0.0, 4, positions)

@@ -298,7 +298,7 @@ def test_without_a_tokenizer_nothing_can_be_asked():
 
 
 def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatch):
-    """A map inside its own window is the model as it is: its numbers are those of none, which it would reproduce."""
+    """A map changes nothing in texts within its window, so its numbers are those of "none"."""
     given = {
         "tasks": ("copying",),
         "methods": ("rerope:window=64", "ntk:factor=2"),
@@ -343,8 +343,8 @@ def test_attention_that_is_the_same_by_construction_is_measured_once(tokenizer):
     assert same == none != other
 
 
-def test_where_a_model_looks_is_told_of_the_other_methods_where_one_refuses(tokenizer, monkeypatch):
-    """A refusal took the profiles of this and all later methods along, without a word."""
+def test_attention_profiles_of_other_methods_remain_where_one_refuses(tokenizer, monkeypatch):
+    """A refused profile once dropped those of all later methods too, without a message."""
     profile = study.attention_profile
 
     def refuses_once(model, samples, **given):
@@ -456,7 +456,7 @@ def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_preset_of_longer_texts_tells_methods_apart_on_a_real_model(tmp_path):
+def test_the_preset_of_longer_texts_separates_methods_on_a_real_model(tmp_path):
     """A reduced form of benchmarks/evaluations/longer_stories15M.json."""
     folder = stories15m.save(tmp_path / "stories15M")
     lm, tokenizer = posenc.load(str(folder))

@@ -45,7 +45,7 @@ def samples(tokenizer):
 
 @torch.no_grad()
 def naive(model, tokenizer, ids, first, new_tokens):
-    """Losses and hits of the tokens from `first` on, each from a call of its own, and the greedy answer."""
+    """Losses and hits of the tokens from `first` on, each from a separate call, and the greedy answer."""
     losses, hits = [], []
     for at in range(first, len(ids)):
         logits = model(ids[None, :at], use_cache=False).logits[0, -1].float()
@@ -159,7 +159,7 @@ def phi3(**changes):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_frequencies_that_follow_the_length_are_those_of_the_whole_text(batch_size, tokenizer, samples):
+def test_frequencies_that_follow_the_length_are_those_of_the_full_text(batch_size, tokenizer, samples):
     assert steady_length(phi3()) == 32
     reader = Reader(phi3(), tokenizer, chunk=16, batch_size=batch_size)
     check(reader.read(Toy(), samples, 60), samples, phi3(), tokenizer)
@@ -171,7 +171,7 @@ def test_what_was_read_is_taken_over_only_where_it_means_the_same():
     assert steady_length(model) == 64
     assert steady_length(small_model("llama")) == float("inf")
     assert steady_length(phi3(short_factor=[4.0] * 8)) == float("inf")
-    posenc.extend(model, "yarn", factor=4)  # has frequencies of its own
+    posenc.extend(model, "yarn", factor=4)  # has fixed frequencies
     assert steady_length(model) == float("inf")
 
 
@@ -194,7 +194,7 @@ def test_cut_off_is_the_end_of_the_text(llama, tokenizer, samples, batch_size):
     check(short, samples, llama, tokenizer)
 
 
-def test_running_text_is_told_by_position(llama, tokenizer):
+def test_running_text_is_reported_by_position(llama, tokenizer):
     task = Toy(answer=60, running=True)
     (sample,) = [task.sample(tokenizer, 67)]
     (found,) = Reader(llama, tokenizer, generate=False, chunk=7).read(task, [sample], 64)

@@ -21,7 +21,7 @@ def cut(images, patch_size):
 
 
 @pytest.mark.parametrize(("size", "patch_size", "channels"), [(8, 2, 3), (12, 4, 1), (6, 6, 2)])
-def test_shuffling_moves_whole_patches(size, patch_size, channels):
+def test_shuffling_moves_patches_and_leaves_their_pixels(size, patch_size, channels):
     images = torch.randint(256, (5, channels, size, size), dtype=torch.uint8)
     moved = shuffled(images, patch_size)
     assert torch.equal(moved, shuffled(images, patch_size))
