@@ -28,7 +28,7 @@ LISTED = (
 """What is measured, the mode, the length, and the column's title."""
 OF_BENCH = ("machine", "versions", "settings", "created")
 OF_COMPARE = ("created", "machine", "settings", "seeds", "data", "answer", "limits", "command")
-OF_ARM = ("name", "encoding", "trained", "seeds", "verdict", "lengths", "position_parameters")
+OF_VARIANT = ("name", "encoding", "trained", "seeds", "verdict", "lengths", "position_parameters")
 
 Json = dict[str, Any]
 
@@ -49,8 +49,8 @@ def together(folders: Iterable[Path]) -> Json:
 def trained(folder: Path) -> Json:
     """The results of a comparison, without its cells."""
     read = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    arms = [{name: arm[name] for name in OF_ARM} for arm in read["arms"] if arm["trained"]]
-    return {name: read[name] for name in OF_COMPARE} | {"arms": arms}
+    variants = [{name: variant[name] for name in OF_VARIANT} for variant in read["arms"] if variant["trained"]]
+    return {name: read[name] for name in OF_COMPARE} | {"arms": variants}
 
 
 def speed(results: Json) -> str:
@@ -85,16 +85,16 @@ def _short(row: Json) -> str:
 def losses(results: Json) -> str:
     """A row for each encoding, the best at the longest length first. After ±, half a 95 % interval."""
     lengths = [point["length"] for point in results["arms"][0]["lengths"]]
-    arms = sorted(results["arms"], key=lambda arm: arm["lengths"][-1]["loss"]["mean"])
+    variants = sorted(results["arms"], key=lambda variant: variant["lengths"][-1]["loss"]["mean"])
     rows = []
-    for arm in arms:
-        first, *longer = arm["lengths"]
+    for variant in variants:
+        first, *longer = variant["lengths"]
         cells = [
             f"{first['loss']['mean']:.3f}",
             _interval(first["behind_best"]),
             *(_interval(p["change"]) for p in longer),
         ]
-        rows.append([f"`{arm['name']}`", *cells, arm["verdict"]])
+        rows.append([f"`{variant['name']}`", *cells, variant["verdict"]])
     changes = [f"change at {n}" for n in lengths[1:]]
     head = ["", f"loss at {lengths[0]}", f"behind the best at {lengths[0]}", *changes, "verdict"]
     return _table(head, rows)

@@ -133,7 +133,7 @@ def test_a_bias_of_causal_texts_alone_is_read_in_one(make):
     assert found["symmetry"].finding.causal
 
 
-def test_a_bias_of_what_the_text_says_has_no_code_but_all_else():
+def test_a_bias_that_depends_on_content_has_all_sections_but_codes():
     found, names, reasons = answered(Forgetting(8, 2), num_heads=4)
     assert {"bias", "scores", "symmetry", "twins"} <= names
     assert "depends on the content of the text" in reasons["properties"]
@@ -141,7 +141,7 @@ def test_a_bias_of_what_the_text_says_has_no_code_but_all_else():
     assert torch.allclose(found["bias"].finding.heads, log_gate * torch.arange(12).expand(4, -1), atol=1e-12)
 
 
-def test_hidden_keys_have_no_code_and_all_else_says_how_many():
+def test_sections_count_the_hidden_keys():
     found, names, _ = answered(Windows())
     assert {"properties", "bias", "scores"} <= names
     heads = found["bias"].finding

@@ -77,8 +77,10 @@ def numbers(folder):
     found = {}
     for file in folder.glob("cells/*.json"):
         cell = json.loads(file.read_text())["record"]
-        arms = [{key: value for key, value in arm.items() if "per_second" not in key} for arm in cell["arms"]]
-        found[file.name] = cell["losses"], arms
+        variants = [
+            {key: value for key, value in variant.items() if "per_second" not in key} for variant in cell["arms"]
+        ]
+        found[file.name] = cell["losses"], variants
     return found
 
 

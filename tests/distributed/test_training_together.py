@@ -158,12 +158,12 @@ def check_same(cell, alone):
     """Two cells have the same numbers."""
     assert cell.losses == pytest.approx(alone.losses, rel=CLOSE)
     assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
-    for arm, other in zip(cell.arms, alone.arms, strict=True):
-        assert arm.paired.keys() == other.paired.keys()
-        assert arm.extra.keys() == other.extra.keys()
+    for variant, other in zip(cell.arms, alone.arms, strict=True):
+        assert variant.paired.keys() == other.paired.keys()
+        assert variant.extra.keys() == other.extra.keys()
         for factor, losses in other.paired.items():
-            assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
-        for ours, theirs in zip(arm.by_position, other.by_position, strict=True):
+            assert variant.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
+        for ours, theirs in zip(variant.by_position, other.by_position, strict=True):
             assert ours == pytest.approx(theirs, rel=10 * CLOSE)
     assert (cell.parameters, cell.position_parameters) == (alone.parameters, alone.position_parameters)
 

@@ -128,7 +128,7 @@ def test_a_table_at_another_size_is_the_resized_one_and_is_trained_through_it(na
 
 
 @pytest.mark.parametrize("name", ["grid_table", "swin", "beit"])
-def test_beyond_says_what_another_size_gets(name):
+def test_beyond_decides_what_another_size_gets(name):
     x, smaller, larger = tokens(20), Positions.grid(2, 3), Positions.grid(4, 5)
     made_so = {
         how: random(posenc.create(f"{name}:beyond={how}", dim=HEADS * WIDTH, num_heads=HEADS, num_layers=1, grid=GRID))

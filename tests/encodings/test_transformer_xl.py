@@ -62,7 +62,7 @@ def test_it_is_the_formula(clamp_len, names, cls):
             assert (other - want).abs().max() > 1e-3, "the other sign of the distance gives other values"
 
 
-def test_structures_are_exact_ones():
+def test_the_bias_is_structured_where_distances_are_known():
     q, k, _ = content.qkv(WHERE["memory"])
     encoding = made()
     unlimited = encoding.bias(q, k, WHERE["memory"])

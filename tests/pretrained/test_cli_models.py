@@ -73,14 +73,14 @@ def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
     # the same by hand
     model, _ = posenc.load(folder)
     ids = torch.tensor(tokenizer(TEXT).input_ids)[:200]
-    arms = {"as loaded": loss_by_position(model, ids), "cut to 64": loss_by_position(model, ids, window=64)}
+    variants = {"as loaded": loss_by_position(model, ids), "cut to 64": loss_by_position(model, ids, window=64)}
     posenc.extend(model, "rerope", factor=4, window=16)
-    arms["extended"] = loss_by_position(model, ids)
-    for arm, loss in arms.items():
-        for mean, low, high in zip(found["losses"][arm], found["edges"], found["edges"][1:], strict=False):
+    variants["extended"] = loss_by_position(model, ids)
+    for variant, loss in variants.items():
+        for mean, low, high in zip(found["losses"][variant], found["edges"], found["edges"][1:], strict=False):
             assert mean == pytest.approx(float(loss[low:high].nanmean()), abs=1e-5)
-    assert arms["extended"][1:16] == pytest.approx(arms["as loaded"][1:16], abs=1e-4)
-    assert not torch.allclose(arms["extended"][64:], arms["as loaded"][64:], atol=1e-3)
+    assert variants["extended"][1:16] == pytest.approx(variants["as loaded"][1:16], abs=1e-4)
+    assert not torch.allclose(variants["extended"][64:], variants["as loaded"][64:], atol=1e-3)
 
 
 def test_extend_says_how_far_it_verified(folder, capsys, monkeypatch):
@@ -356,7 +356,7 @@ def test_a_learned_table_is_extended_verified_and_saved(folder, capsys, tmp_path
     assert list(found["losses"]) == ["cut to 64", "extended"]  # as it was, it has no row for token 64
     assert found["edges"][-1] == 128
     inside = found["edges"].index(64)
-    extended, cut = (found["losses"][arm][:inside] for arm in ("extended", "cut to 64"))
+    extended, cut = (found["losses"][variant][:inside] for variant in ("extended", "cut to 64"))
     assert extended == pytest.approx(cut, abs=1e-5)
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "longer").config.n_positions == 128
     code, out, _ = run(capsys, "extend", folder, *arguments, "--verify-tokens", 50)

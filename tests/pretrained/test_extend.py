@@ -113,7 +113,7 @@ def test_the_report() -> None:
     assert posenc.extend(model.to(torch.bfloat16), "yarn", factor=8).cache_bytes_per_token == 256
 
 
-def test_layers_that_keep_what_they_had_are_named() -> None:
+def test_unchanged_layers_are_counted() -> None:
     smol, gemma = small_model("smollm3"), small_model("gemma3_text")
     assert "layers: 2 of 4 changed" in str(posenc.extend(smol, "yarn", factor=4))
     assert "layers without position: 2" in str(posenc.extend(smol, "yarn", factor=4))

@@ -74,7 +74,7 @@ def test_stretches_are_found_again(drawn, search, steps):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_neox", "glm", "phi3"])
-def test_at_the_start_it_turns_as_the_start(kind):
+def test_before_training_it_rotates_as_its_start(kind):
     model = small_model(kind)
     start = plan_rotary(model, "yarn", 2, None, {})
     fitted, plain = FittedRotary(start), RotaryModule(start.design.rotations, frozenset(), start.structure.family)
@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_the_loss(drawn):
         assert slope == pytest.approx(learned[pair].item(), rel=2e-3, abs=0.02)  # norms round to float32
 
 
-def test_it_is_undone_and_done_again_alike(tmp_path):
+def test_restore_undoes_a_fit_and_a_repeated_fit_is_equal(tmp_path):
     model = small_model("llama").train()
     model.save_pretrained(tmp_path / "before")  # which writes into the configuration
     model.lm_head.weight.requires_grad_(False)
@@ -152,7 +152,7 @@ def test_interrupted_the_model_is_as_it_was(method, tmp_path):
 
 
 @pytest.mark.parametrize("search", ["gradient", "evolution"])
-def test_it_goes_on_where_it_stopped(search, tmp_path, monkeypatch):
+def test_an_interrupted_fit_resumes_from_its_checkpoint(search, tmp_path, monkeypatch):
     monkeypatch.setattr("posenc.pretrained.fit.EVERY", {"gradient": 2, "evolution": 1})
     model, options = small_model("llama"), QUICK | {"steps": 4, "search": search, "temperature": True, "patience": 9}
     uninterrupted = posenc.extend(model, "fit", **options).fitting

@@ -253,7 +253,7 @@ def test_the_demo_without_its_package(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_demo_says_what_smollm2_says(demo):
+def test_the_demo_has_the_loss_of_smollm2(demo):
     model, tokenizer = demo
     ids = tokenizer(smollm2.TEXT, return_tensors="pt").input_ids
     assert loss_by_position(model, ids)[:, 1:].mean() == pytest.approx(2.597, abs=5e-3)

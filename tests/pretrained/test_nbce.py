@@ -103,7 +103,7 @@ def test_beta_minus_1_ignores_the_contexts(llama, tokenizer):
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"beta": 1.0, "eta": 0.0}, {"top_p": 1.0, "eta": 0.5}])
 @pytest.mark.parametrize("method", [None, "yarn", "self_extend:window=4:group=5"])
-def test_it_says_what_the_authors_script_says(llama, tokenizer, options, batch_size, method):
+def test_it_generates_what_the_authors_script_generates(llama, tokenizer, options, batch_size, method):
     """Prompts of unequal lengths, alone and unpadded, give what a left-padded batch with caches gives; also where the
     model was extended by a map of absolute positions."""
     if method:

@@ -39,7 +39,7 @@ def stored(folder):
 
 
 @pytest.mark.parametrize(("slow", "wanted"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_auto_computes_in_what_is_fast_and_saves_what_was_there(folder, tmp_path, monkeypatch, slow, wanted):
+def test_auto_computes_in_the_fastest_dtype_and_saves_in_the_checkpoints(folder, tmp_path, monkeypatch, slow, wanted):
     machine(monkeypatch, slow)
     model, tokenizer = posenc.load(folder)
     assert {p.dtype for p in model.parameters()} == {wanted}
@@ -116,7 +116,7 @@ def test_the_dtype_of_a_gguf_file_and_of_quantised_weights(llama, tmp_path, monk
     assert LOAD.computing_dtype(None, "cpu") == torch.float32
 
 
-def test_the_command_says_in_which_and_saves_as_it_was(folder, tmp_path, monkeypatch, capsys):
+def test_the_command_reports_the_dtype_and_saves_in_the_checkpoints(folder, tmp_path, monkeypatch, capsys):
     machine(monkeypatch, slow=True)
     text = ("--text", folder.parent / "text.txt")
     capsys.readouterr()

@@ -60,8 +60,8 @@ def test_a_table_of_zeros_beside_one_of_offsets_is_no_finding():
     assert found(model) == {}
 
 
-def test_a_small_image_stays_with_swin():
-    """What the finding says, without posenc."""
+def test_a_small_image_changes_later_outputs_of_swin():
+    """The hazard that the finding names, without posenc."""
     model, pixels = of_transformers("swin"), images(SIZE, SIZE)
     with torch.no_grad():
         before = model(pixels).last_hidden_state

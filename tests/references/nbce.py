@@ -7,7 +7,7 @@ from transformers import TopPLogitsWarper
 
 
 def merge(rows, beta, eta, top_p, previous, pooling="min_entropy"):
-    """rows: a list of lists of log-probabilities, the one without a context first. Returns scores and a context's index."""
+    """rows: a list of lists of log-probabilities, the one without a context first. Returns scores and an index."""
     cut = [
         TopPLogitsWarper(top_p)(None, torch.tensor([row], dtype=torch.float64))[0].tolist() if top_p < 1 else row
         for row in rows

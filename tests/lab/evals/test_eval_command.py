@@ -36,7 +36,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert results["settings"]["preset"] is None  # flags have changed it
     assert results["command"].startswith("posenc eval ")
     assert "cut_off" in shown.out
-    assert "[14/14]" in shown.err  # 3 arms, 2 lengths, 2 depths
+    assert "[14/14]" in shown.err  # 3 methods, 2 lengths, 2 depths
     assert shown.err.count("nats a token") == 6  # a line for both depths
     page = (tmp_path / "out" / "report.html").read_text()
     assert "copying" in page
@@ -103,7 +103,7 @@ def test_the_dtype_that_was_taken_is_recorded(saved, tmp_path, capsys):
     assert results["model"]["precision"] == "float32"
 
 
-def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):
+def test_mistakes_in_arguments_are_found_before_a_model_is_loaded(tmp_path, capsys):
     assert cli.main(["eval", "no-such-folder/x/y", "--tasks", "coping", "--out", str(tmp_path)]) == USAGE
     assert "did you mean 'copying'" in capsys.readouterr().err
 
@@ -117,7 +117,7 @@ def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, mo
 
 
 @pytest.mark.slow
-def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
+def test_an_interrupted_evaluation_stores_its_finished_cells(saved, tmp_path):
     command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "40", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

@@ -116,7 +116,7 @@ def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
     assert cells[1]["cells"][-1]["loss"]["mean"] == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
-def test_the_same_again_measures_nothing_and_says_the_same(finished, tokenizer, monkeypatch):
+def test_a_repeated_evaluation_measures_nothing_and_has_the_same_results(finished, tokenizer, monkeypatch):
     directory, results, _ = finished
     monkeypatch.setattr(study.Reader, "read", None)
     monkeypatch.setattr(study, "attention_profile", None)
@@ -449,8 +449,8 @@ def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
     assert cut["by_length"][1]["loss"] == pytest.approx(
         none["by_length"][0]["loss"]
     )  # the same tokens, the same before them
-    for arm in (rerope, cut):
-        assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
+    for each in (rerope, cut):
+        assert each["by_length"][1]["against_none"]["loss"]["high"] < -0.5
     assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
     assert any("worse past" in line for line in story["answer"])
 

@@ -66,11 +66,16 @@ def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsy
     results = compare(comparison, corpus, tmp_path, engine=InProcess(), render=page)
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (results["task"], results["complete"]) == ("sort", True)
-    for arm in results["arms"]:
-        for point in arm["lengths"]:
+    for variant in results["arms"]:
+        for point in variant["lengths"]:
             assert point["group"] == 1  # two steps teach nobody
             assert 0 <= point["exact"]["low"] <= point["exact"]["mean"] <= point["exact"]["high"] <= 1
-        assert arm["lengths"][1]["exact"] == {"mean": 0, "error": 0, "low": 0, "high": pytest.approx(0.39, abs=0.01)}
+        assert variant["lengths"][1]["exact"] == {
+            "mean": 0,
+            "error": 0,
+            "low": 0,
+            "high": pytest.approx(0.39, abs=0.01),
+        }
     report = (tmp_path / "report.html").read_text()
     assert "Write the symbols again in ascending order" in report
     assert "Kazemnejad" in report
@@ -143,9 +148,9 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     assert "posenc &#39;&lt;b&gt;&#39; --encodings rope<" in text
     dots = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))["dots"]
     for figure, task in zip(dots.values(), ("sort", "copy"), strict=True):
-        arms = merged["tasks"][task]["arms"]
-        assert [dot["name"] for dot in figure["series"]] == [arm["name"] for arm in arms]
-        levels = [[100 * arm["lengths"][at]["accuracy"]["mean"]] for at in (0, -1) for arm in arms]
+        variants = merged["tasks"][task]["arms"]
+        assert [dot["name"] for dot in figure["series"]] == [variant["name"] for variant in variants]
+        levels = [[100 * variant["lengths"][at]["accuracy"]["mean"]] for at in (0, -1) for variant in variants]
         shown = [dot[axis] for axis in "xy" for dot in figure["series"]]
         assert shown == [pytest.approx(level, rel=1e-4) for level in levels]
     show_tasks(merged, str(tmp_path))
