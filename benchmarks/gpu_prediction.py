@@ -105,14 +105,14 @@ def launches(sm: int, width: int, kind: str) -> dict[str, Resources]:
     t = TILES[padded]
     common = {"D": width, "DV": width, "BLOCK_D": padded, "BLOCK_DV": padded, "HEADS": 8, "GROUPS": 2, "CAUSAL": True}
     common |= {"PRECISION": "ieee", "VECTOR": kind == "vector", "PRODUCTS": kind == "products"}
-    own = {
+    settings = {
         "forward": ({"BLOCK_M": t.block_m, "BLOCK_N": t.block_n}, t.warps),
         "backward_keys": ({"BLOCK": t.block, "LEARNED": kind == "vector", "ATOMIC": True}, t.backward_warps),
         "backward_queries": ({"BLOCK": t.block, "LEARNED": kind == "products"}, t.backward_warps),
     }
     return {
         name: resources(getattr(kernels, name), sm, common | constants, warps, t.stages)
-        for name, (constants, warps) in own.items()
+        for name, (constants, warps) in settings.items()
     }
 
 

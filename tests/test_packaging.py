@@ -134,8 +134,8 @@ def test_version_is_the_same_everywhere():
 
 def test_extras_are_those_that_messages_name_and_dev_has_all():
     extras = PROJECT["optional-dependencies"]
-    (own,) = (re.findall(r"[\w-]+", line)[1:] for line in extras["dev"] if line.startswith("posenc["))
-    assert {"dev", *own} == set(extras)
+    (extras_of_dev,) = (re.findall(r"[\w-]+", line)[1:] for line in extras["dev"] if line.startswith("posenc["))
+    assert {"dev", *extras_of_dev} == set(extras)
     for message in re.findall(r"pip install '?posenc\[(\w+)\]", "\n".join(map(Path.read_text, sources()))):
         assert message in extras
 

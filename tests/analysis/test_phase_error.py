@@ -83,9 +83,9 @@ def test_against_numbers_one_by_one(length, pairs, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_our_modules_round_the_result_alone(encoding, dtype):
     found = phase_error(encoding, 9000, dtype)  # two blocks
-    own, trig = found.causes["module"], found.causes["cos_sin"]
-    assert own.largest == pytest.approx(trig.largest, rel=0.05)
-    assert own.largest < found.causes["all"].largest / 1000
+    module, trig = found.causes["module"], found.causes["cos_sin"]
+    assert module.largest == pytest.approx(trig.largest, rel=0.05)
+    assert module.largest < found.causes["all"].largest / 1000
 
 
 def test_a_tenth_of_a_turn_is_where_a_growing_error_passes_it():
@@ -139,10 +139,10 @@ def test_what_transformers_does_in_bfloat16():
     module.to(torch.bfloat16)
     found = errors()
     wanted = phase_error(Rotary(64), 8192, torch.bfloat16)
-    own = list(wanted.causes).index("frequencies")
-    inside = wanted.by_pair[own] < 3  # by half a turn an angle says no more
+    frequencies = list(wanted.causes).index("frequencies")
+    inside = wanted.by_pair[frequencies] < 3  # by half a turn an angle says no more
     assert int(inside.sum()) > 25
-    torch.testing.assert_close(found.amax(0)[inside], wanted.by_pair[own][inside], atol=1e-3, rtol=0)
+    torch.testing.assert_close(found.amax(0)[inside], wanted.by_pair[frequencies][inside], atol=1e-3, rtol=0)
     assert float(found.max()) > 1000 * wanted.causes["module"].largest
 
 

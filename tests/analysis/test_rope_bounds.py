@@ -120,8 +120,8 @@ def test_schedules_need_smaller_bases():
 
 
 def test_base_bound_and_its_models():
-    own = Model("ours", 64, 1e5, 8192)
-    found = base_bound([256, 512], 64, step=0.01, models=[own, Model("safe", 64, 1e5, 2048)])
+    ours = Model("ours", 64, 1e5, 8192)
+    found = base_bound([256, 512], 64, step=0.01, models=[ours, Model("safe", 64, 1e5, 2048)])
     assert found.longest == (3616, 3616)
     assert found.limits == pytest.approx((415.2, 830.5), rel=1e-3)
     sentences = found.sentences()

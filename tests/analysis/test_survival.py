@@ -162,8 +162,8 @@ def test_a_transformers_model_is_probed_as_it_is():
     assert len(found.curves[INTACT].r2) == 3
     assert torch.allclose(found.curves[INTACT].r2, again.curves[INTACT].r2, atol=1e-4)
     assert found.name == "llama"
-    own = survival(model, TOKENS, untrained=model)
-    assert torch.equal(own.curves[UNTRAINED].r2, own.curves[INTACT].r2)
+    same = survival(model, TOKENS, untrained=model)
+    assert torch.equal(same.curves[UNTRAINED].r2, found.curves[INTACT].r2)
 
 
 class Silent(Encoding):

@@ -128,8 +128,8 @@ def test_minilm_with_its_table_and_without():
     assert found.cosine < 0.9
     assert not found.causal
     with torch.no_grad():
-        own = model(**tokenizer("can you open a can?", return_tensors="pt")).last_hidden_state[0, [1, 5]]
-    assert found.cosine == pytest.approx(float(torch.cosine_similarity(*own, dim=0)), abs=1e-4)
+        states = model(**tokenizer("can you open a can?", return_tensors="pt")).last_hidden_state[0, [1, 5]]
+    assert found.cosine == pytest.approx(float(torch.cosine_similarity(*states, dim=0)), abs=1e-4)
 
 
 @pytest.mark.parametrize(

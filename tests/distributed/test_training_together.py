@@ -82,9 +82,9 @@ def gradients(name, wrap):
     torch.manual_seed(1)
     tokens = torch.randint(256, (4, 16))
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    own = tokens.chunk(size)[rank]
+    chunk = tokens.chunk(size)[rank]
     wrapped = wrap(model)
-    F.cross_entropy(wrapped(own).flatten(0, 1), own.flatten()).backward()
+    F.cross_entropy(wrapped(chunk).flatten(0, 1), chunk.flatten()).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()}
 

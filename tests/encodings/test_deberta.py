@@ -114,10 +114,10 @@ def test_v2_is_transformers(kinds, length, buckets, most, share):
         encoding.table.data = encoder.rel_embeddings.weight.data
         encoding.layer_norm.load_state_dict(encoder.LayerNorm.state_dict())
         encoding.share([(module.query_proj, module.key_proj)])
-        for own, name in (("key", "pos_key_proj"), ("query", "pos_query_proj")):
+        for projection, name in (("key", "pos_key_proj"), ("query", "pos_query_proj")):
             if hasattr(module, name):
-                getattr(encoding, own).weight.data[0] = getattr(module, name).weight.data.view(3, 8, 24)
-                getattr(encoding, own).bias.data[0] = getattr(module, name).bias.data.view(3, 8)
+                getattr(encoding, projection).weight.data[0] = getattr(module, name).weight.data.view(3, 8, 24)
+                getattr(encoding, projection).bias.data[0] = getattr(module, name).bias.data.view(3, 8)
         q, k, v = (
             p(x).unflatten(-1, (3, 8)).transpose(1, 2) for p in (module.query_proj, module.key_proj, module.value_proj)
         )

@@ -184,9 +184,9 @@ def test_codes_are_added_to_queries_keys_and_values_of_their_layer(config):
         for h in range(heads):
             assert_close(rotated_q[:, h], q[:, h] + flow[5:, 0, layer, h * width : (h + 1) * width])
         for h in range(config.kv_heads):
-            own = slice(h * width, (h + 1) * width)  # grouped: the first channels
-            assert_close(rotated_k[:, h], k[:, h] + flow[:, 1, layer, own])
-            assert_close(added[0, h].detach(), flow[:, 2, layer, own])
+            channels = slice(h * width, (h + 1) * width)  # grouped: the first ones
+            assert_close(rotated_k[:, h], k[:, h] + flow[:, 1, layer, channels])
+            assert_close(added[0, h].detach(), flow[:, 2, layer, channels])
 
 
 def test_codes_before_the_scale_are_biases_that_move():

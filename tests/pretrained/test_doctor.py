@@ -381,10 +381,10 @@ def test_a_configuration_that_cannot_be_built_says_why(llama):
 
 
 def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, monkeypatch):
-    own = type(llama).set_attn_implementation
+    original = type(llama).set_attn_implementation
 
     def half(self, name, **options):
-        own(self, name, **options)
+        original(self, name, **options)
         if name == "eager":
             raise RuntimeError("no")
 

@@ -225,12 +225,12 @@ def test_a_rotary_module_that_ignores_its_configuration_is_found_out(tmp_path, m
     model = small_model("llama")
     posenc.extend(model, "yarn", factor=4)
     rotary = type(small_model("llama").model.rotary_emb)
-    own = rotary.__init__
+    original = rotary.__init__
 
     def deaf(self, config, *arguments):
         config = copy.deepcopy(config)
         config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
-        own(self, config, *arguments)
+        original(self, config, *arguments)
 
     monkeypatch.setattr(rotary, "__init__", deaf)
     with pytest.raises(InputError, match=r"LlamaRotaryEmbedding does not rotate as yarn does"):

@@ -210,11 +210,11 @@ def test_running_text_is_reported_by_position(llama, tokenizer):
     assert found.blocks[0] is None
 
 
-@pytest.mark.parametrize(("own", "stride", "window", "used"), [(16, 5, None, (16, 5)), (None, None, 20, (20, None)),
+@pytest.mark.parametrize(("of_task", "stride", "window", "used"), [(16, 5, None, (16, 5)), (None, None, 20, (20, None)),
                                                                (16, 5, 40, (16, 5)), (40, 5, 20, (20, None))])  # fmt: skip
-def test_windows_are_those_of_loss_by_position(own, stride, window, used, llama, tokenizer):
+def test_windows_are_those_of_loss_by_position(of_task, stride, window, used, llama, tokenizer):
     task = Toy(answer=50, running=True)
-    sample = replace(task.sample(tokenizer, 61), window=own, stride=stride)
+    sample = replace(task.sample(tokenizer, 61), window=of_task, stride=stride)
     (found,) = Reader(llama, tokenizer, generate=False).read(task, [sample], 60, window=window)
     losses = posenc.pretrained.loss_by_position(llama, sample.ids, window=used[0], stride=used[1])[9:]
     assert found.loss == pytest.approx(float(losses.mean()), rel=1e-4)

@@ -85,21 +85,21 @@ def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsy
 
 
 @pytest.fixture
-def own(tmp_path):
-    path = tmp_path / "own.py"
+def task_of_file(tmp_path):
+    path = tmp_path / "task.py"
     path.write_text(OWN)
     return f"{path}:Second"
 
 
-def test_a_task_of_a_file_is_compared(own, tmp_path):
-    comparison, corpus = planned(own, seeds=1)
+def test_a_task_of_a_file_is_compared(task_of_file, tmp_path):
+    comparison, corpus = planned(task_of_file, seeds=1)
     again = pickle.loads(pickle.dumps(comparison.settings))
     assert again == comparison.settings
     run = Run.of("rope", 0, comparison.settings, corpus.digest)
     results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), render=page)
-    assert results["task"] == own
+    assert results["task"] == task_of_file
     assert "Which symbol is the second?" in (tmp_path / "out" / "report.html").read_text()
-    Path(own.rpartition(":")[0]).write_text(OWN + "\n")
+    Path(task_of_file.rpartition(":")[0]).write_text(OWN + "\n")
     assert Run.of("rope", 0, comparison.settings, corpus.digest).id != run.id
 
 
@@ -108,15 +108,15 @@ def test_a_task_of_a_file_is_compared(own, tmp_path):
     [
         ("cpoy", "unknown task 'cpoy': did you mean 'copy'"),
         ("nowhere.py:A", "nowhere.py: no such file"),
-        ("{own}:Secnod", "unknown function in .*did you mean 'Second'"),
-        ("{own}:OWN", "unknown function in"),
-        ("{own}:torch", "is no subclass of posenc.lab.experiment.Experiment"),
-        ("{own}:Unfinished", "the class does not define generate, tokens_in, vocabulary"),
+        ("{file}:Secnod", "unknown function in .*did you mean 'Second'"),
+        ("{file}:OWN", "unknown function in"),
+        ("{file}:torch", "is no subclass of posenc.lab.experiment.Experiment"),
+        ("{file}:Unfinished", "the class does not define generate, tokens_in, vocabulary"),
     ],
 )
-def test_tasks_that_are_none_are_refused(own, task, message):
+def test_tasks_that_are_none_are_refused(task_of_file, task, message):
     with pytest.raises(InputError, match=message):
-        experiment(task.format(own=own.rpartition(":")[0]))
+        experiment(task.format(file=task_of_file.rpartition(":")[0]))
 
 
 def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), **changes):
