@@ -28,7 +28,7 @@ LISTED = (
 """What is measured, the mode, the length, and the column's title."""
 OF_BENCH = ("machine", "versions", "settings", "created")
 OF_COMPARE = ("created", "machine", "settings", "seeds", "data", "answer", "limits", "command")
-OF_ARM = ("name", "encoding", "trained", "seeds", "verdict", "lengths", "position_parameters")
+OF_VARIANT = ("name", "encoding", "trained", "seeds", "verdict", "lengths", "position_parameters")
 
 Json = dict[str, Any]
 
@@ -36,11 +36,11 @@ Json = dict[str, Any]
 def together(folders: Iterable[Path]) -> Json:
     """The results of several benchmarks as one: the first's machine and settings, and the trials of all."""
     read = [json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders]
-    kept = ("what", "case", "family", "mode", "dtype", "length", "limit")
+    fields = ("what", "case", "family", "mode", "dtype", "length", "limit")
     of_row = ("name", "package", "status", "note", "error", "seconds", "ratio", "bytes", "rounds")
     trials: dict[tuple[Any, ...], Json] = {}
     for trial in (trial for results in read for trial in results["trials"]):
-        slim = {name: trial[name] for name in kept}
+        slim = {name: trial[name] for name in fields}
         rows = [{name: row[name] for name in of_row} for row in trial["rows"] if row["status"] != "missing"]
         trials[tuple(slim.values())] = {**slim, "rows": rows}
     return {name: read[0][name] for name in OF_BENCH} | {"trials": list(trials.values())}
@@ -49,8 +49,8 @@ def together(folders: Iterable[Path]) -> Json:
 def trained(folder: Path) -> Json:
     """The results of a comparison, without its cells."""
     read = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    arms = [{name: arm[name] for name in OF_ARM} for arm in read["arms"] if arm["trained"]]
-    return {name: read[name] for name in OF_COMPARE} | {"arms": arms}
+    variants = [{name: variant[name] for name in OF_VARIANT} for variant in read["arms"] if variant["trained"]]
+    return {name: read[name] for name in OF_COMPARE} | {"arms": variants}
 
 
 def speed(results: Json) -> str:
@@ -85,16 +85,16 @@ def _short(row: Json) -> str:
 def losses(results: Json) -> str:
     """A row for each encoding, the best at the longest length first. After ±, half a 95 % interval."""
     lengths = [point["length"] for point in results["arms"][0]["lengths"]]
-    arms = sorted(results["arms"], key=lambda arm: arm["lengths"][-1]["loss"]["mean"])
+    variants = sorted(results["arms"], key=lambda variant: variant["lengths"][-1]["loss"]["mean"])
     rows = []
-    for arm in arms:
-        first, *longer = arm["lengths"]
+    for variant in variants:
+        first, *longer = variant["lengths"]
         cells = [
             f"{first['loss']['mean']:.3f}",
             _interval(first["behind_best"]),
             *(_interval(p["change"]) for p in longer),
         ]
-        rows.append([f"`{arm['name']}`", *cells, arm["verdict"]])
+        rows.append([f"`{variant['name']}`", *cells, variant["verdict"]])
     changes = [f"change at {n}" for n in lengths[1:]]
     head = ["", f"loss at {lengths[0]}", f"behind the best at {lengths[0]}", *changes, "verdict"]
     return _table(head, rows)

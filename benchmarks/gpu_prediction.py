@@ -74,11 +74,11 @@ def resources(kernel: Any, sm: int, constants: dict[str, Any], warps: int, stage
         {(at(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     compiled = triton.compile(source, GPUTarget("cuda", sm, 32), {"num_warps": warps, "num_stages": stages})
-    said = _assembled(compiled.asm["ptx"])
-    registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-    assert registers, said
-    assert spilled, said
-    return Resources(int(registers[1]), int(spilled[1]), compiled.metadata.shared, "serialized" in said)
+    report = _assembled(compiled.asm["ptx"])
+    registers, spilled = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes spill stores", report)
+    assert registers, report
+    assert spilled, report
+    return Resources(int(registers[1]), int(spilled[1]), compiled.metadata.shared, "serialized" in report)
 
 
 def _assembled(ptx: str) -> str:
@@ -105,14 +105,14 @@ def launches(sm: int, width: int, kind: str) -> dict[str, Resources]:
     t = TILES[padded]
     common = {"D": width, "DV": width, "BLOCK_D": padded, "BLOCK_DV": padded, "HEADS": 8, "GROUPS": 2, "CAUSAL": True}
     common |= {"PRECISION": "ieee", "VECTOR": kind == "vector", "PRODUCTS": kind == "products"}
-    own = {
+    settings = {
         "forward": ({"BLOCK_M": t.block_m, "BLOCK_N": t.block_n}, t.warps),
         "backward_keys": ({"BLOCK": t.block, "LEARNED": kind == "vector", "ATOMIC": True}, t.backward_warps),
         "backward_queries": ({"BLOCK": t.block, "LEARNED": kind == "products"}, t.backward_warps),
     }
     return {
         name: resources(getattr(kernels, name), sm, common | constants, warps, t.stages)
-        for name, (constants, warps) in own.items()
+        for name, (constants, warps) in settings.items()
     }
 
 

@@ -47,21 +47,21 @@ LLAMA = {"parameters": 8.03e9 - 128256 * 4096, "layers": 32, "width": 4096}
 
 @dataclass(frozen=True)
 class Count:
-    """One forward pass of a model. kept: bytes stored for the backward pass without weights and logits; logits: bytes."""
+    """One forward pass of a model. stored: bytes for the backward pass, without weights and logits; logits: bytes."""
 
     parameters: int
     matmul_flops: int
-    kept: int
+    stored: int
     logits: int
 
 
 def count(config: TransformerConfig, name: str, tokens: int, dtype: torch.dtype) -> Count:
     """Run a model on one sequence of tensors without storage."""
-    kept: dict[int, tuple[int, torch.Tensor]] = {}
+    storages: dict[int, tuple[int, torch.Tensor]] = {}
 
     def pack(saved: torch.Tensor) -> torch.Tensor:
         storage = saved.untyped_storage()
-        kept[storage._cdata] = storage.nbytes(), saved  # kept alive, so that no other takes its address
+        storages[storage._cdata] = storage.nbytes(), saved  # a reference, so that no other takes its address
         return saved
 
     with FakeTensorMode():
@@ -74,7 +74,9 @@ def count(config: TransformerConfig, name: str, tokens: int, dtype: torch.dtype)
         ):
             F.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten())
         logits = 4 * tokens * config.vocab_size
-        return Count(size, flops.get_total_flops(), sum(n for n, _ in kept.values()) - size * dtype.itemsize, logits)
+        return Count(
+            size, flops.get_total_flops(), sum(n for n, _ in storages.values()) - size * dtype.itemsize, logits
+        )
 
 
 def extrapolated(config: TransformerConfig, name: str, tokens: int, dtype: torch.dtype) -> Count:
@@ -90,7 +92,7 @@ def extrapolated(config: TransformerConfig, name: str, tokens: int, dtype: torch
     return Count(
         deep("parameters"),
         deep("matmul_flops") * tokens // some,
-        deep("kept") * tokens // some,
+        deep("stored") * tokens // some,
         one.logits * tokens // some,
     )
 
@@ -139,7 +141,7 @@ def _memory() -> list[dict]:
         model, ids = _model(config, "rope", tokens, torch.float32), torch.zeros(1, tokens, dtype=torch.long)
         _step(model, ids[:, :64])  # what is allocated once
         taken = peak(lambda m=model, t=ids: _step(m, t), torch.device("cpu"))
-        found.append({"layers": layers, "tokens": tokens, "counted": counted.kept, "peak": taken})
+        found.append({"layers": layers, "tokens": tokens, "counted": counted.stored, "peak": taken})
     return found
 
 
@@ -200,7 +202,7 @@ def planned(here: dict) -> dict:
     memory = {
         "weights in float32, Muon's and AdamW's states, gradients, over 64 GPUs": states / GPUS,
         "weights of two blocks and the embedding, gathered in bfloat16": 2 * (2 * block + table),
-        f"stored for the backward pass, {local} tokens, nothing recomputed": rope.kept - rope.logits,
+        f"stored for the backward pass, {local} tokens, nothing recomputed": rope.stored - rope.logits,
         f"keys and values of {LONG} tokens and the keys once more, rotated, cached in {MODEL.num_layers} layers": (
             round(gathered * (1 + rotated / 2) * MODEL.num_layers)
         ),
@@ -221,7 +223,7 @@ def planned(here: dict) -> dict:
         "parameters": rope.parameters,
         "memory": memory,
         "overhead": overhead,
-        "kept": {name: counted.kept / local for name, counted in counts.items()},
+        "kept": {name: counted.stored / local for name, counted in counts.items()},
         "flops_per_token": flops,
         "rate": rate,
         "tokens_per_second": speed,

@@ -34,8 +34,11 @@ def measured(data: str, folder: Path, workers: int) -> dict:
     if not found["complete"]:
         raise SystemExit(f"{data}: interrupted; the same command goes on from there")
     facts = {name: found["data"][name] for name in ("name", "sha256", "train_images", "held_out_images", "chance")}
-    arms = [{name: arm[name] for name in KEPT} for arm in found["arms"]]
-    return {name: found[name] for name in ("settings", "machine", "answer", "limits")} | {"data": facts, "arms": arms}
+    variants = [{name: variant[name] for name in KEPT} for variant in found["arms"]]
+    return {name: found[name] for name in ("settings", "machine", "answer", "limits")} | {
+        "data": facts,
+        "arms": variants,
+    }
 
 
 def table(found: dict) -> str:
@@ -44,9 +47,11 @@ def table(found: dict) -> str:
     sizes = [point["size"] for point in found["arms"][0]["sizes"]]
     heads = [f"{size} px" + (" (trained)" if size == trained else "") for size in sizes]
     rows = [f"| | {' | '.join(heads)} | shuffled |", f"|---|{'---:|' * (len(sizes) + 1)}"]
-    for arm in found["arms"]:
-        cells = [_cell(point, point["size"] == trained) for point in arm["sizes"]]
-        rows.append(f"| {arm['name']} | {' | '.join(cells)} | {100 * arm['shuffled']['accuracy']['mean']:.1f} |")
+    for variant in found["arms"]:
+        cells = [_cell(point, point["size"] == trained) for point in variant["sizes"]]
+        rows.append(
+            f"| {variant['name']} | {' | '.join(cells)} | {100 * variant['shuffled']['accuracy']['mean']:.1f} |"
+        )
     return "\n".join(rows)
 
 

@@ -252,8 +252,8 @@ def test_dropout_drops_and_scale_overrides():
     q, k, v = tensors(6, 6)
     torch.manual_seed(0)
     for backend in BACKENDS:
-        kept = torch.stack([attention(q, k, v, dropout_p=0.5, backend=backend) for _ in range(4000)]).mean(0)
-        assert (kept - attention(q, k, v)).abs().max() < 0.15
+        mean = torch.stack([attention(q, k, v, dropout_p=0.5, backend=backend) for _ in range(4000)]).mean(0)
+        assert (mean - attention(q, k, v)).abs().max() < 0.15
         want = loops.attend(q, k, v, scale=0.5, visible=lambda b, i, j: True)
         assert torch.allclose(attention(q, k, v, T5(H, init_std=0.0).double(), scale=0.5, backend=backend), want)
 
@@ -283,7 +283,7 @@ def test_what_explain_says_is_what_happens():
     assert explain(q, k, v, backend="reference").backend == "reference"
 
 
-def test_memory_is_told_where_the_fused_path_is_left():
+def test_memory_is_estimated_where_the_fused_path_is_left():
     q, k, v = (x.float() for x in tensors(64, 64, width=3))
     narrow = explain(q, k, v, causal=True)
     assert 0 < narrow.extra_bytes < B * H * 64 * 64 * 4
@@ -323,7 +323,7 @@ def test_a_sink_of_no_weight_and_nothing_to_see():
 
 
 @pytest.mark.slow
-def test_sums_compile_whole():
+def test_sums_compile_as_one_graph():
     q, k, v = (x.float() for x in tensors(6, 6))
     both = Rotary(D) + ALiBi(H)
 
@@ -468,7 +468,7 @@ def test_a_planned_step_follows_changes_of_its_encoding_and_refuses_what_does_no
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("name", sorted(posenc.encodings.ENCODINGS))
 def test_a_step_is_planned_in_every_mode(name, mode):
-    """What an encoding learns meets tensors of inference mode."""
+    """Parameters, tables and inputs may be made in different autograd modes."""
     grid = (
         {"grid": (1, 7)} if name in ("grid_table", "grid_sinusoidal", "axial_table", "swin", "beit", "swin_v2") else {}
     )

@@ -132,7 +132,7 @@ def test_a_scale_that_is_a_tensor():
             attention(*inputs(), Learned(), backend=backend)
 
 
-def test_a_score_of_ones_own_may_give_rows_alone(monkeypatch):
+def test_a_users_score_may_give_rows_alone(monkeypatch):
     from posenc.backends import sdpa
 
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", B * H * N * 2)

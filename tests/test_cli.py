@@ -80,14 +80,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_help_tells_each_default_once_and_none_that_is_nothing(command, capsys):
+def test_help_gives_each_default_once_and_no_empty_default(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert not re.findall(r"\(default: (?:None|False|\[\])\)|\(default: [^)]*\) \(default", told)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert not re.findall(r"\(default: (?:None|False|\[\])\)|\(default: [^)]*\) \(default", printed)
 
 
-def test_help_tells_a_default_of_zero(capsys):
+def test_help_gives_a_default_of_zero(capsys):
     with pytest.raises(SystemExit):
         cli.main(["analyze", "--help"])
     assert "of random numbers (default: 0)" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 A snippet or a `$ posenc` command (fenced as `console`, and then run for real) prints what the page shows below it, where
 `...` stands for anything. A snippet that starts with a file's name in a comment is written to that file, too. What only a
-launcher can start is fenced as `py`, and held by tests/distributed.
+launcher can start is fenced as `py`, and tested by tests/distributed.
 """
 
 import doctest
@@ -49,8 +49,8 @@ def blocks(path: Path, *languages: str) -> Iterator[tuple[str, str, str | None]]
 
 def commands(text: str) -> Iterator[tuple[list[str], str]]:
     """The words of each `$ posenc ...` of a console, and what it printed."""
-    for said in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        line, printed = said.split("\n", 1)
+    for command in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, printed = command.split("\n", 1)
         name, *words = shlex.split(line, comments=True)
         assert name == "posenc", line
         yield words, printed
@@ -62,12 +62,12 @@ def alike(printed: str, shown: str) -> bool:
 
 
 def run_page(path: Path, names: dict) -> None:
-    """Everything that a reader is told to run, in the folder where we are."""
+    """Run a page's snippets and commands in order, in the current folder."""
     for language, text, shown in blocks(path, "python", "console"):
         if language == "console":
-            for words, said in commands(text):
+            for words, wanted in commands(text):
                 printed = output_of(lambda words=words: cli.main(words), errors=True)
-                assert alike(printed, said), f"posenc {shlex.join(words)} prints\n{printed}"
+                assert alike(printed, wanted), f"posenc {shlex.join(words)} prints\n{printed}"
             continue
         if file := FILE.match(text):
             Path(file[1]).write_text(text, encoding="utf-8")

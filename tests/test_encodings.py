@@ -279,7 +279,7 @@ def test_per_layer_parameters_end_where_they_end():
         shaw.own_layer(3)
 
 
-def test_bibtex_is_whole():
+def test_bibtex_is_complete():
     for name in posenc.ENCODINGS:
         for entry in posenc.cite(name).split("\n\n"):
             assert entry.count("{") == entry.count("}"), entry

@@ -67,11 +67,11 @@ def test_a_new_study_is_resumed(tmp_path, capsys):
 
 def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):
     module = example("roformer_encoder")
-    whole, masked = module.texts(100)
+    texts, masked = module.texts(100)
     for row in range(100):  # the bag says which tokens are hidden, each once, and no more
-        motif = whole[row].unique()
+        motif = texts[row].unique()
         assert len(motif) == module.MOTIF
-        assert torch.equal(whole[row, masked[row] == module.MASK].sort().values, motif)
+        assert torch.equal(texts[row, masked[row] == module.MASK].sort().values, motif)
     found = module.main()
     assert found["rope:layout=interleaved"] > 0.98
     assert found["none"] == pytest.approx(1 / module.MOTIF, abs=0.01), "masks are all alike: one guess for all six"
@@ -120,7 +120,7 @@ def test_the_loss_of_the_global_pointer_is_the_papers():
     assert scores.grad.isfinite().all()
 
 
-def test_a_padded_text_gets_what_it_gets_alone_in_attention_of_ones_own(capsys):
+def test_padding_changes_nothing_in_the_attention_of_the_example(capsys):
     for right, forgotten in example("own_attention").main().values():
         assert right < 1e-5
         assert forgotten > 0.05
@@ -165,13 +165,13 @@ def test_trl_trains_a_llama_with_another_encoding_in_packed_rows(capsys, tmp_pat
     assert example("train_with_trl").main("alibi", 10, tmp_path) < math.log(384) - 1
 
 
-def test_ones_own_encoding_passes_and_is_analysed_and_compared(capsys, monkeypatch, tmp_path):
+def test_a_users_encoding_passes_and_is_analysed_and_compared(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(posenc.ENCODINGS, "log_distance", None)  # what the example registers leaves with the test
     report, analysis, results = example("your_own").main(tmp_path / "comparison", 5)
     assert report.passed
     bias = analysis["bias"].finding
     assert bias.heads[0, bias.distances == 63].item() == pytest.approx(-0.5 * math.log(64), abs=1e-6)
-    assert {arm["name"] for arm in results["arms"]} >= {"log_distance", "rope", "alibi", "none"}
+    assert {variant["name"] for variant in results["arms"]} >= {"log_distance", "rope", "alibi", "none"}
     assert (tmp_path / "comparison" / "report.html").exists()
     assert "cached is full: passed" in capsys.readouterr().out
 
@@ -192,7 +192,7 @@ class Bytes:
 
 @pytest.fixture
 def small_llama():
-    """Of bytes, for texts of 64."""
+    """A Llama on bytes, with a trained length of 64."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -204,8 +204,8 @@ def small_llama():
 def test_a_conversation_goes_on_from_its_cache(small_llama, method, capsys):
     posenc.extend(small_llama, method, target_length=1024)
     chat = example("chat_past_8k").Chat(small_llama, Bytes(), "A long text. " * 10)
-    for said in ("Hello.", "And now?"):
-        chat.say(said, new_tokens=8)
+    for message in ("Hello.", "And now?"):
+        chat.say(message, new_tokens=8)
         likeliest = small_llama(chat.ids, use_cache=False).logits[0, -9:-1].argmax(-1)
         assert torch.equal(chat.ids[0, -8:], likeliest)
         assert capsys.readouterr().out.rstrip("\n") == Bytes().decode(likeliest).rstrip("\n")
@@ -213,15 +213,15 @@ def test_a_conversation_goes_on_from_its_cache(small_llama, method, capsys):
 
 
 def test_a_chat_asks_for_every_key_and_ends_with_an_empty_line(small_llama, capsys, monkeypatch):
-    said = iter(["And now?", ""])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    messages = iter(["And now?", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(messages))
     monkeypatch.setattr(posenc, "load", lambda name: (small_llama, Bytes()))
     module = example("chat_past_8k")
     module.main("--chat", tokens=100, methods=("none", "rerope"))
     length, out = len(module.opening(Bytes(), 100)), capsys.readouterr().out
     for method in ("none", "rerope"):
         assert all(f"{method}, {length} tokens: the key of the {door} door?" in out for door in module.KEYS)
-    assert next(said, "all said") == "all said"
+    assert next(messages, "none left") == "none left"
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_notebooks_run_as_scripts(path, capsys, monkeypatch, tmp_path):
     assert all(ax.lines for axes in drawn for ax in axes)
     out = capsys.readouterr().out
     if path.stem == "which_encoding":
-        assert {arm["name"] for arm in names["results"]["arms"]} >= {*names["NAMES"], "none", "rope + NTK"}
+        assert {variant["name"] for variant in names["results"]["arms"]} >= {*names["NAMES"], "none", "rope + NTK"}
     else:
         assert "restored, to the bit: True" in out
 

@@ -209,12 +209,12 @@ def test_transforms_of_torch_func(layout):
 
 
 @LAYOUTS
-def test_only_the_tables_are_kept_for_the_backward(layout):
+def test_only_the_tables_are_saved_for_the_backward(layout):
     x, (cos, sin) = torch.randn(2, 3, 900, 8, requires_grad=True), tables(900, 4, torch.float32)
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         rotary(x, cos, sin, layout=layout)
-    assert sum(t.numel() for t in kept) == cos.numel() + sin.numel()
+    assert sum(t.numel() for t in saved) == cos.numel() + sin.numel()
 
 
 @LAYOUTS

@@ -120,19 +120,19 @@ def test_a_sum_gives_each_part_its_gates():
     q, k, v, x = call()
     two, positions = made("two").double(), Positions.arange(N, causal=True)
     forgetting, temperate, rope = two
-    whole = attention(q, k, v, two, positions, gates=gates_of(two, x))
+    expected = attention(q, k, v, two, positions, gates=gates_of(two, x))
     f, t = gates_of(forgetting, x)[0], gates_of(temperate, x)[0]
     assert f.shape == (2, HEADS, N, 1)
     assert t.shape == (2, KV, N, 3)
     other = temperate + rope + forgetting
-    assert_close(attention(q, k, v, other, positions, gates=[t, f]), whole, **EXACT)
+    assert_close(attention(q, k, v, other, positions, gates=[t, f]), expected, **EXACT)
 
     class Given(Encoding):
         def bias(self, q, k, positions, layer=0):
             return RunningSum(f[..., 0], positions)
 
-    assert_close(attention(q, k, v, temperate + rope + Given(), positions, gates=t), whole, **EXACT)
-    assert (attention(q, k, v, temperate + rope, positions, gates=t) - whole).abs().max() > 1e-3
+    assert_close(attention(q, k, v, temperate + rope + Given(), positions, gates=t), expected, **EXACT)
+    assert (attention(q, k, v, temperate + rope, positions, gates=t) - expected).abs().max() > 1e-3
 
 
 def test_one_part_twice_reads_its_gates_twice():
@@ -322,7 +322,7 @@ def test_every_gated_encoding_refuses_other_gates(name):
 
 @pytest.mark.parametrize("name", [name for name in GATED if name != "selective_attention"])
 def test_gates_of_a_model_in_bfloat16_are_not_rounded(name):
-    """A sum over a long text would add up what each is wrong by."""
+    """A sum over a long text would add up the rounding of every gate."""
     encoding, x = Transformer(CONFIG, name).bfloat16().encoding, call(dtype=torch.bfloat16)[3]
     with torch.autocast("cpu", torch.bfloat16):
         (gates,) = gates_of(encoding, x)

@@ -224,7 +224,7 @@ def test_a_sum_that_overrides_a_hook_has_its_site():
         attention(q, encoding.rotate_keys(k, p), v, encoding, p, keys_rotated=True)
 
 
-def test_a_map_of_the_users_own_is_copied_and_pickled():
+def test_a_users_map_is_copied_and_pickled():
     mine = PositionMap("mine", {"window": 3}, (Branch(Region(farthest=3)),), True, ())
     encoding = posenc.Mapped(posenc.Rotary(8), mine)
     q, k, v = given()

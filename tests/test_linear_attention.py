@@ -55,7 +55,7 @@ def test_it_is_the_sum_over_all_pairs(place, chunk_size, causal):
     assert_close(out, loop(q, k, v, rope, p), **EXACT)
 
 
-def test_rotating_the_denominator_too_and_rotating_before_the_feature_are_told_apart():
+def test_rotating_the_denominator_too_and_rotating_before_the_feature_differ():
     (q, k, v), rope, p = tensors(kv_heads=4), Rotary(6, 100.0), Positions.arange(N, causal=True)
     out, seen = linear_attention(q, k, v, rope, p), p.mask()
     fq, fk = elu_plus_one(q), elu_plus_one(k)

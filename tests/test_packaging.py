@@ -58,7 +58,7 @@ IMPORTED_AS = {
 
 
 def test_what_is_imported_is_declared():
-    """Not left to come along with another package."""
+    """An imported package must not come only as a dependency of another."""
     declared = "\n".join(
         [*PROJECT["dependencies"], *(p for each in PROJECT["optional-dependencies"].values() for p in each)]
     )
@@ -80,8 +80,8 @@ def test_every_list_of_names_is_true():
 def test_pages_and_examples_use_named_names():
     """What README, docs and examples import is a module of ours or a name in its module's list."""
     texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
-    told = "\n".join(path.read_text(encoding="utf-8") for path in texts)
-    for module, names in re.findall(r"^ *from (posenc[\w.]*) import (\w+(?:, \w+)*)", told, re.MULTILINE):
+    text = "\n".join(path.read_text(encoding="utf-8") for path in texts)
+    for module, names in re.findall(r"^ *from (posenc[\w.]*) import (\w+(?:, \w+)*)", text, re.MULTILINE):
         listed = getattr(import_module(module), "__all__", ())
         for name in names.split(", "):
             public = name in listed or f"{module}.{name}" in MODULES
@@ -134,8 +134,8 @@ def test_version_is_the_same_everywhere():
 
 def test_extras_are_those_that_messages_name_and_dev_has_all():
     extras = PROJECT["optional-dependencies"]
-    (own,) = (re.findall(r"[\w-]+", line)[1:] for line in extras["dev"] if line.startswith("posenc["))
-    assert {"dev", *own} == set(extras)
+    (extras_of_dev,) = (re.findall(r"[\w-]+", line)[1:] for line in extras["dev"] if line.startswith("posenc["))
+    assert {"dev", *extras_of_dev} == set(extras)
     for message in re.findall(r"pip install '?posenc\[(\w+)\]", "\n".join(map(Path.read_text, sources()))):
         assert message in extras
 
@@ -166,7 +166,7 @@ def wheel(folder: Path) -> zipfile.ZipFile:
 
 
 def test_wheel_holds_the_library_and_its_data_alone(distributions):
-    kept = {
+    files = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
@@ -176,7 +176,7 @@ def test_wheel_holds_the_library_and_its_data_alone(distributions):
         info = email.message_from_bytes(
             archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
         )
-    assert names == kept
+    assert names == files
     assert {"papers.bib", "golden.json", "py.typed", "page.html", "explorer.js", "style.css"} <= {
         name.rpartition("/")[2] for name in names
     }
@@ -202,7 +202,7 @@ def test_sdist_can_be_tested(distributions):
 
 @pytest.mark.slow
 def test_wheel_works_alone(distributions, tmp_path):
-    """In an environment of its own, beside the packages that are here, and far from the checkout."""
+    """In a new environment with this one's packages, outside the checkout."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     site = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"

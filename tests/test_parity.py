@@ -184,7 +184,7 @@ def test_rotary_half_is_llama(rope_theta, ids):
     ours = posenc.Rotary(32, rope_theta).rotate(q, k, Positions.from_ids(ids))
     assert_close(ours, theirs, **(FLOAT32 if rope_theta == EXACT_THETA else angle_error(ids)))
     wrong = posenc.Rotary(32, rope_theta, layout="interleaved").rotate(q, k, Positions.from_ids(ids))
-    assert (wrong[0] - theirs[0]).abs().max() > 1, "the other layout is told apart"
+    assert (wrong[0] - theirs[0]).abs().max() > 1, "the other layout gives other values"
 
 
 @pytest.mark.usefixtures("_float64_default")
@@ -196,7 +196,7 @@ def test_rotary_interleaved_is_gptj():
     q, k = q.transpose(1, 2), k.transpose(1, 2)
     assert_close(posenc.Rotary(24, layout="interleaved").rotate(q, k, Positions.from_ids(ids)), theirs, **EXACT)
     wrong = posenc.Rotary(24).rotate(q, k, Positions.from_ids(ids))
-    assert (wrong[0] - theirs[0]).abs().max() > 1, "the other layout is told apart"
+    assert (wrong[0] - theirs[0]).abs().max() > 1, "the other layout gives other values"
 
 
 @pytest.mark.parametrize("offset", [0, 2500])
@@ -296,7 +296,7 @@ def test_sinusoidal_tables_that_are_computed_in_float64(source, layout, dim):
     assert_close(ours, x + theirs[2500:], rtol=0, atol=1e-6)
     other = "concat" if layout == "interleaved" else "interleaved"
     wrong = functional.sinusoidal(torch.arange(3000), dim, layout=other)
-    assert (wrong - theirs).abs().max() > 1, "the other layout is told apart"
+    assert (wrong - theirs).abs().max() > 1, "the other layout gives other values"
 
 
 @pytest.mark.usefixtures("_float64_default")
@@ -305,7 +305,7 @@ def test_sinusoidal_with_endpoint_is_whisper(dim, base):
     theirs = whisper.sinusoids(3000, dim, base)
     assert_close(functional.sinusoidal(torch.arange(3000), dim, base, "concat", endpoint=True), theirs, **EXACT)
     without = functional.sinusoidal(torch.arange(3000), dim, base, "concat")
-    assert (without - theirs).abs().max() > 1, "the endpoint is told apart"
+    assert (without - theirs).abs().max() > 1, "without the endpoint the values are others"
 
 
 def test_sinusoidal_of_signed_distances_is_wav2vec2_conformer():

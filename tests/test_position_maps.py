@@ -200,7 +200,7 @@ def test_decoding_in_pieces_is_the_full_pass(name, options):
 
 @given(window=st.integers(1, 20), group=st.integers(1, 9), trained=st.integers(21, 40), n=st.integers(1, 90))
 def test_what_the_methods_promise(window, group, trained, n):
-    full = group * max(1, window // group)  # a window of whole groups
+    full = group * max(1, window // group)  # the window, rounded down to a multiple of the group
     p = Positions.arange(max(1, (trained - full) * group + full), causal=True)
     assert self_extend(full, group).relative(p).nan_to_num().max() <= max(trained, full) - 1
     p = Positions.arange(n, causal=True)
@@ -356,17 +356,17 @@ def test_regions_are_visited_and_nothing_else():
         if actual is None or not actual.regular:
             continue
         for region in dict.fromkeys(regions):
-            held = torch.zeros(p.batch, p.num_queries, p.num_keys, dtype=torch.bool)
+            covered = torch.zeros(p.batch, p.num_queries, p.num_keys, dtype=torch.bool)
             limits = Region() if region.chunk > 1 else replace(region, since=None, until=None)
             for row, q0, q1, k0, k1, diagonal in actual.within(region):
                 distance = torch.arange(q0, q1)[:, None] - torch.arange(k0, k1) + diagonal
                 part = (distance >= 0) & limits.contains(
                     distance, torch.zeros_like(distance) if region.below is None else distance * 0
                 )
-                held[slice(None) if row < 0 else row, q0:q1, k0:k1] |= part
-            assert torch.equal(held, p.mask()[:, 0] & region.contains(p.q[:, :, None], p.k[:, None]).expand_as(held)), (
-                region
-            )
+                covered[slice(None) if row < 0 else row, q0:q1, k0:k1] |= part
+            assert torch.equal(
+                covered, p.mask()[:, 0] & region.contains(p.q[:, :, None], p.k[:, None]).expand_as(covered)
+            ), region
 
 
 def test_specs_names_and_copies():
@@ -386,7 +386,7 @@ def test_specs_names_and_copies():
     assert (len(turns.branches(0)), len(turns.branches(1))) == (2, 0)
 
 
-def test_explain_tells_of_branches():
+def test_explain_names_the_branches_of_a_map():
     q, k, v = inputs(LAYOUTS["plain"])
     encoding = Mapped(Rotary(8), rerope(4))
     assert "each branch of the position map by itself" in posenc.explain(q, k, v, encoding, causal=True).reason

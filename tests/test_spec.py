@@ -63,7 +63,7 @@ def test_layers_terms_and_maps(text, layers):
     assert [[str(term) for term in terms] for terms in parse(text).layers] == layers
 
 
-def test_slashes_of_a_path_are_told_from_layers_by_the_files(tmp_path, monkeypatch):
+def test_slashes_of_a_path_are_not_taken_for_layers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "fade.py").touch()

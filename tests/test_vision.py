@@ -1,4 +1,4 @@
-"""The image host: patches, tokens before them, patches kept, images packed, other resolutions, under every encoding."""
+"""The image host: patches, prefix tokens, selected patches, packed images, other resolutions, under every encoding."""
 
 import pytest
 import torch
@@ -95,14 +95,14 @@ def test_patches_move_with_their_positions(name):
 
 
 @EVERY
-def test_patches_that_are_not_kept_are_not_seen(name):
+def test_unselected_patches_have_no_influence(name):
     model, images = made(name), pictures(2, 3, 4, 6)
-    kept, other = torch.tensor([[4, 0, 3], [1, 2, 5]]), images.clone()
+    selected, other = torch.tensor([[4, 0, 3], [1, 2, 5]]), images.clone()
     other[0, :, :2, 2:] = 7.0  # patches 1 and 2
     other[1, :, 2:, :4] = 7.0  # patches 3 and 4
-    assert_close(model(other, keep=kept), model(images, keep=kept), **EXACT)
-    assert_close(model(images[:1], keep=kept[0]), model(images, keep=kept)[:1], **EXACT)
-    assert not torch.allclose(model(images, keep=kept), model(images))
+    assert_close(model(other, keep=selected), model(images, keep=selected), **EXACT)
+    assert_close(model(images[:1], keep=selected[0]), model(images, keep=selected)[:1], **EXACT)
+    assert not torch.allclose(model(images, keep=selected), model(images))
 
 
 @EVERY

@@ -15,12 +15,12 @@ _module = cache(RotaryPositionalEmbeddings)
 
 def rotary(x, positions, base):
     module = _module(x.shape[-1], base)
-    return at_positions(lambda whole: module(whole.permute(2, 0, 1, 3)).permute(1, 2, 0, 3), x, positions)
+    return at_positions(lambda full: module(full.permute(2, 0, 1, 3)).permute(1, 2, 0, 3), x, positions)
 
 
 def rotary_partial(x, positions, base, rotary_dim):
     module = _module(rotary_dim, base)
-    return at_positions(lambda whole: module(whole.permute(2, 0, 1, 3)).permute(1, 2, 0, 3), x, positions)
+    return at_positions(lambda full: module(full.permute(2, 0, 1, 3)).permute(1, 2, 0, 3), x, positions)
 
 
 def sinusoidal(positions, dim, base):

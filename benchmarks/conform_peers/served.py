@@ -5,7 +5,7 @@ modules that they make are compared with what `posenc doctor CONFIG` says of the
 
 Only the modules of models and of rotary embeddings are theirs; all else of the packages, which ask for CUDA, are stubs. The
 packages' folders have to be on the path: unpack vllm-0.33.0.tar.gz and sglang-0.5.23's wheel, and set PYTHONPATH to them.
-Exit code 1: a rotary module is not what was said.
+Exit code 1: a rotary module differs from what `compare` reports.
 """
 
 import importlib
@@ -284,16 +284,16 @@ def cases():
 
 
 def verdict(package, fields, length):
-    """None where the rotary modules are as said, else a sentence.
+    """None where the rotary modules are as `compare` reports, else a sentence with the difference.
 
-    Raises LookupError for a model type of which nothing is said."""
+    Raises LookupError for a model type that `compare` has no rules for."""
     program = PACKAGES[package][0]
     file = ConfigFile("config.json", fields)
     try:
         comparison = compare(file, length)
     except InputError:
         return None
-    said = [each for each in comparison.readings if each.program == program]
+    readings = [each for each in comparison.readings if each.program == program]
     refused = [each.why for each in comparison.refused if each.program == program]
     if any("does not have its rules" in why for why in refused):
         raise LookupError
@@ -307,14 +307,14 @@ def verdict(package, fields, length):
                 return f"does not build: {type(error).__name__}: {error}"
             continue
         if refused:
-            return f"builds, and was said not to: {refused[0]}"
-        (reading,) = [each for each in said if each.layers in (types[layer], "all layers")]
+            return f"builds; reported not to: {refused[0]}"
+        (reading,) = [each for each in readings if each.layers in (types[layer], "all layers")]
         if len(inv_freq) != len(reading.inv_freq):
-            return f"rotates {2 * len(inv_freq)} channels, said to be {reading.rotary_dim}"
+            return f"rotates {2 * len(inv_freq)} channels; reported: {reading.rotary_dim}"
         if not torch.allclose(inv_freq.double(), reading.inv_freq, rtol=2e-5):
             return f"other frequencies than {reading.schedule} with base {reading.base:g}"
         if abs(factor - reading.attention_factor) > 1e-5:
-            return f"attention factor {factor:.6g}, said to be {reading.attention_factor:.6g}"
+            return f"attention factor {factor:.6g}; reported: {reading.attention_factor:.6g}"
     return None
 
 

@@ -31,9 +31,9 @@ def at_positions(turn: Callable[[Tensor], Tensor], x: Tensor, positions: Tensor)
     left = torch.arange(len(positions))
     while len(left):  # a position that repeats takes another turn
         rows = torch.stack([left[positions[left] == position][0] for position in positions[left].unique()])
-        whole = x.new_zeros(*x.shape[:2], int(positions[rows].max()) + 1, x.shape[-1])
-        whole[:, :, positions[rows]] = x[:, :, rows]
-        result = turn(whole)[:, :, positions[rows]]
+        full = x.new_zeros(*x.shape[:2], int(positions[rows].max()) + 1, x.shape[-1])
+        full[:, :, positions[rows]] = x[:, :, rows]
+        result = turn(full)[:, :, positions[rows]]
         turned = turned.to(result.dtype).index_copy(2, rows, result)
         left = left[~torch.isin(left, rows)]
     return turned

@@ -104,7 +104,7 @@ def changing():
         (object(), {}, r"a object has no codes"),
     ],
 )
-def test_what_is_wrong_is_said(subject, options, message):
+def test_mistakes_are_reported(subject, options, message):
     with pytest.raises(InputError, match=message):
         analyze(subject, **{"steps": 0, "length": 16} | options)
 

@@ -55,13 +55,13 @@ def random(*shape, seed=0):
 
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 1000))
 @settings(max_examples=10)
-def test_products_and_blocks_are_those_of_the_whole_hessian(n, dim, seed):
+def test_products_and_blocks_are_those_of_the_full_hessian(n, dim, seed):
     x, v = random(n, dim, seed=seed), random(3, n, dim, seed=seed + 1)
-    whole = hessian(lambda y: smooth(y[None])[0], x)
-    assert torch.allclose(products(smooth, x, v, chunk=2), torch.einsum("ndme,kme->knd", whole, v), atol=1e-12)
-    assert torch.allclose(column(smooth, x, 1), whole[:, :, 1].reshape(n, dim, dim), atol=1e-12)
+    matrix = hessian(lambda y: smooth(y[None])[0], x)
+    assert torch.allclose(products(smooth, x, v, chunk=2), torch.einsum("ndme,kme->knd", matrix, v), atol=1e-12)
+    assert torch.allclose(column(smooth, x, 1), matrix[:, :, 1].reshape(n, dim, dim), atol=1e-12)
     p = v[0]
-    assert torch.allclose(interactions(smooth, x, p), torch.einsum("nd,ndme,me->nm", p, whole, p), atol=1e-12)
+    assert torch.allclose(interactions(smooth, x, p), torch.einsum("nd,ndme,me->nm", p, matrix, p), atol=1e-12)
     value, first = gradient(smooth, x)
     assert torch.allclose(first, torch.func.grad(lambda y: smooth(y[None])[0])(x))
     assert torch.equal(value, smooth(x[None])[0])
@@ -81,7 +81,7 @@ def test_a_linear_function_has_no_curvature():
 @given(st.integers(0, 1000))
 @settings(max_examples=8)
 def test_a_quadratic_form_is_its_own_expansion(seed):
-    f, whole = quadratic(seed)
+    f, matrix = quadratic(seed)
     x, p = random(N, DIM, seed=seed), of_size(DIM)(torch.arange(N))
     found = expansion(f, x, codes=of_size(DIM), pairs=100, columns=N - 1)
     assert found.slope is None
@@ -89,12 +89,12 @@ def test_a_quadratic_form_is_its_own_expansion(seed):
     assert "the expansion is exact" in found.sentences()[1]
     assert max(found.remainders) < 1e-10
     assert found.whole.remainder < 1e-10 > found.pair.remainder
-    table = torch.einsum("nd,ndme,me->nm", p, whole, p)
+    table = torch.einsum("nd,ndme,me->nm", p, matrix, p)
     assert found.whole.interaction == pytest.approx(abs(float(table.triu(1).sum())))
     assert found.whole.single == pytest.approx(abs(float(table.diagonal().sum() / 2)))
     assert found.pair.interaction == pytest.approx(float(table[*torch.triu_indices(N, N, 1)].abs().mean()))
     assert found.by_distance == pytest.approx([float(table.diagonal(d).mean()) for d in range(1, N)])
-    mean = torch.stack([whole[m, :, n] for n in range(N) for m in range(n)]).mean(0)
+    mean = torch.stack([matrix[m, :, n] for n in range(N) for m in range(n)]).mean(0)
     assert torch.allclose(found.blocks.matrix, mean, atol=1e-12)
     assert found.blocks.count == N * (N - 1) / 2
 
@@ -193,7 +193,7 @@ def test_decay_under_three_matrices():
 
 
 def test_a_large_mean_is_not_explained_by_distance():
-    """Noise around one large vector: all products are alike, and what is different about them is not the distance's."""
+    """Noise around one large vector: all products are nearly equal, and their differences do not depend on distance."""
     noise = random(60, 8)
     found = decay(noise + 100, torch.eye(8, dtype=torch.float64))
     table = (noise + 100) @ (noise + 100).T

@@ -112,8 +112,8 @@ def test_the_terms_are_those_of_the_formula():
         for index, term in enumerate(rows):
             moved = []
             for i in range(12):
-                whole = sum(other[i] for other in rows)
-                moved.append((whole.softmax(0) - (whole - term[i]).softmax(0)).abs().sum() / 2)
+                total = sum(other[i] for other in rows)
+                moved.append((total.softmax(0) - (total - term[i]).softmax(0)).abs().sum() / 2)
             assert found.removed[head, index].item() == pytest.approx(sum(moved).item() / 12)
         position = rows[3]
         values = torch.cat(position)
@@ -130,8 +130,8 @@ def test_the_terms_are_those_of_the_formula():
 def test_gpt2_loses_what_its_own_loss_says():
     model = theirs("gpt2").double()
     found = four_terms(model, TOKENS)
-    own = model(TOKENS, labels=TOKENS).loss.item()  # which transformers computes in float32
-    assert found.loss["as trained"] == pytest.approx(own, abs=1e-5)
+    loss = model(TOKENS, labels=TOKENS).loss.item()  # which transformers computes in float32
+    assert found.loss["as trained"] == pytest.approx(loss, abs=1e-5)
     model.transformer.wpe.weight.zero_()
     without = four_terms(model, TOKENS)
     assert without.loss["no position"] == pytest.approx(without.loss["as trained"], abs=1e-10)
@@ -189,14 +189,15 @@ def test_the_callers_model_is_left_alone(model):
 
 def test_findings_have_sentences_and_a_dict():
     found = four_terms(ours("learned"), TOKENS)
-    said = " ".join(found.sentences())
-    assert "in the first layer" in said
-    assert "nats per token" in said
+    sentences = " ".join(found.sentences())
+    assert "in the first layer" in sentences
+    assert "nats per token" in sentences
     mean = ", ".join(f"{name} {share:.0%}" for name, share in zip(found.terms, found.share.mean(0), strict=True))
-    assert f"Of the terms' variances added up, mean over heads: {mean}." in said  # terms correlate: not of the scores'
-    kept = found.to_dict()
-    assert "map" not in kept
-    assert len(kept["share"]) == 4
+    # the terms correlate, so the sum of their variances is not the scores' variance
+    assert f"Of the terms' variances added up, mean over heads: {mean}." in sentences
+    saved = found.to_dict()
+    assert "map" not in saved
+    assert len(saved["share"]) == 4
     assert torch.allclose(found.share.sum(-1), torch.ones(4).double())
 
 
@@ -220,7 +221,7 @@ def test_other_encodings_have_no_four_terms(encoding, why):
 
 
 class Mine(posenc.Encoding):
-    """A user's own."""
+    """An encoding that posenc does not know."""
 
     def embed(self, x, positions, layer=0):
         return x + positions.q[..., None] ** 0.5 if layer == 0 else x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodings of users, of every kind that refuses, hides or keeps less than posenc's own: as objects and as classes."""
+"""Encodings of users, as objects and as classes, that raise errors, hide keys or store fewer attributes."""
 
 import math
 
@@ -17,7 +17,7 @@ from posenc.functional import sinusoidal
 
 
 class Stretched(posenc.Encoding):
-    """Knows its key heads, not its heads."""
+    """Has the number of key heads as an attribute, not that of query heads."""
 
     def __init__(self, head_dim, num_kv_heads):
         super().__init__()
@@ -53,8 +53,8 @@ class Forgetting(Causal):
         if not positions.causal:
             raise InputError("pass causal positions (causal=True)")
         assert k.shape[1] == self.num_kv_heads
-        kept = nn.functional.logsigmoid(k.mean(-1)).cumsum(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
-        return Dense(kept[..., k.shape[2] - q.shape[2] :, None] - kept[..., None, :])
+        decay = nn.functional.logsigmoid(k.mean(-1)).cumsum(-1).repeat_interleave(q.shape[1] // k.shape[1], 1)
+        return Dense(decay[..., k.shape[2] - q.shape[2] :, None] - decay[..., None, :])
 
 
 class Windows(posenc.Encoding):
@@ -78,7 +78,7 @@ class Wrapped(posenc.Encoding):
 
 
 class Nameless(posenc.Encoding):
-    """Adds codes of whatever width the input has, which it does not keep."""
+    """Adds codes as wide as the input; has no attribute for the width."""
 
     def embed(self, x, positions, layer=0):
         return x + sinusoidal(positions.q, x.shape[-1])
@@ -133,15 +133,15 @@ def test_a_bias_of_causal_texts_alone_is_read_in_one(make):
     assert found["symmetry"].finding.causal
 
 
-def test_a_bias_of_what_the_text_says_has_no_code_but_all_else():
+def test_a_bias_that_depends_on_content_has_all_sections_but_codes():
     found, names, reasons = answered(Forgetting(8, 2), num_heads=4)
     assert {"bias", "scores", "symmetry", "twins"} <= names
     assert "depends on the content of the text" in reasons["properties"]
-    kept = torch.nn.functional.logsigmoid(torch.tensor(1.0, dtype=torch.float64))
-    assert torch.allclose(found["bias"].finding.heads, kept * torch.arange(12).expand(4, -1), atol=1e-12)
+    log_gate = torch.nn.functional.logsigmoid(torch.tensor(1.0, dtype=torch.float64))
+    assert torch.allclose(found["bias"].finding.heads, log_gate * torch.arange(12).expand(4, -1), atol=1e-12)
 
 
-def test_hidden_keys_have_no_code_and_all_else_says_how_many():
+def test_sections_count_the_hidden_keys():
     found, names, _ = answered(Windows())
     assert {"properties", "bias", "scores"} <= names
     heads = found["bias"].finding
@@ -172,7 +172,7 @@ def test_a_width_comes_from_the_parts_or_the_caller():
     assert scores(Nameless(), 8, dim=10).same.shape == (1, 8)
 
 
-def test_layers_that_differ_are_named_and_failures_of_the_users_code_told():
+def test_layers_that_differ_are_named_and_failures_of_the_users_code_reported():
     found, names, _ = answered(OneLayer)
     assert "layer 0, which has separate parameters, is analysed alone" in found.note
     assert {"kernel", "symmetry", "twins"} <= names

@@ -83,9 +83,9 @@ def test_against_numbers_one_by_one(length, pairs, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_our_modules_round_the_result_alone(encoding, dtype):
     found = phase_error(encoding, 9000, dtype)  # two blocks
-    own, trig = found.causes["module"], found.causes["cos_sin"]
-    assert own.largest == pytest.approx(trig.largest, rel=0.05)
-    assert own.largest < found.causes["all"].largest / 1000
+    module, trig = found.causes["module"], found.causes["cos_sin"]
+    assert module.largest == pytest.approx(trig.largest, rel=0.05)
+    assert module.largest < found.causes["all"].largest / 1000
 
 
 def test_a_tenth_of_a_turn_is_where_a_growing_error_passes_it():
@@ -110,7 +110,7 @@ def test_a_schedule_moves_the_error():
     assert slower.causes["positions"].largest == plain.causes["positions"].largest / 4
 
 
-def test_overflow_is_said():
+def test_overflow_is_reported():
     found = phase_error(Rotary(8), 66000, "float16")
     assert math.isinf(found.causes["positions"].largest)
     assert found.causes["positions"].at == 65520
@@ -120,7 +120,7 @@ def test_overflow_is_said():
 
 
 def test_what_transformers_does_in_bfloat16():
-    """Cast as a whole, transformers' module keeps its frequencies in bfloat16: the error is that of "frequencies"."""
+    """module.to(bfloat16) casts the frequencies of transformers' module as well: the error is that of "frequencies"."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -139,10 +139,10 @@ def test_what_transformers_does_in_bfloat16():
     module.to(torch.bfloat16)
     found = errors()
     wanted = phase_error(Rotary(64), 8192, torch.bfloat16)
-    own = list(wanted.causes).index("frequencies")
-    inside = wanted.by_pair[own] < 3  # by half a turn an angle says no more
+    frequencies = list(wanted.causes).index("frequencies")
+    inside = wanted.by_pair[frequencies] < 3  # by half a turn an angle says no more
     assert int(inside.sum()) > 25
-    torch.testing.assert_close(found.amax(0)[inside], wanted.by_pair[own][inside], atol=1e-3, rtol=0)
+    torch.testing.assert_close(found.amax(0)[inside], wanted.by_pair[frequencies][inside], atol=1e-3, rtol=0)
     assert float(found.max()) > 1000 * wanted.causes["module"].largest
 
 

@@ -100,7 +100,7 @@ def test_far_collisions_are_found_in_linear_memory():
     assert unique(codes, search=100_000).collision == (70_001, 0)
 
 
-def test_codes_that_shrink_to_nothing_are_told_apart_until_they_are_not():
+def test_codes_that_shrink_to_nothing_are_distinct_until_they_round_to_zero():
     at, earlier = unique("xpos", search=100_000).collision
     assert earlier == at - 1
     assert 70_000 < at < 80_000  # where a step is below 1e-6 of a code's norm
@@ -291,7 +291,7 @@ def test_a_noisy_function_is_measured_not_refused():
     assert "asked for a second time" in found.sentences()[0]
 
 
-def test_positions_that_are_refused_are_said_to_be():
+def test_refused_positions_are_reported():
     found = deterministic("randomized+sinusoidal", 64)
     assert math.isinf(found.differences["alone"])
     assert "The code of a position raises an error when asked for alone." in found.sentences()

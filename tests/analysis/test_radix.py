@@ -35,7 +35,7 @@ def test_the_counters_codes_are_the_sinusoidal_encodings():
 
 
 @given(n=st.lists(st.integers(0, 10**6 - 1), min_size=1, max_size=20), beta=st.sampled_from([2, 3, 10]))
-def test_digits_of_a_whole_base(n, beta):
+def test_digits_of_an_integer_base(n, beta):
     """With base = beta^(head_dim/2) they are the digits that everybody writes."""
     pairs = math.ceil(6 / math.log10(beta)) + 1
     found = digits(n, 2 * pairs, float(beta**pairs))
@@ -100,9 +100,9 @@ def test_every_schedule_that_needs_no_list():
     for name in posenc.frequencies.SCHEDULES:
         if name not in ("explicit", "longrope", "abf"):
             assert len(digits([1], 64, schedule=name, factor=2.0, length=512).sentences()) == 4
-    said = digits([1], 4, 1.5, length=4096).sentences()
-    assert "every pair makes a full turn" in said[1]
-    assert "no pair reaches" in said[2]
+    sentences = digits([1], 4, 1.5, length=4096).sentences()
+    assert "every pair makes a full turn" in sentences[1]
+    assert "no pair reaches" in sentences[2]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_what_extension_does_to_the_longest_length():
     assert longest_length(1e4, 128, frequencies="proportional:fraction=0.1", limit=5000) is None
 
 
-def test_the_search_ends_where_it_is_told():
+def test_the_search_ends_at_the_limit():
     theta = posenc.frequencies.default(128).inv_freq
     assert first_negative(theta, limit=1707) is None
     assert first_negative(theta, limit=1708) == 1707
@@ -120,13 +120,13 @@ def test_schedules_need_smaller_bases():
 
 
 def test_base_bound_and_its_models():
-    own = Model("ours", 64, 1e5, 8192)
-    found = base_bound([256, 512], 64, step=0.01, models=[own, Model("safe", 64, 1e5, 2048)])
+    ours = Model("ours", 64, 1e5, 8192)
+    found = base_bound([256, 512], 64, step=0.01, models=[ours, Model("safe", 64, 1e5, 2048)])
     assert found.longest == (3616, 3616)
     assert found.limits == pytest.approx((415.2, 830.5), rel=1e-3)
-    said = found.sentences()
-    assert "first negative at 3616, short of" in said[2]
-    assert "first negative at 3616, beyond" in said[3]
+    sentences = found.sentences()
+    assert "first negative at 3616, short of" in sentences[2]
+    assert "first negative at 3616, beyond" in sentences[3]
     assert {model.rotary_dim for model in base_bound([16], 128, step=0.1).models} == {128}
     assert {model.name for model in MODELS} >= {"Llama 2 7B", "SmolLM2 135M"}
     assert "ntk:factor=2" in base_bound([16], 32, schedule={"name": "ntk", "factor": 2}).sentences()[0]

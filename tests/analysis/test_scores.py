@@ -141,11 +141,11 @@ def test_the_callers_encoding_stays_as_it_is():
     scores(encoding, 8, samples=2)
     assert [encoding.training, *(part.training for part in encoding.parts)] == [True, True, False]
     deberta = posenc.encodings.create("deberta_v2:shared=true", num_heads=2, head_dim=8, dim=16)
-    own = [(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))]
-    deberta.share(own)
+    projections = [(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))]
+    deberta.share(projections)
     for function in (scores, bias):
         function(deberta, 8)
-        assert deberta.projections == own
+        assert deberta.projections == projections
 
 
 @pytest.mark.parametrize(

@@ -41,17 +41,17 @@ def test_the_fit_finds_the_known_rotation_on_the_codes(text):
     assert not fitted.exact
     assert fitted.holds
     assert fitted.residual < 1e-8
-    own = codes(torch.arange(250))
-    assert torch.allclose(own @ fitted.matrix.T, own @ exact.matrix.T, atol=1e-7)
+    table = codes(torch.arange(250))
+    assert torch.allclose(table @ fitted.matrix.T, table @ exact.matrix.T, atol=1e-7)
 
 
 @settings(max_examples=40)
 @given(a=st.integers(-40, 40).filter(bool), b=st.integers(-40, 40).filter(bool))
 def test_shifts_add_up(a, b):
     first, second = (shift_matrix(codes8, k, length=256) for k in (a, b))
-    own = codes8(torch.arange(256))
+    table = codes8(torch.arange(256))
     together = torch.eye(8, dtype=torch.float64) if a + b == 0 else shift_matrix(codes8, a + b, length=256).matrix
-    assert torch.allclose(own @ (first.matrix @ second.matrix).T, own @ together.T, atol=1e-8)
+    assert torch.allclose(table @ (first.matrix @ second.matrix).T, table @ together.T, atol=1e-8)
     waves = codes_of("sinusoidal").waves
     assert torch.allclose(waves.matrix(a, 64) @ waves.matrix(b, 64), waves.matrix(a + b, 64), atol=1e-13)
 
@@ -70,8 +70,8 @@ def test_norms_are_measured_in_every_direction_that_codes_use():
 def test_composition_is_against_the_codes_of_twice_the_shift():
     found = shift_matrix(lambda at: torch.stack((at, torch.ones_like(at)), -1).double() ** 2, 3, length=40)
     at = torch.arange(34, dtype=torch.float64)
-    own, twice = (torch.stack((t**2, torch.ones_like(t)), -1) for t in (at, at + 6))
-    missed = (own @ found.matrix.T @ found.matrix.T - twice).square().sum(-1).mean()
+    once, twice = (torch.stack((t**2, torch.ones_like(t)), -1) for t in (at, at + 6))
+    missed = (once @ found.matrix.T @ found.matrix.T - twice).square().sum(-1).mean()
     moved = torch.stack(((at + 3) ** 2, torch.ones_like(at)), -1).square().sum(-1).mean()
     assert found.composition == pytest.approx(float((missed / moved).sqrt()), rel=1e-9)
     assert found.composition > 1e-3
@@ -115,9 +115,9 @@ def test_integers_move_by_adding_not_by_a_matrix():
 
 def test_codes_that_are_all_the_same_need_no_matrix():
     assert "The identity misses by 0: codes so far apart are the same." in shift_matrix("multiplicative").sentences()
-    said = shift_matrix("binary:bits=1", 2, length=64).sentences()  # 0 1 0 1 ..: the same at every other position
-    assert "The identity misses by 0: codes so far apart are the same." in said
-    assert not any("Adding one vector" in sentence for sentence in said)
+    sentences = shift_matrix("binary:bits=1", 2, length=64).sentences()  # 0 1 0 1 ..: the same at every other position
+    assert "The identity misses by 0: codes so far apart are the same." in sentences
+    assert not any("Adding one vector" in sentence for sentence in sentences)
 
 
 def test_rounded_codes_are_shifted_to_their_rounding():

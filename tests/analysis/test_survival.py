@@ -89,7 +89,7 @@ def test_the_walk_is_the_models_own_forward_pass(encoding):
 def test_without_residuals_every_sublayer_must_pass_position_on():
     model = model_of("sinusoidal:amplitude=5")
     for block in model.blocks:
-        block.mlp.down.weight.zero_()  # it writes nothing: what goes through it is lost
+        block.mlp.down.weight.zero_()  # the MLP's output is zero, so without the residual no position passes it
     found = survival(model, TOKENS)
     assert found.curves[INTACT].r2.min() > 0.9
     assert found.curves[CUT].r2[0] > 0.9 > 0.1 > found.curves[CUT].r2[1:].abs().max()
@@ -135,9 +135,9 @@ def test_a_trained_model_against_its_controls():
     assert found.curves[SHUFFLED].error.min() > 15
     assert found.transfer.diagonal().min() > 0.5
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    said = " ".join(found.sentences())
-    assert "Without residual connections" in said
-    assert "guessing the middle: 16.0" in said
+    sentences = " ".join(found.sentences())
+    assert "Without residual connections" in sentences
+    assert "guessing the middle: 16.0" in sentences
     assert found.to_dict()["curves"][CUT]["r2"]
 
 
@@ -162,12 +162,12 @@ def test_a_transformers_model_is_probed_as_it_is():
     assert len(found.curves[INTACT].r2) == 3
     assert torch.allclose(found.curves[INTACT].r2, again.curves[INTACT].r2, atol=1e-4)
     assert found.name == "llama"
-    own = survival(model, TOKENS, untrained=model)
-    assert torch.equal(own.curves[UNTRAINED].r2, own.curves[INTACT].r2)
+    same = survival(model, TOKENS, untrained=model)
+    assert torch.equal(same.curves[UNTRAINED].r2, found.curves[INTACT].r2)
 
 
 class Silent(Encoding):
-    """A user's own, which no registry knows."""
+    """An encoding that posenc does not know."""
 
 
 @torch.no_grad()

@@ -64,9 +64,9 @@ def test_tokens_are_along_the_axis_that_a_module_has_them(batch_first):
     torch.manual_seed(0)
     module = nn.MultiheadAttention(8, 2, batch_first=batch_first).double()
     x = torch.randn(1, 5, 8, dtype=torch.float64)
-    own = x if batch_first else x.transpose(0, 1)
+    inputs = x if batch_first else x.transpose(0, 1)
     with torch.no_grad():
-        wanted = module(own, own, own)[0]
+        wanted = module(inputs, inputs, inputs)[0]
     assert torch.allclose(vector_model(module)(x), wanted if batch_first else wanted.transpose(0, 1), atol=1e-12)
 
 

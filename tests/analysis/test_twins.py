@@ -74,7 +74,7 @@ def test_any_text_with_a_word_twice(words, seed):
     assert twins(text, seed=seed).word == twice[0]
 
 
-def test_a_causal_mask_tells_them_apart_without_positions():
+def test_a_causal_mask_separates_them_without_positions():
     found = twins(encoding="none", causal=True)
     assert found.distance_without == found.distance > 0.1
     assert "by the causal mask" in found.sentences()[0]
@@ -128,8 +128,8 @@ def test_minilm_with_its_table_and_without():
     assert found.cosine < 0.9
     assert not found.causal
     with torch.no_grad():
-        own = model(**tokenizer("can you open a can?", return_tensors="pt")).last_hidden_state[0, [1, 5]]
-    assert found.cosine == pytest.approx(float(torch.cosine_similarity(*own, dim=0)), abs=1e-4)
+        states = model(**tokenizer("can you open a can?", return_tensors="pt")).last_hidden_state[0, [1, 5]]
+    assert found.cosine == pytest.approx(float(torch.cosine_similarity(*states, dim=0)), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ B, H, N, D = 2, 2, 24, 8
 
 
 class Product(Encoding):
-    """A bias of both positions, which counts the entries that are asked for."""
+    """A bias of both positions, which counts the entries that it computes."""
 
     entries = 0
 
@@ -118,9 +118,9 @@ def test_a_single_query_is_the_reference(name, kv_heads):
         lambda: Positions.from_mask([[0] * 5 + [1] * 19], 1, causal=True),
     ):
         compared(made, make, 1, kv_heads)
-        said = explain(*inputs(1, kv_heads), made, make())
-        assert said.backend == "sdpa"
-        assert said.extra_bytes < 10 * B * H * N * 8 + 5 * B * H * N * D * 8, "no more than copies of keys and values"
+        plan = explain(*inputs(1, kv_heads), made, make())
+        assert plan.backend == "sdpa"
+        assert plan.extra_bytes < 10 * B * H * N * 8 + 5 * B * H * N * D * 8, "no more than copies of keys and values"
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "reference"])
@@ -151,29 +151,29 @@ def test_contiguous_sides_of_cross_attention_are_fused(name, queries, start):
     q0, k0 = start
     loose = Positions.cross(*(Positions.from_ids(torch.arange(a, a + n)) for a, n in ((q0, queries), (k0, N))))
     p = replace(loose).with_known(start=start, span=(q0 - (k0 + N - 1), q0 + queries - 1 - k0))
-    said = explain(*inputs(queries), made, p)
-    assert said.backend == "sdpa"
-    assert "mask" not in said.reason
+    plan = explain(*inputs(queries), made, p)
+    assert plan.backend == "sdpa"
+    assert "mask" not in plan.reason
     compared(made, lambda: p, queries)
     leaves = inputs(queries)
     assert torch.allclose(attention(*leaves, made, p), attention(*leaves, made, loose, backend="reference"), atol=1e-12)
 
 
 def test_explain_gives_the_reason_that_holds():
-    def said(encoding, p):
+    def plan(encoding, p):
         return explain(*inputs(p.num_queries), encoding, p)
 
-    assert said(None, Positions.arange(N)).reason == "no bias, and every query sees every key: no mask is built"
+    assert plan(None, Positions.arange(N)).reason == "no bias, and every query sees every key: no mask is built"
     assert (
-        said(None, Positions.arange(N, causal=True)).reason
+        plan(None, Positions.arange(N, causal=True)).reason
         == "no bias, and only the future is hidden: no mask is built"
     )
-    assert said(Product(), Positions.arange(N)).reason.startswith(
+    assert plan(Product(), Positions.arange(N)).reason.startswith(
         "a term is a function of both positions: a dense mask"
     )
-    assert "one call for it and one for the rest" in said(create("alibi", num_heads=H), prefix()).faster
+    assert "one call for it and one for the rest" in plan(create("alibi", num_heads=H), prefix()).faster
     holes = Positions.from_mask([[1, 0] * 12])
-    assert said(create("alibi", num_heads=H), holes).faster == "padding and documents in one piece"
+    assert plan(create("alibi", num_heads=H), holes).faster == "padding and documents in one piece"
 
 
 @pytest.mark.parametrize("name", ["fire+softmax_n", "fire+sink", "alibi+softmax_n"])

@@ -213,9 +213,9 @@ def test_what_explain_says():
         assert explain(q, k, v, ALiBi(H), Positions.packed([32, 32]), backend="flex").extra_bytes <= linear
         shaw = create("shaw:clip=2:terms=keys", head_dim=D, num_heads=H)
         assert explain(q, k, v, shaw, p, backend="flex").extra_bytes == 4 * q[..., 0].numel() * 5
-        said = explain(q, k, v, create("cope:num_counts=5", head_dim=D, causal=True), p, backend="flex")
-        assert "dense tensor" in said.reason
-        assert said.extra_bytes == 4 * 2 * H * 64 * 64
+        plan = explain(q, k, v, create("cope:num_counts=5", head_dim=D, causal=True), p, backend="flex")
+        assert "dense tensor" in plan.reason
+        assert plan.extra_bytes == 4 * 2 * H * 64 * 64
     assert "materialised" in explain(q.double(), k.double(), v.double(), ALiBi(H), p, backend="flex").reason
 
 

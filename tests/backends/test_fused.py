@@ -271,7 +271,7 @@ def test_forward_mode_is_right_and_second_derivatives_are_refused():
 
 
 def test_the_private_operators_are_there():
-    """They may vanish in any release; attention then takes public operations, which are slower."""
+    """A release of PyTorch may drop them; attention then takes public operations, which are slower."""
     for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"):
         assert hasattr(torch.ops.aten, name), (
             f"torch {torch.__version__} has no aten::{name}: find what replaced it (fused.py)"
@@ -309,7 +309,7 @@ def test_values_of_another_width_than_what_is_added():
 
 
 def visited(one: fused.Call) -> int:
-    """Scores that the flash kernel is asked for."""
+    """The number of scores that the flash kernel computes."""
     return sum(
         (b.heads[1] - b.heads[0]) * (b.queries[1] - b.queries[0]) * (b.keys[1] - b.keys[0])
         for b in fused._flash_blocks(one)
@@ -344,7 +344,7 @@ def test_keys_of_no_weight_are_not_visited_and_nothing_is_lost(size, causal, mon
         assert (grad - other).abs().max() < 1e-5 * max(1, float(other.abs().max()))
 
 
-def test_a_bias_that_grows_with_the_distance_is_visited_whole():
+def test_all_scores_of_a_bias_that_grows_with_the_distance_are_visited():
     q, k, v = (x.float() for x in inputs(13, 13, H))
     far = Terms("none", 13, 13)
     far.bias = lambda q, k, p, layer=0: Relative(lambda head, distance: 30.0 * distance.abs() * (head + 1), H, p)
@@ -354,7 +354,7 @@ def test_a_bias_that_grows_with_the_distance_is_visited_whole():
     assert (attention(q, k, v, far, p) - out).abs().max() < 1e-4, "scores near 1500, 2^-13 apart in float32"
 
 
-def test_only_what_a_row_or_document_holds_is_visited():
+def test_only_the_tokens_of_a_row_or_document_are_visited():
     p = Positions.packed([2, 7, 4], causal=True)
     leaves = inputs(13, 13, H)
     cells = [r * c for r, c in [(2, 2), (3, 3), (3, 6), (1, 7), (3, 3), (1, 4)]]  # in blocks of 3 queries
@@ -484,7 +484,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(name, dropout_p)
 
 
 def test_the_same_positions_serve_with_and_without_causality():
-    """What is visible is kept with the positions, and orders need not follow distances."""
+    """Positions cache what is visible, for causal and other calls apart. Orders may differ from positions."""
     q, k, v = inputs(5, 5, H)
     n = torch.arange(5)[None]
     p = Positions(q=n, k=n, q_order=n + 1, k_order=n, valid=torch.ones(1, 5, dtype=torch.bool))

@@ -212,9 +212,9 @@ def test_what_it_refuses():
     for reason, changed in calls.items():
         with pytest.raises(InputError, match=reason):
             attention(**{"q": q, "k": k, "v": v, "backend": "triton"} | changed)
-    said = explain(q, k, v, ALiBi(4).to(DEVICE), backend="triton")
-    assert said.extra_bytes == 4 * 4 * 11 + 4 * 2 * 4 * 6
-    assert "not measured" in said.reason
+    plan = explain(q, k, v, ALiBi(4).to(DEVICE), backend="triton")
+    assert plan.extra_bytes == 4 * 4 * 11 + 4 * 2 * 4 * 6
+    assert "not measured" in plan.reason
     assert explain(q, k, v, ALiBi(4).to(DEVICE)).backend != "triton"
 
 

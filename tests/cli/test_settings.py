@@ -169,7 +169,7 @@ def test_a_flag_of_another_name_than_its_argument():
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS.values())
-def test_every_setting_has_a_name_of_its_own(command):
+def test_no_two_settings_have_one_name(command):
     keys = [each.key for each in command.settings().values()]
     assert len(keys) == len(set(keys))
     assert all(each.help for each in command.settings().values())
@@ -182,14 +182,14 @@ def test_every_setting_has_a_name_of_its_own(command):
 def commands(draw):
     """A command, of those without presets, with some valid settings."""
     command = draw(st.sampled_from([each for each in cli.COMMANDS.values() if each.name not in ("compare", "eval")]))
-    own, values = settings_in(command), {}
+    known, values = settings_in(command), {}
     for name, setting in command.settings().items():
         text = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: not text.startswith("-"))
         kinds = {bool: st.booleans(), int: st.integers(0), float: st.floats(0, allow_nan=False), str: text}
         one = kinds[setting.type] if setting.type in kinds else st.sampled_from(get_args(setting.type))
         if setting.default is MISSING or (not setting.how.unless and draw(st.booleans())):
             values[name] = draw(st.lists(one, min_size=1, max_size=4).map(tuple) if setting.many else one)
-    given = {name: values.pop(name) for name in list(values) if name not in own}
+    given = {name: values.pop(name) for name in list(values) if name not in known}
     return command(**values, given=given)
 
 

@@ -30,7 +30,7 @@ if os.environ["RANK"] == "1":
     sys.argv += {more!r}
 sys.exit(main())
 """
-"""posenc, but that each rank leaves its process id, and that rank 1 is told more."""
+"""The command posenc; each rank writes its process id into a file, and rank 1 gets more arguments."""
 
 
 @contextmanager
@@ -77,30 +77,32 @@ def numbers(folder):
     found = {}
     for file in folder.glob("cells/*.json"):
         cell = json.loads(file.read_text())["record"]
-        arms = [{key: value for key, value in arm.items() if "per_second" not in key} for arm in cell["arms"]]
-        found[file.name] = cell["losses"], arms
+        variants = [
+            {key: value for key, value in variant.items() if "per_second" not in key} for variant in cell["arms"]
+        ]
+        found[file.name] = cell["losses"], variants
     return found
 
 
 @pytest.mark.parametrize(("parallel", "victim"), [("ddp", 0), ("fsdp", 1)])
 def test_killed_while_training_it_goes_on_bit_for_bit(parallel, victim, text, tmp_path):
     flags = ("--parallel", parallel, "--steps", "100", "--seeds", "1")
-    with compare(text, tmp_path / "whole", *flags) as process:
+    with compare(text, tmp_path / "uninterrupted", *flags) as process:
         code, _, err = ended(process)
         assert code == 0, err
     folder, often = tmp_path / "killed", ("--checkpoint-every", "0.0005")
-    kept = folder / "checkpoints"
+    checkpoints = folder / "checkpoints"
     with compare(text, folder, *flags, *often) as process:
-        await_until(lambda: any(kept.glob("*.checkpoint")), process)
+        await_until(lambda: any(checkpoints.glob("*.checkpoint")), process)
         os.kill(int((tmp_path / f"rank-{victim}").read_text()), signal.SIGKILL)
         assert ended(process)[0] == 1
-    assert any(kept.glob("*.checkpoint")), "it was killed on its way"
+    assert any(checkpoints.glob("*.checkpoint")), "it was killed on its way"
     with compare(text, folder, *flags, *often, "--json") as process:
         code, out, err = ended(process)
     assert code == 0, err
     assert json.loads(out)["complete"]
-    assert numbers(folder) == numbers(tmp_path / "whole")
-    assert not kept.exists()
+    assert numbers(folder) == numbers(tmp_path / "uninterrupted")
+    assert not checkpoints.exists()
 
 
 def test_ctrl_c_keeps_what_had_finished(text, tmp_path):
@@ -124,7 +126,7 @@ def test_the_error_of_one_rank_is_printed_and_ends_all(data, message, text, tmp_
         text, tmp_path / "out", "--steps", "3", "--seeds", "1", more=("--data", str(tmp_path / data))
     ) as process:
         code, out, err = ended(process)
-    assert code == 1, "torchrun's own"
+    assert code == 1, "the exit code of torchrun"
     assert not out
     (line,) = (line for line in err.splitlines() if line.startswith("posenc: error on rank 1: "))
     assert message in line

@@ -78,7 +78,7 @@ def sharded_attention(monkeypatch, q, k, v, encoding, positions, world_size, lay
 @pytest.mark.parametrize("name", ENCODINGS)
 @settings(max_examples=12)
 @given(case=sequences(), layout=st.sampled_from(LAYOUTS))
-def test_attention_on_shards_is_that_of_the_whole(name, case, layout):
+def test_attention_on_shards_is_that_of_the_unsharded_sequence(name, case, layout):
     positions, world_size = case
     encoding = ENCODINGS[name]
     if encoding.causal_only or "@" in name:
@@ -94,7 +94,7 @@ def test_attention_on_shards_is_that_of_the_whole(name, case, layout):
 
 
 @given(case=sequences(), layout=st.sampled_from(LAYOUTS))
-def test_what_shards_say_is_what_the_whole_says(case, layout):
+def test_positions_of_shards_are_those_of_the_unsharded_sequence(case, layout):
     full, world_size = case
     n, seen = full.num_queries, []
     for rank in range(world_size):
@@ -166,7 +166,7 @@ def test_linear_attention_on_shards(monkeypatch):
             assert_close(result, shard(want, local_positions, 2), **EXACT)
 
 
-def test_prefix_tokens_of_a_grid_count_over_the_whole():
+def test_prefix_tokens_of_a_grid_count_over_all_shards():
     table = posenc.GridTable(H, 2, 5, prefix=2).double()
     grid = Positions.grid(2, 5, prefix=2)
     back = torch.arange(11, -1, -1)

@@ -58,7 +58,7 @@ def run_of(name, corpus=CORPUS):
 
 
 def train_and_resume(name, corpus=CORPUS):
-    """What was measured, and whether a training that goes on from its state does as the undisturbed one."""
+    """The measured cell, whether a resumed training ends as an uninterrupted one, and the shapes of the weights."""
     run = run_of(name, corpus)
     cell = measure(run, corpus)
     undisturbed, resumed = (Training(run, corpus.train) for _ in range(2))
@@ -77,14 +77,14 @@ def train_and_resume(name, corpus=CORPUS):
 
 
 def gradients(name, wrap):
-    """The gradients of a plain training loop around a model with this encoding, by rank 0's names, whole."""
+    """The gradients, unsharded, of a plain training loop around a model with this encoding, by rank 0's names."""
     model = build(run_of(name))
     torch.manual_seed(1)
     tokens = torch.randint(256, (4, 16))
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    own = tokens.chunk(size)[rank]
+    chunk = tokens.chunk(size)[rank]
     wrapped = wrap(model)
-    F.cross_entropy(wrapped(own).flatten(0, 1), own.flatten()).backward()
+    F.cross_entropy(wrapped(chunk).flatten(0, 1), chunk.flatten()).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in grads.items()}
 
@@ -158,12 +158,12 @@ def check_same(cell, alone):
     """Two cells have the same numbers."""
     assert cell.losses == pytest.approx(alone.losses, rel=CLOSE)
     assert cell.losses[0] == pytest.approx(alone.losses[0], abs=2e-5), "before any step nothing is rounded"
-    for arm, own in zip(cell.arms, alone.arms, strict=True):
-        assert arm.paired.keys() == own.paired.keys()
-        assert arm.extra.keys() == own.extra.keys()
-        for factor, losses in own.paired.items():
-            assert arm.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
-        for ours, theirs in zip(arm.by_position, own.by_position, strict=True):
+    for variant, other in zip(cell.arms, alone.arms, strict=True):
+        assert variant.paired.keys() == other.paired.keys()
+        assert variant.extra.keys() == other.extra.keys()
+        for factor, losses in other.paired.items():
+            assert variant.paired[factor] == pytest.approx(losses, rel=5 * CLOSE)
+        for ours, theirs in zip(variant.by_position, other.by_position, strict=True):
             assert ours == pytest.approx(theirs, rel=10 * CLOSE)
     assert (cell.parameters, cell.position_parameters) == (alone.parameters, alone.position_parameters)
 
@@ -234,6 +234,6 @@ def test_the_command_line_under_torchrun(tmp_path):
 
     (tmp_path / "file").touch()
     refused = compare(tmp_path / "file" / "out")  # rank 0 alone finds out
-    assert refused.returncode == 1  # torchrun's own
+    assert refused.returncode == 1  # the exit code of torchrun
     assert refused.stderr.count("posenc compare: error: ") == 1
     assert "exitcode  : 2" in refused.stderr

@@ -120,7 +120,7 @@ def test_axial_table_is_reformers():
     places = codes(encoding, Positions.grid(4, 6))[0]
     assert_close(places, theirs(ids[:1])[0].data, **EXACT)
     swapped = torch.cat((encoding.first[ids[0] % 4], encoding.second[ids[0] // 4]), -1)
-    assert (swapped - places).abs().max() > 1, "rows and columns are told apart"
+    assert (swapped - places).abs().max() > 1, "rows and columns swapped give other codes"
 
 
 # ---------------------------------------------------------------- learned grid

@@ -1,5 +1,5 @@
-"""SHAPE, CAPE, randomised and skipped positions: what they draw in training, what they leave alone, and that a whole forward
-pass sees one draw."""
+"""SHAPE, CAPE, randomised and skipped positions: what they draw in training, what they leave alone, and that a forward
+pass uses one draw in all layers."""
 
 import math
 
@@ -97,7 +97,7 @@ def test_randomized_draws_every_position_equally_often():
     assert torch.allclose(drawn.double().mean(0), torch.tensor([9 / 4, 9 / 2, 27 / 4]).double() - 1, atol=0.1)
 
 
-def test_randomized_draws_for_each_document_over_the_whole_range():
+def test_randomized_draws_for_each_document_over_the_full_range():
     drawn = Randomized(100).train().augment(Positions.packed([3, 40]), 200).q
     assert (drawn[:, :3].diff(dim=1) > 0).all()
     assert (drawn[:, 3:].diff(dim=1) > 0).all()
@@ -181,7 +181,7 @@ def test_pose_draws_for_each_document():
     assert padded.q[0, 4] <= 49
 
 
-def test_a_model_trains_on_moved_positions_and_tests_on_its_own():
+def test_a_model_trains_on_moved_positions_and_tests_on_unmoved_ones():
     config = TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
     x = torch.randint(11, (2, 9))
     model = Transformer(config, SHAPE(100) + Sinusoidal(16))
@@ -220,7 +220,7 @@ def test_refusals(make, message):
 
 @pytest.mark.parametrize("encoding", [SHAPE(9), CAPE()], ids=repr)
 def test_a_cache_cannot_be_trained_on(encoding):
-    """What was cached has been moved by another draw."""
+    """The cached keys have the positions of an earlier draw."""
     with pytest.raises(posenc.InputError, match="full sequence"):
         encoding.train().augment(Positions.arange(2, 3), 1)
     assert encoding.eval().augment(Positions.arange(2, 3), 1).start == (3, 0)

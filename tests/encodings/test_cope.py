@@ -50,7 +50,7 @@ def test_cope_is_that_of_x_transformers(new, cached, num_counts):
     wanted, actual = theirs(q, scores), ours.bias(q, k, positions).tensor
     assert_close(torch.where(seen, actual, 0), torch.where(seen, wanted, 0), **EXACT)
     divided = random(CoPE(8, num_counts=num_counts)).bias(q, k, positions).tensor
-    assert (torch.where(seen, divided - wanted, 0)).abs().max() > 0.1, "the other scale is told apart"
+    assert (torch.where(seen, divided - wanted, 0)).abs().max() > 0.1, "the other scale gives other values"
 
 
 def test_cope_with_open_gates_counts_tokens():

@@ -114,10 +114,10 @@ def test_v2_is_transformers(kinds, length, buckets, most, share):
         encoding.table.data = encoder.rel_embeddings.weight.data
         encoding.layer_norm.load_state_dict(encoder.LayerNorm.state_dict())
         encoding.share([(module.query_proj, module.key_proj)])
-        for own, name in (("key", "pos_key_proj"), ("query", "pos_query_proj")):
+        for projection, name in (("key", "pos_key_proj"), ("query", "pos_query_proj")):
             if hasattr(module, name):
-                getattr(encoding, own).weight.data[0] = getattr(module, name).weight.data.view(3, 8, 24)
-                getattr(encoding, own).bias.data[0] = getattr(module, name).bias.data.view(3, 8)
+                getattr(encoding, projection).weight.data[0] = getattr(module, name).weight.data.view(3, 8, 24)
+                getattr(encoding, projection).bias.data[0] = getattr(module, name).bias.data.view(3, 8)
         q, k, v = (
             p(x).unflatten(-1, (3, 8)).transpose(1, 2) for p in (module.query_proj, module.key_proj, module.value_proj)
         )
@@ -125,7 +125,7 @@ def test_v2_is_transformers(kinds, length, buckets, most, share):
 
     assert_close(ours(), theirs, **FLOAT32_SCALE)
     wrong = (ours(paper_index=True) - theirs).abs().max()
-    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index is told apart"
+    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index gives other values"
 
 
 @pytest.mark.parametrize(("length", "most"), [(11, 6), (5, 8), (40, 512), (30, 30)])
@@ -156,7 +156,7 @@ def test_v1_is_transformers(kinds, length, most):
 
     assert_close(ours(), theirs, **FLOAT32_SCALE)
     wrong = (ours(paper_index=True) - theirs).abs().max()
-    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index is told apart"
+    assert (wrong > 1e-3) == ("p2c" in kinds), "the paper's index gives other values"
 
 
 @pytest.mark.parametrize(("buckets", "most"), [(256, 512), (8, 32), (16, 64), (4, 5), (32, 128), (128, 512)])

@@ -79,7 +79,7 @@ def test_rk4_is_torchdiffeqs():
     for substep in range(5 * 29):
         p = classical(torch.tensor(0.02 * substep, dtype=torch.float64), p)
     apart = (p - ours[-1]).norm() / ours[-1].norm()
-    assert 1e-8 < apart < 1e-4, "the classical rule is told apart, and solves the same equation"
+    assert 1e-8 < apart < 1e-4, "the classical rule gives other values, as near as two solutions of the same equation"
 
 
 def test_the_error_is_that_of_the_fourth_order():
@@ -184,9 +184,9 @@ def test_codes_are_added_to_queries_keys_and_values_of_their_layer(config):
         for h in range(heads):
             assert_close(rotated_q[:, h], q[:, h] + flow[5:, 0, layer, h * width : (h + 1) * width])
         for h in range(config.kv_heads):
-            own = slice(h * width, (h + 1) * width)  # grouped: the first channels
-            assert_close(rotated_k[:, h], k[:, h] + flow[:, 1, layer, own])
-            assert_close(added[0, h].detach(), flow[:, 2, layer, own])
+            channels = slice(h * width, (h + 1) * width)  # grouped: the first ones
+            assert_close(rotated_k[:, h], k[:, h] + flow[:, 1, layer, channels])
+            assert_close(added[0, h].detach(), flow[:, 2, layer, channels])
 
 
 def test_codes_before_the_scale_are_biases_that_move():
@@ -266,7 +266,7 @@ def test_the_flow_is_not_solved_in_half_precision(ids):
     assert solved(again.bfloat16(), ids).dtype == torch.float32
 
 
-def test_calls_of_one_layer_at_a_time_have_gradients_of_their_own():
+def test_calls_of_one_layer_at_a_time_have_separate_gradients():
     encoding, positions = made(), Positions.arange(5)
     q, k, v = torch.randn(3, 1, 3, 5, 4, dtype=torch.float64)
     outputs = [posenc.attention(q, k, v, encoding, positions, layer=layer) for layer in (0, 1)]

@@ -157,7 +157,7 @@ def test_a_model_learns_its_frequencies():
     assert (model.encoding.log_scale != 0).all(), "every log-scale has moved"
 
 
-def test_layers_have_ladders_of_their_own_under_per_layer():
+def test_layers_have_separate_ladders_under_per_layer():
     first, second = random(LearnedRotary(4)), random(LearnedRotary(4))
     positions = Positions.arange(5)
     q, k, _ = qkv(positions)
@@ -185,9 +185,9 @@ def test_groups_that_do_not_divide_the_key_heads_are_refused():
 def test_fope_is_its_formula(positions, layout):
     encoding = FoPE(16, 4, 40, num_kv_heads=2, num_layers=2, rope_theta=50.0, layout=layout).double()
     q, k, _ = qkv(positions, 4, 2, 16)
-    kept = [50.0 ** (-2 * c / 16) for c in range(8)]
-    kept = [theta for theta in kept if theta * 40 >= 2 * math.pi]
-    assert 0 < len(kept) < 8, "some frequencies are dropped, and some are not"
+    frequencies = [50.0 ** (-2 * c / 16) for c in range(8)]
+    frequencies = [theta for theta in frequencies if theta * 40 >= 2 * math.pi]
+    assert 0 < len(frequencies) < 8, "some frequencies are dropped, and some are not"
     cosines, sines = (x[1].tolist() for x in (encoding.cosines, encoding.sines))
     outputs = len(cosines[0][0])
     assert outputs == 4, "the rest of the pairs passes unchanged"
@@ -195,8 +195,8 @@ def test_fope_is_its_formula(positions, layout):
     def turned(head, x, position):
         pairs = complex_pairs(x, layout)
         for c in range(outputs):
-            cos = sum(a[c] * math.cos(position * t) for a, t in zip(cosines[head // 2], kept, strict=True))
-            sin = sum(b[c] * math.sin(position * t) for b, t in zip(sines[head // 2], kept, strict=True))
+            cos = sum(a[c] * math.cos(position * t) for a, t in zip(cosines[head // 2], frequencies, strict=True))
+            sin = sum(b[c] * math.sin(position * t) for b, t in zip(sines[head // 2], frequencies, strict=True))
             pairs[c] = pairs[c] * complex(cos, sin)
         return pairs
 

@@ -97,7 +97,7 @@ def test_patches_taken_of_packed_images_in_one_another(name):
 
 
 @EVERY
-def test_another_size_is_served_and_told_apart(name):
+def test_another_size_is_served_and_gives_other_outputs(name):
     """Also wide from high: 2 x 5 and 5 x 2 patches differ in where they are only."""
     encoding, x, prefix = made(name), tokens(10 + prefix_for(name)), prefix_for(name)
     wide, high = (attended(encoding, x, Positions.grid(*size, prefix=prefix)) for size in ((2, 5), (5, 2)))
@@ -128,7 +128,7 @@ def test_a_table_at_another_size_is_the_resized_one_and_is_trained_through_it(na
 
 
 @pytest.mark.parametrize("name", ["grid_table", "swin", "beit"])
-def test_beyond_says_what_another_size_gets(name):
+def test_beyond_decides_what_another_size_gets(name):
     x, smaller, larger = tokens(20), Positions.grid(2, 3), Positions.grid(4, 5)
     made_so = {
         how: random(posenc.create(f"{name}:beyond={how}", dim=HEADS * WIDTH, num_heads=HEADS, num_layers=1, grid=GRID))
@@ -152,13 +152,13 @@ def test_beyond_says_what_another_size_gets(name):
         attended(made_so["resize"], x, numbered)  # the size of the image is not known
 
 
-def test_centred_coordinates_of_patches_taken_are_those_of_the_whole_image():
+def test_centred_coordinates_of_taken_patches_are_those_of_the_full_image():
     encoding = posenc.AxialRotary(WIDTH, centred=True)
     full = Positions.grid(3, 5)
-    kept = torch.tensor([1, 6, 8])
+    indices = torch.tensor([1, 6, 8])
     angles = encoding.angles(encoding.coordinates(full)[0], full.q, 0)
-    taken = full.take(kept)
-    assert_close(encoding.angles(encoding.coordinates(taken)[0], taken.q, 0), angles[:, :, kept], **EXACT)
+    taken = full.take(indices)
+    assert_close(encoding.angles(encoding.coordinates(taken)[0], taken.q, 0), angles[:, :, indices], **EXACT)
     last = full.keys(6, 15)
     assert_close(encoding.coordinates(last)[1], encoding.coordinates(full)[1][:, 6:], **EXACT)
 

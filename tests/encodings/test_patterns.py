@@ -119,7 +119,7 @@ def test_layers_with_a_window_visit_its_keys_alone():
     assert longer < 2.2 * local, "a window costs as much for each query, however long the text is"
 
 
-def test_explain_tells_the_layers_apart():
+def test_explain_names_each_layer():
     encoding = create("local_nope:window=64:every=2", head_dim=16, num_heads=2)
     q = torch.randn(1, 2, 512, 16)
     local, everything = (posenc.explain(q, q, q, encoding, Positions.arange(512, causal=True), layer=n) for n in (0, 1))
@@ -162,7 +162,7 @@ def test_a_comparison_takes_them():
         Comparison(("local_nope:window=4",), 1, settings).check(corpus)
 
 
-def test_names_of_ones_own_come_first():
+def test_names_of_the_caller_come_first():
     class Mine(posenc.NoPE):
         pass
 

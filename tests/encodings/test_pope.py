@@ -35,7 +35,7 @@ def test_scores_are_the_formula(new, cached, heads, kv_heads, dim, base):
         ours = scores(encoding, q[None], k[None], p, layer)[0]
         assert_close(ours, expected, **EXACT)
         wrong = loops.table(q, k, lambda h, a, b, i, j, delta=delta: loops.pope(a, b, i + cached - j, delta[h], base))
-        assert (ours - wrong).abs().max() > 0.1, "the other direction is told apart"
+        assert (ours - wrong).abs().max() > 0.1, "the other direction gives other scores"
 
 
 @pytest.mark.parametrize("init", ["uniform", "zero"])
@@ -50,7 +50,7 @@ def test_scores_are_those_of_x_transformers(init):
     assert_close(ours, expected, rtol=0, atol=2e-3)  # their angles are float32: 200 * 2^-23 each, over 24 channels
     if init == "uniform":
         on_queries = apply_polar_pos_emb(q, freqs + bias) @ apply_polar_pos_emb(k, freqs).mT
-        assert (on_queries - expected).abs().max() > 0.1, "the phase's sign is told apart"
+        assert (on_queries - expected).abs().max() > 0.1, "the phase with the other sign gives other scores"
 
 
 def test_attention_keeps_the_scale_of_the_head_and_doubles_the_width():
@@ -62,7 +62,7 @@ def test_attention_keeps_the_scale_of_the_head_and_doubles_the_width():
     assert_close(posenc.attention(q, k, v, encoding, p), weights @ v, **EXACT)
 
 
-def test_phases_start_where_they_are_said_to_and_stay_within_a_turn():
+def test_phases_start_as_documented_and_stay_within_a_turn():
     assert not PoPE(8, 2, init="zero").delta.any()
     uniform = PoPE(64, 8, 4).delta
     assert uniform.shape == (4, 8, 64)

@@ -57,7 +57,7 @@ def test_p_rope_is_its_formula(layout, base, fraction):
     assert_close(scores(PRotary(12, base, layout, fraction), q[None], k[None], p)[0], expected, **EXACT)
     if fraction == 0.7:
         partial = Rotary(12, base, layout, rotary_dim=2 * int(fraction * 6))
-        assert (scores(partial, q[None], k[None], p)[0] - expected).abs().max() > 0.01, "partial rotary is told apart"
+        assert (scores(partial, q[None], k[None], p)[0] - expected).abs().max() > 0.01, "partial rotary differs"
 
 
 @LAYOUTS
@@ -75,7 +75,7 @@ def test_decoupled_rope_is_its_formula(layout, base, rotary_dim):
     assert encoding.scale(12) == 12**-0.5
     if turning < 12:
         first = scores(Rotary(12, base, layout, turning), q[None], k[None], p)[0]
-        assert (first - expected).abs().max() > 0.1, "rotating the first channels is told apart"
+        assert (first - expected).abs().max() > 0.1, "rotating the first channels gives other scores"
 
 
 @LAYOUTS
@@ -134,7 +134,7 @@ def test_exponents_are_spread_over_the_head_and_not_over_what_rotates():
     assert_close(Rotary(16, rotary_dim=4).inv_freq, torch.tensor([1, 0.01], dtype=torch.float64), **EXACT)
 
 
-def test_the_whole_fraction_is_rope_and_none_is_no_position():
+def test_fraction_1_is_rope_and_fraction_0_is_no_position():
     q, k, p = random(2, 3, 7, 8), random(2, 3, 7, 8), Positions.arange(7)
     assert_close(PRotary(8, fraction=1.0).rotate(q, k, p), Rotary(8).rotate(q, k, p), rtol=0, atol=0)
     assert_close(PRotary(8, fraction=0.0).rotate(q, k, p), (q, k), rtol=0, atol=0)
@@ -149,7 +149,7 @@ def test_the_whole_fraction_is_rope_and_none_is_no_position():
     ],
     ids=lambda e: e.name,
 )  # fmt: skip
-def test_another_schedule_keeps_all_the_rest(encoding):
+def test_another_schedule_changes_only_the_frequencies(encoding):
     other = encoding.with_schedule("linear", factor=4.0)
     assert type(other) is type(encoding)
     assert other.spec() == encoding.spec() | {"schedule": {"name": "linear", "factor": 4.0}}
@@ -206,7 +206,7 @@ def test_decoupled_rope_is_deepseek_expanded_and_absorbed(new, cached, heads, q_
     assert_close(out(absorbed), theirs, **EXACT)
 
     wrong = posenc.attention(q, k, v, DecoupledRotary(24, layout="half", rotary_dim=8), p)
-    assert new == 1 or (out(wrong) - theirs).abs().max() > 1e-2, "the other layout is told apart"
+    assert new == 1 or (out(wrong) - theirs).abs().max() > 1e-2, "the other layout gives other values"
 
 
 def test_a_third_rotates_by_default_as_in_deepseek():
@@ -228,9 +228,9 @@ def test_xpos_is_x_transformers():
     ours = scores(XPos(40, 65536.0, rotary_dim=32), q, k, Positions.arange(200))
     assert_close(ours, expected, rtol=0, atol=1e-4)
     other = scores(XPos(40, 65536.0, "half", rotary_dim=32), q, k, Positions.arange(200))
-    assert (other - expected).abs().max() > 1, "the other layout is told apart"
+    assert (other - expected).abs().max() > 1, "the other layout gives other values"
     upside_down = apply_rotary_pos_emb(q, table, 1 / scale) @ apply_rotary_pos_emb(k, table, scale).mT
-    assert (upside_down - expected).abs().max() > 1, "scaling keys up and queries down is told apart"
+    assert (upside_down - expected).abs().max() > 1, "scaling keys up and queries down gives other values"
 
 
 def test_xpos_is_rotary_embedding_torch_whose_cached_pass_is_another():
@@ -277,7 +277,7 @@ def test_bases_per_layer_are_gemma3():
         expected = gemma3.apply_rotary_pos_emb(q, k, cos, sin)
         assert_close(ours.rotate(q, k, Positions.arange(100), layer), expected, rtol=0, atol=1e-4)
         wrong = ours.rotate(q, k, Positions.arange(100), (layer + 1 if kind == "full_attention" else 5))
-        assert (wrong[0] - expected[0]).abs().max() > 1, "the other base is told apart"
+        assert (wrong[0] - expected[0]).abs().max() > 1, "the other base gives other values"
 
 
 def test_layers_without_position_are_smollm3():
@@ -298,7 +298,7 @@ def test_layers_without_position_are_smollm3():
             for at in (layer, layer + 1 if layer % 4 == 3 else 3)
         ]
         assert_close(out[0], theirs, **EXACT)
-        assert (out[1] - theirs).abs().max() > 1e-6, "a layer of the other kind is told apart"
+        assert (out[1] - theirs).abs().max() > 1e-6, "a layer of the other kind gives other values"
 
 
 # ---------------------------------------------------------------- bad input

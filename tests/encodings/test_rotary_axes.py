@@ -63,7 +63,7 @@ def test_axial_rope_is_its_formula(height, width, options, angle):
     grid = Positions.grid(height, width, prefix=1)
     assert_close(scores(AxialRotary(16, **options), q[None], k[None], grid)[0], expected, **EXACT)
     wrong = scores(AxialRotary(16, **options | {"x_first": not options.get("x_first", True)}), q[None], k[None], grid)
-    assert (wrong[0] - expected).abs().max() > 1e-3, "the other order of the axes is told apart"
+    assert (wrong[0] - expected).abs().max() > 1e-3, "the other order of the axes gives other scores"
 
 
 def test_three_axes_split_the_pairs_in_three():
@@ -87,7 +87,7 @@ def test_axial_rope_is_pixtral(height, width):
     theirs = pixtral.apply_rotary_pos_emb(q, k, *pixtral.PixtralVisionRotaryEmbedding(config)(q, ids), unsqueeze_dim=0)
     assert_close(AxialRotary(32, **PIXTRAL).rotate(q, k, p), theirs, **FLOAT32)
     wrong = AxialRotary(32, **PIXTRAL | {"dealt": False}).rotate(q, k, p)
-    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "equal frequencies for both axes are told apart"
+    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "equal frequencies for both axes give other values"
 
 
 @GRIDS
@@ -101,7 +101,7 @@ def test_axial_rope_is_dinov3(height, width, prefix):
     p = Positions.grid(height, width, prefix=prefix)
     assert_close(AxialRotary(32, **DINOV3).rotate(q, k, p), theirs, **FLOAT32)
     wrong = AxialRotary(32, **DINOV3 | {"centred": False}).rotate(q, k, p)
-    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "whole coordinates are told apart"
+    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "coordinates that are not centred give other values"
 
 
 @pytest.mark.parametrize("side", [2, 5])
@@ -118,7 +118,7 @@ def test_axial_rope_is_llama4_vision(side):
     ours = AxialRotary(32, **LLAMA4).rotate(q, k, p)
     assert_close(ours, tuple(x.transpose(1, 2) for x in theirs), **FLOAT32)
     wrong = AxialRotary(32, **LLAMA4 | {"start": 0}).rotate(q, k, p)
-    assert (wrong[0] - ours[0]).abs().max() > 0.1, "coordinates from zero are told apart"
+    assert (wrong[0] - ours[0]).abs().max() > 0.1, "coordinates from zero give other values"
 
 
 def test_images_packed_into_one_row_have_their_own_size():
@@ -166,7 +166,7 @@ def test_m_rope_is_qwen(module, prefix, interleaved, head_dim):
     theirs = module.apply_rotary_pos_emb(q, k, cos, sin)
     assert_close(encoding.rotate(q, k, Positions.from_ids(IDS[None])), theirs, **FLOAT32)
     wrong = MRotary(head_dim, interleaved=not interleaved).rotate(q, k, Positions.from_ids(IDS[None]))
-    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "the other assignment is told apart"
+    assert (wrong[0] - theirs[0]).abs().max() > 0.1, "the other assignment of channels gives other values"
 
 
 def test_sections_are_those_of_the_models():

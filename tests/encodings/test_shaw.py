@@ -86,7 +86,7 @@ def test_keys_are_wav2vec2_bert_and_seamless(source, causal, left, right, backen
 
     table = module.distance_embedding.weight.detach()
     assert_close(ours(table, left, right), theirs, **EXACT)
-    assert (ours(table.flip(0), right, left) - theirs).abs().max() > 1e-3, "distances of the other sign are told apart"
+    assert (ours(table.flip(0), right, left) - theirs).abs().max() > 1e-3, "distances of the other sign differ"
 
 
 def test_the_fixed_table_is_nezhas():

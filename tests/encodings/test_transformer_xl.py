@@ -59,10 +59,10 @@ def test_it_is_the_formula(clamp_len, names, cls):
             assert_close(posenc.attention(q, k, v, encoding, positions, layer=1, backend=backend), want, **EXACT)
         if name != "packed":  # documents of three and four tokens tell little
             other = by_formula(encoding, q, k, v, positions, layer=1, sign=-1)
-            assert (other - want).abs().max() > 1e-3, "the other sign of the distance is told apart"
+            assert (other - want).abs().max() > 1e-3, "the other sign of the distance gives other values"
 
 
-def test_structures_are_exact_ones():
+def test_the_bias_is_structured_where_distances_are_known():
     q, k, _ = content.qkv(WHERE["memory"])
     encoding = made()
     unlimited = encoding.bias(q, k, WHERE["memory"])
@@ -145,7 +145,7 @@ def test_it_is_xlnet(memory, clamp_len, kind, causal):
     other = XLNet(24, 3, 8, layout="interleaved", clamp_len=encoding.clamp_len).double()
     other.load_state_dict(encoding.state_dict())
     wrong = module.post_attention(h, posenc.attention(q, k, v, other, positions).permute(2, 0, 1, 3))
-    assert (wrong - theirs).abs().max() > 1e-2, "the other layout is told apart"
+    assert (wrong - theirs).abs().max() > 1e-2, "the other layout gives other values"
 
 
 @pytest.mark.parametrize("length", [1, 50])

@@ -1,6 +1,6 @@
 """2-D rotations, sinusoids and tables of offsets against timm, and Qwen2-VL's image tower of transformers.
 
-What transformers has besides is held by test_rotary_axes, test_window and test_absolute.
+test_rotary_axes, test_window and test_absolute have the comparisons with the other models of transformers.
 """
 
 from importlib import import_module
@@ -63,7 +63,7 @@ def test_axial_rope_is_timms(name, temperature, offset, prefix, indexing, rotate
     wrong, _ = AxialRotary(16, rope_theta=temperature, layout=layout, x_first=not x_first, start=offset).rotate(
         q, q, Positions.grid(height, width, prefix=prefix)
     )
-    assert (wrong - ours).abs().max() > 0.1, "the other order of the axes is told apart"
+    assert (wrong - ours).abs().max() > 0.1, "the other order of the axes gives other values"
 
 
 @GRIDS

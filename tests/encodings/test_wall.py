@@ -35,7 +35,7 @@ def test_wall_is_its_formula(positions, backend):
     check_against_loops(encoding, positions, wall_formula(encoding, positions), backend, kv_heads=2, heads=4)
 
 
-def test_gates_are_the_layers_own():
+def test_gates_are_those_of_the_layer():
     encoding, x = random(Wall(DIM, 3, 4, num_layers=2)), torch.randn(2, 5, DIM, dtype=torch.float64)
     for layer in (0, 1):
         logits = x @ encoding.weight[layer].T + encoding.bias_in[layer]

@@ -83,7 +83,7 @@ def test_swin_attention_is_that_of_transformers(height, width, heads):
     assert_close(dense(encoding, Positions.grid(height, width), heads), module.relative_position_bias(), **EXACT)
     encoding.table.data = encoding.table.data.flip(1)
     wrong = dense(encoding, Positions.grid(height, width), heads)
-    assert (wrong - module.relative_position_bias()).abs().max() > 0.5, "key minus query is told apart"
+    assert (wrong - module.relative_position_bias()).abs().max() > 0.5, "key minus query gives other biases"
 
 
 def test_swin_depends_on_the_offset_alone_on_a_grid():
@@ -108,7 +108,7 @@ def test_swin_beyond_the_window_takes_the_edge():
     assert torch.equal(dense(encoding, far, 2), dense(encoding, near, 2))
 
 
-def test_swin_minds_only_what_a_query_sees():
+def test_swin_depends_only_on_the_keys_that_a_query_sees():
     packed = Positions.packed([9, 9])
     apart = Positions.from_ids(torch.arange(18))
     encoding = WindowTable(2, 3, 3)
@@ -178,7 +178,7 @@ def test_beit_attention_is_that_of_transformers():
     assert_close(dense(encoding, grid, 3), bias((4, 4)), **EXACT)
     encoding.table.data[0, [-3, -2]] = encoding.table.data[0, [-2, -3]]
     wrong = dense(encoding, grid, 3)
-    assert (wrong - bias((4, 4))).abs().max() > 0.5, "[CLS] to patch and patch to [CLS] are told apart"
+    assert (wrong - bias((4, 4))).abs().max() > 0.5, "[CLS] to patch and patch to [CLS] swapped give other biases"
 
 
 def test_beit_of_transformers_is_right_for_squares_only():
@@ -265,14 +265,14 @@ def test_swin_v2_attention_is_that_of_transformers(height, width, trained, heads
         assert_close(ours.transpose(1, 2).flatten(-2), module(x)[0], rtol=0, atol=1e-6)
     encoding.height, encoding.width = encoding.width + 1, encoding.height
     wrong = posenc.attention(q, k, v, encoding, Positions.grid(height, width)).transpose(1, 2).flatten(-2)
-    assert (wrong - module(x)[0]).abs().max() > 1e-4, "another window's coordinates are told apart"
+    assert (wrong - module(x)[0]).abs().max() > 1e-4, "another window's coordinates give other values"
 
 
 def test_log_window_reads_a_table_where_offsets_repeat():
     encoding, grid, sizes = random(LogWindow(2, hidden=16)), Positions.grid(6, 8), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
         actual = dense(encoding, grid, 2)
-    assert max(sizes) < 48 * 48 * 16, "the MLP's hidden units are not kept per pair"
+    assert max(sizes) < 48 * 48 * 16, "the MLP's hidden units are not saved per pair"
     each = dense(encoding, Positions.from_ids(grid.q.double()), 2)
     assert_close(actual, each, **EXACT)
 

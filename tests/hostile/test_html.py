@@ -23,16 +23,16 @@ WORDS = {
     "compare": {"encoding", "kind", "task", "verdict"},
     "eval": {"kind", "measure", "task", "verdict", "created", "preset"},
 }
-"""What a page looks up, by key: it is never anybody's text."""
+"""Keys whose texts a page looks up: they come from posenc, never from a user."""
 
 
-def marked(found, kept, key=None):
-    """Results with every text followed by what is hostile."""
+def marked(found, unchanged, key=None):
+    """Results with HOSTILE appended to every text, except under the keys in `unchanged`."""
     if isinstance(found, dict):
-        return {name: marked(value, kept, name) for name, value in found.items()}
+        return {name: marked(value, unchanged, name) for name, value in found.items()}
     if isinstance(found, list | tuple):
-        return [marked(value, kept, key) for value in found]
-    return found + HOSTILE if isinstance(found, str) and key not in kept else found
+        return [marked(value, unchanged, key) for value in found]
+    return found + HOSTILE if isinstance(found, str) and key not in unchanged else found
 
 
 @pytest.fixture(scope="module")

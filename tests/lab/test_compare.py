@@ -42,8 +42,8 @@ def test_results_hold_every_number(finished):
     assert json.loads((directory / "results.json").read_text()) == results
     assert (results["schema"], results["complete"], results["seeds"]) == (1, True, [0, 1])
     assert results["data"]["sha256"] == text.digest
-    assert {arm["name"] for arm in results["arms"]} == {*ENCODINGS, "rope + NTK", "rope + PI"}
-    losses = [arm["lengths"][-1]["loss"]["mean"] for arm in results["arms"]]
+    assert {variant["name"] for variant in results["arms"]} == {*ENCODINGS, "rope + NTK", "rope + PI"}
+    losses = [variant["lengths"][-1]["loss"]["mean"] for variant in results["arms"]]
     assert losses == sorted(losses)
     best = results["arms"][0]["lengths"][-1]["behind_best"]
     assert best["mean"] == best["error"] == 0
@@ -177,7 +177,7 @@ def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
         (["my.py:Code:at=.5,-1,alibi"], ("my.py:Code:at=.5,-1", "alibi")),
     ],
 )
-def test_commas_part_encodings_and_lists_of_numbers_stay_whole(texts, want):
+def test_commas_separate_encodings_but_do_not_split_lists_of_numbers(texts, want):
     assert names(texts) == want
 
 
@@ -208,7 +208,7 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     settings = replace(tiny, num_layers=2)
     results = compare(Comparison(encodings, 1, settings), corpus, tmp_path / "out", engine=InProcess(), render=page)
     assert results["complete"]
-    assert {arm["encoding"] for arm in results["arms"]} == {"none", *encodings}
+    assert {variant["encoding"] for variant in results["arms"]} == {"none", *encodings}
     report = (tmp_path / "out" / "report.html").read_text()
     assert f"the class {deep_file}:Fade" in report
     runs = [Run.of(e, 0, settings, "") for e in encodings]
@@ -226,7 +226,7 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
             Comparison((name,), 1, settings).check(corpus)
 
 
-def test_the_arm_without_positions_is_always_there(tiny):
+def test_the_encoding_without_positions_is_always_compared(tiny):
     assert Comparison(("rope", "t5"), 1, tiny).encodings == ("none", "rope", "t5")
     assert Comparison(("rope", "none"), 1, tiny).encodings == ("rope", "none")
 
@@ -242,7 +242,7 @@ def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
     one = replace(tiny, factors=(1,))
     odd = replace(corpus, name="caf\udce9.txt")
     results = compare(Comparison(("rope",), 1, one), odd, tmp_path, engine=InProcess(), render=page)
-    assert {arm["name"] for arm in results["arms"]} == {"none", "rope"}
+    assert {variant["name"] for variant in results["arms"]} == {"none", "rope"}
     text = (tmp_path / "report.html").read_text()
     assert "times as long" not in text
     assert "plot-change" not in text.split("<script>")[0]
@@ -251,12 +251,12 @@ def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
 # -------------------------------------------------------------------- verdicts and words, on numbers made up here
 
 
-def cell(encoding, seed, **arms):
-    """A finished run whose arms lose what is given: name -> loss per factor 1, 2, 4."""
+def cell(encoding, seed, **variants):
+    """A finished run with the given losses: name of the variant -> loss per factor 1, 2, 4."""
     noise = torch.linspace(-0.01, 0.01, 6) * (1 + 0.1 * seed)
     scores = [
         VariantScores(name, name == encoding, {str(f): (value + noise * (i + 1)).tolist() for i, (f, value) in enumerate(zip((1, 2, 4), values, strict=True))}, [[1.0, 2.0]] * 6, 10.0)
-        for name, values in arms.items()
+        for name, values in variants.items()
     ]  # fmt: skip
     return RunRecord({}, scores, [2.0, 1.0], 10, 1, 1.0, 10.0, 100)
 
@@ -292,8 +292,8 @@ def test_verdicts(tiny):
     assert "t5 (+0.020 ± 0.0" in words
 
 
-def test_every_arm_is_in_a_sentence(tiny):
-    """One whose seeds disagree is neither said to hold nor to degrade, and not passed over."""
+def test_every_encoding_is_in_a_sentence(tiny):
+    """An encoding whose seeds disagree has the verdict "unclear", and its sentence says so."""
     settings = replace(tiny, factors=(1, 2, 4))
     cells = {Run("rope", s, settings, ""): cell("rope", s, rope=(1.2, 1.2, 1.0 + 0.3 * s)) for s in range(3)}
     ranked = ranking(settings, cells)
@@ -309,10 +309,10 @@ def test_every_arm_is_in_a_sentence(tiny):
         ((1.4, 2.4), "no measurable difference: rope + NTK ("),
     ],
 )
-def test_untrained_arms_in_words(tiny, ntk, outcome):
+def test_untrained_variants_in_words(tiny, ntk, outcome):
     settings = replace(tiny, factors=(1, 2, 4))
-    arms = {"rope": (1.2, 1.4, 2.4), "rope + NTK": (1.2, *ntk)}
-    cells = {Run("rope", s, settings, ""): cell("rope", s, **arms) for s in range(3)}
+    variants = {"rope": (1.2, 1.4, 2.4), "rope + NTK": (1.2, *ntk)}
+    cells = {Run("rope", s, settings, ""): cell("rope", s, **variants) for s in range(3)}
     (line,) = (x for x in ranking(settings, cells).answer() if "without retraining" in x)
     assert line.startswith("At 64 bytes, without retraining, ")
     assert outcome in line
@@ -367,7 +367,7 @@ def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, 
         (False, True, 2, 1), (False, True, 4, 2), (True, False, 6, 3),
     ]  # fmt: skip
     assert "First results: 1 of 3 seeds of every encoding" in page(pages[0])
-    assert [arm["seeds"] for arm in pages[1]["arms"]] == [[0, 1]] * 4
+    assert [variant["seeds"] for variant in pages[1]["arms"]] == [[0, 1]] * 4
     assert results["seeds_finished"] == 3
     assert "First results" not in (tmp_path / "report.html").read_text()
     pages.clear()

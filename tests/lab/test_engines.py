@@ -87,15 +87,15 @@ def test_where_ray_is_looked_for(monkeypatch):
 def test_the_commands_refuse_before_they_begin(command, monkeypatch, tmp_path, capsys):
     out = tmp_path / "out"
 
-    def said(*flags):
+    def error(*flags):
         assert main([*command, "--out", str(out), *flags]) == 2
         assert not out.exists()
         return capsys.readouterr().err
 
-    assert "--address auto: is an option of engine ray" in said("--address", "auto")
-    assert "invalid choice: 'here'" in said("--engine", "here")
+    assert "--address auto: is an option of engine ray" in error("--address", "auto")
+    assert "invalid choice: 'here'" in error("--engine", "here")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "--engine ray: needs Ray, which is not installed: pip install 'posenc[ray]'" in said("--engine", "ray")
+    assert "--engine ray: needs Ray, which is not installed: pip install 'posenc[ray]'" in error("--engine", "ray")
 
 
 def test_what_has_finished_is_not_lost_to_an_error_of_the_same_moment(monkeypatch):

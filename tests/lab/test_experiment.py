@@ -134,10 +134,10 @@ def test_another_experiment_is_compared_and_reported(repeat, tmp_path, capsys):
     comparison = Comparison(("rope", "alibi"), 2, settings)
     results = compare(comparison, corpus, tmp_path, engine=InProcess(), render=page)
     assert (results["task"], results["complete"]) == ("repeat", True)
-    for arm in results["arms"]:
-        assert [(point["factor"], point["length"]) for point in arm["lengths"]] == [(1, 8), (2, 16)]
-        assert all(0 <= point["accuracy"]["mean"] <= 1 for point in arm["lengths"])
-        assert arm["lengths"][0]["change"]["mean"] == 0
+    for variant in results["arms"]:
+        assert [(point["factor"], point["length"]) for point in variant["lengths"]] == [(1, 8), (2, 16)]
+        assert all(0 <= point["accuracy"]["mean"] <= 1 for point in variant["lengths"])
+        assert variant["lengths"][0]["change"]["mean"] == 0
     best = results["arms"][0]
     assert best["lengths"][-1]["behind_best"]["mean"] == 0
     assert f"At 16 letters, {best['name']} has the best accuracy" in " ".join(results["answer"])

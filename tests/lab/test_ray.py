@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def address():
-    """A cluster that is not ours to stop."""
+    """A cluster that posenc did not start and must not stop."""
     os.environ["RAY_AUTH_MODE"] = "disabled"  # no token in the home folder
     scratch = tempfile.mkdtemp(prefix="ray")  # short: the paths of sockets have a limit
     with socket.socket() as free:
@@ -54,7 +54,7 @@ def address():
 
 
 def lasting(value):
-    """Results without times and what is said of the machine."""
+    """Results without times, memory and the machine's description."""
     if isinstance(value, dict):
         fleeting = ("created", "command", "machine", "peak_bytes")
         return {k: lasting(v) for k, v in value.items() if k not in fleeting and "second" not in k}
@@ -144,15 +144,15 @@ def test_a_killed_driver_goes_on_where_it_was(address, tmp_path):
         time.sleep(0.05)
     first.kill()
     first.communicate()
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     second = command(tmp_path, *more)
     _, err = second.communicate()
     assert second.returncode == 0, err
-    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == len(kept) < 4
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert json.loads((tmp_path / "results.json").read_text())["runs"]["kept_from_before"] == len(finished) < 4
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
 
-def test_ctrl_c_in_a_cluster_of_its_own(address, tmp_path):
+def test_ctrl_c_in_a_local_cluster(address, tmp_path):
     process = command(tmp_path, "--encodings", "none", "--seeds", "40", "--steps", "400", "--workers", "1")
     while not list((tmp_path / "cells").glob("*.json")):
         assert process.poll() is None, process.communicate()

@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_pace_tells_the_time_left_from_a_few_ticks():
+def test_pace_estimates_the_time_left_from_a_few_ticks():
     now = [100.0]
     pace = Pace(120, clock=lambda: now[0])
     assert pace.left() is None

@@ -27,7 +27,7 @@ def text(tmp_path):
 
 
 def words(folder, *, eos=None, gap=0):
-    """A tokenizer of whole words, saved as Hugging Face's are."""
+    """A tokenizer with one token for each word, saved as Hugging Face saves its own."""
     from tokenizers import Tokenizer as Fast
     from tokenizers import models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -66,8 +66,8 @@ def test_bpe_is_what_the_tokenizers_library_learns(text):
     assert corpus.test.tokens.tolist() == theirs.encode(test).ids
 
 
-def test_whole_documents_are_encoded_as_transformers_does(tmp_path):
-    """Also where the tokenizer was saved with a limit and a filling of its own."""
+def test_full_documents_are_encoded_as_transformers_does(tmp_path):
+    """Also where the tokenizer was saved with truncation and padding."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""What a tracker is told is what the run measured; one that fails loses nothing."""
+"""A tracker receives the numbers that the run measured; if it fails, no result is lost."""
 
 import json
 
@@ -26,9 +26,9 @@ def test_tensorboard_reads_what_was_measured(corpus, tiny, tmp_path):
     assert found["loss"] == [(step, pytest.approx(loss)) for step, loss in enumerate(cell.losses)]
     assert found["learning_rate"][0] == (0, pytest.approx(tiny.learning_rate))
     assert len(found["learning_rate"]) == tiny.steps
-    for arm in cell.arms:
-        for factor, losses in arm.paired.items():
-            ((step, value),) = found[f"held_out/{arm.name}/{int(factor) * tiny.length}"]
+    for variant in cell.arms:
+        for factor, losses in variant.paired.items():
+            ((step, value),) = found[f"held_out/{variant.name}/{int(factor) * tiny.length}"]
             assert (step, value) == (tiny.steps, pytest.approx(sum(losses) / len(losses)))
     (settings,) = (tmp_path / "track").glob("rope-seed-2/*/hparams.yml")
     assert "encoding: rope" in settings.read_text()

@@ -89,9 +89,9 @@ def test_evaluation_is_paired(corpus, tiny):
     settings = replace(tiny, factors=(1, 2, 4))
     run = Run("alibi", 0, settings, "")
     model, _ = train(run, corpus.train)
-    (arm,) = settings.variants("alibi", model.encoding)
+    (variant,) = settings.variants("alibi", model.encoding)
     read = []
-    scores = settings.evaluate(model, arm, corpus.test, read.append)
+    scores = settings.evaluate(model, variant, corpus.test, read.append)
     assert sum(read) == settings.windows * settings.length * 7
     assert {f: tuple(v.shape) for f, v in scores.paired.items()} == {1: (4,), 2: (4,), 4: (4,)}
     assert scores.by_position.shape == (4, 4 * BINS_PER_LENGTH)
@@ -107,7 +107,7 @@ def test_evaluation_is_paired(corpus, tiny):
                 assert torch.allclose(scores.by_position[window], bins, atol=1e-5)
 
 
-def test_free_arms_share_the_weights_and_meet_at_the_training_length(corpus, tiny):
+def test_untrained_variants_share_the_weights_and_equal_the_model_at_the_training_length(corpus, tiny):
     model, _ = train(Run("rope", 0, tiny, ""), corpus.train)
     trained = model.encoding
     actual = tiny.variants("rope", trained)

@@ -31,7 +31,7 @@ def test_patches_are_counted_row_by_row_and_frame_by_frame(height, width, frames
 
 
 @given(sizes=SIZES, prefix=st.integers(0, 2))
-def test_packed_images_are_documents_of_their_own(sizes, prefix):
+def test_packed_images_are_separate_documents(sizes, prefix):
     packed, alone = Positions.grids(sizes, prefix=prefix), [Positions.grid(*size, prefix=prefix) for size in sizes]
     assert places(packed) == [place for each in alone for place in places(each)]
     blocks = torch.block_diag(*(each.mask()[0, 0].float() for each in alone)).bool()
@@ -44,7 +44,7 @@ def test_packed_images_are_documents_of_their_own(sizes, prefix):
 
 
 @given(sizes=SIZES, prefix=st.integers(0, 2))
-def test_padded_images_are_rows_of_their_own(sizes, prefix):
+def test_padded_images_are_separate_rows(sizes, prefix):
     padded = Positions.grids(sizes, prefix=prefix, padded=True)
     for row, size in enumerate(sizes):
         alone = Positions.grid(*size, prefix=prefix)
@@ -68,10 +68,10 @@ def test_taken_tokens_keep_place_document_and_whom_they_see(data, sizes, prefix,
     first = [n for n in range(full.num_queries) if apart[n]]
     index = torch.tensor([first + row for row in rows])
     taken = full.take(index)
-    for row, kept in enumerate(index):
-        assert torch.equal(taken.q[row], full.q[0, kept])
-        assert torch.equal(taken.mask()[row, 0], full.mask()[0, 0][kept][:, kept])
-        one = full.take(kept)
+    for row, indices in enumerate(index):
+        assert torch.equal(taken.q[row], full.q[0, indices])
+        assert torch.equal(taken.mask()[row, 0], full.mask()[0, 0][indices][:, indices])
+        one = full.take(indices)
         assert torch.equal(one.q[0], taken.q[row])
         assert torch.equal(one.mask()[0], taken.mask()[row])
     assert torch.equal(

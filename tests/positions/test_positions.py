@@ -79,7 +79,7 @@ def test_padding_mask_counts_real_tokens(mask, expected):
     assert torch.equal(last.mask(), Positions.from_mask(torch.tensor(mask), causal=True).mask()[:, :, -2:])
 
 
-def test_ids_keep_their_own_values_and_order_decides_causality():
+def test_ids_keep_their_values_and_order_decides_causality():
     ids = torch.tensor([[7, 0, 3]])
     p = Positions.from_ids(ids, causal=True)
     assert p.q.equal(ids)
@@ -99,7 +99,7 @@ def test_grid_and_axes():
         p.require_one_axis("Rotary")
 
 
-def test_cross_takes_each_side_from_its_own():
+def test_cross_takes_queries_and_keys_from_two_positions():
     keys = Positions.from_mask(torch.tensor([[1, 1, 0], [1, 1, 1]]))
     p = Positions.cross(Positions.arange(2, 5, causal=True), keys)
     assert (p.num_queries, p.num_keys, p.batch, p.causal) == (2, 3, 2, False)
@@ -114,7 +114,7 @@ def test_a_document_in_pieces_counts_on():
     assert p.q.tolist() == [[0, 1, 0, 1, 2, 2], [0, 0, 1, 1, 0, 1]]
 
 
-def test_positions_are_kept_exactly():
+def test_positions_are_stored_exactly():
     narrow = torch.tensor([0, 200, 255], dtype=torch.uint8)
     assert (Positions.from_ids(narrow).q - Positions.from_ids(narrow).k.flip(1)).tolist() == [[-255, 0, 255]]
     assert Positions.from_ids([0.5, 1.5]).q.dtype == torch.float64
@@ -203,14 +203,14 @@ def test_text_and_image_meet():
         Positions.cross(image, Positions.grid(2, 2, 2))
 
 
-def test_prefix_tokens_are_whole():
+def test_prefix_tokens_are_minus_one_on_every_axis():
     assert prefix_tokens(torch.tensor([[-1, -1], [-1, 0]])).tolist() == [True, False]
     assert not prefix_tokens(torch.tensor([[-1.0, -1.0]])).any(), "the corner of an image that spans -1 .. 1"
 
 
 @pytest.mark.parametrize("make", [lambda: Positions.arange(2.5), lambda: Positions.packed([2.7, 3.9])])
-def test_tokens_are_counted_in_whole_numbers(make):
-    with pytest.raises(posenc.InputError, match=r"integer|whole"):
+def test_numbers_of_tokens_are_integers(make):
+    with pytest.raises(posenc.InputError, match=r"integer"):
         make()
 
 

@@ -345,7 +345,7 @@ def test_packed_documents_are_apart(kind: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
-def test_masks_of_ones_own_are_honoured(kind: str) -> None:
+def test_a_users_masks_are_applied(kind: str) -> None:
     """Four dimensions, bool or additive, with a prefix that sees both ways: as the model's own attention has it."""
     plain, model = small_model(kind), small_model(kind)
     posenc.extend(model, "softmax_n:n=0")  # which is softmax

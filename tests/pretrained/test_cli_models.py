@@ -36,13 +36,13 @@ def test_doctor_finds_nothing_in_a_clean_folder(folder, capsys, tmp_path):
     assert out.endswith("nothing found\n")
     code, out, _ = run(capsys, "doctor", folder, "--json", "--out", tmp_path / "out", "--dtype", "bfloat16")
     assert code == 0
-    told = json.loads(out)
-    assert told == json.loads((tmp_path / "out" / "doctor.json").read_text())
-    assert told["name"] == str(folder)
-    assert told["command"].startswith(f"posenc doctor {folder}")
-    assert told["model"]["dtype"] == "bfloat16"
-    assert told["findings"] == []
-    assert told["wrong"] is False
+    report = json.loads(out)
+    assert report == json.loads((tmp_path / "out" / "doctor.json").read_text())
+    assert report["name"] == str(folder)
+    assert report["command"].startswith(f"posenc doctor {folder}")
+    assert report["model"]["dtype"] == "bfloat16"
+    assert report["findings"] == []
+    assert report["wrong"] is False
 
 
 def test_doctor_fails_where_something_is_wrong(folder, capsys):
@@ -64,23 +64,23 @@ def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):
     assert "cut to 64" in out
     assert "[3/3]" in err
     code, out, _ = run(capsys, *arguments, "--json", "--verify-tokens", 200)
-    told = json.loads(out)
-    found = told["verification"]
-    assert told["extension"]["map"]["window"] == 16
+    report = json.loads(out)
+    found = report["verification"]
+    assert report["extension"]["map"]["window"] == 16
     assert found["edges"][-1] == 200
     assert 64 in found["edges"]
     assert min(high - low for low, high in pairwise(found["edges"])) > 12  # half of a block
     # the same by hand
     model, _ = posenc.load(folder)
     ids = torch.tensor(tokenizer(TEXT).input_ids)[:200]
-    arms = {"as loaded": loss_by_position(model, ids), "cut to 64": loss_by_position(model, ids, window=64)}
+    variants = {"as loaded": loss_by_position(model, ids), "cut to 64": loss_by_position(model, ids, window=64)}
     posenc.extend(model, "rerope", factor=4, window=16)
-    arms["extended"] = loss_by_position(model, ids)
-    for arm, loss in arms.items():
-        for mean, low, high in zip(found["losses"][arm], found["edges"], found["edges"][1:], strict=False):
+    variants["extended"] = loss_by_position(model, ids)
+    for variant, loss in variants.items():
+        for mean, low, high in zip(found["losses"][variant], found["edges"], found["edges"][1:], strict=False):
             assert mean == pytest.approx(float(loss[low:high].nanmean()), abs=1e-5)
-    assert arms["extended"][1:16] == pytest.approx(arms["as loaded"][1:16], abs=1e-4)
-    assert not torch.allclose(arms["extended"][64:], arms["as loaded"][64:], atol=1e-3)
+    assert variants["extended"][1:16] == pytest.approx(variants["as loaded"][1:16], abs=1e-4)
+    assert not torch.allclose(variants["extended"][64:], variants["as loaded"][64:], atol=1e-3)
 
 
 def test_extend_says_how_far_it_verified(folder, capsys, monkeypatch):
@@ -131,17 +131,17 @@ def test_extend_trains_at_the_new_length(folder, capsys, tmp_path):
         "--pose",
     ]
     code, out, _ = run(capsys, *arguments, "--json")
-    told = json.loads(out)
+    report = json.loads(out)
     assert code == 0
-    assert told["finetuning"]["settings"]["target_length"] == 128
-    assert len(told["finetuning"]["losses"]) == 6
-    losses = told["verification"]["losses"]
+    assert report["finetuning"]["settings"]["target_length"] == 128
+    assert len(report["finetuning"]["losses"]) == 6
+    losses = report["verification"]["losses"]
     assert list(losses) == ["as loaded", "cut to 64", "extended", "fine-tuned"]
     assert losses["fine-tuned"] != losses["extended"]
     # what was saved is what was measured
     model, tokenizer = posenc.load(tmp_path / "long")
     loss = loss_by_position(model, torch.tensor(tokenizer(other.read_text()).input_ids)[:128])
-    edges = told["verification"]["edges"]
+    edges = report["verification"]["edges"]
     assert losses["fine-tuned"][-1] == pytest.approx(float(loss[edges[-2] : edges[-1]].mean()), abs=1e-4)
     two_texts = ["--no-verify", "--finetune", text, "--finetune", other, "--steps", 2]
     code, out, _ = run(capsys, *arguments[:6], *two_texts)
@@ -163,7 +163,7 @@ def test_extend_learns_stretches_from_a_text(folder, capsys, tmp_path, monkeypat
         "--text",
         text,
     ]
-    command += ["--option", f"checkpoint={tmp_path / 'kept'}", "--verify-tokens", 200, "--out", out]
+    command += ["--option", f"checkpoint={tmp_path / 'checkpoint'}", "--verify-tokens", 200, "--out", out]
     with monkeypatch.context() as patch:
         patch.setattr("posenc.pretrained.fit.Gradient.step", lambda *_: signal.raise_signal(signal.SIGINT))
         code, _, err = run(capsys, *command)
@@ -182,7 +182,7 @@ def test_extend_learns_stretches_from_a_text(folder, capsys, tmp_path, monkeypat
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_an_interrupted_training_is_not_lost(folder, capsys, tmp_path, monkeypatch, checkpoint):
     train = ["--finetune", folder.parent / "text.txt", "--steps", 4, "--length", 16, "--no-verify"]
-    train += ["--checkpoint", tmp_path / "kept"] if checkpoint else []
+    train += ["--checkpoint", tmp_path / "checkpoint"] if checkpoint else []
     command = ["extend", folder, "--method", "linear", "--factor", 2, *train, "--out", tmp_path / "out"]
     loss_of, calls = finetune_module._loss, []
 
@@ -213,7 +213,7 @@ def test_an_interrupted_training_is_not_lost(folder, capsys, tmp_path, monkeypat
     assert "4 steps of 1 x 16 tokens" in out
     assert "[4/4]" in err
     assert "fine-tuning, loss " in err
-    assert not (tmp_path / "kept").exists()  # its outcome is in the folder
+    assert not (tmp_path / "checkpoint").exists()  # its outcome is in the folder
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_an_interrupted_training_is_not_lost(folder, capsys, tmp_path, monkeypat
 )
 def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, method, plain):
     out = tmp_path / "long"
-    code, told, _ = run(capsys, "extend", folder, "--method", method, "--factor", 4, "--no-verify", "--out", out)
+    code, printed, _ = run(capsys, "extend", folder, "--method", method, "--factor", 4, "--no-verify", "--out", out)
     assert code == 0
-    assert f"wrote {out}" in told
-    assert "vLLM: " in told
-    assert "llama.cpp: " in told
+    assert f"wrote {out}" in printed
+    assert "vLLM: " in printed
+    assert "llama.cpp: " in printed
     assert json.loads((out / "extend.json").read_text())["saved"]["plain"] is plain
     model, tokenizer = posenc.load(folder)
     posenc.extend(model, method, factor=4)
@@ -356,7 +356,7 @@ def test_a_learned_table_is_extended_verified_and_saved(folder, capsys, tmp_path
     assert list(found["losses"]) == ["cut to 64", "extended"]  # as it was, it has no row for token 64
     assert found["edges"][-1] == 128
     inside = found["edges"].index(64)
-    extended, cut = (found["losses"][arm][:inside] for arm in ("extended", "cut to 64"))
+    extended, cut = (found["losses"][variant][:inside] for variant in ("extended", "cut to 64"))
     assert extended == pytest.approx(cut, abs=1e-5)
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "longer").config.n_positions == 128
     code, out, _ = run(capsys, "extend", folder, *arguments, "--verify-tokens", 50)
@@ -372,7 +372,7 @@ def test_a_learned_table_is_extended_verified_and_saved(folder, capsys, tmp_path
         (["--lora", 4], "this needs peft, which is not installed: pip install 'posenc[peft]'"),
     ],
 )
-def test_what_cannot_be_trained_is_said_before_anything_is_measured(folder, capsys, monkeypatch, arguments, message):
+def test_what_cannot_be_trained_is_refused_before_anything_is_measured(folder, capsys, monkeypatch, arguments, message):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *where: None if name == "peft" else find(name, *where)

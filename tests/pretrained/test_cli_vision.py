@@ -22,10 +22,10 @@ def test_a_vision_model_is_resized_and_saved(folder, capsys, tmp_path):
     arguments = ["extend", folder, "--image-size", "48x64", "--out", tmp_path / "larger", "--json"]
     code, out, _ = run(capsys, *arguments)
     assert code == 0
-    told = json.loads(out)
-    assert told["resizing"]["new"] == [48, 64]
-    assert told["resizing"]["difference"] <= 2e-6
-    assert told == json.loads((tmp_path / "larger" / "extend.json").read_text())
+    report = json.loads(out)
+    assert report["resizing"]["new"] == [48, 64]
+    assert report["resizing"]["difference"] <= 2e-6
+    assert report == json.loads((tmp_path / "larger" / "extend.json").read_text())
     plain = transformers.ViTModel.from_pretrained(tmp_path / "larger").eval()
     with torch.no_grad():
         want = of_transformers("vit")(images(48, 64), interpolate_pos_encoding=True).last_hidden_state

@@ -25,7 +25,7 @@ def names(model, tokenizer=None):
 
 
 def one(model, name):
-    """The one finding that there is."""
+    """The only finding."""
     (finding,) = doctor(model).findings
     assert finding.name == name
     assert finding.severity == FINDINGS[name][0]
@@ -35,7 +35,7 @@ def one(model, name):
 PACKING_LEAKS = {
     "gpt_oss", "afmoe", "falcon", "deepseek_v4", "lfm2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
 }  # fmt: skip
-"""Types that transformers does not tell where packed texts begin, or whose other layers read on from one into the next."""
+"""Types that get no borders of packed texts from transformers, or whose other layers read across them."""
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_trap_2_rope_theta_lost(llama):
 def test_trap_3_truncate_of_a_layer_type():
     model = small_model("gemma3_text")
     model.config.max_position_embeddings = 16384
-    said = model.config.rope_parameters["full_attention"]
-    said |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
+    parameters = model.config.rope_parameters["full_attention"]
+    parameters |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     finding = one(model, "truncate_ignored")
     asked = posenc.frequencies.yarn(16, 10000.0, factor=4.0, original_max_positions=4096, truncate=False)
     off = (model.model.rotary_emb.full_attention_inv_freq.double() - asked.inv_freq).abs().max() * 16383
     assert finding.measured == pytest.approx(float(off), rel=1e-4)
-    said["truncate"] = True
+    parameters["truncate"] = True
     assert names(model) == []
 
 
@@ -161,11 +161,11 @@ def test_trap_5_a_cache_across_a_length_where_frequencies_move(kind):
     # the same by hand, with as many tokens as it takes
     ids = torch.randint(97, (1, 72), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        whole = model(ids).logits[:, -1]
+        logits = model(ids).logits[:, -1]
         cache = model(ids[:, :60]).past_key_values
         for token in ids[0, 60:]:
             output = model(token.view(1, 1), past_key_values=cache)
-    assert (output.logits[:, -1] - whole).abs().max() > 0.1 * finding.measured
+    assert (output.logits[:, -1] - logits).abs().max() > 0.1 * finding.measured
     model = small_model("llama", rope_parameters=dynamic) if kind == "dynamic" else longrope()
     doctor(model)
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
@@ -295,7 +295,7 @@ def test_a_base_that_was_lost_in_the_file(llama, kind, tmp_path):
 
 
 def test_an_older_configuration_needs_no_base(llama, tmp_path):
-    """Llama 2's has none, and 10000 is meant."""
+    """Llama 2's configuration has no rope_theta and means 10000."""
     assert names(edited(llama, tmp_path, remove=("rope_parameters", "rope_theta"))) == []
     scaled = edited(llama, tmp_path, rope_scaling={"type": "linear", "factor": 2.0}, remove=("rope_parameters",))
     assert names(scaled) == []
@@ -363,7 +363,7 @@ def test_parameters_that_are_meant():
 
 
 def test_llama_4s_scaling_is_served(tmp_path):
-    """Scout's: low and high frequency factor the same."""
+    """Llama 4 Scout has equal low and high frequency factors."""
     scout = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
              "original_max_position_embeddings": 64}  # fmt: skip
     model = small_model("llama", rope_parameters=scout, max_position_embeddings=1024)
@@ -381,10 +381,10 @@ def test_a_configuration_that_cannot_be_built_says_why(llama):
 
 
 def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, monkeypatch):
-    own = type(llama).set_attn_implementation
+    original = type(llama).set_attn_implementation
 
     def half(self, name, **options):
-        own(self, name, **options)
+        original(self, name, **options)
         if name == "eager":
             raise RuntimeError("no")
 
@@ -398,18 +398,18 @@ def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, m
 @pytest.mark.parametrize("times", [0.1, 10.0])
 def test_a_wrong_base_is_seen_by_reading(demo, times):
     model, tokenizer = demo
-    kept, right = model.model.rotary_emb, model.config.rope_parameters
+    rotary, right = model.model.rotary_emb, model.config.rope_parameters
     try:
         model.config.rope_parameters = right | {"rope_theta": right["rope_theta"] * times}
-        model.model.rotary_emb = type(kept)(model.config)
+        model.model.rotary_emb = type(rotary)(model.config)
         (finding,) = doctor(model, tokenizer).findings
         assert finding.name == "base_doubtful"
         assert f"with rope_theta times {1 / times:g} " in finding.evidence
     finally:
-        model.config.rope_parameters, model.model.rotary_emb = right, kept
+        model.config.rope_parameters, model.model.rotary_emb = right, rotary
 
 
-def test_partial_rotation_is_told_and_missed():
+def test_partial_rotation_is_reported_and_so_is_its_absence():
     model = small_model("gpt_neox")
     (rotation,) = doctor(model).model.rotations.values()
     assert rotation.rotary_dim == 4
@@ -420,7 +420,7 @@ def test_partial_rotation_is_told_and_missed():
     assert one(model, "partial_rotary_ignored").measured == 1
 
 
-def test_a_table_of_another_size_is_told_by_sizes():
+def test_a_table_of_another_size_is_recognised_by_sizes():
     model = small_model("gpt_neox")  # which rotates as many channels as its table has pairs for
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}  # partial_rotary_factor lost
     finding = one(model, "config_not_applied")
@@ -483,14 +483,14 @@ def test_weights_in_the_wrong_layout_are_seen_by_reading(demo):
     assert names(model, tokenizer) == []
     state = model.state_dict()
     swapped = posenc.convert_layout(state, 64, "half", "interleaved", names=["q_proj", "k_proj"])
-    kept = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
-    model.load_state_dict({name: swapped[name] for name in kept}, strict=False)
+    before = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
+    model.load_state_dict({name: swapped[name] for name in before}, strict=False)
     try:
         (finding,) = doctor(model, tokenizer).findings
         assert finding.name == "layout_swapped"
         assert finding.measured > 1
     finally:
-        model.load_state_dict(kept, strict=False)
+        model.load_state_dict(before, strict=False)
 
 
 @pytest.mark.parametrize("extended", [False, True])

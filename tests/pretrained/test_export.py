@@ -158,7 +158,7 @@ def test_a_map_of_m_rope_is_for_text():
 
 
 @pytest.mark.parametrize("method", ["rerope:window=16", "yarn+log_n", "softmax_n"])
-def test_what_a_configuration_cannot_say_is_said_by_the_report(method, tmp_path):
+def test_the_report_has_what_a_configuration_cannot_say(method, tmp_path):
     model = small_model("llama")
     posenc.extend(model, method, factor=4)
     export = to_hf(model, tmp_path / "model")
@@ -187,7 +187,7 @@ def test_bfloat16_comes_back(tmp_path):
     assert off.mean() < 0.02 * (logits(model) - direct).float().abs().mean()
 
 
-def test_the_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_the_folder_appears_complete_or_not_at_all(tmp_path, monkeypatch):
     model = small_model("llama")
     posenc.extend(model, "yarn", factor=4)
     (tmp_path / "full").mkdir()
@@ -225,12 +225,12 @@ def test_a_rotary_module_that_ignores_its_configuration_is_found_out(tmp_path, m
     model = small_model("llama")
     posenc.extend(model, "yarn", factor=4)
     rotary = type(small_model("llama").model.rotary_emb)
-    own = rotary.__init__
+    original = rotary.__init__
 
     def deaf(self, config, *arguments):
         config = copy.deepcopy(config)
         config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
-        own(self, config, *arguments)
+        original(self, config, *arguments)
 
     monkeypatch.setattr(rotary, "__init__", deaf)
     with pytest.raises(InputError, match=r"LlamaRotaryEmbedding does not rotate as yarn does"):
@@ -284,7 +284,7 @@ BEFORE = " (on the GGUF file of the model as it was before)"
         ("llama3", "posenc.to_gguf writes a GGUF file that needs none, and serve that: -c 256"),
     ],
 )
-def test_llama_cpp_is_told_in_its_own_words(method, flags, tmp_path):
+def test_the_arguments_for_llama_cpp_are_its_names(method, flags, tmp_path):
     export = served(method, tmp_path)
     assert flags in export.llama_cpp
     assert export.to_dict()["llama_cpp"] == export.llama_cpp

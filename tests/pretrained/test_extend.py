@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def state(model: Any) -> dict[str, Any]:
-    """All that `extend` may touch."""
+    """Everything that `extend` may change."""
     config = model.config.to_dict()
     attributes = [sorted(k for k in vars(m) if "posenc" in k) for m in model.modules()]
     return {
@@ -74,7 +74,7 @@ PROMISES = {
 @pytest.mark.parametrize("method", PROMISES)
 @pytest.mark.parametrize("kind", ["llama", "smollm3"])
 def test_what_the_report_promises_is_what_happens(kind: str, method: str) -> None:
-    """Tokens that are said to be read as before are, and where less is promised than the window, something changes."""
+    """As many tokens as the report promises are unchanged; where these are fewer than the window, some change."""
     model = small_model(kind, rope_parameters=THETA | {"rope_type": "default"})
     x = tokens(2, TRAINED)
     before = model(x).logits
@@ -113,7 +113,7 @@ def test_the_report() -> None:
     assert posenc.extend(model.to(torch.bfloat16), "yarn", factor=8).cache_bytes_per_token == 256
 
 
-def test_layers_that_keep_what_they_had_are_named() -> None:
+def test_unchanged_layers_are_counted() -> None:
     smol, gemma = small_model("smollm3"), small_model("gemma3_text")
     assert "layers: 2 of 4 changed" in str(posenc.extend(smol, "yarn", factor=4))
     assert "layers without position: 2" in str(posenc.extend(smol, "yarn", factor=4))
@@ -236,7 +236,7 @@ def test_peft_models_are_looked_through() -> None:
 
 @pytest.mark.parametrize("map_of", ["rerope:window=12", "rerope", "self_extend+log_n"])
 def test_a_saved_model_says_what_plain_transformers_lacks(map_of: str, tmp_path: Any) -> None:
-    """And means the same when it is extended again by what it says, though its length is now the longer one."""
+    """Extended again by the named method, the loaded model is the saved one, though its configured length is longer."""
     from transformers import AutoModelForCausalLM
 
     model, x = small_model("llama"), tokens(1, LENGTH)
@@ -270,10 +270,10 @@ def test_what_only_stretched_is_replaced() -> None:
     assert torch.equal(model(x).logits, fresh(x).logits)
     with pytest.raises(InputError, match=r"target_length=128.*target_length=512 or more"):
         posenc.extend(model, "yarn", factor=2)
-    kept = posenc.extend(model, "rerope")
-    assert kept.map == {"name": "rerope", "window": 128}
-    assert kept.exact_tokens == 128
-    assert "scaled by yarn, which stays" in str(kept)
+    report = posenc.extend(model, "rerope")
+    assert report.map == {"name": "rerope", "window": 128}
+    assert report.exact_tokens == 128
+    assert "scaled by yarn, which stays" in str(report)
 
 
 def test_what_was_trained_at_finer_positions_keeps_them() -> None:
@@ -431,7 +431,7 @@ def test_another_models_name_is_not_taken_for_a_typing_error(name: str, near: st
         assert (f"did you mean '{near}'" in str(error.value)) == ("did you mean" in str(error.value)) == bool(near)
 
 
-def test_what_is_no_model_is_told_from_one_in_a_line(tmp_path: Any) -> None:
+def test_what_is_no_model_is_refused_in_a_line(tmp_path: Any) -> None:
     model = small_model("llama")
     for given in ((model, None), model.config, "demo", None):
         message = rf"^model={type(given).__name__}: pass a transformers model"

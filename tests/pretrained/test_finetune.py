@@ -41,8 +41,10 @@ def test_all_weights_learn_and_the_extension_stays():
 
 
 def test_token_ids_may_be_a_list():
-    whole = run(small_model("llama"), steps=2)
-    assert finetune(small_model("llama"), TEXT.tolist(), steps=2, learning_rate=3e-3, length=32, batch_size=2) == whole
+    expected = run(small_model("llama"), steps=2)
+    assert (
+        finetune(small_model("llama"), TEXT.tolist(), steps=2, learning_rate=3e-3, length=32, batch_size=2) == expected
+    )
     for wrong in (["a", "b"], [0.5, 1.5], [[1, 2], [3]], [[1, 2], [3.5, 1]], []):
         with pytest.raises(InputError, match=r"^text"):
             finetune(small_model("llama"), wrong, length=2)
@@ -77,23 +79,23 @@ def test_what_was_interrupted_stays_trained_and_goes_on_from_its_checkpoint(lora
     if lora:
         pytest.importorskip("peft")
     given = {"steps": 6, "lora": lora, "pose": True, "target_length": 200}
-    whole_model = small_model("llama", attention_dropout=0.1)
-    whole = run(whole_model, **given)
+    uninterrupted_model = small_model("llama", attention_dropout=0.1)
+    uninterrupted = run(uninterrupted_model, **given)
     model = small_model("llama", attention_dropout=0.1)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    part = run(model, **given, checkpoint=tmp_path / "kept", progress=stopping(4))
-    assert part.losses == whole.losses[:4]
+    part = run(model, **given, checkpoint=tmp_path / "checkpoint", progress=stopping(4))
+    assert part.losses == uninterrupted.losses[:4]
     assert not part.complete
     assert "stopped after 4 of 6 steps" in str(part)
     assert any(not torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert {*before} == {name for name, _ in model.named_parameters()}
     again = small_model("llama", attention_dropout=0.1)
-    rest = run(again, **given, checkpoint=tmp_path / "kept")
-    assert rest == whole
-    for (name, one), other in zip(again.named_parameters(), whole_model.parameters(), strict=True):
+    rest = run(again, **given, checkpoint=tmp_path / "checkpoint")
+    assert rest == uninterrupted
+    for (name, one), other in zip(again.named_parameters(), uninterrupted_model.parameters(), strict=True):
         assert torch.equal(one, other), name
-    more = run(small_model("llama", attention_dropout=0.1), **given | {"steps": 8}, checkpoint=tmp_path / "kept")
-    assert more.losses[:6] == whole.losses
+    more = run(small_model("llama", attention_dropout=0.1), **given | {"steps": 8}, checkpoint=tmp_path / "checkpoint")
+    assert more.losses[:6] == uninterrupted.losses
     assert len(more.losses) == 8
 
 
@@ -104,7 +106,7 @@ def test_interrupted_without_a_checkpoint_it_is_as_far_as_it_came():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), shorter.parameters(), strict=True))
 
 
-def test_ctrl_c_lets_the_step_be_made_whole():
+def test_ctrl_c_lets_the_step_finish():
     handler = signal.getsignal(signal.SIGINT)
     model, shorter = small_model("llama"), small_model("llama")
     hook = model.model.norm.register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT))

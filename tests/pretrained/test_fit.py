@@ -21,7 +21,7 @@ QUICK = {"factor": 2, "steps": 2, "batch_size": 1, "text": tokens(1, 900)}
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Texts that a model draws which turns by TRUTH, (12, 128)."""
+    """Texts drawn from a model whose frequencies are stretched by TRUTH, (12, 128)."""
     model = small_model("llama")
     posenc.extend(model, "explicit", stretch=TRUTH, factor=2)
     torch.manual_seed(3)
@@ -32,7 +32,7 @@ def drawn():
 
 
 def state(model):
-    """Everything of a model that a fit may touch."""
+    """Everything of a model that a fit may change."""
     return (
         {name: (weight.clone(), weight.requires_grad) for name, weight in model.named_parameters()},
         model.model.rotary_emb, model.config.to_dict(), [module.training for module in model.modules()],
@@ -74,7 +74,7 @@ def test_stretches_are_found_again(drawn, search, steps):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_neox", "glm", "phi3"])
-def test_at_the_start_it_turns_as_the_start(kind):
+def test_before_training_it_rotates_as_its_start(kind):
     model = small_model(kind)
     start = plan_rotary(model, "yarn", 2, None, {})
     fitted, plain = FittedRotary(start), RotaryModule(start.design.rotations, frozenset(), start.structure.family)
@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_the_loss(drawn):
         assert slope == pytest.approx(learned[pair].item(), rel=2e-3, abs=0.02)  # norms round to float32
 
 
-def test_it_is_undone_and_done_again_alike(tmp_path):
+def test_restore_undoes_a_fit_and_a_repeated_fit_is_equal(tmp_path):
     model = small_model("llama").train()
     model.save_pretrained(tmp_path / "before")  # which writes into the configuration
     model.lm_head.weight.requires_grad_(False)
@@ -152,7 +152,7 @@ def test_interrupted_the_model_is_as_it_was(method, tmp_path):
 
 
 @pytest.mark.parametrize("search", ["gradient", "evolution"])
-def test_it_goes_on_where_it_stopped(search, tmp_path, monkeypatch):
+def test_an_interrupted_fit_resumes_from_its_checkpoint(search, tmp_path, monkeypatch):
     monkeypatch.setattr("posenc.pretrained.fit.EVERY", {"gradient": 2, "evolution": 1})
     model, options = small_model("llama"), QUICK | {"steps": 4, "search": search, "temperature": True, "patience": 9}
     uninterrupted = posenc.extend(model, "fit", **options).fitting
@@ -164,7 +164,7 @@ def test_it_goes_on_where_it_stopped(search, tmp_path, monkeypatch):
         if step == 2 and seen.count(2) == 1:
             raise KeyboardInterrupt
 
-    again = options | {"checkpoint": tmp_path / "kept", "progress": stop}
+    again = options | {"checkpoint": tmp_path / "checkpoint", "progress": stop}
     with pytest.raises(KeyboardInterrupt):
         posenc.extend(model, "fit", **again)
     found = posenc.extend(model, "fit", **again).fitting

@@ -69,13 +69,13 @@ def test_the_target_layout_gives_the_scores_of_the_source(source, target, shape,
     want = scores(source, *weights, *biases)
     assert_close(scores(target, *converted), want, **EXACT)
     if rotary_dim > 2:  # a single pair is the same in both
-        assert (scores(target, *weights, *biases) - want).abs().max() > 1e-3, "unconverted weights are told apart"
+        assert (scores(target, *weights, *biases) - want).abs().max() > 1e-3, "unconverted weights give other scores"
     back = [convert_layout(w, head_dim, target, source, rotary_dim=rotary_dim) for w in converted]
     assert all(torch.equal(a, b) for a, b in zip(back, weights + biases, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_dtype_and_every_bit_are_kept(dtype):
+def test_dtype_and_every_bit_are_preserved(dtype):
     weight = torch.randn(24, 5).mul(40).to(dtype)
     there = convert_layout(weight, 12, "half", "interleaved", rotary_dim=8)
     back = convert_layout(there, 12, "interleaved", "half", rotary_dim=8)
@@ -95,7 +95,7 @@ def test_weights_stay_on_their_device():
     assert torch.equal(converted, convert_layout(weight, 32, "half", "interleaved")), "the default device is no matter"
 
 
-def test_heads_may_have_an_axis_of_their_own():
+def test_heads_may_be_a_separate_axis():
     weight = torch.randn(3, 8, 5)  # (heads, head_dim, dim)
     converted = convert_layout(weight, 8, "half", "interleaved", axis=1)
     assert torch.equal(converted.flatten(0, 1), convert_layout(weight.flatten(0, 1), 8, "half", "interleaved"))
@@ -192,8 +192,8 @@ def test_partial_rotary_with_biases_is_glm():
     options = {"rotary_dim": rotary_dim, "names": ["q_proj", "k_proj"]}
     assert_close(ours(convert_layout(interleaved, 16, "interleaved", "half", **options)), theirs, **FLOAT32)
     assert (ours(interleaved) - theirs).abs().max() > 0.05, "unconverted"
-    whole = convert_layout(interleaved, 16, "interleaved", "half", names=["q_proj", "k_proj"])
-    assert (ours(whole) - theirs).abs().max() > 0.05, "converted over the whole head"
+    full = convert_layout(interleaved, 16, "interleaved", "half", names=["q_proj", "k_proj"])
+    assert (ours(full) - theirs).abs().max() > 0.05, "converted over all channels of the head"
 
 
 def test_norms_of_queries_and_keys_are_qwen3():

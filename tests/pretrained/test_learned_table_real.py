@@ -33,22 +33,22 @@ def test_minilm_finds_texts_by_what_truncation_has_cut_off(minilm):
     texts = [ids[:LENGTH] for ids in texts if len(ids) >= LENGTH][:TEXTS]
     endings = embedded(model, tokenizer, [ids[-ENDING:] for ids in texts])
 
-    def rank(whole):
-        """Mean reciprocal rank of each text among all, asked for with its ending."""
-        scores = endings @ whole.T
+    def rank(embeddings):
+        """Mean reciprocal rank of each text among all, with its ending as the query."""
+        scores = endings @ embeddings.T
         return (1 / (scores >= scores.diag()[:, None]).sum(-1)).mean().item()
 
     truncated = embedded(model, tokenizer, [ids[:510] for ids in texts])
     extend(model, "hierarchical", target_length=LENGTH + 2, alpha=0.1)
     assert torch.allclose(embedded(model, tokenizer, [texts[0][:510]]), truncated[:1], atol=1e-6)
-    whole = embedded(model, tokenizer, texts)
-    assert rank(whole) > rank(truncated) + 0.1  # measured with Python 3.11's 26 texts: .97 and .78
+    complete = embedded(model, tokenizer, texts)
+    assert rank(complete) > rank(truncated) + 0.1  # measured with Python 3.11's 26 texts: .97 and .78
 
     # the coarse digit's weight of the paper, which trained on, is too much for a model as it is
     parts = [embedded(model, tokenizer, [ids[at : at + 250] for ids in texts[:FEW]]) for at in range(0, LENGTH, 250)]
     middle = torch.nn.functional.normalize(torch.stack(parts).mean(0))
     extend(model, "hierarchical", target_length=LENGTH + 2, alpha=0.4)
     heavy = embedded(model, tokenizer, texts[:FEW])
-    assert (heavy * middle).sum(-1).mean() < 0.65 < 0.75 < (whole[:FEW] * middle).sum(-1).mean()
+    assert (heavy * middle).sum(-1).mean() < 0.65 < 0.75 < (complete[:FEW] * middle).sum(-1).mean()
     restore(model)
     assert torch.equal(embedded(model, tokenizer, [texts[0][:510]]), truncated[:1])

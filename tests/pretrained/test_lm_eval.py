@@ -29,7 +29,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model():
-    """Trained to 64 tokens on paper, extended to 512."""
+    """Random weights with a configured length of 64 tokens, extended to 512."""
     model = small_model("llama", vocab_size=512)
     posenc.extend(model, "yarn", factor=8)
     return model
@@ -50,8 +50,8 @@ def wrapped(model, tokenizer):
 
 
 def direct(model, tokenizer, sample):
-    """The mean loss of the scored tokens, and whether each is the likeliest, from our own reading. lm-eval hands the
-    spaces that a prompt ends with to the answer."""
+    """The mean loss of the scored tokens, and whether each is the likeliest, from our code. lm-eval moves the
+    spaces at the end of a prompt to the answer."""
     prompt = tokenizer.decode(sample.ids[: sample.prompt_tokens])
     cut = sample.prompt_tokens - len(prompt) + len(prompt.rstrip())
     with torch.no_grad():
@@ -61,7 +61,7 @@ def direct(model, tokenizer, sample):
 
 
 def test_an_extended_model_is_an_ordinary_one(model, tokenizer, tmp_path):
-    """lm-eval's own LAMBADA on texts of ours, longer than the trained length."""
+    """LAMBADA as lm-eval defines it, on our texts, longer than the trained length."""
     import lm_eval
 
     texts = [f"{LONG[at : at + 500].strip()} the word" for at in (0, 1000, 2000)]
@@ -190,27 +190,27 @@ def test_options_are_part_of_the_name(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["paskey", "--lengths", "1000"], "did you mean 'passkey'"),
         (["passkey", "--lengths", "0"], "must be at least 1"),
         (["passkey", "--lengths", "1000", "--depths", "2"], "depth=2.0"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, capsys, arguments, said):
+def test_mistakes_are_one_line(tmp_path, capsys, arguments, message):
     assert harness.main([*arguments, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("perplexity:protocol=sliding", r"does not read in windows"), ("copying", r"does not give these tokens")],
 )
-def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, said):
+def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, message):
     cell = {"task": text, "length": 600, "depth": None, "samples": 1, "seeds": [0]}
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         harness.dataset(cell, tokenizer=tokenizer)
 
 
@@ -225,7 +225,7 @@ def test_a_tokenizer_is_asked_for(tokenizer, tmp_path):
 
 @pytest.mark.slow
 def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
-    """lm-eval's own niah_single_1 on SmolLM2, extended: found, as the pass key in any text of this length."""
+    """niah_single_1 as lm-eval defines it, on SmolLM2, extended: found, as the pass key in any text of this length."""
     import lm_eval
     import nltk
     from lm_eval import simple_evaluate

@@ -93,7 +93,7 @@ def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, mo
     assert arrays == [np.ndarray]
 
 
-def test_divisors_of_the_frequencies_in_a_gguf_file_are_heard(llama, tmp_path):
+def test_divisors_of_the_frequencies_in_a_gguf_file_are_read(llama, tmp_path):
     """llama.cpp's form of Llama 3's schedule, which transformers' reader drops."""
     llama3 = {
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -121,18 +121,18 @@ def test_nothing_that_could_run_code_is_read(folder, llama, monkeypatch):
         raise AssertionError("a pickle was read")
 
     monkeypatch.setattr(torch, "load", no_pickle)
-    (folder / "model.safetensors").rename(folder / "kept")
+    (folder / "model.safetensors").rename(folder / "aside")
     torch.save(llama.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"pytorch_model\.bin.*pickle can run any code.*save_pretrained"):
         load(folder)
-    (folder / "kept").rename(folder / "model.safetensors")
+    (folder / "aside").rename(folder / "model.safetensors")
     torch.save(llama.state_dict(), folder / "adapter_model.bin")  # the one that transformers would read
     edit(folder, transformers_weights="adapter_model.bin")
     with pytest.raises(InputError, match=r"names a pickle as its weights"):
         load(folder)
 
 
-def test_code_of_its_own_is_not_run(folder, llama):
+def test_code_of_the_checkpoint_is_not_run(folder, llama):
     (folder / "own.py").write_text("raise SystemExit('its code ran')")
     edit(folder, auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
     with pytest.warns(UserWarning, match=r"posenc: .* \(auto_map\), which was not run: transformers' LlamaForCausalLM"):
@@ -143,7 +143,7 @@ def test_code_of_its_own_is_not_run(folder, llama):
         load(folder)
 
 
-def test_a_base_that_was_lost_is_said(tmp_path):
+def test_a_base_that_was_lost_is_reported(tmp_path):
     """Trap: rope_parameters written anew, without rope_theta. The file loads, with another base."""
     small_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 500000.0}).save_pretrained(tmp_path)
     edit(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0})
@@ -151,7 +151,7 @@ def test_a_base_that_was_lost_is_said(tmp_path):
         load(tmp_path)
 
 
-def test_what_is_not_there_is_said(tmp_path, folder, monkeypatch):
+def test_missing_files_are_named(tmp_path, folder, monkeypatch):
     for name, message in (
         (tmp_path / "none", r"no such file or folder"),
         ("./none", r"no such file or folder"),
@@ -253,7 +253,7 @@ def test_the_demo_without_its_package(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_demo_says_what_smollm2_says(demo):
+def test_the_demo_has_the_loss_of_smollm2(demo):
     model, tokenizer = demo
     ids = tokenizer(smollm2.TEXT, return_tensors="pt").input_ids
     assert loss_by_position(model, ids)[:, 1:].mean() == pytest.approx(2.597, abs=5e-3)

@@ -1,4 +1,4 @@
-"""Loss by position: one pass in chunks says what a full pass says; a window says what the tail alone says."""
+"""Loss by position: a pass in chunks gives the losses of a full pass, a window those of its tokens alone."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from posenc.pretrained import loss_by_position
 from references.small_models import small_model
 
 
-def whole(model, ids):
+def one_pass(model, ids):
     """The loss of each token but the first, from one call without a cache."""
     with torch.no_grad():
         logits = model(ids, use_cache=False).logits
@@ -27,18 +27,18 @@ def test_chunks_change_nothing(llama, ids, chunk):
     llama.model.layers[0].eval()
     loss = loss_by_position(llama, ids, chunk=chunk)
     assert loss[:, 0].isnan().all()
-    torch.testing.assert_close(loss[:, 1:], whole(llama.eval(), ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss[:, 1:], one_pass(llama.eval(), ids), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(loss_by_position(llama, ids[0], chunk=chunk), loss[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_frequencies_that_follow_the_length_are_those_of_the_whole_text(kind, ids):
-    """Chunk by chunk, what is in the cache would have been turned by others."""
+def test_frequencies_that_follow_the_length_are_those_of_the_full_text(kind, ids):
+    """In chunks, the cached keys would have been rotated by other frequencies."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **factors, "original_max_position_embeddings": 24}
     model = small_model("llama", max_position_embeddings=24, rope_parameters=rope)
-    expected = whole(model, ids)
-    whole(model, ids.repeat(1, 3))  # a longer text is not to be remembered
+    expected = one_pass(model, ids)
+    one_pass(model, ids.repeat(1, 3))  # a longer text must leave no trace in the model
     torch.testing.assert_close(loss_by_position(model, ids, chunk=7)[:, 1:], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_a_window_sees_the_tokens_it_holds_and_no_others(llama, ids, window, str
             end += step
         end = min(end, 41)
         start = max(end - window, 0)
-        alone = whole(llama, ids[:, start:end])[:, token - start - 1]
+        alone = one_pass(llama, ids[:, start:end])[:, token - start - 1]
         torch.testing.assert_close(loss[:, token], alone, rtol=1e-4, atol=1e-5)
 
 

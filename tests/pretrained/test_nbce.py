@@ -95,7 +95,7 @@ def test_one_context_and_beta_0_is_plain_greedy_decoding(llama, tokenizer):
     assert set(answer.contexts) == {0}
 
 
-def test_beta_minus_1_hears_no_context(llama, tokenizer):
+def test_beta_minus_1_ignores_the_contexts(llama, tokenizer):
     answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, beta=-1, top_p=1, max_new_tokens=12)
     assert answer.tokens == greedy(llama, tokenizer, TEMPLATE.format(context="", question=QUESTION), 12)
 
@@ -103,7 +103,7 @@ def test_beta_minus_1_hears_no_context(llama, tokenizer):
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"beta": 1.0, "eta": 0.0}, {"top_p": 1.0, "eta": 0.5}])
 @pytest.mark.parametrize("method", [None, "yarn", "self_extend:window=4:group=5"])
-def test_it_says_what_the_authors_script_says(llama, tokenizer, options, batch_size, method):
+def test_it_generates_what_the_authors_script_generates(llama, tokenizer, options, batch_size, method):
     """Prompts of unequal lengths, alone and unpadded, give what a left-padded batch with caches gives; also where the
     model was extended by a map of absolute positions."""
     if method:
@@ -131,8 +131,8 @@ def test_it_ends_with_the_text(llama, tokenizer):
     answer = nbce_generate(llama, tokenizer, CONTEXTS, QUESTION, max_new_tokens=12)
     end = next(token for token in answer.tokens[1:] if token != answer.tokens[0])
     at = answer.tokens.index(end)
-    for told in (end, [5, end]):
-        llama.generation_config.eos_token_id = told
+    for ends in (end, [5, end]):
+        llama.generation_config.eos_token_id = ends
         assert nbce_generate(llama, tokenizer, CONTEXTS, QUESTION).tokens == answer.tokens[:at]
     llama.generation_config.eos_token_id = None
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)

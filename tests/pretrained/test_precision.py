@@ -1,5 +1,5 @@
-"""The dtype that a model computes in and the one it is saved in: whatever the machine is fast in, it is said, and files
-keep theirs. Which machine this is plays no part: how fast it is, the tests say."""
+"""The dtypes that a model computes in and is saved in: reports name the first, which depends on the machine, and files
+have their checkpoint's dtype. The tests replace the measurement of the machine, so they are the same on all machines."""
 
 import json
 from importlib import import_module
@@ -18,7 +18,7 @@ WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in
 
 
 def machine(monkeypatch, slow):
-    """One that is slow, or fast, in half precision."""
+    """Replace the measurement of the machine: slow or fast in half precision."""
     monkeypatch.setattr(LOAD, "slower_than_float32", lambda dtype, device="cpu": slow and dtype in LOAD.HALF)
     monkeypatch.setattr(LOAD, "fastest_dtype", lambda device="cpu": torch.float32 if slow else torch.bfloat16)
 
@@ -33,13 +33,13 @@ def folder(llama, tokenizer, tmp_path):
 
 
 def stored(folder):
-    """The dtypes in a checkpoint: of its weights, and as its configuration says."""
+    """The dtypes of a checkpoint's weights, and the one in its configuration."""
     weights = {str(w.dtype).removeprefix("torch.") for w in load_file(folder / "model.safetensors").values()}
     return *weights, json.loads((folder / "config.json").read_text())["dtype"]
 
 
 @pytest.mark.parametrize(("slow", "wanted"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_auto_computes_in_what_is_fast_and_saves_what_was_there(folder, tmp_path, monkeypatch, slow, wanted):
+def test_auto_computes_in_the_fastest_dtype_and_saves_in_the_checkpoints(folder, tmp_path, monkeypatch, slow, wanted):
     machine(monkeypatch, slow)
     model, tokenizer = posenc.load(folder)
     assert {p.dtype for p in model.parameters()} == {wanted}
@@ -48,9 +48,9 @@ def test_auto_computes_in_what_is_fast_and_saves_what_was_there(folder, tmp_path
     exact, _ = posenc.load(folder, dtype=wanted)
     assert torch.equal(model(ids).logits, exact(ids).logits)
     posenc.extend(model, "yarn", factor=2)
-    told = posenc.to_hf(model, tmp_path / "saved", tokenizer)
+    report = posenc.to_hf(model, tmp_path / "saved", tokenizer)
     assert stored(tmp_path / "saved") == ("bfloat16", "bfloat16")
-    assert ("weights in bfloat16, as the checkpoint" in str(told)) == slow
+    assert ("weights in bfloat16, as the checkpoint" in str(report)) == slow
     posenc.to_hf(model, tmp_path / "exact", dtype="float32")
     assert stored(tmp_path / "exact") == ("float32", "float32")
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "saved" / "model.safetensors")
@@ -107,7 +107,7 @@ def test_what_is_slow_here_is_taken_with_one_line(folder, monkeypatch, capsys):
     assert line.startswith("posenc doctor: warning: dtype bfloat16: this machine is slower")
 
 
-def test_a_file_of_whole_numbers_and_one_of_floats(llama, tmp_path, monkeypatch):
+def test_the_dtype_of_a_gguf_file_and_of_quantised_weights(llama, tmp_path, monkeypatch):
     gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS)
     machine(monkeypatch, slow=False)
     assert posenc.load(tmp_path)[0].dtype == torch.float32  # as its tensors are
@@ -116,7 +116,7 @@ def test_a_file_of_whole_numbers_and_one_of_floats(llama, tmp_path, monkeypatch)
     assert LOAD.computing_dtype(None, "cpu") == torch.float32
 
 
-def test_the_command_says_in_which_and_saves_as_it_was(folder, tmp_path, monkeypatch, capsys):
+def test_the_command_reports_the_dtype_and_saves_in_the_checkpoints(folder, tmp_path, monkeypatch, capsys):
     machine(monkeypatch, slow=True)
     text = ("--text", folder.parent / "text.txt")
     capsys.readouterr()
@@ -126,11 +126,11 @@ def test_the_command_says_in_which_and_saves_as_it_was(folder, tmp_path, monkeyp
     assert f"\n{why}\n" in out
     assert err.splitlines()[0] == f"posenc extend: {why.replace('computed', 'computes')}"
     assert stored(tmp_path / "out") == ("bfloat16", "bfloat16")
-    told = json.loads((tmp_path / "out" / "extend.json").read_text())
-    assert f"computed in {told['precision']}" == why
+    report = json.loads((tmp_path / "out" / "extend.json").read_text())
+    assert f"computed in {report['precision']}" == why
 
 
-def test_whole_weights_are_trained_in_float32_wherever(folder, tmp_path, monkeypatch, capsys):
+def test_full_weights_are_trained_in_float32_on_every_machine(folder, tmp_path, monkeypatch, capsys):
     machine(monkeypatch, slow=False)
     train = ("--finetune", folder.parent / "text.txt", "--steps", 2, "--length", 16, "--no-verify")
     code, out, _ = run(capsys, "extend", folder, "--method", "linear", "--factor", 2, *train, "--out", tmp_path / "out")
@@ -149,7 +149,7 @@ def test_a_device_that_is_not_there_is_refused_before_the_weights_are_read(folde
         posenc.load(folder, device=device)
 
 
-def test_memory_that_does_not_suffice_is_told_as_it_is(folder, monkeypatch):
+def test_an_out_of_memory_error_is_passed_on(folder, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -1,4 +1,4 @@
-"""What tests take from stories15M is what its file holds: weights, angles, vocabulary, and the loss of its own texts."""
+"""stories15M as the tests use it: angles, tokenizer and greedy text are its authors', samples have its distribution."""
 
 from itertools import pairwise
 
@@ -50,9 +50,9 @@ def test_the_tokenizer_is_llama2_cs():
 
 
 def test_it_tells_stories(model):
-    told = model.generate(torch.tensor([[stories15m.BOS]]), max_new_tokens=27, do_sample=False)[0]
+    generated = model.generate(torch.tensor([[stories15m.BOS]]), max_new_tokens=27, do_sample=False)[0]
     want = "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine. One day"
-    assert stories15m.tokenizer().decode(told.tolist()) == want
+    assert stories15m.tokenizer().decode(generated.tolist()) == want
 
 
 @pytest.mark.slow

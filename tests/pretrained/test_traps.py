@@ -86,11 +86,11 @@ def test_memory_that_nobody_wrote(llama, evidence, value):
 @pytest.mark.parametrize("parameters", [{"rope_type": "default"}, {"rope_type": "dynamic", "factor": 2.0}])
 def test_to_empty_and_the_weights(parameters):
     """torchtitan's and axolotl's way: built on meta, allocated, filled from a checkpoint."""
-    whole = small_model("llama", rope_parameters=parameters | {"rope_theta": 1e4})
-    before = names(whole)
+    loaded = small_model("llama", rope_parameters=parameters | {"rope_theta": 1e4})
+    before = names(loaded)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(whole.config).eval()
-    model.to_empty(device="cpu").load_state_dict(whole.state_dict())
+        model = AutoModelForCausalLM.from_config(loaded.config).eval()
+    model.to_empty(device="cpu").load_state_dict(loaded.state_dict())
     fill(model, 0.0)  # what the allocator gives is chance
     assert "frequencies_uninitialised" in names(model)
     exec(REBUILD, {"model": model})
@@ -183,7 +183,7 @@ def test_without_mscale_all_dim_scores_have_no_factor():
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_no_alarm_at_models_for_images(model_type):
-    """But that two of transformers' see packed texts only by a fourth row of position_ids."""
+    """Except: two of these models of transformers separate packed texts only by a fourth row of position_ids."""
     assert names(with_images(model_type)) == ([] if model_type == "qwen3_vl" else ["packing_leaks"])
 
 

@@ -1,4 +1,4 @@
-"""What posenc.doctor says of vision models: each hazard made, found, and not found where it is not."""
+"""posenc.doctor on vision models: each hazard is found in a model that has it, and in no other."""
 
 import copy
 
@@ -60,8 +60,8 @@ def test_a_table_of_zeros_beside_one_of_offsets_is_no_finding():
     assert found(model) == {}
 
 
-def test_a_small_image_stays_with_swin():
-    """What the finding says, without posenc."""
+def test_a_small_image_changes_later_outputs_of_swin():
+    """The hazard that the finding names, without posenc."""
     model, pixels = of_transformers("swin"), images(SIZE, SIZE)
     with torch.no_grad():
         before = model(pixels).last_hidden_state
@@ -93,7 +93,7 @@ def test_a_square_number_of_patches_is_silently_wrong():
     assert table.shape[1] == 1 + 4 * 16
     posenc.restore(model)
     assert found(model)["square_only"].measured > 0.1
-    assert found(of_transformers("vit", image_size=[32, 48]))["square_only"].measured is None, "it fails, which is told"
+    assert found(of_transformers("vit", image_size=[32, 48]))["square_only"].measured is None, "the model fails"
 
 
 def test_the_offset_of_dinov2s_authors_is_a_share_of_the_rows():
@@ -113,28 +113,28 @@ def test_the_model_is_described_and_left_as_it_is(model_type):
     model = of_transformers(model_type)
     state = {n: t.clone() for n, t in model.state_dict().items()}
     plain = copy.deepcopy(model.config.to_dict())
-    told = posenc.doctor(model)
-    assert not told.wrong
-    assert str(told).startswith(f"{model_type} of transformers: float32, images of 32 x 32")
-    assert told.model.parts
-    assert told.to_dict()["model"]["image_size"] == (32, 32)
+    report = posenc.doctor(model)
+    assert not report.wrong
+    assert str(report).startswith(f"{model_type} of transformers: float32, images of 32 x 32")
+    assert report.model.parts
+    assert report.to_dict()["model"]["image_size"] == (32, 32)
     assert all(torch.equal(t, state[n]) for n, t in model.state_dict().items())
     assert model.config.to_dict() == plain
 
 
-def test_what_resize_did_is_told_and_its_hazards_gone():
+def test_after_resize_the_report_names_the_old_size_and_no_hazards():
     model = of_transformers("vit_mae")
     posenc.resize(model, 48)
-    told = posenc.doctor(model)
-    assert told.model.resized == (32, 32)
-    assert "resized: from 32 x 32" in str(told)
-    assert {part.kind for part in told.model.parts} == {"sinusoidal table"}
+    report = posenc.doctor(model)
+    assert report.model.resized == (32, 32)
+    assert "resized: from 32 x 32" in str(report)
+    assert {part.kind for part in report.model.parts} == {"sinusoidal table"}
 
 
 def test_a_model_of_timm():
-    told = posenc.doctor(of_timm("beit"))
-    assert [finding.name for finding in told.findings] == ["one_size"]
-    assert {part.kind for part in told.model.parts} == {"learned table", "table of offsets"}
+    report = posenc.doctor(of_timm("beit"))
+    assert [finding.name for finding in report.findings] == ["one_size"]
+    assert {part.kind for part in report.model.parts} == {"learned table", "table of offsets"}
     assert posenc.doctor(of_timm("dynamic")).findings == ()
     assert {part.kind for part in posenc.doctor(of_timm("dinov3")).model.parts} == {"rotation"}
 

@@ -15,7 +15,7 @@ from references.small_vision import SIZE, images, of_transformers
 PAGE = " ".join((Path(__file__).parents[2] / "benchmarks" / "vision_libraries.md").read_text(encoding="utf-8").split())
 
 
-def told(text: str) -> None:
+def stated(text: str) -> None:
     assert text in PAGE
 
 
@@ -36,7 +36,7 @@ def shares(old, new, *methods):
     ],
 )  # fmt: skip
 def test_tables_of_one_checkpoint_differ(old, new, methods, text):
-    told(text.format(*shares((old, old), (new, new), *methods)))
+    stated(text.format(*shares((old, old), (new, new), *methods)))
 
 
 def test_progressions_differ_from_stretched_offsets():
@@ -45,7 +45,7 @@ def test_progressions_differ_from_stretched_offsets():
     one, other = (resample_offsets(rows, (7, 7), (12, 12), method) for method in ("geometric", "bicubic"))
     share = 100 * float((one - other).std() / rows.std())
     assert share == pytest.approx(84, abs=0.5)
-    told("differ by 84 % of the spread of a random table")
+    stated("differ by 84 % of the spread of a random table")
 
 
 def test_beit_reads_a_table_that_is_not_square_wrongly():
@@ -53,7 +53,7 @@ def test_beit_reads_a_table_that_is_not_square_wrongly():
         f for f in posenc.doctor(of_transformers("beit", image_size=[32, 48])).findings if f.severity == "wrong"
     )
     assert finding.measured == pytest.approx(2.6, abs=0.05)
-    told("For 4 x 6 patches biases of unit size are off by 2.6.")
+    stated("For 4 x 6 patches biases of unit size are off by 2.6.")
 
 
 def test_a_failed_image_leaves_swin_changed():
@@ -82,11 +82,11 @@ def test_a_new_mae_has_empty_tables_and_its_decoder_reads_a_line():
     line = model.decoder.interpolate_pos_encoding(torch.zeros(1, 1 + 28 * 28, 768))[0, 1:]
     plane = resample(table[0, 1:].double(), (14, 14), (28, 28), "bicubic")
     assert float((line - plane).abs().max()) == pytest.approx(2.0, abs=0.05)
-    told("from 14 x 14 to 28 x 28, its values are off by 2.0")
+    stated("from 14 x 14 to 28 x 28, its values are off by 2.0")
 
 
 def test_timms_swin_v2_stretches_its_offsets():
-    told(
+    stated(
         f"enters as {math.log2(1 + 8 / 3) / 3:.2f} in a window of 4 x 4 and as {math.log2(1 + 8 / 7) / 3:.2f} in one of 8 x 8"
     )
 

@@ -22,7 +22,7 @@ EACH = pytest.mark.parametrize(
 
 
 def out(model, pixels, **options):
-    """Of the image tower."""
+    """The output of the image tower."""
     tower = getattr(model, "vit", model)
     if "noise" in inspect.signature(type(tower).forward).parameters:
         count = pixels.shape[2] * pixels.shape[3] // 64
@@ -56,8 +56,8 @@ def test_plain_transformers_loads_it_at_the_new_size(model_type, size, tmp_path)
     model, pixels = of_transformers(model_type), images(*size)
     posenc.resize(model, size, verify=False)
     model.save_pretrained(tmp_path)
-    plain, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     found = plain.config.image_size
     assert tuple(found if isinstance(found, list | tuple) else (found, found)) == size
     assert torch.equal(out(plain.eval(), pixels), out(model, pixels))
@@ -99,11 +99,11 @@ def test_resizing_again_starts_from_the_models_own_table():
 
 
 @pytest.mark.parametrize(("model_type", "prefix"), [("vit", 1), ("deit", 2), ("ijepa", 0), ("siglip_vision_model", 0)])
-def test_rows_of_tokens_without_a_place_are_kept(model_type, prefix):
+def test_rows_of_tokens_without_a_place_are_unchanged(model_type, prefix):
     model = of_transformers(model_type)
     weight = lambda: dict(model.named_parameters())[part.where]  # noqa: E731
     (part,) = posenc.resize(model, SIZE).parts
-    kept = weight().detach().reshape(-1, 32)[:prefix].clone()
+    before = weight().detach().reshape(-1, 32)[:prefix].clone()
     (part,) = posenc.resize(model, 64).parts
     assert (part.kind, part.prefix, part.old, part.new, part.method) == (
         "learned table",
@@ -112,7 +112,7 @@ def test_rows_of_tokens_without_a_place_are_kept(model_type, prefix):
         (8, 8),
         "bicubic",
     )
-    assert torch.equal(weight().detach().reshape(-1, 32)[:prefix], kept)
+    assert torch.equal(weight().detach().reshape(-1, 32)[:prefix], before)
 
 
 def test_llama4_has_its_class_token_last():
@@ -192,7 +192,7 @@ def test_a_model_of_images_and_text_has_its_tower_resized(tmp_path):
     assert model.config.vision_config.image_size == 32
 
 
-def test_a_model_that_writes_about_images_is_told_of_its_processor(tmp_path):
+def test_the_report_on_a_model_that_writes_about_images_names_its_processor(tmp_path):
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8, "projection_dim": 8}
     config = transformers.LlavaConfig(
@@ -209,8 +209,8 @@ def test_a_model_that_writes_about_images_is_told_of_its_processor(tmp_path):
     assert torch.equal(here, there)
 
 
-def test_a_size_that_cuts_its_images_is_kept_and_left():
-    """As that of SigLIP so400m: 384 pixels, patches of 14."""
+def test_a_size_that_is_no_multiple_of_the_patch_may_stay_and_is_restored():
+    """As the 384 pixels of SigLIP so400m, with patches of 14."""
     model = of_transformers("siglip_vision_model", image_size=37)
     assert posenc.resize(model, 37).parts[0].new == (4, 4)
     with pytest.raises(InputError, match=r"image_size=\(53, 53\): must be a multiple of .* 8 x 8; pass \(56, 56\)"):
@@ -271,7 +271,7 @@ def test_models_around_a_tower(name, model_type, tmp_path):
     assert posenc.restore(model)
 
 
-def test_a_model_with_a_head_is_resized_whole(tmp_path):
+def test_a_model_with_a_head_is_resized(tmp_path):
     model = transformers.ViTForImageClassification(of_transformers("vit").config).eval()
     report = posenc.resize(model, (64, 32))
     assert [part.where for part in report.parts] == ["vit.embeddings.position_embeddings"]
@@ -309,7 +309,7 @@ def test_a_model_that_was_cast_in_between_is_restored_in_its_new_dtype():
 
 
 REFUSED = {
-    "no whole patches": ("vit", {"image_size": 33}, r"image_size=\(33, 33\): must be a multiple of .* 8 x 8; pass \(32, 32\)"),
+    "no multiple": ("vit", {"image_size": 33}, r"image_size=\(33, 33\): must be a multiple of .* 8 x 8; pass \(32, 32\)"),
     "zero": ("vit", {"image_size": 0}, r"image_size=0: pass pixels"),
     "three": ("vit", {"image_size": (32, 32, 32)}, r"image_size=\(32, 32, 32\): pass pixels, as 384 or \(height, width\)"),
     "a text": ("vit", {"image_size": "384"}, r"image_size='384'"),

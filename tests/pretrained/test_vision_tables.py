@@ -72,7 +72,7 @@ def test_patches_are_resampled_as_timm_does(old, new):
     assert torch.equal(resample(rows[2:], old, new, "bicubic_antialias"), theirs[0, 2:])
 
 
-def test_antialiasing_is_told_apart():
+def test_antialiasing_gives_other_tables():
     rows = torch.randn(64, 3)
     made = [resample(rows, (8, 8), (4, 4), method) for method in OF_PATCHES]
     assert all((made[i] - made[j]).abs().max() > 0.01 for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -75,12 +75,12 @@ def test_timms_swin_v2_counts_offsets_in_the_new_window():
     assert_close(after, torch.tensor([0.0, math.log2(1 + 8 / 7) / 3]))
     assert "timm scales" not in str(posenc.resize(model, SIZE))
     for kind in ("relpos_mlp", "swin_v2_cr"):  # which count patches
-        told = str(posenc.resize(of_timm(kind), 64))
-        assert "function of offsets" in told
-        assert "timm scales" not in told
+        report = str(posenc.resize(of_timm(kind), 64))
+        assert "function of offsets" in report
+        assert "timm scales" not in report
 
 
-def test_what_holds_nothing_says_so():
+def test_a_model_without_positions_is_reported_so():
     model = of_timm("eva", use_abs_pos_emb=False, use_rot_pos_emb=False)
     report = posenc.resize(model, 48)
     assert report.parts == ()

@@ -158,8 +158,8 @@ def packed(x, cu_seqlens, base):
     return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.packed(cu_seqlens=cu_seqlens))
 
 
-def sharded(x, cu_seqlens, base, starts=(), ranks=1, rank=0, own=True):
-    """One rank's tokens of a packed row; own=False: every document takes the first rows of the table."""
+def sharded(x, cu_seqlens, base, starts=(), ranks=1, rank=0, offset=True):
+    """One rank's tokens of a packed row; offset=False: every document takes the first rows of the table."""
     ends = list(itertools.pairwise(cu_seqlens.tolist()))
     table = [(starts[n] if starts else 0) + i for n, (begin, end) in enumerate(ends) for i in range(end - begin)]
     rows = []
@@ -167,7 +167,7 @@ def sharded(x, cu_seqlens, base, starts=(), ranks=1, rank=0, own=True):
         chunk, mine = (end - begin) // (2 * ranks), list(range(end - begin))
         if ranks > 1:
             mine = mine[rank * chunk : (rank + 1) * chunk] + mine[::-1][rank * chunk : (rank + 1) * chunk][::-1]
-        rows += [table[begin * own + i] for i in mine]
+        rows += [table[begin * offset + i] for i in mine]
     return turn(x, torch.tensor(rows), base)
 
 
@@ -232,7 +232,7 @@ MUTANTS = [
     ("rotary_ragged", lambda x, o, b: ragged(x, o - x.shape[2], b), "offsets are taken for lengths: a row ends before its offset"),
     ("rotary_ragged", lambda x, o, b: torch.empty_like(x).masked_scatter(seen := (at(x, o) >= 0).expand(x.shape), ragged(x, o, b)[seen]), "and are not numbers, as is memory that is never written (torch.empty)"),
     ("rotary_packed", lambda x, ends, b: turn(x, torch.arange(x.shape[2]), b), "positions run on through the documents, expected 0 at each of cu_seqlens"),
-    ("rotary_packed", functools.partial(sharded, own=False), "all documents take the first rows of a table of the packed row"),
+    ("rotary_packed", functools.partial(sharded, offset=False), "all documents take the first rows of a table of the packed row"),
     ("rotary_packed", lambda x, cu_seqlens, base, starts=(), ranks=1, rank=0: sharded(x, cu_seqlens, base, (), ranks, rank), "starts is ignored: every document is at 0 and on"),
     ("rotary_packed", lambda x, ends, b: turn(x, torch.cat([torch.arange(n).flip(0) for n in ends.diff()]), b), "documents are numbered backwards: each ends at position 0"),
     ("m_rope", lambda x, p, b, s: m_rope(x, p, b, s, interleaved=True), "pairs are dealt in turn (m_rope_interleaved), expected in blocks"),

@@ -1,4 +1,4 @@
-"""NBCE as its authors' script goes about it (bojone/NBCE test.py), by loops: each prompt alone, unpadded, uncached."""
+"""NBCE as in its authors' script (bojone/NBCE test.py), by loops: each prompt alone, unpadded, uncached."""
 
 import math
 
@@ -7,20 +7,20 @@ from transformers import TopPLogitsWarper
 
 
 def merge(rows, beta, eta, top_p, previous, pooling="min_entropy"):
-    """rows: a list of lists of log-probabilities, the row without a context first. Returns scores, and who is followed."""
-    kept = [
+    """rows: a list of lists of log-probabilities, the one without a context first. Returns scores and an index."""
+    cut = [
         TopPLogitsWarper(top_p)(None, torch.tensor([row], dtype=torch.float64))[0].tolist() if top_p < 1 else row
         for row in rows
     ]
     entropies = []
-    for row in kept[1:]:
+    for row in cut[1:]:
         entropies.append(-sum(math.exp(x) * min(max(x, -100.0), 0.0) for x in row))
     if previous is not None:
         entropies[previous] -= eta
     chosen = min(range(len(entropies)), key=lambda k: entropies[k])
     scores = []
-    for token, without in enumerate(kept[0]):
-        with_context = kept[1 + chosen][token]
+    for token, without in enumerate(cut[0]):
+        with_context = cut[1 + chosen][token]
         if without > -100 and with_context > -math.inf:
             scores.append((1 + beta) * with_context - beta * without)
         else:

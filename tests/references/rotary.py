@@ -48,7 +48,7 @@ def theta(c: int, dim: int, base: float) -> float:
 
 
 def proportional(c: int, dim: int, base: float, fraction: float) -> float:
-    """p-RoPE: the frequencies of the whole head, cut off."""
+    """p-RoPE: the frequencies of all channels, those after the fraction set to zero."""
     return theta(c, dim, base) if c < math.floor(fraction * dim / 2) else 0.0
 
 

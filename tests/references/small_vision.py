@@ -62,10 +62,10 @@ def of_transformers(model_type: str, seed: int = 0, **settings: Any) -> Any:
     from posenc.pretrained.vision.tables import sinusoids
 
     shape = _WINDOWS if model_type.startswith("swin") else _SHAPE
-    own = {} if model_type == "vit" else _OWN.get(model_type, {})
+    of_type = {} if model_type == "vit" else _OWN.get(model_type, {})
     config_of = transformers.CONFIG_MAPPING[model_type]
     torch.manual_seed(seed)
-    config = config_of(**(shape | own | settings))
+    config = config_of(**(shape | of_type | settings))
     name = {
         "llama4_vision_model": "Llama4VisionModel",
         "pixtral": "PixtralVisionModel",
@@ -89,14 +89,14 @@ def of_timm(kind: str, seed: int = 0, **settings: Any) -> Any:
     timm_here.timm()
     from importlib import import_module
 
-    where, own = _TIMM[kind]
+    where, of_kind = _TIMM[kind]
     module, _, name = where.rpartition(".")
     shape = (
         {} if "swin" in kind else {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 32, "depth": 2, "num_heads": 2}
     )
-    own = {("img_size" if key == "image_size" else key): value for key, value in own.items()}
+    of_kind = {("img_size" if key == "image_size" else key): value for key, value in of_kind.items()}
     torch.manual_seed(seed)
-    model = getattr(import_module(f"timm.models.{module}"), name)(**(shape | own | {"num_classes": 5} | settings))
+    model = getattr(import_module(f"timm.models.{module}"), name)(**(shape | of_kind | {"num_classes": 5} | settings))
     unit_tables(model)
     return model.eval()
 

@@ -31,8 +31,8 @@ BOS, EOS, BYTES = 1, 2, range(3, 259)
 
 def load() -> LlamaForCausalLM:
     """The model for transformers, in float32: a fresh copy at every call."""
-    own = {name: weight.clone() for name, weight in _weights().items()}  # a test may train them
-    return LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**_config()), state_dict=own).eval()
+    copies = {name: weight.clone() for name, weight in _weights().items()}  # a test may train them
+    return LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**_config()), state_dict=copies).eval()
 
 
 @cache

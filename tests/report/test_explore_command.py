@@ -18,14 +18,14 @@ def test_it_writes_the_page_here_and_says_where(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("out", ["own.html", "folder/own.html", "."])
-def test_it_writes_where_it_is_told_with_what_it_is_told(capsys, tmp_path, monkeypatch, out):
+def test_it_writes_the_given_state_to_the_given_path(capsys, tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     options = ["--encoding", "rope", "--method", "yarn:beta_fast=8", "--dim", "128", "--base", "5e5", "--factor", "8"]
     assert cli.main(["explore", "--out", out, "--json", *options]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     given = {"encoding": "rope", "method": "yarn:beta_fast=8", "dim": 128, "base": 5e5, "factor": 8.0}
     path = tmp_path / (out if out != "." else "posenc-explorer.html")
-    assert told == {"file": str(path), "url": path.as_uri(), "state": given}
+    assert printed == {"file": str(path), "url": path.as_uri(), "state": given}
     assert path.read_text(encoding="utf-8") == page(given)
 
 
@@ -39,13 +39,13 @@ def test_it_opens_the_browser_when_asked(tmp_path, monkeypatch):
     assert opened == [path.as_uri()]
 
 
-def test_a_mistake_is_told_and_nothing_is_written(capsys, tmp_path, monkeypatch):
+def test_a_mistake_is_reported_and_nothing_is_written(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for arguments, told in (
+    for arguments, message in (
         (["--encoding", "ropes"], "did you mean 'rope'"),
         (["--length", "4"], "--length 4: positions shown; an integer from 8 to 1024"),
         (["--out", ""], "--out '': name a file"),
     ):
         assert cli.main(["explore", *arguments]) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -29,8 +29,8 @@ def test_the_text_of_the_page_holds_the_same_numbers(visit):
     for line, token in zip(tab.locator(".scores tbody tr").all(), shown["tokens"], strict=True):
         cells = line.locator("td").evaluate_all("e => e.map(c => c.querySelector('data')?.value ?? c.textContent)")
         wanted = [token[name] for name in columns] if not token["hidden"] else [14, -5, None, None, None]
-        said = [None if cell == "hidden" else float(cell.replace("−", "-")) for cell in cells[:-1]]
-        assert said == pytest.approx(wanted)
+        numbers = [None if cell == "hidden" else float(cell.replace("−", "-")) for cell in cells[:-1]]
+        assert numbers == pytest.approx(wanted)
     channels = tab.locator(".channels data").evaluate_all("e => e.map(x => Number(x.value))")
     assert channels == pytest.approx(shown["tokens"][0]["code"], abs=1e-12)
     tables = {
@@ -172,10 +172,10 @@ def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
                 if aside and figure.is_hidden():
                     figure = tab.locator(".found")
                 absent = figure.locator(":scope > .absent")
-                said = (absent if absent.is_visible() else figure.locator(".see")).inner_text()
-                assert re.fullmatch(r"\w.{15,}\.", said, re.DOTALL), (encoding, method, view, said)
-                assert "NaN" not in said
-                assert "undefined" not in said
+                text = (absent if absent.is_visible() else figure.locator(".see")).inner_text()
+                assert re.fullmatch(r"\w.{15,}\.", text, re.DOTALL), (encoding, method, view, text)
+                assert "NaN" not in text
+                assert "undefined" not in text
 
 
 def test_what_a_formula_refuses_is_said(visit):
@@ -216,8 +216,8 @@ def test_a_token_is_dragged_by_mouse(visit):
     assert "at=0,1,2,3,20,5" in tab.evaluate("location.hash")
     assert [token["score"] for token in shown["tokens"]] != before
     assert "position 20" in tab.locator("#explorer-scores-title").inner_text()
-    told = tab.locator(".token").nth(4)
-    assert (told.get_attribute("aria-valuenow"), told.get_attribute("aria-valuetext")) == ("20", "position 20")
+    token = tab.locator(".token").nth(4)
+    assert (token.get_attribute("aria-valuenow"), token.get_attribute("aria-valuetext")) == ("20", "position 20")
 
 
 def test_tokens_change_places_and_a_drag_leaves_the_others_where_they_were(visit):
@@ -343,25 +343,25 @@ def test_position_only_ignores_the_words_and_the_page_says_so(visit):
     with redrawn(tab):
         tab.get_by_role("checkbox", name="Position only").check()
     assert tab.evaluate("location.hash") == "#position_only=true"
-    before, said = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
-    assert "Positions alone count here, whatever the words" in said
-    assert "“\u2068you\u2069”, 1 position after it, gets the most" in said
+    before, sentence = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
+    assert "Positions alone count here, whatever the words" in sentence
+    assert "“\u2068you\u2069”, 1 position after it, gets the most" in sentence
     with redrawn(tab):
         tab.fill("#explorer-tokens", "cat cat cat cat cat cat")
     assert [token["score"] for token in values(tab)["tokens"]] == [token["score"] for token in before]
-    assert tab.locator("#explorer-line-see").inner_text() == said.replace("Can", "cat").replace("you", "cat")
+    assert tab.locator("#explorer-line-see").inner_text() == sentence.replace("Can", "cat").replace("you", "cat")
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "binary", "rope", "xpos", "alibi", "t5", "none"])
 @pytest.mark.parametrize("words", ["", "&position_only=true"])
 def test_the_sentence_names_the_key_with_the_largest_weight(visit, encoding, words):
     tab = visit(f"encoding={encoding}&token=3&at=3,9,6,12,1,7{words}")
-    tokens, said = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
+    tokens, sentence = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
     best = max((token for token in tokens if token["distance"] != 0), key=lambda token: token["weight"])
     if encoding in ("t5", "none"):
-        assert "gets the most" not in said
+        assert "gets the most" not in sentence
     else:
-        assert f"“\u2068{best['token']}\u2069”, {abs(best['distance'])} position" in said
+        assert f"“\u2068{best['token']}\u2069”, {abs(best['distance'])} position" in sentence
 
 
 # ---------------------------------------------------------------- extension methods on the line
@@ -435,12 +435,14 @@ def test_the_hands_move_with_the_token_that_is_dragged(visit):
         pairs = values(tab)["clocks"]["pairs"]
         shown = faces(tab)
         assert len(shown) == 10
-        for (name, told), query, key, _ in shown:
+        for (name, degrees), query, key, _ in shown:
             pair = pairs[int(name.removeprefix("pair "))]
             for found, angle in ((query, pair["query"]), (key, pair["key"])):
                 apart = (found - angle * 180 / 3.141592653589793) % 360
                 assert min(apart, 360 - apart) < 0.1
-            assert float(told.split("°")[0]) == pytest.approx(pair["between"] * 180 / 3.141592653589793 % 360, abs=0.06)
+            assert float(degrees.split("°")[0]) == pytest.approx(
+                pair["between"] * 180 / 3.141592653589793 % 360, abs=0.06
+            )
         assert [name for (name, _), *_ in shown][:: len(shown) - 1] == ["pair 0", "pair 31"]
         assert f"the query stands at position {at}, the key at 5" in tab.locator("#explorer-rotation-see").inner_text()
     tab.mouse.up()
@@ -554,7 +556,7 @@ def test_a_state_goes_through_the_address_and_back(visit):
 
 NONSENSE = [
     ("dim=7", "dim=7 is not an even number from 4 to 256"),
-    ("length=1e99", "length=1e99 is not a whole number from 8 to 1024"),
+    ("length=1e99", "length=1e99 is not an integer from 8 to 1024"),
     ("base=NaN", "base=NaN is not a number"),
     ("encoding=constructor", "there is no encoding “constructor” here"),
     ("encoding=rope&method=__proto__:x=1", "there is no method “__proto__” here"),
@@ -569,12 +571,12 @@ NONSENSE = [
 
 def test_an_address_that_asks_for_nonsense_gets_the_usual_and_a_note(visit):
     tab = visit(NONSENSE[0][0])
-    for hash, told in NONSENSE:
+    for hash, message in NONSENSE:
         if hash != NONSENSE[0][0]:
             go(tab, "heads=3")
             assert tab.locator(".note").is_hidden()
             go(tab, hash)
-        assert told in tab.locator(".note").inner_text()
+        assert message in tab.locator(".note").inner_text()
         assert len(tab.locator(".note").inner_text()) < 400
         assert state(tab)["at"] == [k * (25 if "yarn" in hash else 1) for k in range(6)]
 
@@ -594,8 +596,8 @@ def test_the_link_is_copied_or_shown(visit):
     tab = visit("encoding=alibi")
     tab.get_by_role("button", name="Copy link").click()
     tab.wait_for_function("document.querySelector('.explorer .status').textContent")
-    said = tab.locator(".status").inner_text()
-    assert said == "The link is copied." or said.endswith("#encoding=alibi")
+    status = tab.locator(".status").inner_text()
+    assert status == "The link is copied." or status.endswith("#encoding=alibi")
 
 
 # ---------------------------------------------------------------- how it looks

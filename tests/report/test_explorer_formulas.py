@@ -53,9 +53,9 @@ def declared(parameters, without=()):
 def is_declared(found, parameters, without=()):
     """The same options; the same defaults where the library has one."""
     expected = declared(parameters, without)
-    told = {name: option for name, option in found.items() if not option[2]}
-    assert {name: required for name, (required, _, _) in told.items()} == {k: v[0] for k, v in expected.items()}
-    for name, (required, default, _) in told.items():
+    fixed = {name: option for name, option in found.items() if not option[2]}
+    assert {name: required for name, (required, _, _) in fixed.items()} == {k: v[0] for k, v in expected.items()}
+    for name, (required, default, _) in fixed.items():
         assert required or default == expected[name][1], name
 
 

@@ -24,7 +24,7 @@ TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 
 @pytest.fixture(scope="module")
 def shown(browser, tmp_path_factory):
-    """The numbers that the page shows for a choice, whole and as JSON holds them, NaN for what is hidden."""
+    """The numbers that the page shows for a choice, unrounded, with NaN for what is hidden."""
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
     path.write_text(page(), encoding="utf-8")
     tab = browser.new_page()
@@ -62,7 +62,7 @@ def numbers(value):
 
 
 def usual(choice):
-    """The choice with what the page takes where nothing is said."""
+    """The choice with the page's defaults."""
     return {name: field["default"] for name, field in fields().items()} | choice
 
 
@@ -149,10 +149,10 @@ def test_which_pairs_turn_farther_than_in_training(shown, method):
     trained = frequencies.wavelengths(frequencies.default(32, 5000.0))
     reach = 33 if "rerope" in method else 200
     farther = (trained > 50) & (made.frequencies().inv_freq * reach > 50 / trained * 2 * torch.pi * (1 + 1e-9))
-    told = re.match(
+    counts = re.match(
         r"(\d+) of 16 pairs do(?:es)? not complete .*, (\d+) of them turns? farther", shown(**choice)["see"]
     )
-    assert [int(number) for number in told.groups()] == [int((trained > 50).sum()), int(farther.sum())]
+    assert [int(number) for number in counts.groups()] == [int((trained > 50).sum()), int(farther.sum())]
 
 
 @pytest.mark.parametrize("encoding", ["rope", "xpos:scale_base=64"])

@@ -82,7 +82,7 @@ def test_it_is_one_file_and_nothing_breaks_out_of_it():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"encoding": "shaws"}, "unknown encoding in the explorer 'shaws'"),
         (
@@ -98,6 +98,6 @@ def test_it_is_one_file_and_nothing_breaks_out_of_it():
         ({"depth": 3}, "unknown field of the explorer 'depth'"),
     ],
 )
-def test_a_state_that_cannot_be_shown_is_refused(given, told):
-    with pytest.raises(InputError, match=re.escape(told)):
+def test_a_state_that_cannot_be_shown_is_refused(given, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         explorer.page(given)

@@ -88,5 +88,5 @@ def test_a_browser_shows_it_without_complaint(new_tab, tmp_path, scheme, width):
     assert tab.evaluate("Object.keys(posenc.report.probes)") == ["stretch", "wavelength", "phase"]
     assert tab.locator("#pairs tbody tr").count() == 32
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    told = tab.locator("#columns").bounding_box()
-    assert told["x"] + told["width"] <= width  # not as wide as the table, which scrolls
+    columns = tab.locator("#columns").bounding_box()
+    assert columns["x"] + columns["width"] <= width  # not as wide as the table, which scrolls

@@ -1,4 +1,4 @@
-"""Caches of rotated keys: kept, used and moved."""
+"""Caches of rotated keys: filling, attention over them, and moving their keys to other positions."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def model(encoding: Encoding) -> Transformer:
 
 
 def keys(encoding: Encoding, *where: Positions, layer: int = 0) -> list[Tensor]:
-    """The same keys, rotated at several places."""
+    """The same keys, rotated at each of the given positions."""
     raw = torch.randn(2, 2, where[0].num_keys, 12, dtype=torch.float64)
     return [encoding.rotate_keys(raw, p, layer) for p in where]
 
@@ -78,11 +78,11 @@ def keys(encoding: Encoding, *where: Positions, layer: int = 0) -> list[Tensor]:
 @pytest.mark.parametrize("name", [*TURNING, *SUMS])
 def test_rotated_cache_is_raw_cache_is_full_pass(name):
     host, tokens = model((TURNING | SUMS)[name]()), torch.randint(17, (2, 11))
-    whole = host(tokens)
+    full = host(tokens)
     for rotated in (True, False):
         cache = Cache(rotated)
         parts = [host(tokens[:, a:b], cache=cache) for a, b in ((0, 4), (4, 7), (7, 8), (8, 9), (9, 11))]
-        assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+        assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
         assert len(cache) == 11
 
 
@@ -183,7 +183,7 @@ def test_compiled_over_rotated_keys(name):
 
 
 class Reader(Encoding):
-    """A bias that does not say whether it reads keys."""
+    """A bias that does not declare whether it reads keys."""
 
     def bias(self, q, k, positions, layer=0):
         return Relative(lambda head, distance: distance * 0.0, 4, positions)
@@ -303,15 +303,15 @@ def test_many_steps_are_one_to_float32_rounding():
 
 @MOVED
 def test_dropping_tokens_closes_the_gap(name):
-    """StreamingLLM: the last step over a cache without its middle is attention over the kept tokens, side by side."""
+    """StreamingLLM: a step over a cache without its middle is attention over the other tokens, side by side."""
     encoding = TURNING[name]()
-    kept = torch.cat((torch.arange(2), torch.arange(6, 12)))
+    remaining = torch.cat((torch.arange(2), torch.arange(6, 12)))
     q, k, v = (torch.randn(1, h, n, 12, dtype=torch.float64) for h, n in ((4, 1), (2, 12), (2, 12)))
     cached = encoding.rotate_keys(k, Positions.arange(12))
-    moved = re_rotate(cached[:, :, kept], encoding, kept, to=range(8))
+    moved = re_rotate(cached[:, :, remaining], encoding, remaining, to=range(8))
     p = Positions.from_ids([7], list(range(8)))
-    found = posenc.attention(q, moved, v[:, :, kept], encoding, p, keys_rotated=True)
-    assert_close(found, posenc.attention(q, k[:, :, kept], v[:, :, kept], encoding, p))
+    found = posenc.attention(q, moved, v[:, :, remaining], encoding, p, keys_rotated=True)
+    assert_close(found, posenc.attention(q, k[:, :, remaining], v[:, :, remaining], encoding, p))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_segment_stands_where_the_depth_says_and_at_the_end(tokenizers, depth,
 
 
 @given(distance=st.integers(16, 100), length=st.integers(116, 200))
-def test_a_distance_is_kept_at_every_length(tokenizers, distance, length):
+def test_a_distance_is_the_same_at_every_length(tokenizers, distance, length):
     task = create(f"copying:distance={distance}")
     assert not task.takes_depth
     sample = task.sample(tokenizers[False], length)

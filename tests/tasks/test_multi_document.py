@@ -116,7 +116,7 @@ def test_documents_that_hold_the_answer_too_are_left_out(tmp_path):
         assert [document.title for document in question.distractors] == ["T0", "T1", "T3"]
 
 
-def test_an_answer_that_is_not_there_as_written_is_the_whole_document(tmp_path):
+def test_an_answer_that_is_not_there_as_written_is_the_full_document(tmp_path):
     file = written(tmp_path / "q.jsonl", [entry(answers=["the röntgen, 0"])])
     sample = create(f"multi_document:file={file}").sample(ByteTokenizer(), 3000)
     shown = ByteTokenizer().decode(sample.ids[slice(*sample.needle)])
@@ -244,7 +244,7 @@ def test_the_score(generated, references, score):
     assert create("multi_document").score(generated, sample) == score
 
 
-def test_subspans_of_whole_texts():
+def test_subspans_of_full_texts():
     assert best_subspan_em("one\ntwo", ["one two"]) == 1  # the line is the task's business
     assert normalise("Bre\u0301a an\u0303") == "bre\u0301a an\u0303"  # accents on their own
     assert normalise(" The  Quick, (brown) an fox's a ") == "quick brown foxs"

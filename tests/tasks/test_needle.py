@@ -73,7 +73,7 @@ def test_drawn_facts_differ_and_are_asked_for():
         assert f"\n\nWhat is the best thing to do in {city}? Don't give" in sample.prompt
 
 
-def test_a_needle_of_ones_own():
+def test_a_needle_of_the_user():
     task = create("needle:needle=The gate opens at 7 in Ulm.:question=When does the gate open?:keywords=7")
     sample = task.sample(ByteTokenizer(), 800)
     assert "\nThe gate opens at 7 in Ulm.\n" in sample.prompt

@@ -373,12 +373,12 @@ class Call:
         width = vector.shape[1]
         if not 0 <= self.longest < width:
             return self.bands
-        own = vector[:, self.longest, None]
-        if not bool((vector < own - NEGLIGIBLE).any()):
+        at_zero = vector[:, self.longest, None]
+        if not bool((vector < at_zero - NEGLIGIBLE).any()):
             return self.bands
         norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax((0, 2)) for x in (self.q, self.k)]
         peak = abs(self.scale) * norms[0] * norms[1].repeat_interleave(self.groups)
-        matters = ~(vector < own - (2 * peak + NEGLIGIBLE)[:, None])
+        matters = ~(vector < at_zero - (2 * peak + NEGLIGIBLE)[:, None])
         matters = matters.unflatten(0, (-1, self.groups)).any(1)  # heads that share keys go together
         first = matters.int().argmax(1).tolist()
         end = (width - matters.flip(1).int().argmax(1)).tolist()
@@ -403,10 +403,10 @@ class Call:
         for row, q0, q1, _, _, diagonal in self.rectangles:
             index[slice(None) if row < 0 else row, q0:q1] = torch.arange(q0 + diagonal, q1 + diagonal)
         k, groups = self.k.float(), (self.k.shape[1], self.groups)
-        own = k.gather(2, index[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))[:, :, None]
+        k_of_q = k.gather(2, index[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))[:, :, None]
         q = self.q.float().unflatten(1, groups)
         peak = abs(self.scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(2)[:, :, None, None]
-        margin = (peak - self.scale * (q * own).sum(-1) + NEGLIGIBLE).nan_to_num(torch.inf).flatten(1, 2)
+        margin = (peak - self.scale * (q * k_of_q).sum(-1) + NEGLIGIBLE).nan_to_num(torch.inf).flatten(1, 2)
         # the first key that is low enough is where the least of all keys so far is
         lowest = -of_key.cummin(2).values.expand(batch, heads, -1)
         first = torch.searchsorted(lowest.contiguous(), -(of_query + margin)).unflatten(1, groups).amin(2)

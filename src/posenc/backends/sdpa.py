@@ -219,7 +219,7 @@ def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
     batch, heads, queries, width = problem.q.shape
     keys = problem.k.shape[2]
     size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-    own = sum(x.numel() * x.element_size() for x in lowered.tensors)
+    tensors = sum(x.numel() * x.element_size() for x in lowered.tensors)
     if lowered.kinds in ([], ["vector"]) and problem.dropout_p == 0 and problem.values is None:
         how = "no bias: only what is visible is visited"
         if lowered.kinds:
@@ -240,7 +240,7 @@ def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
     inputs = problem.q, problem.k, problem.v, *lowered.tensors
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
-    return how, own + working * size + gradient, ""
+    return how, tensors + working * size + gradient, ""
 
 
 def _is_step(problem: Problem) -> bool:
@@ -266,7 +266,7 @@ def _takes_scores(problem: Problem) -> bool:
 
 
 def _block_rows(problem: Problem) -> int:
-    """Queries whose scores are held at once; all of them where a graph for any length is traced."""
+    """Queries whose scores are in memory at once; all of them where a graph for any length is traced."""
     batch, heads, queries = problem.q.shape[:3]
     if torch.compiler.is_compiling():
         return queries

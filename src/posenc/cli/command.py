@@ -222,11 +222,11 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
     if path is not None:
         in_file = read_settings(path, command)
         values = {n: v for n, v in in_file.items() if values.keys().isdisjoint(known[n].how.unless)} | values
-    own = {name: each for name, each in known.items() if not each.section}
-    missing = [each.written for name, each in own.items() if each.default is MISSING and name not in values]
+    of_command = {name: each for name, each in known.items() if not each.section}
+    missing = [each.written for name, each in of_command.items() if each.default is MISSING and name not in values]
     if missing:
         raise InputError(f"the following arguments are required: {', '.join(missing)}")
-    given = {name: values.pop(name) for name in list(values) if name not in own}
+    given = {name: values.pop(name) for name in list(values) if name not in of_command}
     options = command(**values, given=given, typed=typed, json=as_json)
     if printing:
         print(as_yaml(options), end="")

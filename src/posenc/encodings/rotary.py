@@ -200,10 +200,10 @@ class Rotary(PairwiseRotary):
             ids, first, at = positions.k, positions.start and positions.start[1], None
             if first is None and ids.shape[0] == 1 and ids.numel():
                 least, most = map(int, ids.aminmax())
-                whole = ids.long()
-                if most - least < ids.shape[1] and bool((whole == ids).all()):
+                integers = ids.long()
+                if most - least < ids.shape[1] and bool((integers == ids).all()):
                     # a table of every position from the first to the last: fewer cosines, and sums of angles
-                    first, at = least, whole[0] - least
+                    first, at = least, integers[0] - least
                     ids = torch.arange(least, most + 1, device=ids.device)[None]
             cos, sin = self.cos_sin(ids, dtype, first)
             tables = run_tables(cos, sin, self.layout, self.first_channel, self.head_dim)

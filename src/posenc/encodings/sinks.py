@@ -106,5 +106,5 @@ class PrefixKV(Encoding):
         self.prefix_values: nn.Parameter = normal_parameter(*shape, init_std=self.init_std)
 
     def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor]:
-        own = self.own_layer(layer)
-        return self.prefix_keys[own], self.prefix_values[own]
+        index = self.own_layer(layer)
+        return self.prefix_keys[index], self.prefix_values[index]

@@ -78,23 +78,23 @@ class Part:
 def _packed(record: RunRecord) -> dict[str, Any]:
     stride = -(-len(record.losses) // CURVE_POINTS)
     curve = [record.losses[at : at + stride] for at in range(0, len(record.losses), stride)]
-    arms = {
-        arm.name: {
-            "trained": arm.trained,
+    variants = {
+        variant.name: {
+            "trained": variant.trained,
             "scores": {
                 measure: {
                     at: _integers(values, LOSSES if measure == LOSS else SHARES) for at, values in measured.items()
                 }
-                for measure, measured in {LOSS: arm.paired, **arm.extra}.items()
+                for measure, measured in {LOSS: variant.paired, **variant.extra}.items()
             },
-            "by_position": [_integers(row, LOSSES) for row in arm.by_position],
-            "tokens_per_second": arm.tokens_per_second,
+            "by_position": [_integers(row, LOSSES) for row in variant.by_position],
+            "tokens_per_second": variant.tokens_per_second,
         }
-        for arm in record.arms
+        for variant in record.arms
     }
     sizes = ("parameters", "position_parameters", "training_seconds", "tokens_per_second", "memory_bytes")
     return {name: getattr(record, name) for name in sizes} | {
-        "arms": arms,
+        "arms": variants,
         "steps": len(record.losses),
         "stride": stride,
         "losses": _integers([sum(part) / len(part) for part in curve], LOSSES),
@@ -105,16 +105,16 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
     content = dict(packed)
     stride, steps = content.pop("stride"), content.pop("steps")
     losses = [value for value in _numbers(content.pop("losses"), LOSSES) for _ in range(stride)][:steps]
-    arms = []
-    for name, arm in content.pop("arms").items():
+    variants = []
+    for name, variant in content.pop("arms").items():
         scores = {
             measure: {at: _numbers(values, LOSSES if measure == LOSS else SHARES) for at, values in measured.items()}
-            for measure, measured in arm["scores"].items()
+            for measure, measured in variant["scores"].items()
         }
-        by_position = [_numbers(row, LOSSES) for row in arm["by_position"]]
-        rate = arm["tokens_per_second"]
-        arms.append(VariantScores(name, arm["trained"], scores.pop(LOSS), by_position, rate, scores))
-    return RunRecord(run=dict(facts), arms=arms, losses=losses, **content)
+        by_position = [_numbers(row, LOSSES) for row in variant["by_position"]]
+        rate = variant["tokens_per_second"]
+        variants.append(VariantScores(name, variant["trained"], scores.pop(LOSS), by_position, rate, scores))
+    return RunRecord(run=dict(facts), arms=variants, losses=losses, **content)
 
 
 def _integers(values: Sequence[float], unit: int) -> list[int]:

@@ -133,11 +133,11 @@ def table(tasks: Mapping[str, tuple[Experiment, Results]]) -> list[dict[str, Any
     training length and at the longest, by task and in the mean."""
     rows: dict[str, dict[str, dict[str, int]]] = {}
     for task, (s, results) in tasks.items():
-        for arm in results["arms"]:
-            groups = [point["group"] for point in arm[s.criterion.points]]
-            if arm["trained"] and None not in groups:
+        for variant in results["arms"]:
+            groups = [point["group"] for point in variant[s.criterion.points]]
+            if variant["trained"] and None not in groups:
                 trained = groups[s.conditions.index(s.trained_at)]
-                rows.setdefault(arm["name"], {})[task] = {"trained": trained, "longest": groups[-1]}
+                rows.setdefault(variant["name"], {})[task] = {"trained": trained, "longest": groups[-1]}
     complete = {name: of for name, of in rows.items() if len(of) == len(tasks)}
     means = {
         name: {f"mean_{at}": fmean(groups[at] for groups in of.values()) for at in ("trained", "longest")}

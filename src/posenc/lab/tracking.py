@@ -28,16 +28,16 @@ class Tracking:
         self.classes: dict[str, Any] = {name: _tracker(name) for name in names}
 
     def finished(self, run: Run, cell: RunRecord) -> None:
-        """Write a finished run: loss and learning rate of every step, held-out measures by arm and condition, settings."""
+        """Write a finished run: settings, loss and learning rate of each step, held-out measures of each variant."""
         s = run.settings
         steps: list[tuple[int, Values]] = [
             (step, {"loss": loss, "learning_rate": s.learning_rate * schedule(step, s.steps)})
             for step, loss in enumerate(cell.losses)
         ]
         held_out = {
-            f"{measure}/{arm.name}/{s.size_at(int(condition))}": sum(values) / len(values)
-            for arm in cell.arms
-            for measure, by_condition in {"held_out": arm.paired, **arm.extra}.items()
+            f"{measure}/{variant.name}/{s.size_at(int(condition))}": sum(values) / len(values)
+            for variant in cell.arms
+            for measure, by_condition in {"held_out": variant.paired, **variant.extra}.items()
             for condition, values in by_condition.items()
         }
         settings = {name: str(v) if isinstance(v, list) else v for name, v in s.to_dict().items()}

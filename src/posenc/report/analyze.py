@@ -68,8 +68,8 @@ def _tiles(sections: Mapping[str, AnalysisSection]) -> list[tuple[str, bool, str
     if kernel is None or not isinstance(kernel.finding, Kernel) or not found["Deterministic"].holds:
         return tiles
     halves = kernel.finding.half is not None
-    said = kernel.finding.sentences()[1].replace("Its mean", "The mean dot product of two codes", 1)
-    return [*tiles[:3], ("Decays by half", halves, said, thumbnail(kernel.pictures[0]))]
+    sentence = kernel.finding.sentences()[1].replace("Its mean", "The mean dot product of two codes", 1)
+    return [*tiles[:3], ("Decays by half", halves, sentence, thumbnail(kernel.pictures[0]))]
 
 
 def thumbnail(picture: Picture) -> Markup:

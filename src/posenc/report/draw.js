@@ -241,7 +241,7 @@ posenc.draw = (() => {
   // {series: [{x: 0, 1, ... if left out, y, low, high: of intervals, left, right: of those along x, band: intervals as a band, quiet: not drawn,
   // colour, colours: of each point, width, dash, dots: also its points, points: only those, radius, hollow, label: at its
   // end, true: its name}], x, y: axes, marks: [{x or y, label}], past: from where the ground is shaded,
-  // spread: series side by side, so that their intervals can be told apart}
+  // spread: series side by side, so that their intervals do not coincide}
   function lines(canvas, colours, { series, x, y, marks, past, spread }) {
     const places = series.map(one => Array.from(one.x || one.y.keys()));
     const heights = series.flatMap(one => [...one.y, ...(one.low || []), ...(one.high || [])]), marked = (marks || []).map(mark => mark.y);

@@ -48,19 +48,19 @@ def test_several_folders_are_put_together(frontier, tmp_path):
 
 
 def test_the_sentences_say_what_was_measured():
-    arms = {arm["name"].split(":")[0]: arm["lengths"] for arm in FOUND["compare"]["arms"]}
+    variants = {variant["name"].split(":")[0]: variant["lengths"] for variant in FOUND["compare"]["arms"]}
 
     def behind(name):
-        value = arms[name][0]["behind_best"]
+        value = variants[name][0]["behind_best"]
         return f"{value['mean']:.3f} ± {(value['high'] - value['low']) / 2:.3f}"
 
     text = " ".join(PAGE.split())
-    assert f"stick-breaking has the lowest loss ({arms['stick_breaking'][0]['loss']['mean']:.3f})" in text
+    assert f"stick-breaking has the lowest loss ({variants['stick_breaking'][0]['loss']['mean']:.3f})" in text
     assert f"selective attention on RoPE ({behind('rope+selective_attention')} behind)" in text
     assert f"Inkling's bias ({behind('projected_relative')}); RoPE is {behind('rope')} behind" in text
-    assert f"instead of {arms['mamba3_rope'][0]['loss']['mean']:.3f}" in text
+    assert f"instead of {variants['mamba3_rope'][0]['loss']['mean']:.3f}" in text
     holding = "stick_breaking", "projected_relative", "dape", "grape_a", "fox", "alibi", "path"
     holding = (*holding, "rope+selective_attention", "rope+chunks")
-    assert all(arms[name][-1]["change"]["mean"] < 0.05 for name in holding)
+    assert all(variants[name][-1]["change"]["mean"] < 0.05 for name in holding)
     rotating = "rope", "rope+rove", "rope_pp", "rope_nope", "learned_rope", "head_rope", "fope", "pope"
-    assert all(arms[name][-1]["change"]["mean"] > 0.575 for name in rotating)
+    assert all(variants[name][-1]["change"]["mean"] > 0.575 for name in rotating)

@@ -26,14 +26,14 @@ def test_the_tables_of_the_page_are_those_of_the_results(data, benchmark):
 
 
 def test_the_page_says_what_larger_images_cost():
-    arms = {arm["name"]: arm["sizes"][-1] for arm in FOUND["places"]["arms"]}
+    variants = {variant["name"]: variant["sizes"][-1] for variant in FOUND["places"]["arms"]}
 
     def lost(name):
-        change = arms[name]["change"]
+        change = variants[name]["change"]
         return f"{-100 * change['mean']:.0f} ± {50 * (change['high'] - change['low']):.0f}"
 
-    said = " ".join((ROOT / "docs/vision-lab.md").read_text(encoding="utf-8").split())
-    assert arms["axial_rope"]["size"] == 64
-    assert f"with 2-D sinusoids loses {lost('grid_sinusoidal')} points of accuracy" in said
-    assert f"with axial RoPE {lost('axial_rope')};" in said
-    assert f"{lost('grid_sinusoidal + rescaled')} and {lost('axial_rope + rescaled')}, without retraining" in said
+    page = " ".join((ROOT / "docs/vision-lab.md").read_text(encoding="utf-8").split())
+    assert variants["axial_rope"]["size"] == 64
+    assert f"with 2-D sinusoids loses {lost('grid_sinusoidal')} points of accuracy" in page
+    assert f"with axial RoPE {lost('axial_rope')};" in page
+    assert f"{lost('grid_sinusoidal + rescaled')} and {lost('axial_rope + rescaled')}, without retraining" in page

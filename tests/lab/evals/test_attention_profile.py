@@ -85,10 +85,10 @@ def compare(profile: AttentionProfile, weights: Tensor, tolerance: float = 2e-5)
 
 def eager(model: Any, ids: Tensor) -> Tensor:
     """transformers' own weights, (texts, layers, heads, N, N)."""
-    kept = model.config._attn_implementation
+    before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     found = model(ids, output_attentions=True).attentions
-    model.set_attn_implementation(kept)
+    model.set_attn_implementation(before)
     return torch.stack(found, 1)
 
 
@@ -234,8 +234,8 @@ def test_no_tensor_grows_with_the_square_of_the_text(kind: str, method: str) -> 
 def test_half_precision() -> None:
     model, ids = small_model("llama", initializer_range=0.1), tokens(1, LENGTH)[0]
     exact, profile = measured(model, [ids]), measured(model.to(torch.bfloat16), [ids])
-    whole = profile.sink + profile.nowhere + profile.by_distance.sum(-1)
-    torch.testing.assert_close(whole, torch.ones_like(whole), rtol=0, atol=1e-6)
+    total = profile.sink + profile.nowhere + profile.by_distance.sum(-1)
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-6)
     torch.testing.assert_close(profile.by_distance, exact.by_distance, rtol=0, atol=0.01)
 
 
@@ -385,7 +385,7 @@ def test_what_is_written_is_what_was_found() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model, ids = small_model("llama"), tokens(2, LENGTH)
-    for samples, settings, said in (
+    for samples, settings, message in (
         ([], {}, r"samples is empty"),
         ([ids], {}, r"samples: \(2, 90\)"),
         ([ids[0].float()], {}, r"samples"),
@@ -396,7 +396,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ([ids[0]], {"chunk": 0}, r"chunk=0"),
         ([ids[0] + 97], {}, r"beyond the model's vocabulary"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             measured(model, samples, **settings)
     with pytest.raises(InputError, match=r"not causal"):
         measured(small_model("gemma3_text", use_bidirectional_attention=True), [ids[0]])

@@ -36,7 +36,7 @@ def test_from_the_command_to_the_report(saved, tmp_path, capsys):
     assert results["settings"]["preset"] is None  # flags have changed it
     assert results["command"].startswith("posenc eval ")
     assert "cut_off" in shown.out
-    assert "[14/14]" in shown.err  # 3 arms, 2 lengths, 2 depths
+    assert "[14/14]" in shown.err  # 3 methods, 2 lengths, 2 depths
     assert shown.err.count("nats a token") == 6  # a line for both depths
     page = (tmp_path / "out" / "report.html").read_text()
     assert "copying" in page
@@ -76,10 +76,10 @@ def test_times_of_a_preset_are_run_again_from_the_settings(saved, tmp_path, caps
 )
 def test_mistakes_are_one_line(flags, message, saved, tmp_path, capsys):
     assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path), *flags]) == USAGE
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.startswith("posenc eval: error: ")
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("posenc eval: error: ")
+    assert error.count("\n") == 1
     assert not (tmp_path / "cells").exists()
 
 
@@ -103,7 +103,7 @@ def test_the_dtype_that_was_taken_is_recorded(saved, tmp_path, capsys):
     assert results["model"]["precision"] == "float32"
 
 
-def test_no_model_is_loaded_for_what_is_wrong_without_it(tmp_path, capsys):
+def test_mistakes_in_arguments_are_found_before_a_model_is_loaded(tmp_path, capsys):
     assert cli.main(["eval", "no-such-folder/x/y", "--tasks", "coping", "--out", str(tmp_path)]) == USAGE
     assert "did you mean 'copying'" in capsys.readouterr().err
 
@@ -117,7 +117,7 @@ def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, mo
 
 
 @pytest.mark.slow
-def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
+def test_an_interrupted_evaluation_stores_its_finished_cells(saved, tmp_path):
     command = [sys.executable, "-m", "posenc.cli", "eval", str(saved), *SMALL, "--seeds", "40", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -125,11 +125,11 @@ def test_interrupted_it_exits_with_what_there_is(saved, tmp_path):
         while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("cells/*.json"))) < 3:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=PATIENCE)
+        _, error = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
-    assert process.returncode == FAILED, told
-    assert "cells are stored and reported, run the same command again to continue" in told
+    assert process.returncode == FAILED, error
+    assert "cells are stored and reported, run the same command again to continue" in error
     results = json.loads((tmp_path / "results.json").read_text())
     assert not results["complete"]
     assert results["cells"]["finished"] == len(list(tmp_path.glob("cells/*.json"))) >= 3

@@ -55,12 +55,12 @@ class Listening(Progress):
 
 def numbers(results):
     """What must be the same whenever it is measured."""
-    kept = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
-    for task in kept["tasks"]:
+    found = json.loads(json.dumps({key: results[key] for key in ("tasks", "ranking", "answer", "limits")}))
+    for task in found["tasks"]:
         for method in task["methods"]:
             for cost in ("seconds", "tokens_per_second", "processor_ms_per_token", "peak_bytes"):
                 del method[cost]
-    return kept
+    return found
 
 
 def rounded(value):
@@ -116,7 +116,7 @@ def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
     assert cells[1]["cells"][-1]["loss"]["mean"] == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
-def test_the_same_again_measures_nothing_and_says_the_same(finished, tokenizer, monkeypatch):
+def test_a_repeated_evaluation_measures_nothing_and_has_the_same_results(finished, tokenizer, monkeypatch):
     directory, results, _ = finished
     monkeypatch.setattr(study.Reader, "read", None)
     monkeypatch.setattr(study, "attention_profile", None)
@@ -298,7 +298,7 @@ def test_without_a_tokenizer_nothing_can_be_asked():
 
 
 def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatch):
-    """A map inside its own window is the model as it is: its numbers are those of none, which it would reproduce."""
+    """A map changes nothing in texts within its window, so its numbers are those of "none"."""
     given = {
         "tasks": ("copying",),
         "methods": ("rerope:window=64", "ntk:factor=2"),
@@ -343,8 +343,8 @@ def test_attention_that_is_the_same_by_construction_is_measured_once(tokenizer):
     assert same == none != other
 
 
-def test_where_a_model_looks_is_told_of_the_other_methods_where_one_refuses(tokenizer, monkeypatch):
-    """A refusal took the profiles of this and all later methods along, without a word."""
+def test_attention_profiles_of_other_methods_remain_where_one_refuses(tokenizer, monkeypatch):
+    """A refused profile once dropped those of all later methods too, without a message."""
     profile = study.attention_profile
 
     def refuses_once(model, samples, **given):
@@ -449,14 +449,14 @@ def test_stories15m_breaks_past_its_training_and_need_not(tmp_path):
     assert cut["by_length"][1]["loss"] == pytest.approx(
         none["by_length"][0]["loss"]
     )  # the same tokens, the same before them
-    for arm in (rerope, cut):
-        assert arm["by_length"][1]["against_none"]["loss"]["high"] < -0.5
+    for each in (rerope, cut):
+        assert each["by_length"][1]["against_none"]["loss"]["high"] < -0.5
     assert abs(rerope["by_length"][1]["loss"]["mean"] - none["by_length"][0]["loss"]["mean"]) < 0.3
     assert any("worse past" in line for line in story["answer"])
 
 
 @pytest.mark.slow
-def test_the_preset_of_longer_texts_tells_methods_apart_on_a_real_model(tmp_path):
+def test_the_preset_of_longer_texts_separates_methods_on_a_real_model(tmp_path):
     """A reduced form of benchmarks/evaluations/longer_stories15M.json."""
     folder = stories15m.save(tmp_path / "stories15M")
     lm, tokenizer = posenc.load(str(folder))

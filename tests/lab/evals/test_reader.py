@@ -45,25 +45,27 @@ def samples(tokenizer):
 
 @torch.no_grad()
 def naive(model, tokenizer, ids, first, new_tokens):
-    """Losses and hits of the tokens from `first` on, each from a call of its own, and the greedy answer."""
+    """Losses and hits of the tokens from `first` on, each from a separate call, and the greedy answer."""
     losses, hits = [], []
     for at in range(first, len(ids)):
         logits = model(ids[None, :at], use_cache=False).logits[0, -1].float()
         losses.append(float(torch.nn.functional.cross_entropy(logits, ids[at])))
         hits.append(int(logits.argmax()) == int(ids[at]))
     prompt = ids[None, :first]
-    told = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, attention_mask=torch.ones_like(prompt))
-    return losses, hits, tokenizer.decode(told[0, first:], skip_special_tokens=True)
+    generated = model.generate(
+        prompt, max_new_tokens=new_tokens, do_sample=False, attention_mask=torch.ones_like(prompt)
+    )
+    return losses, hits, tokenizer.decode(generated[0, first:], skip_special_tokens=True)
 
 
 def check(outcomes, samples, model, tokenizer, new_tokens=6):
     for outcome, sample in zip(outcomes, samples, strict=True):
-        losses, hits, told = naive(model, tokenizer, sample.ids, sample.prompt_tokens, new_tokens)
+        losses, hits, generated = naive(model, tokenizer, sample.ids, sample.prompt_tokens, new_tokens)
         assert outcome.loss == pytest.approx(sum(losses) / len(losses), rel=1e-4)
         assert outcome.accuracy == pytest.approx(sum(hits) / len(hits))
         assert outcome.exact == all(hits)
-        assert outcome.generated == told
-        assert outcome.score == Toy().score(told, sample)
+        assert outcome.generated == generated
+        assert outcome.score == Toy().score(generated, sample)
         assert outcome.tokens == len(sample.ids)
         assert outcome.needle == sample.needle[0] + 1
 
@@ -99,14 +101,14 @@ def greedy(model, ids, first, count):
     """The text with its own greedy continuation as the answer."""
     prompt = ids[None, :first]
     mask = torch.ones_like(prompt)
-    told = model.generate(prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, attention_mask=mask)
-    return told[0]
+    generated = model.generate(prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, attention_mask=mask)
+    return generated[0]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("right", [0, 2, 4])
 def test_an_answer_that_is_partly_right_is_gone_on_from(right, batch_size, llama, tokenizer, samples):
-    """What greedy decoding says is the same, however much of it the forced answer has said already."""
+    """The greedy answer is the same, however many of its first tokens the forced answer has right."""
     texts = []
     for sample in samples[:4]:
         ids = greedy(llama, sample.ids, sample.prompt_tokens, 4)
@@ -157,7 +159,7 @@ def phi3(**changes):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_frequencies_that_follow_the_length_are_those_of_the_whole_text(batch_size, tokenizer, samples):
+def test_frequencies_that_follow_the_length_are_those_of_the_full_text(batch_size, tokenizer, samples):
     assert steady_length(phi3()) == 32
     reader = Reader(phi3(), tokenizer, chunk=16, batch_size=batch_size)
     check(reader.read(Toy(), samples, 60), samples, phi3(), tokenizer)
@@ -169,7 +171,7 @@ def test_what_was_read_is_taken_over_only_where_it_means_the_same():
     assert steady_length(model) == 64
     assert steady_length(small_model("llama")) == float("inf")
     assert steady_length(phi3(short_factor=[4.0] * 8)) == float("inf")
-    posenc.extend(model, "yarn", factor=4)  # has frequencies of its own
+    posenc.extend(model, "yarn", factor=4)  # has fixed frequencies
     assert steady_length(model) == float("inf")
 
 
@@ -192,7 +194,7 @@ def test_cut_off_is_the_end_of_the_text(llama, tokenizer, samples, batch_size):
     check(short, samples, llama, tokenizer)
 
 
-def test_running_text_is_told_by_position(llama, tokenizer):
+def test_running_text_is_reported_by_position(llama, tokenizer):
     task = Toy(answer=60, running=True)
     (sample,) = [task.sample(tokenizer, 67)]
     (found,) = Reader(llama, tokenizer, generate=False, chunk=7).read(task, [sample], 64)
@@ -201,18 +203,18 @@ def test_running_text_is_told_by_position(llama, tokenizer):
     assert found.accuracy == pytest.approx(sum(hits) / 60)
     assert found.generated is found.score is None
     blocks = {b: [loss for at, loss in enumerate(losses, 5) if min(at // 4, BLOCKS - 1) == b] for b in range(BLOCKS)}
-    for block, told in enumerate(found.blocks):
-        assert (told is None) == (not blocks[block])
-        if told is not None:
-            assert told == pytest.approx(sum(blocks[block]) / len(blocks[block]), rel=1e-4)
+    for block, loss in enumerate(found.blocks):
+        assert (loss is None) == (not blocks[block])
+        if loss is not None:
+            assert loss == pytest.approx(sum(blocks[block]) / len(blocks[block]), rel=1e-4)
     assert found.blocks[0] is None
 
 
-@pytest.mark.parametrize(("own", "stride", "window", "used"), [(16, 5, None, (16, 5)), (None, None, 20, (20, None)),
+@pytest.mark.parametrize(("of_task", "stride", "window", "used"), [(16, 5, None, (16, 5)), (None, None, 20, (20, None)),
                                                                (16, 5, 40, (16, 5)), (40, 5, 20, (20, None))])  # fmt: skip
-def test_windows_are_those_of_loss_by_position(own, stride, window, used, llama, tokenizer):
+def test_windows_are_those_of_loss_by_position(of_task, stride, window, used, llama, tokenizer):
     task = Toy(answer=50, running=True)
-    sample = replace(task.sample(tokenizer, 61), window=own, stride=stride)
+    sample = replace(task.sample(tokenizer, 61), window=of_task, stride=stride)
     (found,) = Reader(llama, tokenizer, generate=False).read(task, [sample], 60, window=window)
     losses = posenc.pretrained.loss_by_position(llama, sample.ids, window=used[0], stride=used[1])[9:]
     assert found.loss == pytest.approx(float(losses.mean()), rel=1e-4)

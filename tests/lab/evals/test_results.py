@@ -90,7 +90,7 @@ def method(found, task, name):
 
 
 def of(done, task, name, length, depth, get):
-    """One number a text, seed by seed."""
+    """One number for each text, in the order of the seeds."""
     cells = [done[Cell(task, name, length, depth, seed)] for seed in range(2)]
     return [get(each) for cell in cells for each in cell.outcomes]
 
@@ -133,7 +133,7 @@ def test_cells_pool_the_seeds(found, done):
         assert cell["accuracy"]["mean"] == 0.75
 
 
-def test_depths_of_one_text_are_no_texts_of_their_own(found, done):
+def test_depths_of_one_text_do_not_count_as_texts(found, done):
     rows = {row["length"]: row for row in method(found, "asks", "none")["by_length"]}
     texts = [of(done, "asks", NONE, 64, depth, lambda o: o.exact) for depth in (0.0, 0.5, 1.0)]
     each = [sum(values) for values in zip(*texts, strict=True)]  # right answers a text, of 3
@@ -153,7 +153,7 @@ def test_depths_of_one_text_are_no_texts_of_their_own(found, done):
 
 @pytest.mark.parametrize("likely", [0.05, 0.9])
 def test_outcomes_that_are_all_alike_may_go_together(likely):
-    """Texts that are found everywhere or nowhere: whatever the depths, no more is known than from one depth."""
+    """Each text has one outcome at all depths: more depths do not narrow the interval."""
     generator = torch.Generator().manual_seed(0)
     covered = 0
     for _ in range(300):
@@ -163,7 +163,7 @@ def test_outcomes_that_are_all_alike_may_go_together(likely):
     assert share([[1.0] * 10] * 8)["low"] == share([[1.0]] * 8)["low"]
 
 
-def test_the_middle_of_what_was_interrupted_is_that_of_whole_texts(done):
+def test_the_middle_of_what_was_interrupted_is_that_of_finished_texts(done):
     """Stopped while the depths of a group were written: the second seed has its first depth alone."""
     last = Cell("asks", NONE, 128, 0.5, 1), Cell("asks", NONE, 128, 1.0, 1)
     part = {cell: m for cell, m in done.items() if cell not in last}
@@ -175,7 +175,7 @@ def test_the_middle_of_what_was_interrupted_is_that_of_whole_texts(done):
     assert row["middle"] == expected["middle"]
 
 
-def test_methods_are_held_against_none_text_by_text(found, done):
+def test_methods_are_compared_with_none_text_by_text(found, done):
     row = method(found, "reads", "good")["by_length"][0]
     assert row["against_none"]["loss"] == pytest.approx({"mean": -0.3, "error": 0, "low": -0.3, "high": -0.3}, abs=1e-6)
     assert row["against_none"]["score"] is None
@@ -256,7 +256,7 @@ def test_what_was_interrupted_has_its_numbers(done):
     part = {cell: m for cell, m in done.items() if cell.seed == 0 and (cell.length, cell.method) != (128, "bad")}
     found = numbers(SETTINGS, TASKS, part, TRAINED)
     assert [row["length"] for row in method(found, "asks", "bad")["by_length"]] == [64]
-    part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # kept from before
+    part = {cell: m for cell, m in done.items() if cell.seed == 0 or cell.depth in (0.5, None)}  # of an earlier run
     here = method(numbers(SETTINGS, TASKS, part, TRAINED), "asks", "good")["by_length"][0]
     assert here["n"] == 8 * 3 + 8
     assert here["middle"] == method(numbers(SETTINGS, TASKS, {c: m for c, m in part.items() if c.seed == 0}, TRAINED),

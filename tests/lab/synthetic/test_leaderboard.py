@@ -66,11 +66,16 @@ def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsy
     results = compare(comparison, corpus, tmp_path, engine=InProcess(), render=page)
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (results["task"], results["complete"]) == ("sort", True)
-    for arm in results["arms"]:
-        for point in arm["lengths"]:
+    for variant in results["arms"]:
+        for point in variant["lengths"]:
             assert point["group"] == 1  # two steps teach nobody
             assert 0 <= point["exact"]["low"] <= point["exact"]["mean"] <= point["exact"]["high"] <= 1
-        assert arm["lengths"][1]["exact"] == {"mean": 0, "error": 0, "low": 0, "high": pytest.approx(0.39, abs=0.01)}
+        assert variant["lengths"][1]["exact"] == {
+            "mean": 0,
+            "error": 0,
+            "low": 0,
+            "high": pytest.approx(0.39, abs=0.01),
+        }
     report = (tmp_path / "report.html").read_text()
     assert "Write the symbols again in ascending order" in report
     assert "Kazemnejad" in report
@@ -80,21 +85,21 @@ def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsy
 
 
 @pytest.fixture
-def own(tmp_path):
-    path = tmp_path / "own.py"
+def task_of_file(tmp_path):
+    path = tmp_path / "task.py"
     path.write_text(OWN)
     return f"{path}:Second"
 
 
-def test_a_task_of_a_file_is_compared(own, tmp_path):
-    comparison, corpus = planned(own, seeds=1)
+def test_a_task_of_a_file_is_compared(task_of_file, tmp_path):
+    comparison, corpus = planned(task_of_file, seeds=1)
     again = pickle.loads(pickle.dumps(comparison.settings))
     assert again == comparison.settings
     run = Run.of("rope", 0, comparison.settings, corpus.digest)
     results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), render=page)
-    assert results["task"] == own
+    assert results["task"] == task_of_file
     assert "Which symbol is the second?" in (tmp_path / "out" / "report.html").read_text()
-    Path(own.rpartition(":")[0]).write_text(OWN + "\n")
+    Path(task_of_file.rpartition(":")[0]).write_text(OWN + "\n")
     assert Run.of("rope", 0, comparison.settings, corpus.digest).id != run.id
 
 
@@ -103,15 +108,15 @@ def test_a_task_of_a_file_is_compared(own, tmp_path):
     [
         ("cpoy", "unknown task 'cpoy': did you mean 'copy'"),
         ("nowhere.py:A", "nowhere.py: no such file"),
-        ("{own}:Secnod", "unknown function in .*did you mean 'Second'"),
-        ("{own}:OWN", "unknown function in"),
-        ("{own}:torch", "is no subclass of posenc.lab.experiment.Experiment"),
-        ("{own}:Unfinished", "the class does not define generate, tokens_in, vocabulary"),
+        ("{file}:Secnod", "unknown function in .*did you mean 'Second'"),
+        ("{file}:OWN", "unknown function in"),
+        ("{file}:torch", "is no subclass of posenc.lab.experiment.Experiment"),
+        ("{file}:Unfinished", "the class does not define generate, tokens_in, vocabulary"),
     ],
 )
-def test_tasks_that_are_none_are_refused(own, task, message):
+def test_tasks_that_are_none_are_refused(task_of_file, task, message):
     with pytest.raises(InputError, match=message):
-        experiment(task.format(own=own.rpartition(":")[0]))
+        experiment(task.format(file=task_of_file.rpartition(":")[0]))
 
 
 def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), **changes):
@@ -122,16 +127,16 @@ def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), *
 
 
 def test_shares_of_several_tasks_add_up(tmp_path, capsys):
-    whole = run_tasks(tmp_path / "all")
+    unsplit = run_tasks(tmp_path / "all")
     parts = [tmp_path / "one", tmp_path / "two"]
     shares = [run_tasks(part, share=(i, 2)) for i, part in enumerate(parts, 1)]
     assert [each["runs"]["planned"] for each in shares] == [4, 4]
     merged = run_tasks(tmp_path / "merged", merge=parts)
     assert merged["runs"] == {"planned": 8, "finished": 8, "kept_from_before": 8}
     for task in ("sort", "copy"):
-        for arm, other in zip(whole["tasks"][task]["arms"], merged["tasks"][task]["arms"], strict=True):
-            assert (arm["name"], arm["lengths"]) == (other["name"], other["lengths"])
-    assert merged["table"] == whole["table"]
+        for encoding, other in zip(unsplit["tasks"][task]["arms"], merged["tasks"][task]["arms"], strict=True):
+            assert (encoding["name"], encoding["lengths"]) == (other["name"], other["lengths"])
+    assert merged["table"] == unsplit["table"]
     assert {row["encoding"] for row in merged["table"]} == set(ENCODINGS)
     assert all(row["groups"]["copy"] == {"trained": 1, "longest": 1} for row in merged["table"])
     for name in ("report.html", "sort.html", "copy.html"):
@@ -143,9 +148,9 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     assert "posenc &#39;&lt;b&gt;&#39; --encodings rope<" in text
     dots = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))["dots"]
     for figure, task in zip(dots.values(), ("sort", "copy"), strict=True):
-        arms = merged["tasks"][task]["arms"]
-        assert [dot["name"] for dot in figure["series"]] == [arm["name"] for arm in arms]
-        levels = [[100 * arm["lengths"][at]["accuracy"]["mean"]] for at in (0, -1) for arm in arms]
+        variants = merged["tasks"][task]["arms"]
+        assert [dot["name"] for dot in figure["series"]] == [variant["name"] for variant in variants]
+        levels = [[100 * variant["lengths"][at]["accuracy"]["mean"]] for at in (0, -1) for variant in variants]
         shown = [dot[axis] for axis in "xy" for dot in figure["series"]]
         assert shown == [pytest.approx(level, rel=1e-4) for level in levels]
     show_tasks(merged, str(tmp_path))

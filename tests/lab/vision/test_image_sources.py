@@ -98,10 +98,10 @@ def photograph(folder, exif):
     return next(image for image in load(str(folder)).images if len(image.unique()) == 2)
 
 
-@pytest.mark.parametrize("damaged", [{}, {0x011A: 72.0}], ids=["whole", "damaged"])
+@pytest.mark.parametrize("damaged", [{}, {0x011A: 72.0}], ids=["intact", "damaged"])
 def test_a_photograph_is_turned_as_it_says(folder, damaged):
     turned = Image.Exif()
-    turned[0x0112] = 6  # the camera was held so that the first row is the right side
+    turned[0x0112] = 6  # the stored first row is the right side of the picture
     turned.update(damaged)
     # a resolution is a fraction, 5; as a text, 2, Pillow reads it and cannot write it again
     pictures = photograph(folder, turned.tobytes().replace(b"\x01\x1a\x00\x05", b"\x01\x1a\x00\x02"))
@@ -116,7 +116,7 @@ def test_a_photograph_whose_exif_is_none_is_read_as_it_is(folder):
 
 
 def test_numbers_are_sorted_as_numbers(tmp_path):
-    plain = [{"picture": encoded(picture(name, n)), "said": int(name)} for n, name in enumerate(["10", "9"] * 6)]
+    plain = [{"picture": encoded(picture(name, n)), "label": int(name)} for n, name in enumerate(["10", "9"] * 6)]
     assert load(str(parquet(tmp_path / "a.parquet", plain))).classes == ("9", "10")
 
 

@@ -1,4 +1,4 @@
-"""Testing at other resolutions: the same images, the arms that fit positions to a size, and the shuffled control."""
+"""Testing at other resolutions: the same images, variants that fit positions to a size, and the shuffled control."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def cut(images, patch_size):
 
 
 @pytest.mark.parametrize(("size", "patch_size", "channels"), [(8, 2, 3), (12, 4, 1), (6, 6, 2)])
-def test_shuffling_moves_whole_patches(size, patch_size, channels):
+def test_shuffling_moves_patches_and_leaves_their_pixels(size, patch_size, channels):
     images = torch.randint(256, (5, channels, size, size), dtype=torch.uint8)
     moved = shuffled(images, patch_size)
     assert torch.equal(moved, shuffled(images, patch_size))
@@ -63,17 +63,17 @@ def test_rescaled_places_lie_where_the_patches_are():
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_at_the_size_of_training_every_arm_is_the_model(name, small):
+def test_at_the_size_of_training_every_variant_is_the_model(name, small):
     corpus, settings = small
     model = build(Run(name, 0, settings, "")).eval()
     variants = settings.variants(name, model.encoding)
-    assert [arm.trained for arm in variants] == [True] + [False] * (name != "none")
-    scores = [settings.evaluate(model, arm, corpus.test) for arm in variants]
+    assert [variant.trained for variant in variants] == [True] + [False] * (name != "none")
+    scores = [settings.evaluate(model, variant, corpus.test) for variant in variants]
     torch.testing.assert_close(scores[0].paired[8], scores[-1].paired[8], atol=1e-5, rtol=1e-5)
     assert model.encoding is variants[0].at(8)
 
 
-def test_one_size_and_tables_that_resize_by_themselves_have_one_arm(small):
+def test_one_size_and_tables_that_resize_by_themselves_have_one_variant(small):
     _, settings = small
     one = ImageSettings(image_size=8, patch_size=2, test_sizes=())
     assert one.test_sizes == (8,)
@@ -91,9 +91,9 @@ def test_every_encoding_of_images_trains_and_is_tested_at_every_size(name, small
     assert sum(ticks) == work(run)
     assert cell.arms[0].name == name
     assert len(cell.losses) == settings.steps
-    for arm in cell.arms:
-        assert {size: len(losses) for size, losses in arm.paired.items()} == {"4": 6, "8": 6, "16": 6}
-        assert set(arm.extra["accuracy"]["16"]) <= {0.0, 1.0}
+    for variant in cell.arms:
+        assert {size: len(losses) for size, losses in variant.paired.items()} == {"4": 6, "8": 6, "16": 6}
+        assert set(variant.extra["accuracy"]["16"]) <= {0.0, 1.0}
 
 
 def test_the_host_begins_alike_under_every_encoding(small):

@@ -52,13 +52,17 @@ def test_results_hold_every_number(finished):
     assert (results["schema"], results["task"], results["complete"]) == (1, "vision", True)
     assert results["settings"]["test_sizes"] == [4, 8, 16]
     assert results["data"]["sha256"] == corpus.digest
-    assert {arm["name"] for arm in results["arms"]} == {*ENCODINGS, "axial_rope + rescaled", "grid_table + resized"}
-    accuracies = [arm["sizes"][-1]["accuracy"]["mean"] for arm in results["arms"]]
+    assert {variant["name"] for variant in results["arms"]} == {
+        *ENCODINGS,
+        "axial_rope + rescaled",
+        "grid_table + resized",
+    }
+    accuracies = [variant["sizes"][-1]["accuracy"]["mean"] for variant in results["arms"]]
     assert accuracies == sorted(accuracies, reverse=True)
     cells = {run: Store(folder).load(run.id, RunRecord) for run in Comparison(ENCODINGS, 2, settings).runs(corpus)}
-    for arm in results["arms"]:
-        scores = [s for run, cell in cells.items() for s in cell.arms if s.name == arm["name"]]
-        for point in arm["sizes"]:
+    for variant in results["arms"]:
+        scores = [s for run, cell in cells.items() for s in cell.arms if s.name == variant["name"]]
+        for point in variant["sizes"]:
             assert point["patches"] == point["size"] // 2
             losses, hits = (
                 torch.tensor([actual[str(point["size"])] for actual in measured], dtype=torch.float64)
@@ -67,11 +71,11 @@ def test_results_hold_every_number(finished):
             assert point["loss"]["mean"] == pytest.approx(losses.mean().item())
             assert point["accuracy"]["mean"] == pytest.approx(hits.mean().item())
             assert 0 <= point["accuracy"]["low"] <= point["accuracy"]["high"] <= 1
-        assert arm["sizes"][1]["change"]["mean"] == 0
-        bag = arm["shuffled"]["accuracy"]["mean"]
-        assert arm["shuffled"]["lost"]["mean"] == pytest.approx(arm["sizes"][1]["accuracy"]["mean"] - bag)
+        assert variant["sizes"][1]["change"]["mean"] == 0
+        bag = variant["shuffled"]["accuracy"]["mean"]
+        assert variant["shuffled"]["lost"]["mean"] == pytest.approx(variant["sizes"][1]["accuracy"]["mean"] - bag)
     assert [(e["arm"], e["size"]) for e in results["extensions"]] == [
-        (arm["name"], size) for arm in results["arms"] if not arm["trained"] for size in (4, 16)
+        (variant["name"], size) for variant in results["arms"] if not variant["trained"] for size in (4, 16)
     ]
 
 
@@ -100,8 +104,8 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
 
 def measured(folder):
     """Everything but times."""
-    arms = json.loads((Path(folder) / "results.json").read_text())["arms"]
-    return [{key: arm[key] for key in ("name", "sizes", "shuffled", "training", "verdict")} for arm in arms]
+    variants = json.loads((Path(folder) / "results.json").read_text())["arms"]
+    return [{key: variant[key] for key in ("name", "sizes", "shuffled", "training", "verdict")} for variant in variants]
 
 
 def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monkeypatch):
@@ -144,9 +148,9 @@ def test_the_report_says_what_was_measured(finished):
     _, _, folder, results = finished
     text = (folder / "report.html").read_text()
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
-    for arm in results["arms"]:
-        assert escape(arm["name"]) in text
-        assert f"{100 * arm['sizes'][1]['accuracy']['mean']:.1f} %" in text
+    for variant in results["arms"]:
+        assert escape(variant["name"]) in text
+        assert f"{100 * variant['sizes'][1]['accuracy']['mean']:.1f} %" in text
     for sentence in (*results["answer"], *results["limits"]):
         assert escape(sentence, quote=False) in text.replace("&#39;", "'").replace("&#34;", '"')
     assert text.count('<img src="data:image/png;base64,') == 6
@@ -154,7 +158,7 @@ def test_the_report_says_what_was_measured(finished):
     assert "bytes" not in text.split("<script>")[0].split("</style>")[1]
     alone = json.loads(json.dumps(results))
     alone["settings"]["test_sizes"], alone["extensions"] = [8], []
-    alone["arms"] = [arm | {"sizes": arm["sizes"][1:2]} for arm in alone["arms"] if arm["trained"]]
+    alone["arms"] = [variant | {"sizes": variant["sizes"][1:2]} for variant in alone["arms"] if variant["trained"]]
     assert 'id="plot-change"' not in page(alone)
 
 
@@ -169,16 +173,16 @@ def test_a_browser_shows_it_without_complaint(finished, new_tab, width):
     read = "posenc.report.shown.change.series.map(one => [one.name, one.y])"
     for kind, button in (("accuracy", 0), ("change", 1)):
         tab.locator("#by-size .choice label").nth(button).click()
-        for arm, (name, ys) in zip(results["arms"], tab.evaluate(read), strict=True):
-            assert name == arm["name"]
-            assert ys == pytest.approx([100 * point[kind]["mean"] for point in arm["sizes"]], rel=1e-4, abs=1e-9)
+        for variant, (name, ys) in zip(results["arms"], tab.evaluate(read), strict=True):
+            assert name == variant["name"]
+            assert ys == pytest.approx([100 * point[kind]["mean"] for point in variant["sizes"]], rel=1e-4, abs=1e-9)
 
 
 # -------------------------------------------------------------------- words, on numbers made up here
 
 
 def row(name, encoding, *shares, shuffled=0.25, seeds=3, images=40):
-    """An arm that is right for these shares of the images, at 4, 8 and 16 pixels; a few images differ by seed."""
+    """A variant that is right for these shares of the images, at 4, 8 and 16 pixels; a few images differ by seed."""
     cells = {}
     for seed in range(seeds):
         hits = {str(n): [float((i * 7 + seed) % images < share * images) for i in range(images)]
@@ -230,7 +234,8 @@ def test_verdicts_are_of_accuracy(made_up, small):
     corpus, settings = small
     ranked = Ranking(made_up, settings, corpus)
     actual = {
-        arm.name: [ranked.verdict(arm, sizes) for sizes in (settings.larger, settings.smaller)] for arm in made_up
+        variant.name: [ranked.verdict(variant, sizes) for sizes in (settings.larger, settings.smaller)]
+        for variant in made_up
     }
     assert actual["swin"] == ["holds", "holds"]
     assert actual["axial_rope"] == ["degrades", "degrades"]

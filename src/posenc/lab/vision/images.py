@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images with their classes: read from folders and datasets or drawn, and cut into those that train and those that are held
-out."""
+"""Images with their classes: read from folders and datasets or drawn, and split into training and held-out images."""
 
 import base64
 import hashlib

@@ -5,7 +5,7 @@
 var posenc = posenc || {};
 
 posenc.biases = (() => {
-  const { number, whole, flag, choice, required, learned, trained, check, pick, lookup } = posenc.options;
+  const { number, integer, flag, choice, required, learned, trained, check, pick, lookup } = posenc.options;
 
   const aCount = (name, value) => check(name, value, Number.isInteger(value) && value >= 1, "must be at least 1");
   const each = (count, of) => Float64Array.from({ length: count }, (_, index) => of(index));
@@ -42,7 +42,7 @@ posenc.biases = (() => {
     return (head, distance) => -slopes[head] * Math.abs(distance);
   }
 
-  // Chi et al. 2022: -p log(1 + a r), or -a r^p. In use p and a are held within their bounds.
+  // Chi et al. 2022: -p log(1 + a r), or -a r^p. In use p and a are clamped to their bounds.
   function kerple({ kind, bound, p, a }) {
     check("bound", bound, bound > 0 && bound < 1, "must lie between 0 and 1, where a starts");
     const power = Math.min(Math.max(p ?? (bound + 2) / 2, bound), kind === "power" ? 2 : Infinity);
@@ -114,17 +114,17 @@ posenc.biases = (() => {
       a: learned(number(null, 0.01, 4, "slope")),
     }, ones, kerple],
     sandwich: ["products of sinusoidal codes, flatter from head to head", {
-      dim_bar: whole(128, 2, 512, "width of the codes"), base: number(10000, 1, 1e8, "of their frequencies"),
+      dim_bar: integer(128, 2, 512, "width of the codes"), base: number(10000, 1, 1e8, "of their frequencies"),
     }, flatness, sandwich],
     sines: ["a learned combination of sin and cos of the distance over the trained length; here the cosine", {
-      train_length: required(whole(512, 1, 4096, "the longest sequence")),
+      train_length: required(integer(512, 1, 4096, "the longest sequence")),
       sin: learned(number(0, -2, 2, "weight of the sine")), cos: learned(number(1, -2, 2, "weight of the cosine")),
     }, ones, sines],
     t5: ["a learned number per head and bucket of distances; here that of a trained model, or the number of the bucket", {
       shows: learned(choice("bucket", ["bucket", "trained"], "the bucket's number, or what a causal model of four heads learned for it")),
       bidirectional: flag(true, "keys after the query have separate buckets"),
-      num_buckets: whole(32, 2, 128, "of both directions together"),
-      max_distance: whole(128, 2, 4096, "from here on all distances share a bucket"),
+      num_buckets: integer(32, 2, 128, "of both directions together"),
+      max_distance: integer(128, 2, 4096, "from here on all distances share a bucket"),
     }, null, t5, { as: ({ shows }) => (shows === "trained" ? { causal: true, fixed: ["bidirectional", "num_buckets", "max_distance"], limits: { heads: [HEADS, HEADS], trained: [128, 128] } } : { bucketed: true }) }],
     fire: ["a learned function of the distance over the query's position, after training; curves are those of a query at the end", {}, null, fire, {
       ofQuery: true, limits: { heads: [HEADS, HEADS], trained: [128, 128], length: [8, 512] },

@@ -3,20 +3,20 @@
 var posenc = posenc || {};
 
 posenc.codes = (() => {
-  const { number, whole, flag, choice, schedule, required, learned, trained, fail, check, positive, even, pick, lookup } =
+  const { number, integer, flag, choice, schedule, required, learned, trained, fail, check, positive, even, pick, lookup } =
     posenc.options;
   const { curve, create, fastest } = posenc.frequencies;
 
   // ------------------------------------------------------------------ naive codes
 
-  // A number per position in channel 0. The library spreads it along a learned direction unless told first_channel.
+  // A number per position in channel 0. The library spreads it along a learned direction unless first_channel is given.
   function inFirstChannel(positions, dim, numberOf) {
     const codes = new Float64Array(positions.length * dim);
     positions.forEach((position, row) => { codes[row * dim] = numberOf(position); });
     return codes;
   }
 
-  const integer = (positions, { dim }) => inFirstChannel(positions, dim, position => position);
+  const positionItself = (positions, { dim }) => inFirstChannel(positions, dim, position => position);
 
   // k / (length - 1); without a length, the number of positions given.
   const normalized = (positions, { dim, length }) =>
@@ -29,7 +29,7 @@ posenc.codes = (() => {
     check("bits", bits, bits >= 1 && bits <= most, `must lie between 1 and ${most} (dim=${dim})`);
     const codes = new Float64Array(positions.length * dim);
     positions.forEach((position, row) => {
-      check("position", position, Number.isInteger(position), "binary digits exist for whole positions only");
+      check("position", position, Number.isInteger(position), "binary digits exist for integers only");
       for (let bit = 0; bit < bits; bit++) {
         const digit = Math.abs(Math.floor(position / 2 ** bit) % 2);
         codes[row * dim + bit] = signed ? 2 * digit - 1 : digit;
@@ -116,7 +116,7 @@ posenc.codes = (() => {
 
   const turned = (positions, o, vector) => rope(positions, o, vector);
 
-  // Latent attention (DeepSeek-AI 2024, section 2.1.3): the last channels turn, a third unless said otherwise.
+  // Latent attention (DeepSeek-AI 2024, section 2.1.3): the last channels turn, a third by default.
   const decoupled = o => ({ ...o, rotary_dim: o.rotary_dim ?? Math.max(2, Math.floor(o.dim / 6) * 2) });
 
   // xPos (Sun et al. 2022, section 2.2): queries fade by zeta_c^(m / scale_base), and keys grow by as much.
@@ -154,7 +154,7 @@ posenc.codes = (() => {
   const layouts = (first, choices) => choice(first, choices, "which channels form a pair");
   const rotary = first => ({
     rope_theta: theta, layout: layouts(first, ["half", "interleaved"]),
-    rotary_dim: whole(null, 2, 256, "channels that turn; unless given, all"),
+    rotary_dim: integer(null, 2, 256, "channels that turn; unless given, all"),
     schedule: schedule("the frequencies, posenc.frequencies; unless given, plain RoPE's"),
   });
   const { rotary_dim: rotaryDim, ...wholeHead } = rotary("half");
@@ -178,14 +178,14 @@ posenc.codes = (() => {
   const ENCODINGS = registered({
     none: ["no positional encoding", "nothing", {}, null],
     normalized: ["k / (length - 1), drawn in channel 0: the library learns a direction", "position", {
-      length: whole(null, 1, 4096, "to divide by; unless given, that of the text"),
+      length: integer(null, 1, 4096, "to divide by; unless given, that of the text"),
     }, normalized],
-    integer: ["the position itself, drawn in channel 0: the library learns a direction", "position", {}, integer],
+    integer: ["the position itself, drawn in channel 0: the library learns a direction", "position", {}, positionItself],
     learned: ["a learned vector per position; here as trained with 128 channels on 128 positions", "position", {}, table, {
       limits: { dim: [TABLE, TABLE], trained: [128, 128], length: [8, 128], line: [12, 128] },
     }],
     binary: ["binary digits, least significant first", "position", {
-      bits: whole(null, 1, 62, "how many; unless given, 16 or the width"),
+      bits: integer(null, 1, 62, "how many; unless given, 16 or the width"),
       signed: flag(false, "-1 and 1 instead of 0 and 1"),
     }, binary],
     sinusoidal: ["sines and cosines of geometric frequencies", "position", {
@@ -224,11 +224,11 @@ posenc.codes = (() => {
       beta: number(1, 0.1, 8, "above 1 is sharper"),
     }, null, { softmax: o => ({ ...SOFTMAX, scale: () => positive("beta", o.beta) }) }],
     log_n: ["scores grow with the logarithm of the keys that a query sees: all before it, in a causal text", "nothing", {
-      train_length: required(whole(512, 2, 131072, "where the factor is 1")), clip: flag(true, "never less than 1"),
+      train_length: required(integer(512, 2, 131072, "where the factor is 1")), clip: flag(true, "never less than 1"),
     }, null, { causal: true, softmax: logN }],
     step_temperature: ["scores grow by a step for each trained length, as in Llama 4", "nothing", {
-      train_length: required(whole(512, 1, 131072, "of a step")), beta: number(0.1, 0, 4, "how large steps are"),
-      first: whole(1, 0, 1, "1 counts tokens, 0 positions"),
+      train_length: required(integer(512, 1, 131072, "of a step")), beta: number(0.1, 0, 4, "how large steps are"),
+      first: integer(1, 0, 1, "1 counts tokens, 0 positions"),
     }, null, { softmax: stepped }],
   });
 
@@ -241,7 +241,7 @@ posenc.codes = (() => {
     return Object.fromEntries(Object.entries(entries).map(([name, [summary, of, options, formula, more = {}]]) => {
       const settings = given => {
         const { dim, invFreq, attentionFactor } = given;
-        check("dim", dim, Number.isInteger(dim) && dim >= 1, "must be a whole number of channels, at least 1");
+        check("dim", dim, Number.isInteger(dim) && dim >= 1, "must be an integer number of channels, at least 1");
         return { ...pick(options, given), dim, invFreq, attentionFactor };
       };
       return [name, {
@@ -265,7 +265,7 @@ posenc.codes = (() => {
     const found = new Float64Array(n * n);
     for (let i = 0; i < n; i++) {
       for (let j = 0; j <= i; j += 4) {
-        const p = i * dim, last = (n - 1) * dim; // keys past the last one are the last again, and not kept
+        const p = i * dim, last = (n - 1) * dim; // keys past the last one are the last again, and their products are not stored
         const q = j * dim, r = Math.min(q + dim, last), s = Math.min(r + dim, last), t = Math.min(s + dim, last);
         let a = 0, b = 0, c = 0, d = 0;
         for (let k = 0; k < dim; k++) {

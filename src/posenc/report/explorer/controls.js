@@ -85,10 +85,10 @@ posenc.controls = (() => {
       controls.dim.querySelector("label").textContent = model.rotates ? "Channels (head_dim)" : "Channels (dim)";
     }
 
-    function hint(wrap, told) {
+    function hint(wrap, sentence) {
       const place = wrap.querySelector(".hint:not(.meaning)");
-      place.hidden = !told;
-      place.textContent = told ? told[0].toUpperCase() + told.slice(1) + (/[.!]$/.test(told) ? "" : ".") : "";
+      place.hidden = !sentence;
+      place.textContent = sentence ? sentence[0].toUpperCase() + sentence.slice(1) + (/[.!]$/.test(sentence) ? "" : ".") : "";
     }
 
     function curveOf(state, wrap) {
@@ -162,14 +162,14 @@ posenc.controls = (() => {
   function titled(id, label, meaning) {  // a label, and what it means behind a button, since a finger finds no tooltip
     const name = element("label", { htmlFor: id }, label);
     if (!meaning) return [name];
-    const told = element("p", { className: "hint meaning", id: `${id}-meaning`, hidden: true }, `${meaning[0].toUpperCase()}${meaning.slice(1)}.`);
+    const explanation = element("p", { className: "hint meaning", id: `${id}-meaning`, hidden: true }, `${meaning[0].toUpperCase()}${meaning.slice(1)}.`);
     const ask = element("button", { type: "button", className: "help", ariaLabel: `What is ${label}?`, ariaExpanded: "false" }, "?");
-    ask.setAttribute("aria-controls", told.id);
+    ask.setAttribute("aria-controls", explanation.id);
     ask.addEventListener("click", () => {
-      told.hidden = !told.hidden;
-      ask.ariaExpanded = String(!told.hidden);
+      explanation.hidden = !explanation.hidden;
+      ask.ariaExpanded = String(!explanation.hidden);
     });
-    return [element("div", { className: "label" }, name, ask), told];
+    return [element("div", { className: "label" }, name, ask), explanation];
   }
 
   function set(wrap, value) {

@@ -4,7 +4,7 @@
 var posenc = posenc || {};
 
 posenc.frequencies = (() => {
-  const { number, whole, flag, choice, schedule, required, fail, check, atLeastOne, positive, even, complete, lookup } =
+  const { number, integer, flag, choice, schedule, required, fail, check, atLeastOne, positive, even, complete, lookup } =
     posenc.options;
 
   const CURVES = {
@@ -192,13 +192,13 @@ posenc.frequencies = (() => {
   function fastest({ invFreq, attentionFactor }, fraction) {
     const rule = "the part of the frequencies that rotates, from 0 to 1";
     check("fraction", fraction, fraction >= 0 && fraction <= 1, rule);
-    const kept = Math.floor(fraction * invFreq.length);
-    return frequencies(invFreq.map((theta, c) => (c < kept ? theta : 0)), attentionFactor);
+    const rotating = Math.floor(fraction * invFreq.length);
+    return frequencies(invFreq.map((theta, c) => (c < rotating ? theta : 0)), attentionFactor);
   }
 
   const proportional = (headDim, base, { fraction, factor }) => fastest(linear(headDim, base, { factor }), fraction);
 
-  // Wavelengths rounded to whole positions (Wang et al. 2024).
+  // Wavelengths rounded to integers (Wang et al. 2024).
   function resonance(headDim, base, { of }) {
     const { invFreq, attentionFactor } = given(headDim, base, of);
     const rounded = wavelengths(invFreq).map(length => Math.max(Math.round(length), 1));
@@ -214,10 +214,10 @@ posenc.frequencies = (() => {
       if (length === null) fail("tapered: pass pairs, or original_max_positions to fade what makes no full turn in it");
       pairs = wavelengths(invFreq).filter(wave => wave > aLength(length)).length;
     }
-    const kept = invFreq.length - pairs;
-    check("pairs", pairs, pairs >= 0 && kept >= 0, `there are ${invFreq.length} pairs`);
-    const phase = c => (Math.PI * (c - kept)) / Math.max(pairs - 1, 1); // of a single one 0: not faded
-    const weight = c => (c < kept ? 1 : o.hard ? 0 : (1 + Math.cos(phase(c))) / 2);
+    const unfaded = invFreq.length - pairs;
+    check("pairs", pairs, pairs >= 0 && unfaded >= 0, `there are ${invFreq.length} pairs`);
+    const phase = c => (Math.PI * (c - unfaded)) / Math.max(pairs - 1, 1); // of a single one 0: not faded
+    const weight = c => (c < unfaded ? 1 : o.hard ? 0 : (1 + Math.cos(phase(c))) / 2);
     return frequencies(invFreq.map((theta, c) => theta * weight(c)), attentionFactor);
   }
 
@@ -230,14 +230,14 @@ posenc.frequencies = (() => {
   // ------------------------------------------------------------------ the registry
 
   const factor = required(number(4, 1, 64, "the new length over the trained one"));
-  const trained = whole(4096, 1, 1048576, "original_max_positions: the trained length");
+  const trained = integer(4096, 1, 1048576, "original_max_positions: the trained length");
   const temperature = number(null, 0.1, 4, "multiplies cos and sin; unless given, 0.1 ln(factor) + 1");
   const betas = {
     beta_fast: number(32, 2, 128, "pairs that turn so often over the trained length stay"),
     beta_slow: number(1, 0.1, 16, "pairs that turn at most so often are interpolated"),
   };
   const long = { factor, original_max_positions: required(trained) };
-  const truncate = flag(true, "round the ramp's ends outwards to whole pairs");
+  const truncate = flag(true, "round the ramp's ends outwards to integers");
   const of = schedule("the schedule it is applied to, the default if none");
 
   const SCHEDULES = registered({
@@ -271,7 +271,7 @@ posenc.frequencies = (() => {
       high_freq_factor: number(4, 0.2, 64, "pairs that turn so often stay"),
     }, llama3],
     dynamic: ["NTK by what the text's length needs, nothing up to the trained one", {
-      length: required(whole(16384, 1, 4194304, "of the complete text")),
+      length: required(integer(16384, 1, 4194304, "of the complete text")),
       original_max_positions: required(trained),
       factor: number(1, 1, 64, "1 is length over trained length; more than the text needs for others"),
     }, dynamic],
@@ -286,7 +286,7 @@ posenc.frequencies = (() => {
       fraction: number(0.75, 0, 1, "of the pairs that turn"), factor: number(1, 1, 64, "they are divided by it"),
     }, proportional],
     tapered: ["the slowest pairs faded out", {
-      pairs: whole(null, 0, 128, "how many; unless given, those that make no full turn in the trained length"),
+      pairs: integer(null, 0, 128, "how many; unless given, those that make no full turn in the trained length"),
       original_max_positions: { ...trained, default: null },
       hard: flag(false, "zeros instead of a fade"), of,
     }, tapered],

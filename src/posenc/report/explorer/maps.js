@@ -4,7 +4,7 @@
 var posenc = posenc || {};
 
 posenc.maps = (() => {
-  const { number, whole, required, check, positive, complete, lookup } = posenc.options;
+  const { number, integer, required, check, positive, complete, lookup } = posenc.options;
   const floor = Math.floor;
 
   // Each formula takes the map's options and gives (i, j) -> relative position for keys that are not after the query.
@@ -65,8 +65,8 @@ posenc.maps = (() => {
 
   // ------------------------------------------------------------------ the registry
 
-  const tokens = (start, meaning) => required(whole(start, 1, 4096, meaning));
-  const sinks = required(whole(4, 0, 64, "first tokens that stay visible"));
+  const tokens = (start, meaning) => required(integer(start, 1, 4096, meaning));
+  const sinks = required(integer(4, 0, 64, "first tokens that stay visible"));
   const times = meaning => required(number(4, 1, 64, meaning));
   const near = tokens(128, "distances below it are unchanged");
 
@@ -83,7 +83,7 @@ posenc.maps = (() => {
     }, selfExtend],
     jet_long: ["Jet-Long: r, beyond the window by groups that grow with the text", {
       window: near, trained: tokens(256, "the trained length"), groups: tokens(4, "most tokens per position"),
-      least: whole(1, 1, 4096, "fewest tokens per position"),
+      least: integer(1, 1, 4096, "fewest tokens per position"),
     }, jetLong],
     dual_chunk: ["dual chunk attention: by chunks, none farther than chunk", {
       chunk: tokens(192, "no distance exceeds it"), local: tokens(32, "distances below it are unchanged"),
@@ -104,9 +104,9 @@ posenc.maps = (() => {
 
   // Encodings that hide keys and leave distances as they are, in a causal text.
   const VISIBLE = registered({
-    window: ["a query sees so many tokens before it", { before: whole(127, 0, 4096, "tokens before it that a query sees") },
+    window: ["a query sees so many tokens before it", { before: integer(127, 0, 4096, "tokens before it that a query sees") },
       ({ before }) => (i, j) => (i - j <= before ? i - j : NaN)],
-    chunks: ["a query sees the keys of its chunk", { size: whole(128, 1, 4096, "tokens of a chunk") },
+    chunks: ["a query sees the keys of its chunk", { size: integer(128, 1, 4096, "tokens of a chunk") },
       ({ size }) => (i, j) => (floor(i / size) === floor(j / size) ? i - j : NaN)],
   });
 
@@ -126,7 +126,7 @@ posenc.maps = (() => {
   function allowed(option, value) {
     if (option === "factor") return positive(option, value);
     if (option === "sinks" || option === "before") return check(option, value, value >= 0, "a number of tokens, from 0 on");
-    return check(option, value, value >= 1, "a whole number of tokens, at least 1");
+    return check(option, value, value >= 1, "an integer number of tokens, at least 1");
   }
 
   // The relative positions of n queries (rows) and keys, (n, n): of the map of that name, or plain distances if null. The

@@ -1,5 +1,5 @@
 "use strict";
-// Every number that the page shows for a state, computed when it is first asked for and kept until the choice changes.
+// Every number that the page shows for a state, computed when it is first read and cached until the choice changes.
 posenc.model = (() => {
   const TOKENS_ONLY = ["tokens", "at", "token", "key", "line", "position_only", "step"];
   let latest = { key: "", model: null }, grid = { key: "", values: null, seen: {} };

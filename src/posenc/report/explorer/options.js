@@ -7,7 +7,7 @@ posenc.options = (() => {
   // An option is {kind, default, meaning} with what a control on a page needs: min and max, or choices. null as default
   // means that none is needed, or that it follows from the others. Python's min is often open; here it is a good least.
   const number = (value, min, max, meaning) => ({ kind: "number", default: value, min, max, meaning });
-  const whole = (value, min, max, meaning) => ({ kind: "integer", default: value, min, max, meaning });
+  const integer = (value, min, max, meaning) => ({ kind: "integer", default: value, min, max, meaning });
   const flag = (value, meaning) => ({ kind: "boolean", default: value, meaning });
   const choice = (value, choices, meaning) => ({ kind: "choice", default: value, choices, meaning });
   const schedule = meaning => ({ kind: "schedule", default: null, meaning });
@@ -18,7 +18,7 @@ posenc.options = (() => {
 
   const KINDS = {
     number: ["must be a number", value => typeof value === "number"],
-    integer: ["must be a whole number", Number.isInteger],
+    integer: ["must be an integer", Number.isInteger],
     boolean: ["must be true or false", value => typeof value === "boolean"],
     choice: ["must be one of", (value, { choices }) => choices.includes(value)],
     schedule: ["must be a schedule, {name, ...options}, or its frequencies", value => typeof value === "object"],
@@ -80,7 +80,7 @@ posenc.options = (() => {
   }
 
   return {
-    number, whole, flag, choice, schedule, required, learned, trained,
+    number, integer, flag, choice, schedule, required, learned, trained,
     fail, check, atLeastOne, positive, even, complete, pick, lookup,
   };
 })();

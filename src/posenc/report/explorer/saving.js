@@ -19,7 +19,7 @@ posenc.saving = (() => {
   function recorder(parts) {
     const measure = new OffscreenCanvas(1, 1).getContext("2d");
     const usual = { fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, globalAlpha: 1, font: "12px sans-serif", textAlign: "left", textBaseline: "alphabetic", lineJoin: "miter", dash: [], shift: [0, 0], turn: 0, clip: undefined };
-    const kept = [];
+    const states = [];
     let path = "", clips = 0;
     const anchors = { left: "start", center: "middle", right: "end" }, baselines = { top: 0.78, middle: 0.35, bottom: -0.22, alphabetic: 0 };
     const at = (x, y) => `${number(x + self.shift[0])} ${number(y + self.shift[1])}`;
@@ -44,8 +44,8 @@ posenc.saving = (() => {
     const self = {
       ...usual,
       setTransform() {}, clearRect() {},
-      save: () => kept.push(Object.fromEntries(Object.keys(usual).map(name => [name, self[name]]))),
-      restore: () => Object.assign(self, kept.pop()),
+      save: () => states.push(Object.fromEntries(Object.keys(usual).map(name => [name, self[name]]))),
+      restore: () => Object.assign(self, states.pop()),
       translate: (x, y) => { self.shift = [self.shift[0] + x, self.shift[1] + y]; },
       rotate: angle => { self.turn += angle; },
       setLineDash: dash => { self.dash = dash; },

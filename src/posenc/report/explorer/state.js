@@ -88,19 +88,19 @@ posenc.state = (() => {
   function spread(of, given) {
     const [name, ...parts] = String(given[of] ?? "").split(":"), found = LOOKUPS[of].of(name);
     if (!found) return;
-    const kept = parts.filter(part => {
+    const others = parts.filter(part => {
       const [option, value] = part.split("="), field = own(found.options, option) && sharedBy[of][option];
       if (!field || value === undefined) return true;
       if (!Object.hasOwn(given, field)) given[field] = value;
       return false;
     });
-    given[of] = [name, ...kept].join(":");
+    given[of] = [name, ...others].join(":");
   }
 
   function wanted({ kind, min, max, step, choices }) {
     if (kind === "boolean") return "true or false";
     if (kind === "choice") return `one of ${choices.join(", ")}`;
-    return `${step === 2 ? "an even number" : kind === "integer" ? "a whole number" : "a number"} from ${min} to ${max}`;
+    return `${step === 2 ? "an even number" : kind === "integer" ? "an integer" : "a number"} from ${min} to ${max}`;
   }
 
   function checked({ kind, min, max, step, choices }, value) {

@@ -82,10 +82,10 @@ posenc.views = (() => {
           ? `Scores of equal vectors at the distances that the map gives: still one colour a diagonal${rest}. ${direction(m)}`
           : `Scores of equal vectors at the distances that the map gives: pairs equally far apart differ by up to ${number(off(m))}${rest}. ${direction(m)}`;
       }
-      const told = apart < 1e-9
+      const sentence = apart < 1e-9
         ? `Every diagonal has one colour: ${m.state.encoding === "xpos" ? "the score of two equal vectors" : "the dot product of two codes"} depends on how far apart they are, not on where they are.`
         : `Diagonals change colour: at one distance the products still differ by ${number(off(m))} or more, so they say where as well as how far.`;
-      return `${told} ${BOTH}`;
+      return `${sentence} ${BOTH}`;
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
       rows: m.n, columns: m.n, value: m.product, pixel: posenc.draw.around(colours, m.productsTop),
@@ -163,13 +163,13 @@ posenc.views = (() => {
     see(m) {
       const before = m.wavelengthsPlain || m.wavelengths, pairs = before.length, one = k => (k === 1 ? "s" : "");
       const unfinished = before.filter(w => w > m.state.trained).length, beyond = farther(m).filter(Boolean).length;
-      const told = `${count(unfinished)} of ${several(pairs, "pair")} ${pairs === 1 || unfinished === 1 ? "does" : "do"} not complete a full turn within the ${count(m.state.trained)} positions of training`;
+      const sentence = `${count(unfinished)} of ${several(pairs, "pair")} ${pairs === 1 || unfinished === 1 ? "does" : "do"} not complete a full turn within the ${count(m.state.trained)} positions of training`;
       const then = `at the length shown, ${count(beyond)} of them turn${one(beyond)} farther than they did there`;
-      const shown = `${told}${unfinished ? `; ${then}` : ": every angle was met"}.`;
+      const shown = `${sentence}${unfinished ? `; ${then}` : ": every angle was met"}.`;
       if (!m.wavelengthsPlain) return shown;
       const slower = m.wavelengths.reduce((top, w, c) => Math.max(top, w / before[c]), 0);
-      const kept = m.wavelengths.filter((w, c) => Math.abs(w / before[c] - 1) < 1e-9).length;
-      return `${shown} With ${m.state.method}, ${several(kept, "pair")} turn${one(kept)} as before, and the one slowed down most ${Number.isFinite(slower) ? `turns ${number(slower)} times slower` : "stands still"}.`;
+      const unchanged = m.wavelengths.filter((w, c) => Math.abs(w / before[c] - 1) < 1e-9).length;
+      return `${shown} With ${m.state.method}, ${several(unchanged, "pair")} turn${one(unchanged)} as before, and the one slowed down most ${Number.isFinite(slower) ? `turns ${number(slower)} times slower` : "stands still"}.`;
     },
     draw(canvas, colours, m) {
       const shown = [...m.wavelengths, ...(m.wavelengthsPlain || [])].filter(Number.isFinite), trained = m.state.trained;
