@@ -127,7 +127,7 @@ posenc.biases = (() => {
       max_distance: integer(128, 2, 4096, "from here on all distances share a bucket"),
     }, null, t5, { as: ({ shows }) => (shows === "trained" ? { causal: true, fixed: ["bidirectional", "num_buckets", "max_distance"], limits: { heads: [HEADS, HEADS], trained: [128, 128] } } : { bucketed: true }) }],
     fire: ["a learned function of the distance over the query's position, after training; curves are those of a query at the end", {}, null, fire, {
-      ofQuery: true, limits: { heads: [HEADS, HEADS], trained: [128, 128], length: [8, 512] },
+      ofQuery: true, limits: { heads: [HEADS, HEADS], trained: [128, 128], length: [8, 256] },
     }],
     ...Object.fromEntries(MEASURED.map(name => [name, [SUMMARY, {}, null, measured(name), { measured: true, limits: LIMITS }]])),
   });
