@@ -69,7 +69,10 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     for opening in OPENING:
         where = str(place(DOCS / opening))
         texts[where] = extensions.linked(texts[where])
-    for name, link in {"explore.md": "[The explorer](explorer.html)", "predict.md": "[Let the models predict](predictor.html)"}.items():
+    for name, link in {
+        "explore.md": "[The explorer](explorer.html)",
+        "predict.md": "[Let the models predict](predictor.html)",
+    }.items():
         texts[name] = texts[name].replace("\n\n", f"\n\n{link}{{ .md-button .md-button--primary }}\n\n", 1)
     table = "[Every encoding: sort, filter, curves](leaderboard/report.html){ .md-button .md-button--primary }"
     texts["leaderboard.md"] = texts["leaderboard.md"].replace("\n## ", f"\n{table}\n\n## ", 1)
