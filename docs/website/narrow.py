@@ -28,6 +28,7 @@ def _output(found: re.Match[str]) -> str:
 def _table(html: str) -> str:
     head, body = html.split("</thead>", 1) if "</thead>" in html else ("", html)
     body = re.sub(r"(?<=<tr>\n)<td.*?</td>", lambda cell: re.sub(r">[^<]+", _breaking, cell[0]), body, flags=re.DOTALL)
+    head = re.sub(r"(?<=<code>)[^<]+", _breaking, head)
     heads = [_text(cell) for _, _, cell in CELL.findall(head)]
     if len(heads) < 3 or all(len(_text(cell)) < PROSE for _, _, cell in CELL.findall(body)):
         return f"{head}</thead>{body}" if head else html
