@@ -34,7 +34,7 @@ def _table(html: str) -> str:
         return f"{head}</thead>{body}" if head else html
 
     def row(found: re.Match[str]) -> str:
-        names = iter(["", *heads[1:]])  # the first cell is the row's title
+        names = iter(["", *(each.split(" (")[0] for each in heads[1:])])  # the first cell is the row's title
         return CELL.sub(lambda cell: _named(cell, next(names, "")), found[0])
 
     body = re.sub(r"<tr>.*?</tr>", row, body, flags=re.DOTALL)
