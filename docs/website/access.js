@@ -5,7 +5,7 @@
   const scrolls = (box) => box.scrollWidth > box.clientWidth;
   const improve = () => {
     for (const bar of document.querySelectorAll("nav.md-code__nav")) bar.setAttribute("role", "presentation");
-    for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code, .formulas, .drawings")) {
+    for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code, .formulas, .drawings, .wide")) {
       if (scrolls(box)) box.tabIndex = 0;
       else if (!box.matches("pre > code")) box.removeAttribute("tabindex");
     }

@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from posenc.report import explorer
 from website import encodings, extensions, measured, predicted, reference, repository
 from website.markdown import OPENING, for_site, place, summary, title
+from website.narrow import marked
 from website.page import DOCS, ROOT, Page
 from website.pictures import card
 
@@ -78,8 +79,11 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     for opening in OPENING:
         where = str(place(DOCS / opening))
         texts[where] = extensions.linked(texts[where])
-    texts["explore.md"] += "\n[The explorer](explorer.html){ .md-button .md-button--primary }\n"
-    texts["predict.md"] += "\n[Let the models predict](predictor.html){ .md-button .md-button--primary }\n"
+    for name, link in {
+        "explore.md": "[The explorer](explorer.html)",
+        "predict.md": "[Let the models predict](predictor.html)",
+    }.items():
+        texts[name] = texts[name].replace("\n\n", f"\n\n{link}{{ .md-button .md-button--primary }}\n\n", 1)
     table = "[Every encoding: sort, filter, curves](leaderboard/report.html){ .md-button .md-button--primary }"
     texts["leaderboard.md"] = texts["leaderboard.md"].replace("\n## ", f"\n{table}\n\n## ", 1)
     described = {page.path: page.description for part in generated.values() for page in part}
@@ -115,9 +119,9 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
 
 
 def finish(path: Path) -> None:
-    """What the theme gets wrong in a page: heads of tables without text, which are no heads, landmarks within landmarks, and the
-    words of mkdocs.yml around a Chinese page."""
-    html = path.read_text(encoding="utf-8")
+    """What the theme gets wrong in a page: heads of tables without text, which are no heads, landmarks within landmarks, what does
+    not fit on a phone, and the words of mkdocs.yml around a Chinese page."""
+    html = marked(path.read_text(encoding="utf-8"), path)
     html = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
     html = _outer_landmarks(html)
     chinese = path.name.endswith(".zh.html")

@@ -68,7 +68,10 @@ def _live(found: re.Match[str], page: Path) -> str:
 
 
 def fitted(block: str) -> str:
-    """A block of Python or shell whose long comments stand above their lines, so that none is cut off at the width of the column."""
+    """A block of Python or shell whose long comments stand above their lines, so that none is cut off at the width of the column;
+    comments of a change are not aligned."""
+    if block.startswith("```diff"):
+        return re.sub(r"(\S) {3,}# ", r"\1  # ", block)
     if not block.startswith(("```python", "```py\n", "```sh\n")):
         return block
     lines = []

@@ -41,8 +41,10 @@ CHAPTERS = {
 }  # fmt: skip
 """Words of chapters' titles, and the encodings that they explain."""
 MARKS = {"✓": "passed", "–": "does not apply", "✗": "failed"}
-GENERAL = ("encodings", "distributed", "index", "design", "position_from_scratch.zh")
+GENERAL = ("encodings", "distributed", "index", "design")
 """Pages that name every encoding, or say nothing of a single one."""
+MOST = 8
+"""Pages that an encoding's page leads to."""
 
 
 @cache
@@ -88,7 +90,7 @@ def _losses() -> tuple[dict[str, dict[str, Any]], str]:
     s, seeds = found["settings"], found["seeds"]
     how = (
         f"{s['num_layers']} layers of width {s['dim']}, {s['length']} bytes in training, {s['steps']} steps, "
-        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95 %: {where}"
+        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95&nbsp;%: {where}"
     )
     return {arm["name"]: arm | {"groups": groups.get(arm["name"])} for arm in found["arms"] if arm["trained"]}, how
 
@@ -129,8 +131,7 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
         cells = [
             f"**`{each}`**" if each == name else f"[`{each}`]({each}.md)",
             f"{points[0]['loss']['mean']:.3f}",
-            f"{change['mean']:+.3f} ± {(change['high'] - change['low']) / 2:.3f}",
-            arms[each]["verdict"],
+            f"{change['mean']:+.3f} ±&nbsp;{(change['high'] - change['low']) / 2:.3f}, {arms[each]['verdict']}",
             *(f"{groups[key]:.1f}" if groups else "–" for key in ("mean_trained", "mean_longest")),
             f"{forward:.2f}" if forward else "–",
         ]
@@ -140,7 +141,6 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
         "encoding",
         f"loss at {first[0]['length']} bytes",
         f"change at {first[-1]['length']}",
-        "past the training length",
         "mean group of all tasks",
         "at the longest",
     ]
@@ -164,12 +164,12 @@ def beyond(name: str, method: str) -> str:
                 if row and kind in ("perplexity", "passkey" if model != "stories15M" else ""):
                     cells = [_nats(of[each]) for each in ("cut_off", "none")]
                     rows.append(
-                        (model, f"{at['times']:.3g}×", {"perplexity": "running text", "passkey": "pass key"}[kind],
+                        (f"{model}, {at['times']:.3g}×, {({'perplexity': 'running text', 'passkey': 'pass key'})[kind]}",
                          f"**{_nats(row)}**", *cells, f"{row['group']} of {max(each['group'] for each in of.values())}")
                     )  # fmt: skip
     if not rows:
         return ""
-    head = ("model", "length", "task", f"`{name}`", "truncated input", "unmodified", "group")
+    head = ("model, length, task", f"`{name}`", "truncated input", "unmodified", "group")
     return (
         f"{table(head, rows)}\n\nNats per token, lower is better; the length is that of the text over the trained one; group 1 is the best method and those not distinguished from it. "
         "[All methods, with intervals](../benchmarks/longer_stories15M.md), and [what they show](../longer_context.md)."
@@ -221,13 +221,12 @@ def accuracy(name: str) -> list[str]:
 
 
 def mentions(name: str, cls: type[Encoding]) -> list[str]:
-    """Which pages tell more of it."""
+    """Which pages tell more of it: those that name it most, at most MOST."""
     said = re.compile(rf"`{name}[`:@+]|\b{cls.__name__}\(|posenc\.{cls.__name__}\b|[\" ]{name}[:@+]")
-    found = [
-        f"[{heading(path)}](../{place(path)})"
-        for path in sorted(DOCS.rglob("*.md"))
-        if path.stem not in GENERAL and said.search(path.read_text(encoding="utf-8"))
-    ]
+    pages = (path for path in sorted(DOCS.rglob("*.md")) if path.stem not in GENERAL and not path.stem.endswith(".zh"))
+    times = {path: len(said.findall(path.read_text(encoding="utf-8"))) for path in pages}
+    most = sorted((path for path in times if times[path]), key=lambda path: -times[path])[:MOST]
+    found = [f"[{heading(path)}](../{place(path)})" for path in most]
     return [f"More: {', '.join(found)}."] if found and name != "none" else []
 
 

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SIZE = 20.0
 """Of a formula's letters, in pixels."""
+NARROW = 495
+"""Pixels of a formula that a phone shows at two thirds of its size."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,26 @@ def formula(latex: str) -> str:
 
 def formulas(latex: Iterable[str]) -> str:
     """Formulas in a box that scrolls by itself, and their LaTeX as text."""
-    drawn = "".join(map(formula, latex))
+    drawn = "".join(formula(line) for each in latex for line in lines(each))
     source = "\n".join(latex)
     return (
         f'<div class="formulas" tabindex="0" role="group" aria-label="Formula">{drawn}</div>\n\n'
         f'<details class="latex" markdown="1"><summary>LaTeX</summary>\n\n```text\n{source}\n```\n\n</details>'
     )
+
+
+def lines(latex: str) -> list[str]:
+    """The equations of a formula, one by one where a phone is too narrow for them side by side."""
+    pieces = re.split(r"(?<=,)\s*\\quad\s*", latex)
+    if len(pieces) == 1 or Latex(latex, size=SIZE).getsize()[0] <= NARROW:
+        return [latex]
+    found, line = [], ""
+    for piece in pieces:
+        line = rf"{line} \quad {piece}" if line else piece
+        if line.count("{") == line.count("}") and line.count(r"\begin") == line.count(r"\end"):
+            found.append(line.rstrip(","))
+            line = ""
+    return [*found, line] if line else found
 
 
 def described(text: str, pages: Mapping[str, str]) -> str:

@@ -2,14 +2,14 @@
 """The API, from the public names and their docstrings, and the commands, as their help."""
 
 import inspect
+import re
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from posenc.cli import COMMANDS
 from posenc.cli.command import build
-from website.markdown import COLUMN
-from website.page import Page, plain
+from website.page import Page, plain, table
 
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc": (
@@ -92,8 +92,21 @@ def _commands() -> Page:
 
 
 def _command(name: str) -> str:
-    """A command's help, as wide as the page's column."""
-    parser = build(COMMANDS[name])
+    """A command's help: how it is called, and its settings as tables."""
+    parser, about = build(COMMANDS[name]), COMMANDS[name].__doc__ or ""
     form: Any = parser.formatter_class
-    parser.formatter_class = partial(form, width=COLUMN)
-    return f"## posenc {name}\n\n{COMMANDS[name].__doc__}\n\n```text\n{parser.format_help()}```"
+    parser.formatter_class = partial(form, width=10**4)  # a setting on each line
+    usage = parser.format_usage()
+    named = re.sub(r"\[-(?:[^\[\]]|\[[^\]]*\])*\] *", "", usage.removeprefix(f"usage: posenc {name}")).strip()
+    parts = [f"## posenc {name}", about, f"```text\nposenc {name} [options] {named}".rstrip() + "\n```"]
+    for block in parser.format_help().removeprefix(usage).split("\n\n"):
+        head, *lines = block.strip("\n").split("\n")
+        rows = re.findall(r"^  (\S.*?)(?: {2,}|\n {4,})(\S.*)$", "\n".join(lines), flags=re.MULTILINE)
+        if rows:
+            cells = ((f"`{flag}`", plain(text)) for flag, text in rows if flag != "-h, --help")
+            parts.append(table((head.rstrip(":"), "meaning"), cells))
+        elif head.startswith("  "):  # a list, an entry on each line
+            parts.append("\n".join(f"- {plain(line.strip())}" for line in (head, *lines)))
+        elif block.strip() not in about:
+            parts.append(plain(" ".join(block.split())))
+    return "\n\n".join(parts)

@@ -15,7 +15,8 @@ import torch
 import yaml
 from website import build, encodings, extensions, measured, notebooks, reference, repository, snippets, trained
 from website.markdown import fitted, for_site, summary
-from website.page import DOCS, ROOT, explorer, formula, linked_sources, plain
+from website.narrow import marked, width
+from website.page import DOCS, ROOT, explorer, formula, lines, linked_sources, plain
 from website.pictures import Half, pictures, says
 
 import posenc
@@ -178,7 +179,42 @@ def test_the_page_of_a_schedule_says_what_loads_it():
     assert '"rope_type": "yarn"' in said
     assert "vllm serve longer --max-model-len 16384" in said
     assert "--rope-scaling yarn" in said
-    assert "| stories15M | 8× | running text | **2.17** | 1.29 | 5.55 |" in page.text
+    assert "| stories15M, 8×, running text | **2.17** | 1.29 | 5.55 |" in page.text
+
+
+def test_what_a_phone_cannot_show_is_marked(tmp_path):
+    page = tmp_path / "a.html"
+    grid, prose = "a  b  c\nd  e  f", "name    what it is\nrope    rotation"
+    assert marked(f"<pre><span></span><code>{grid}</code></pre>", page).startswith('<pre class="columns">')
+    for shown in (f"<pre><code>{prose}</code></pre>", "<pre><code><span>a  b  c\nd  e  f</span></code></pre>"):
+        assert marked(shown, page) == shown
+    cells = "<td>{}</td>\n<td>b</td>\n<td>c</td>"
+    head = "<thead>\n<tr>\n<th>one</th>\n<th>two</th>\n<th>three</th>\n</tr>\n</thead>"
+    table = f"<table>\n{head}\n<tbody>\n<tr>\n{cells}\n</tr>\n</tbody>\n</table>"
+    assert marked(table.format("local_nope:every=2"), page) == table.format("local_<wbr>nope:<wbr>every=<wbr>2")
+    stacked = marked(table.format("word " * 12 + "and more"), page)
+    assert stacked.startswith("<table data-stacked>")
+    assert '<td data-head="two">b</td>\n<td data-head="three">c</td>' in stacked
+    for size in (701, 699):
+        (tmp_path / "b.svg").write_text(f'<svg height="9" width="{size}"></svg>')
+        shown = '<p><img alt="b" src="b.svg"></p>'
+        assert marked(shown, page) == shown.replace("<p>", '<p class="wide">' if size > 700 else "<p>")
+    assert width(DOCS / "images" / "report.png") == 1100
+
+
+def test_a_wide_formula_has_a_line_for_each_equation():
+    latex = r"a = b, \quad c = \begin{cases} d, & \quad e \\\\ f, \quad g & \quad h \end{cases}"
+    assert lines(latex) == [latex]
+    wide = r"\frac{a}{b}" * 30
+    assert lines(rf"{latex}, \quad {wide}") == ["a = b", latex.split(r", \quad ", 1)[1], wide]
+
+
+def test_the_settings_of_a_command_are_a_table():
+    (page,) = (page for page in reference.pages() if page.path == "reference/commands.md")
+    said = page.text.split("## posenc eval")[1].split("## posenc")[0]
+    assert "posenc eval [options] [MODEL]" in said
+    assert re.search(r"^\| `--seeds N` \| \w.* \|$", said, re.MULTILINE)
+    assert "usage:" not in page.text
 
 
 def test_every_encoding_has_a_title():
@@ -527,7 +563,7 @@ def test_the_search_finds_on_a_page_that_is_opened_from_the_folder(site, browser
     page.goto((site.folder / "encodings/rope.html").as_uri())
     page.get_by_role("button", name="Search").first.click()
     page.wait_for_function("document.activeElement.shadowRoot?.activeElement?.tagName == 'INPUT'")
-    page.keyboard.type("attention with linear biases")
+    page.keyboard.type("what is the attention with linear biases")
     page.locator("dialog a[href*='encodings/alibi.html']").first.wait_for()
     page.close()
 

@@ -80,6 +80,12 @@ def test_a_browser_shows_it_without_complaint(report, new_tab, scheme, width):
     assert tab.evaluate("Object.keys(posenc.report.probes).sort()") == ["change", "extensions", "position", "training"]
     assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate("document.querySelector('#ranking').scrollWidth") <= width
+    further = tab.locator("#ranking thead .more").first
+    assert further.is_visible() == (width > 400)
+    if width < 400:
+        tab.get_by_label("All columns").first.check()
+        assert further.is_visible()
     lines = tab.evaluate("posenc.report.shown.change.series.map(one => [one.name, one.y])")
     for arm, (name, ys) in zip(results["arms"], lines, strict=True):
         assert name == arm["name"]

@@ -46,7 +46,7 @@ def page(results: Results) -> str:
         panels=shown,
         styles=style,
         winners=winners(results, s),
-        columns=columns(results, s),
+        ranked=columns(results, s),
         described=_described(results),
         busy=busy(results),
     )

@@ -131,6 +131,11 @@ def half_width(estimate: Estimate, digits: int = 3, scale: float = 1) -> str:
     return f"± {scale * (estimate['high'] - estimate['low']) / 2:.{digits}f}"
 
 
+def breaking(name: str) -> Markup:
+    """A name that may break after its signs: "key_value:<wbr>keys=<wbr>words"."""
+    return Markup(re.sub(r"([_:+=,])(?=\w)", r"\1<wbr>", str(escape(name))))
+
+
 def prose(text: str) -> Markup:
     """A sentence of a docstring, its names as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
@@ -142,6 +147,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "signed": signed,
     "half_width": half_width,
     "prose": prose,
+    "breaking": breaking,
     "count": count,
     "times": times,
     "mebibytes": lambda value: f"{value / 2**20:.0f} MiB",
