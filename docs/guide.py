@@ -35,7 +35,7 @@ CHINESE = {
     "bucket": "桶",
     "channel": "分量",
     "channel, +# positions": "分量，# 个位置之后",
-    "codes, base #": "位置编码，底数 #",
+    "codes, base #": "编码，底数 #",
     "content-content": "内容—内容",
     "content-position": "内容—位置",
     "cos and sin rounded": "舍入 cos 与 sin",
