@@ -18,8 +18,9 @@ PAGES = [DOCS / "position_from_scratch.md", DOCS / "position_from_scratch.zh.md"
 SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 """A snippet, and what it prints."""
 FIGURE = re.compile(r"!\[[^\]]+\]\(images/position/(\w+)\.(?:zh\.)?svg\)")
-TYPE = {"font.size": 12, "axes.titlesize": 12, "legend.fontsize": 11}
-"""Larger than in reports: these figures are also read on phones."""
+TYPE = {"font.size": 12, "axes.titlesize": 12, "legend.fontsize": 12}
+WIDTH = 5.2
+"""Letters are larger and figures narrower, in inches, than in reports: a phone of 390 pixels shrinks them to ten pixels."""
 LABEL = re.compile(r"(<text [^>]*?>)([^<]*)(</text>)")
 CHINESE = {
     "# pairs, base #": "# 对分量，底数 #",
@@ -34,7 +35,7 @@ CHINESE = {
     "bucket": "桶",
     "channel": "分量",
     "channel, +# positions": "分量，# 个位置之后",
-    "codes, base #": "位置编码，底数 #",
+    "codes, base #": "编码，底数 #",
     "content-content": "内容—内容",
     "content-position": "内容—位置",
     "cos and sin rounded": "舍入 cos 与 sin",
@@ -80,8 +81,8 @@ CHINESE = {
     "sampled": "采样",
     "share of the scores' variance": "占分数方差的比例",
     "shuffled positions": "打乱位置",
-    "sines of their periods": "同周期的正弦",
     "slope": "斜率",
+    "their sines": "同周期的正弦",
     "trained length, #": "训练长度 #",
     "turn reached in # positions": "# 个位置内转过的圈数",
     "untrained": "未训练",
@@ -116,6 +117,9 @@ def run(page: Path, folder: Path) -> list[str]:
 def draw(figure: Figure, folder: Path, name: str) -> None:
     """Write a figure with labels in both languages. They stay text, which the reader's fonts draw sharply at any size."""
     folder.mkdir(parents=True, exist_ok=True)
+    figure.set_figwidth(min(WIDTH, figure.get_figwidth()))
+    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis) if axis.get_scale() == "log"):
+        axis.set_major_formatter("{x:g}")  # exponents would be smaller
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r"[ \t]+$", "", drawn.getvalue(), flags=re.MULTILINE)

@@ -98,6 +98,14 @@ def test_figures_are_all_linked_and_small():
 
 
 @pytest.mark.parametrize("name", linked())
+def test_letters_have_ten_pixels_on_a_phone(name):
+    drawing = (IMAGES / f"{name}.svg").read_text(encoding="utf-8")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+) ', drawing)[1])
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", drawing)]
+    assert min(sizes) * min(1, 358 / width) > 10  # the page is 358 pixels wide on a phone of 390
+
+
+@pytest.mark.parametrize("name", linked())
 def test_chinese_figures_are_the_english_ones_with_chinese_labels(name):
     english, chinese = IMAGES / f"{name}.svg", IMAGES / f"{name}.zh.svg"
     assert chinese.read_text(encoding="utf-8") == GUIDE["chinese"](english.read_text(encoding="utf-8"))

@@ -245,7 +245,7 @@ def plot_counter(ax: Axes, finding: Counter) -> None:
     ax.imshow(together.numpy(), aspect="auto", cmap=AROUND, vmin=-1, vmax=1, interpolation="nearest")
     ax.grid(False)
     digits = finding.bits.shape[1]
-    names = ["bits", "sines of their periods", f"codes, base {finding.base:g}"]
+    names = ["bits", "their sines", f"codes, base {finding.base:g}"]
     ax.set_xticks([i * (digits + 1) + (digits - 1) / 2 for i in range(3)], names)
     ax.set(xlabel="digits and pairs, fast ones first", ylabel="position")
 

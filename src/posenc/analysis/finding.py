@@ -174,7 +174,3 @@ def bar_names(ax: Axes, names: Sequence[str], **options: Any) -> None:
 
 def legend_above(ax: Axes, x: float = 0.5, **options: Any) -> None:
     ax.legend(loc="lower center", bbox_to_anchor=(x, 1), **options)
-
-
-def legend_beside(ax: Axes, **options: Any) -> None:
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", **options)

@@ -19,7 +19,7 @@ from posenc.analysis.finding import (
     Finding,
     Findings,
     first_sentence,
-    legend_beside,
+    legend_above,
     plot,
 )
 from posenc.encoding import Encoding
@@ -225,8 +225,8 @@ def plot_phase_error(ax: Axes, finding: PhaseError) -> None:
         style.setdefault("lw", 0.8 + 7 / (number + 1))  # the earlier, the wider: equal lines stay visible
         ax.plot(finding.positions + 1, row.where(row > 0, float("nan")), label=NAMES[name], **style)
     ax.axhline(math.tau / 10, color=SOFT, ls="--", lw=0.9, label="36°")
-    ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log", title=f"{finding.name} in {finding.dtype}")
-    legend_beside(ax)
+    ax.set(xlabel="positions", ylabel="radians", xscale="log", yscale="log")
+    legend_above(ax, ncols=2, title=f"{finding.name} in {finding.dtype}")
 
 
 def _in_dtypes(t: "Target") -> Findings:

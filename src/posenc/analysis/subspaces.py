@@ -321,7 +321,7 @@ def plot_random_dots(ax: Axes, finding: RandomDots) -> None:
     widest = min(1.0, 5 * finding.dim**-0.5)
     ax.set(xlabel=f"dot product of two random unit vectors, {finding.dim} dimensions", ylabel="density")
     ax.set(xlim=(-widest, widest))
-    ax.legend(fontsize="small")
+    ax.legend()
 
 
 @plot(

@@ -19,7 +19,7 @@ from posenc.analysis.finding import (
     Axes,
     Finding,
     first_sentence,
-    legend_beside,
+    legend_above,
     plot,
 )
 from posenc.analysis.model import check_single_text, check_tokens
@@ -294,7 +294,7 @@ def plot_survival(ax: Axes, finding: Survival) -> None:
     layers = len(finding.curves[INTACT].r2)
     ax.set(xlabel="layer (0: input of the first)", ylabel="R² of position", ylim=(-0.12, 1.05))
     ax.set_xticks(range(0, layers, max(1, layers // 12)))
-    legend_beside(ax)
+    legend_above(ax, ncols=2)
 
 
 @plot(

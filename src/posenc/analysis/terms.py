@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.analysis.finding import INK, PALETTE, AnalysisQuestion, Axes, Finding, bar_names, image, legend_beside, plot
+from posenc.analysis.finding import INK, PALETTE, AnalysisQuestion, Axes, Finding, bar_names, image, legend_above, plot
 from posenc.analysis.model import check_adds, check_has_table, check_tokens
 from posenc.analysis.scores import by_distance
 from posenc.encoding import Encoding
@@ -376,7 +376,7 @@ def plot_term_shares(ax: Axes, finding: FourTerms) -> None:
         bottom = bottom + finding.share[:, index]
     ax.set(xlabel="head", ylabel="share of the scores' variance", xticks=list(heads), ylim=(0, 1))
     ax.grid(False, axis="x")
-    legend_beside(ax)
+    legend_above(ax, ncols=2)
 
 
 @plot("Diagonal stripes mean that the score depends on the distance; columns mean that one position draws all queries.")
@@ -400,7 +400,7 @@ def plot_position_by_distance(ax: Axes, finding: FourTerms) -> None:
         )
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set(xlabel="distance, query minus key", ylabel="position-position score, above its mean")
-    legend_beside(ax, title="(by distance alone)")
+    legend_above(ax, ncols=2, title="(by distance alone)")
 
 
 @plot("Long bars are terms that the model needs; where a bar is short, a design without that term loses little.")
