@@ -23,11 +23,9 @@ def order() -> None:
 
 
 def sinusoidal() -> None:
-    """What sines alone miss, the order of channels, one pair for all positions, which channels vary, how far codes are
+    """What sines alone miss, one pair for all positions, which channels vary, how far codes are
     similar, integrals of a wave."""
     sines = functional.sinusoidal(torch.arange(512), 64, dtype=torch.float64)
-    halves = functional.sinusoidal(torch.arange(512), 64, dtype=torch.float64, layout="concat")
-    assert torch.equal(halves, torch.cat((sines[:, ::2], sines[:, 1::2]), 1))
     angles = torch.arange(1024, dtype=torch.float64) * torch.pi / 512
     distances = torch.pdist(torch.stack((angles.sin(), angles.cos()), 1))
     print(f"nearest codes of one pair: {distances.min():.3f}, of all pairs {torch.pdist(sines).min() / 32**0.5:.2f}")
