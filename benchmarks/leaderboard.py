@@ -13,6 +13,7 @@ Run from the root of the repository.
 import argparse
 import gzip
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,8 +114,17 @@ def facts(board: Board) -> str:
     )
     encodings = len(board.results["settings"]["encodings"])
     seeds = f"{board.seeds} seed{'s' if board.seeds > 1 else ''}"
+    models = encodings * len(board.rankings) * board.seeds
     trained = machines[0].split("trained on ")[1]
-    return f"{encodings} encodings, {len(board.rankings)} tasks, {seeds}: {encodings * len(board.rankings) * board.seeds} models, trained on {trained}"
+    means = {
+        task: statistics.mean(row["training_seconds"] for row in results["arms"] if row["trained"])
+        for task, results in board.results["tasks"].items()
+    }
+    least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return (
+        f"{encodings} encodings, {len(board.rankings)} tasks, {seeds}: {models} models, trained on {trained} Training a model takes "
+        f"{means[least]:.0f} s ({least}) to {means[most]:.0f} s ({most}) on one busy core."
+    )
 
 
 def summary(board: Board) -> str:
