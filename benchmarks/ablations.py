@@ -3,7 +3,7 @@
 models: train the models, and write benchmarks/ablations.json and the tables of benchmarks/ablations.md.
 
     python benchmarks/ablations.py --list
-    python benchmarks/ablations.py --train text copy [--seeds 2] [--out DIR]     # finished models are not trained again
+    python benchmarks/ablations.py --train text copy [--seeds 4] [--out DIR]     # finished models are not trained again
     python benchmarks/ablations.py --collect [--out DIR]                         # what has been trained, into the .json
     python benchmarks/ablations.py --time                                        # processor time of a training step
     python benchmarks/ablations.py                                               # the tables, from the .json
@@ -58,11 +58,11 @@ class Models:
 
 RATES = {"learning_rate": 0.05, "adamw_learning_rate": 0.01, "position_learning_rate": 0.05}
 MODELS = {
-    "text": Models("text", 8, 2),
-    "copy": Models("copy", 2, 2),
+    "text": Models("text", 8, 4),
+    "copy": Models("copy", 2, 4),
     "rate/3": Models("text", 8, 2, {name: rate / 3 for name, rate in RATES.items()}),
     "rate*3": Models("text", 8, 2, {name: rate * 3 for name, rate in RATES.items()}),
-    "size*4": Models("text", 8, 1, {"dim": 256, "num_heads": 8}),
+    "size*4": Models("text", 8, 2, {"dim": 256, "num_heads": 8}),
     "size*16": Models("text", 8, 1, {"dim": 512, "num_heads": 16}),
 }
 
@@ -306,7 +306,7 @@ def of_rates(numbers: Json) -> str:
     standard = [means(text, conditions[0])[1] for text in TEN]
     e = rank_correlation(standard, [min(means(text, conditions[0])) for text in TEN])
     rank = f"Order at the standard rates against that at each encoding's best: {_correlation(e)}."
-    return f"{table(['', *head], rows)}\n\n{rank}"
+    return f"{table(['', *head], rows)}\n\n{_seeds(found)} {rank}"
 
 
 def of_sizes(numbers: Json) -> str:
@@ -328,11 +328,16 @@ def of_sizes(numbers: Json) -> str:
     agree = ["order against the smallest"]
     for at, name in columns:
         agree.append("" if name == "text" else _correlation(rank_correlation(means("text", at), means(name, at))))
-    return table(head, [*rows, agree])
+    return f"{table(head, [*rows, agree])}\n\n{_seeds(found)}"
+
+
+def _seeds(found: Mapping[str, Json]) -> str:
+    counts = (str(len(each["ten"]["seeds"])) for each in found.values())
+    return f"Seeds, in the order of the columns: {', '.join(counts)}."
 
 
 def _correlation(e: Estimate) -> str:
-    return f"{e.mean:.2f} ({e.low:.2f} to {e.high:.2f})"
+    return f"{e.mean:.2f} ({e.low:.2f} to {e.high:.2f})" if e.mean < 1 - 1e-9 else "1.00"
 
 
 def tables(numbers: Json) -> dict[str, str]:

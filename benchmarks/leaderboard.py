@@ -138,7 +138,7 @@ def summary(board: Board) -> str:
         best = (sum(row["groups"][task][at] == 1 for task in tasks) for at in ("trained", "longest"))
         losses = (text.level(of[row["encoding"]], at).mean for at in (text.settings.trained_at, factor))
         cells = (", ".join(map(str, best)), ", ".join(f"{loss:.2f}" for loss in losses))
-        rows.append([f"`{row['encoding'].partition(':')[0]}`", titled(row["encoding"]), *cells])
+        rows.append([f"`{row['encoding']}`", titled(row["encoding"]), *cells])
     head = ["encoding", "what it is", f"in group 1 of {count} tasks: 1×, {factor}×", f"loss on text: 1×, {factor}×"]
     return table(head, rows, text=2)
 

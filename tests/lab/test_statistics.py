@@ -100,6 +100,8 @@ def test_holm_finds_what_bonferroni_finds_and_more():
     assert 0 < len(bonferroni) < len(expected) < len(gaps)
     assert bonferroni < set(expected)
     assert measurable([]) == []
+    with pytest.raises(InputError, match="differences=NaN"):
+        measurable([gaps[0] * math.nan])
 
 
 def test_a_group_is_a_best_row_and_what_does_not_differ_from_it():

@@ -667,3 +667,25 @@ def test_redraws_are_one_a_frame_and_their_time_is_known(visit, record_property)
     times = tab.evaluate("posenc.explorer.values().redraws.milliseconds.slice(-5)")
     record_property("redraw_milliseconds_median", sorted(times)[2])
     assert all(time > 0 for time in times)
+
+
+def test_what_is_drawn_as_trained_has_the_limits_of_its_training(visit):
+    tab = visit("encoding=deberta&length=4096")
+    note = tab.locator(".note").inner_text()
+    assert "length=4096 is not an integer from 8 to 1024" in note
+    assert "drawn from" not in note
+    most = "inputs => inputs.map(input => input.dataset.log ? Math.round(2 ** input.max) : Number(input.max))"
+    inputs = tab.locator('.controls [data-field="length"] input')
+    assert inputs.evaluate_all(most) == [96, 96]
+    values = tab.evaluate("posenc.play.range('length', posenc.state.clean({ encoding: 'deberta' }).state)")
+    assert values[-1] == 96
+    assert len(set(values)) == len(values)
+    with redrawn(tab):
+        tab.evaluate("posenc.explorer.change({ encoding: 'rope' })")
+    assert inputs.evaluate_all(most) == [1024, 1024]
+
+
+def test_options_that_training_fixed_are_reported(visit):
+    tab = visit("encoding=t5:shows=trained:num_buckets=8")
+    assert "num_buckets=8: what training found is drawn with 32" in tab.locator(".note").inner_text()
+    assert state(tab)["encoding"] == "t5:shows=trained"

@@ -75,7 +75,13 @@ def different(values: Tensor, correction: str = HOLM) -> Tensor:
 
 
 def measurable(differences: Sequence[Tensor], correction: str = HOLM) -> list[bool]:
-    """Which of several differences, each of (seeds, texts), have a mean other than 0, by `different`'s test and corrections."""
+    """Which of several differences, each of (seeds, texts), have a mean other than 0, by `different`'s test and corrections.
+
+    Raises:
+        InputError: differences that are not finite.
+    """
+    if not all(bool(each.isfinite().all()) for each in differences):
+        raise InputError("differences=NaN or infinity: pass finite differences")
     chances = [_chances(each.double()[None]) for each in differences]
     return _found(torch.cat(chances), correction).tolist() if chances else []
 

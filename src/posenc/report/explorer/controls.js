@@ -62,6 +62,7 @@ posenc.controls = (() => {
         shape = key;
       }
       for (const [name, wrap] of Object.entries(controls)) {
+        limit(wrap, posenc.state.FIELDS[name], (encoding.limits || {})[name]);
         const value = name === "curve" ? curveOf(state, controls.curve) : name === "tokens" ? state.tokens.join(" ") : state[name];
         set(wrap, value);
       }
@@ -83,6 +84,13 @@ posenc.controls = (() => {
       hint(controls.encoding, encoding.summary);
       controls.base.querySelector("label").textContent = model.rotates ? "Base (rope_theta)" : "Base";
       controls.dim.querySelector("label").textContent = model.rotates ? "Channels (head_dim)" : "Channels (dim)";
+    }
+
+    function limit(wrap, { min, max }, [least, most] = [min, max]) {
+      for (const input of wrap.querySelectorAll("input[type=range], input[type=number]")) {
+        const as = input.dataset.log ? Math.log2 : Number;
+        Object.assign(input, { min: as(least), max: as(most) });
+      }
     }
 
     function hint(wrap, sentence) {

@@ -72,8 +72,14 @@ posenc.state = (() => {
     }
     for (const [name, [least, most]] of Object.entries(entry(state).limits || {})) {
       const fits = Math.min(Math.max(state[name], least), most);
-      if (Object.hasOwn(asked, name) && state[name] !== fits) notes.push(`${name}=${state[name]}: ${state.encoding} is drawn ${least === most ? `at ${most}` : `from ${least} to ${most}`}`);
+      const valid = Object.hasOwn(asked, name) && checked(FIELDS[name], asked[name]) !== undefined;
+      if (valid && state[name] !== fits) notes.push(`${name}=${state[name]}: ${state.encoding} is drawn ${least === most ? `at ${most}` : `from ${least} to ${most}`}`);
       state[name] = fits;
+    }
+    for (const option of entry(state).fixed || []) {
+      const usual = options("encoding", state.encoding)[option].default, given = state.encodingOptions[option];
+      if (given !== usual) notes.push(`${option}=${given}: what training found is drawn with ${usual}`);
+      state.encodingOptions[option] = usual;
     }
     state.head = Math.min(state.head, state.heads);
     state.tokens = words(read("tokens"), notes);
