@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from math import log10
 from pathlib import Path
@@ -476,13 +477,12 @@ def read(path: Path) -> Any:
 
 def pictures(root: Path) -> dict[str, Callable[[Look], str]]:
     """How each picture is drawn from the results below `root`, by its name."""
-    found = verdicts((root / FINDINGS).read_text(encoding="utf-8"))
     return {
-        "loss": lambda look: loss(read(root / DEMO), look),
-        "tasks": lambda look: tasks(read(root / TASKS), look),
-        "longer": lambda look: longer(read(root / LONGER), look),
-        "speed": lambda look: speed(read(root / SPEED), look),
-        "conformance": lambda look: conformance(found, look),
+        "loss": partial(loss, read(root / DEMO)),
+        "tasks": partial(tasks, read(root / TASKS)),
+        "longer": partial(longer, read(root / LONGER)),
+        "speed": partial(speed, read(root / SPEED)),
+        "conformance": partial(conformance, verdicts((root / FINDINGS).read_text(encoding="utf-8"))),
     }
 
 

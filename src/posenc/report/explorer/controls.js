@@ -62,7 +62,7 @@ posenc.controls = (() => {
         shape = key;
       }
       for (const [name, wrap] of Object.entries(controls)) {
-        limit(wrap, posenc.state.FIELDS[name], (encoding.limits || {})[name]);
+        limit(wrap, posenc.state.range(name, state));
         const value = name === "curve" ? curveOf(state, controls.curve) : name === "tokens" ? state.tokens.join(" ") : state[name];
         set(wrap, value);
       }
@@ -73,7 +73,7 @@ posenc.controls = (() => {
         }
       }
       const model = posenc.model.of(state), uses = name => Object.keys((posenc.state.method(state.method) || {}).options || {}).includes(name);
-      const codes = model.kind === "position", { limits } = encoding, free = name => !limits[name] || limits[name][0] < limits[name][1];
+      const codes = model.kind === "position", free = name => new Set(posenc.state.range(name, state)).size > 1;
       for (const [name, shown] of Object.entries({
         dim: codes && free("dim"), trained: free("trained"), heads: bias && !encoding.bucketed && free("heads"), head: bias && !encoding.bucketed && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
         base: (model.waves && state.curve === "geometric") || "base" in (encoding.options || {}), factor: uses("factor"),
@@ -86,7 +86,7 @@ posenc.controls = (() => {
       controls.dim.querySelector("label").textContent = model.rotates ? "Channels (head_dim)" : "Channels (dim)";
     }
 
-    function limit(wrap, { min, max }, [least, most] = [min, max]) {
+    function limit(wrap, [least, most]) {
       for (const input of wrap.querySelectorAll("input[type=range], input[type=number]")) {
         const as = input.dataset.log ? Math.log2 : Number;
         Object.assign(input, { min: as(least), max: as(most) });

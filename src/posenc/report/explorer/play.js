@@ -67,8 +67,8 @@ posenc.play = (() => {
   // slider is logarithmic.
   function range(field, state) {
     if (field === "at") return Array.from({ length: state.line }, (_, at) => at);
-    const { kind, step, log, ...all } = posenc.state.FIELDS[field], unit = kind === "integer" ? step || 1 : step;
-    const [min, max] = (posenc.state.entry(state).limits || {})[field] || [all.min, all.max], top = field === "head" ? state.heads : max;
+    const { kind, step, log } = posenc.state.FIELDS[field], unit = kind === "integer" ? step || 1 : step;
+    const [min, max] = posenc.state.range(field, state), top = field === "head" ? state.heads : max;
     const values = Array.from({ length: STEPS + 1 }, (_, k) => {
       const value = log ? min * (top / min) ** (k / STEPS) : min + ((top - min) * k) / STEPS;
       return unit ? min + Math.round((value - min) / unit) * unit : Number(value.toPrecision(3));

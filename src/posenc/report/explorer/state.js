@@ -17,6 +17,11 @@ posenc.state = (() => {
     return found.as ? { ...found, ...found.as(state.encodingOptions) } : found;
   }
 
+  // [least, most] of a number of the page, for the encoding of a state.
+  function range(name, state) {
+    return entry(state).limits[name] || [FIELDS[name].min, FIELDS[name].max];
+  }
+
   function method(name) {  // a schedule or a map; "none" is neither
     return own(posenc.maps.MAPS, name) || (name === "default" ? undefined : own(posenc.frequencies.SCHEDULES, name));
   }
@@ -70,7 +75,8 @@ posenc.state = (() => {
       state[of] = found.name;
       state[`${of}Options`] = found.options;
     }
-    for (const [name, [least, most]] of Object.entries(entry(state).limits || {})) {
+    for (const name of Object.keys(entry(state).limits)) {
+      const [least, most] = range(name, state);
       const fits = Math.min(Math.max(state[name], least), most);
       const valid = Object.hasOwn(asked, name) && checked(FIELDS[name], asked[name]) !== undefined;
       if (valid && state[name] !== fits) notes.push(`${name}=${state[name]}: ${state.encoding} is drawn ${least === most ? `at ${most}` : `from ${least} to ${most}`}`);
@@ -217,7 +223,7 @@ posenc.state = (() => {
   }
 
   return {
-    FIELDS, PRESETS, PATH, encoding, entry, method, options, clean, plain, parse, write,
+    FIELDS, PRESETS, PATH, encoding, entry, range, method, options, clean, plain, parse, write,
     checked, arguments: arguments_,
   };
 })();

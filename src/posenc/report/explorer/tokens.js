@@ -137,7 +137,7 @@ posenc.tokens = (() => {
     function numbers(chosen, rows, model) {
       const s = state, [more, heading] = extra(model), content = model.kind !== "distance" || !s.position_only;
       find("#explorer-scores-title").textContent = `Attention of ${quoted(s.tokens[chosen])} at position ${s.at[chosen]}`;
-      const head = ["key", "position", "distance", ...(more ? [heading] : []), ...(content ? ["dot product"] : []), ...(model.kind === "distance" ? [bucketed(model) ? "bucket" : "bias"] : []), "weight"], headings = row("th", head);
+      const head = ["key", "position", "distance", ...(more ? [heading] : []), ...(content ? ["dot product"] : []), ...(model.kind === "distance" ? [model.bucketed ? "bucket" : "bias"] : []), "weight"], headings = row("th", head);
       headings.lastChild.colSpan = 2;  // as a number and as a bar
       find(".scores thead").replaceChildren(headings);
       find(".scores tbody").replaceChildren(...rows.map((one, index) => {
@@ -160,7 +160,7 @@ posenc.tokens = (() => {
       if (state.encoding === "none") return `Move ${word} anywhere: without an encoding its weights stay as they are, and equal words get equal weights.`;
       const move = `Move ${word}, with the pointer or the arrow keys. ${alone ? "Positions alone count here, whatever the words" : "Words and positions count"}:`;
       if (others.length === 0) return `${move} ${rows.length > 1 ? "all other keys are hidden, so it attends to itself" : "it is the only token"}.`;
-      if (bucketed(model)) {
+      if (model.bucketed) {
         return `${move} each distance falls into a bucket, for which the model learns a number. It starts near 0 and is drawn as 0: ${alone ? "all weights are equal" : "the words alone decide the weights"}.`;
       }
       const best = others.reduce((most, one) => (one.weight > most.weight ? one : most)), far = Math.abs(best.distance);
@@ -181,14 +181,14 @@ posenc.tokens = (() => {
       if (model.kind === "nothing") return alone ? "Words have no vectors here: every score is 0." : `${own} Query and key are that vector. ${scores}${times === 1 ? "" : `, times ${number(times)}`}. ${learned}`;
       if (model.measured) return alone ? `Words have no vectors here: scores are the mean of what training added at their distance.` : `${own} Query and key are that vector. ${scores}, plus the mean of what training added at their distance.`;
       if (alone) return "Words have no vectors here: scores are the bias alone.";
-      if (state.encoding === "t5") return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores${bucketed(model) ? "" : "; the bias is added"}.${bucketed(model) ? ` ${learned}` : ""}`;
+      if (state.encoding === "t5") return `${own} Key is that vector, and query that vector over ${root}, since T5 does not divide its scores${model.bucketed ? "" : "; the bias is added"}.${model.bucketed ? ` ${learned}` : ""}`;
       return `${own} Query and key are that vector. ${scores}, plus the bias. ${learned}`;
     }
 
     function marks(chosen, rows, model, colours) {  // what the legend explains
       const others = rows.filter((_, index) => index !== chosen), most = Math.max(0, ...others.map(one => one.weight));
       const items = [{ stroke: colours.around.css[225], text: `attention weight, as thickness and colour: the thickest is ${percent(most)}` }];
-      if (others.some(one => one.past)) items.push({ stroke: colours.past, text: bucketed(model) ? "a bucket that training did not use" : model.rotates ? "at an angle that training did not have" : "a distance that training did not have" });
+      if (others.some(one => one.past)) items.push({ stroke: colours.past, text: model.bucketed ? "a bucket that training did not use" : model.rotates ? "at an angle that training did not have" : "a distance that training did not have" });
       if (others.some(one => one.hidden)) items.push({ stroke: colours.soft, dashed: true, text: "hidden from the query" });
       return items;
     }
@@ -267,8 +267,7 @@ posenc.tokens = (() => {
   }
 
   const percent = share => (share > 0 && share < 0.001 ? "<0.1\u00a0%" : `${Number((100 * share).toPrecision(share < 0.1 ? 2 : 3))}\u00a0%`);
-  const bucketed = model => model.bucketed;
-  const labelled = model => (bucketed(model) ? "bucket" : model.mapped ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
+  const labelled = model => (model.bucketed ? "bucket" : model.mapped ? "map" : model.stretch.low !== 1 || model.stretch.high !== 1 ? "range" : null);
 
   // What pairs make of a distance under a schedule: the slowest and the fastest, as a share of their speed in training.
   function span(distance, { low, high }) {
