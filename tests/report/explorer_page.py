@@ -23,6 +23,11 @@ def redrawn(tab):
     tab.wait_for_function(f"posenc.explorer.redraws() > {before}")
 
 
+def unfold(tab):
+    """Open all that is folded and visible, at once: a redraw between two of them may hide the next."""
+    tab.locator("summary:visible").evaluate_all("all => all.forEach(one => { one.parentElement.open = true; })")
+
+
 def go(tab, hash):
     """Go to an address of the same page."""
     with redrawn(tab):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from posenc.report import explorer
 from references.axe import AXE
-from report.explorer_page import go, redrawn, state, values
+from report.explorer_page import go, redrawn, state, unfold, values
 
 SVG = "{http://www.w3.org/2000/svg}"
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -269,8 +269,7 @@ def test_everything_has_room_for_a_finger(visit, hash, width):
     tab = visit(hash, **PHONE | {"viewport": {"width": width, "height": 1100}})
     if tab.get_by_role("button", name="Settings").is_visible():
         tab.get_by_role("button", name="Settings").tap()
-    for summary in tab.locator(".explorer summary:visible").all():
-        summary.evaluate("summary => { summary.parentElement.open = true; }")
+    unfold(tab)
     small = tab.locator(".explorer :is(button, select, input, summary, .token):visible").evaluate_all(
         """all => all.filter(one => {
             const box = one.getBoundingClientRect();
@@ -308,8 +307,7 @@ def test_axe_finds_nothing(visit, kind):
         go(tab, hash)
         if kind == "phone" and hash == "step=6":
             tab.get_by_role("button", name="Settings").tap()
-        for summary in tab.locator("summary:visible").all():
-            summary.evaluate("summary => { summary.parentElement.open = true; }")
+        unfold(tab)
         tab.wait_for_timeout(100)
         faults = tab.evaluate("axe.run(document, {resultTypes: ['violations']}).then(done => done.violations)")
         assert [(fault["id"], fault["nodes"][0]["html"][:120]) for fault in faults] == [], hash
@@ -320,8 +318,7 @@ def test_at_200_percent_nothing_scrolls_sideways(visit):
     tab = visit(viewport={"width": 640, "height": 450}, device_scale_factor=2)
     for hash in (*(f"step={k}" for k in range(1, 9)), "encoding=rope&method=dual_chunk:chunk=30:local=8"):
         go(tab, hash)
-        for summary in tab.locator("summary:visible").all():
-            summary.evaluate("summary => { summary.parentElement.open = true; }")
+        unfold(tab)
         for width in (640, 320):
             tab.set_viewport_size({"width": width, "height": 450})
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (hash, width)
