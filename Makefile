@@ -1,6 +1,7 @@
 # make demo   compare positional encodings on real text and say where the report is
 # make test   the test suite, but for its slow tests: seven minutes on two cores
 # make test-all   the whole of it
+# make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types
 # make bench  speed and memory on this machine, into README's picture and the tables of docs/bench.md and benchmarks/tables.md
 # make gpu    everything that a GPU can tell, in 25 minutes, into gpu-results; the same command goes on where it stopped
@@ -12,7 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check bench gpu docs encodings guide setup clean
+.PHONY: demo test test-all test-oldest test-newest check bench gpu docs encodings guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -42,6 +43,9 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""
 
+test-oldest test-newest: setup
+	$(BIN)/python benchmarks/versions.py $(@:test-%=%)
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,4 +70,4 @@ guide: setup
 	$(BIN)/python docs/guide.py
 
 clean:
-	rm -rf $(VENV) posenc-compare posenc-bench posenc-eval posenc-explorer.html site build
+	rm -rf $(VENV) .venv-oldest .venv-newest posenc-compare posenc-bench posenc-eval posenc-explorer.html site build

@@ -72,6 +72,19 @@ def test_what_is_imported_is_declared():
     assert {IMPORTED_AS.get(name, name) for name in found} - names == set()
 
 
+def test_the_lowest_versions_that_are_run_are_the_declared_ones():
+    """make test-oldest installs constraints-oldest.txt; what it did not run is not declared."""
+    lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
+    run = {line.partition("==")[0]: line.partition("==")[2] for line in lines if not line.startswith("#")}
+    extras = PROJECT["optional-dependencies"]
+    declared = {}
+    for requirement in (r for name in extras if name not in ("docs", "dev") for r in extras[name]):
+        if found := re.match(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)", requirement):
+            assert declared.setdefault(found[1], found[2]) == found[2], requirement
+    assert declared.keys() == run.keys()
+    assert all(run[name] in (lowest, f"{lowest}.0") for name, lowest in declared.items())
+
+
 def test_every_list_of_names_is_true():
     for module in map(import_module, MODULES):
         assert all(hasattr(module, name) for name in getattr(module, "__all__", ())), module.__name__

@@ -446,7 +446,7 @@ def test_gradients_and_checkpointing(method: str) -> None:
             return list(torch.autograd.grad(loss, list(model.parameters())))
 
     wanted, found = gradients(brute), gradients(model)
-    model.activation_checkpointing_enable()
+    model.gradient_checkpointing_enable()
     for ours, again, theirs in zip(found, gradients(model), wanted, strict=True):
         close(ours, theirs, 1e-5)
         close(again, ours, 1e-12)

