@@ -167,7 +167,7 @@ def test_linear_attention_on_shards(monkeypatch):
 
 
 def test_prefix_tokens_of_a_grid_count_over_all_shards():
-    table = posenc.GridTable(H, 2, 5, prefix=2).double()
+    table = posenc.GridTable(H, height=2, width=5, prefix=2).double()
     grid = Positions.grid(2, 5, prefix=2)
     back = torch.arange(11, -1, -1)
     grid = Positions.from_ids(grid.q[:, back])  # the prefix comes last

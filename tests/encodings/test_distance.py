@@ -147,7 +147,7 @@ def test_kerple_falls_with_the_distance(near, further, kind):
 @EVERYWHERE
 def test_sandwich_is_the_papers_formula(positions, dim_bar, base, backend):
     formula = of_distance(positions, lambda h, d: biases.sandwich(d, h, 3, dim_bar, base))
-    check_against_loops(Sandwich(3, dim_bar, base), positions, formula, backend)
+    check_against_loops(Sandwich(3, dim_bar=dim_bar, base=base), positions, formula, backend)
 
 
 def test_sandwich_known_answers():
@@ -161,7 +161,7 @@ def test_sandwich_known_answers():
 @given(i=st.integers(0, 2**20), distance=st.integers(-3000, 3000), dim_bar=st.sampled_from([2, 16, 128]))
 def test_sandwich_is_the_product_of_two_sinusoidal_codes(i, distance, dim_bar):
     codes = functional.sinusoidal(torch.tensor([i, i - distance]), dim_bar, dtype=torch.float64)
-    actual = dense(Sandwich(8, dim_bar), Positions.from_ids([i], [i - distance]), 8)[0, 0, 0, 0]
+    actual = dense(Sandwich(8, dim_bar=dim_bar), Positions.from_ids([i], [i - distance]), 8)[0, 0, 0, 0]
     assert float(actual) == pytest.approx(float(codes[0] @ codes[1]), abs=1e-7)
 
 

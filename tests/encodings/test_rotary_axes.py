@@ -199,7 +199,7 @@ def test_time_has_the_slowest_pairs_of_videorope(head_dim, sections):
 )
 def test_text_under_m_rope_is_rope(options):
     q, k, p = random(2, 3, 50, 16), random(2, 1, 50, 16), Positions.arange(50)
-    rope = Rotary(16, 1e6, options.get("layout", "half"))
+    rope = Rotary(16, rope_theta=1e6, layout=options.get("layout", "half"))
     assert_close(MRotary(16, **options).rotate(q, k, p), rope.rotate(q, k, p), rtol=0, atol=0)
     equal = Positions.from_ids(torch.arange(50)[None, :, None].expand(-1, -1, 3))
     assert_close(MRotary(16, **options).rotate(q, k, equal), rope.rotate(q, k, p), rtol=0, atol=0)
@@ -314,9 +314,9 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: AxialRotary(8, axes=3), "head_dim=8: each of 3 axes"),
         (lambda: AxialRotary(8, axes=0), "axes=0"),
         (lambda: AxialRotary(8, layout="neox"), "unknown layout"),
-        (lambda: MixedRotary(10, 2), "head_dim=10"),
-        (lambda: MixedRotary(8, 4, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4"),
-        (lambda: MixedRotary(8, 2, num_layers=0), "num_layers=0"),
+        (lambda: MixedRotary(10, num_heads=2), "head_dim=10"),
+        (lambda: MixedRotary(8, num_heads=4, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4"),
+        (lambda: MixedRotary(8, num_heads=2, num_layers=0), "num_layers=0"),
         (lambda: MRotary(16, sections=(4, 4)), r"sections=\(4, 4\)"),
         (lambda: MRotary(16, interleaved=True, time_last=True), "interleaved=True and time_last=True: pass one of them"),
         (lambda: MRotary(16, sections=(2, 2, 4), time_last=True), "as many of h as of w, or one more"),
@@ -325,8 +325,8 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: MRotary(16, schedule={"name": "ntks"}), "did you mean 'ntk'"),
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 8), Positions.grid(2, 2, 2)), "AxialRotary takes 2 coordinates"),
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 4), Positions.arange(8)), "made with head_dim=8"),
-        (lambda: MixedRotary(8, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
-        (lambda: MixedRotary(8, 1, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer 2"),
+        (lambda: MixedRotary(8, num_heads=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
+        (lambda: MixedRotary(8, num_heads=1, num_layers=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer 2"),
         (lambda: AxialRotary(8, centred=True).rotate(random(1, 1, 1, 8), random(1, 1, 4, 8), Positions.arange(1, 3)), "pass the full sequence"),
     ],
 )  # fmt: skip

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -37,7 +37,7 @@ class Absolute(Encoding):
     dim: int
     merge: str
 
-    def __init__(self, dim: int, merge: str = "add") -> None:
+    def __init__(self, dim: int, *, merge: str = "add") -> None:
         super().__init__()
         check_sizes(dim=dim)
         self.dim = dim
@@ -100,6 +100,7 @@ class Sinusoidal(Absolute):
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
     dim: int
+    _: KW_ONLY
     base: float = 10000.0
     layout: SinusoidalLayout = "interleaved"
     merge: str = "add"
@@ -110,7 +111,11 @@ class Sinusoidal(Absolute):
     frequencies: Tensor = field(init=False)
 
     def tables(self) -> dict[str, Tensor]:
-        return {"frequencies": frequency_curve(self.dim, self.base, self.curve, self.exponent, self.endpoint)}
+        return {
+            "frequencies": frequency_curve(
+                self.dim, base=self.base, curve=self.curve, exponent=self.exponent, endpoint=self.endpoint
+            )
+        }
 
     def code_frequencies(self) -> Tensor:
         return self.frequencies
@@ -149,6 +154,7 @@ class GridSinusoidal(Absolute):
     one_axis = False
 
     dim: int
+    _: KW_ONLY
     axes: int = 2
     base: float = 10000.0
     layout: SinusoidalLayout = "concat"
@@ -164,7 +170,7 @@ class GridSinusoidal(Absolute):
             raise InputError(f"dim={self.dim}: needs a pair of channels for each of {self.axes} axes")
 
     def tables(self) -> dict[str, Tensor]:
-        return {"frequencies": frequency_curve(self.dim // (2 * self.axes) * 2, self.base)}
+        return {"frequencies": frequency_curve(self.dim // (2 * self.axes) * 2, base=self.base)}
 
     def codes(self, positions: Positions) -> Tensor:
         return self.remember(positions, "codes", lambda: self._codes(positions))
@@ -197,6 +203,7 @@ class Learned(Absolute):
     equal_to = "transformers' BERT, GPT-2"
 
     max_positions: int = field()  # required, though Encoding has a default
+    _: KW_ONLY
     dim: int
     merge: str = "add"
     init_std: float = 0.02

@@ -6,7 +6,7 @@ Every layer, query and key of one forward pass sees the same draw. The draws use
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -79,6 +79,7 @@ class CAPE(Encoding):
     )
 
     max_shift: float = 5.0
+    _: KW_ONLY
     max_jitter: float = 0.5
     max_stretch: float = 1.03
     centre: bool = False
@@ -138,6 +139,7 @@ class Randomized(Encoding):
     )
 
     max_length: int = 2048
+    _: KW_ONLY
     testing: str = "spread"
     continuous: bool = False
 

@@ -2,7 +2,7 @@
 """Rotations of more than two channels at a time, with learned generators or a learned basis, on one to three axes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -48,6 +48,7 @@ class LieRE(Encoding):
     equal_to = "the authors' code"
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     num_kv_heads: int | None = None
     num_layers: int = 1
@@ -153,6 +154,7 @@ class ComRoPE(LieRE):
         "learns nothing."
     )
 
+    _: KW_ONLY
     variant: Literal["ld", "ap"] = "ld"
 
     def setup(self) -> None:
@@ -201,7 +203,8 @@ class STRING(AxialRotary):
     )
     equal_to = "the formula"
 
-    num_heads: int = field(kw_only=True)
+    _: KW_ONLY
+    num_heads: int
     num_kv_heads: int | None = None
     num_layers: int = 1
     axes: int = 1

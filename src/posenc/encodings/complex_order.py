@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words as waves over position: complex-valued embeddings in which each word has its own frequencies."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -47,6 +47,7 @@ class ComplexOrder(Encoding):
     )
 
     dim: int
+    _: KW_ONLY
     base: float = 10000.0
 
     def setup(self) -> None:

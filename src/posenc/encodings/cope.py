@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contextual position encoding: positions count the keys that the query selects."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -48,6 +48,7 @@ class CoPE(Encoding):
     causal_only = True
 
     head_dim: int
+    _: KW_ONLY
     num_layers: int = 1
     num_counts: int = 64
     scaled: bool = True

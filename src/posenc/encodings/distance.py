@@ -2,7 +2,7 @@
 """Biases of the distance alone: a number per head and distance, added to the scores."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -60,6 +60,7 @@ class T5(_DistanceBias):
     equal_to = "transformers' T5, MPNet"
 
     num_heads: int
+    _: KW_ONLY
     bidirectional: bool = True
     num_buckets: int = 32
     max_distance: int = 128
@@ -68,12 +69,17 @@ class T5(_DistanceBias):
 
     def setup(self) -> None:
         t5_bucket(
-            torch.zeros(1, dtype=torch.long), self.bidirectional, self.num_buckets, self.max_distance
+            torch.zeros(1, dtype=torch.long),
+            bidirectional=self.bidirectional,
+            num_buckets=self.num_buckets,
+            max_distance=self.max_distance,
         )  # refuses bad sizes
         self.table: nn.Parameter = normal_parameter(self.num_heads, self.num_buckets, init_std=self.init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
-        bucket = t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)
+        bucket = t5_bucket(
+            -distance, bidirectional=self.bidirectional, num_buckets=self.num_buckets, max_distance=self.max_distance
+        )
         return self.table.to(dtype)[head, bucket]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
@@ -185,6 +191,7 @@ class KERPLE(_DistanceBias):
     )
 
     num_heads: int
+    _: KW_ONLY
     num_layers: int = 1
     kind: str = "log"
     bound: float = 0.01
@@ -223,12 +230,13 @@ class Sandwich(_DistanceBias):
     constant = True
 
     num_heads: int
+    _: KW_ONLY
     dim_bar: int = 128
     base: float = 10000.0
 
     def setup(self) -> None:
         check_even("dim_bar", self.dim_bar)
-        self.frequencies: list[float] = frequency_curve(self.dim_bar, self.base).tolist()
+        self.frequencies: list[float] = frequency_curve(self.dim_bar, base=self.base).tolist()
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         distance, total = exact(distance), torch.zeros((), device=distance.device)
@@ -255,6 +263,7 @@ class Sines(_DistanceBias):
     use_when = "Take it as the smallest learned bias, for texts up to train_length; `t5` serves longer ones."
 
     num_heads: int
+    _: KW_ONLY
     train_length: int
     init_std: float = 0.02
 

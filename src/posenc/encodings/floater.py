@@ -7,7 +7,7 @@ torch.export, since how many steps there are depends on the largest position. Pl
 a training step at 512 positions takes 2.4 times as long with 128 channels, since 10,000 small stages are recorded.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -274,6 +274,7 @@ class FLOATER(Encoding):
     equal_to = "torchdiffeq's solvers"
 
     num_heads: int
+    _: KW_ONLY
     head_dim: int
     dim: int
     num_kv_heads: int | None = None
@@ -289,7 +290,7 @@ class FLOATER(Encoding):
         check_positive(step=self.step)
         if self.solver != "rk4":
             _torchdiffeq(self.solver)
-        self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, self.base)
+        self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, base=self.base)
         width = self.num_heads * self.head_dim
         self.initial: nn.Parameter = normal_parameter(3, self.num_layers, width, init_std=self.init_std)
         self.first: nn.Linear = nn.Linear(width + 1, width)

@@ -2,7 +2,7 @@
 """Rotations over several axes: each pair of channels turns by <its frequency vector, the token's coordinates>."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -145,6 +145,7 @@ class AxialRotary(AxesRotary):
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
 
     head_dim: int
+    _: KW_ONLY
     axes: int = 2
     rope_theta: float = 100.0
     layout: Layout = "interleaved"
@@ -175,7 +176,7 @@ class AxialRotary(AxesRotary):
 
     def tables(self) -> dict[str, Tensor]:
         pairs = self.head_dim // 2
-        each = frequency_curve(self.head_dim, self.rope_theta).unflatten(0, (-1, self.axes))
+        each = frequency_curve(self.head_dim, base=self.rope_theta).unflatten(0, (-1, self.axes))
         blocks = each.mT if self.dealt else each[:, :1].mT.expand(self.axes, -1)
         axis = torch.arange(self.axes, device="cpu").repeat_interleave(pairs // self.axes)
         axis = self.axes - 1 - axis if self.x_first else axis
@@ -227,6 +228,7 @@ class MRotary(AxesRotary):
 
     axes = 3
     head_dim: int
+    _: KW_ONLY
     rope_theta: float = 1000000.0
     layout: Layout = "half"
     interleaved: bool = False
@@ -247,11 +249,11 @@ class MRotary(AxesRotary):
         if len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs:
             raise InputError(f"sections={self.sections}: pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}")
         self.schedule = dict(self.schedule or {"name": "default"})
-        self.attention_factor = frequencies.create(self.schedule, self.head_dim, self.rope_theta).attention_factor
+        self.attention_factor = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).attention_factor
 
     def tables(self) -> dict[str, Tensor]:
         assert self.sections is not None
-        inv_freq = frequencies.create(self.schedule, self.head_dim, self.rope_theta).inv_freq
+        inv_freq = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).inv_freq
         pairs = torch.arange(len(inv_freq), device="cpu")
         _, height, width = self.sections
         if self.interleaved:
@@ -298,6 +300,7 @@ class MixedRotary(AxesRotary):
     use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     num_layers: int = 1
     num_kv_heads: int | None = None
@@ -309,7 +312,7 @@ class MixedRotary(AxesRotary):
         super().setup()
         self.check_split()
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
-        curve = frequency_curve(self.head_dim, self.rope_theta)
+        curve = frequency_curve(self.head_dim, base=self.rope_theta)
         magnitude = curve[:: self.axes].float()  # theta^(-2 axes c / head_dim)
         turned = random_rotations(self.num_layers * kv_heads, self.axes).unflatten(0, (self.num_layers, kv_heads))
         directions = turned.flip(-1)[..., None, :]  # block a along the turned axis a, where x comes first

@@ -2,7 +2,7 @@
 """Selective attention: tokens select keys that later queries no longer need."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -58,6 +58,7 @@ class SelectiveAttention(Encoding):
     causal_only = True
 
     head_dim: int
+    _: KW_ONLY
     rope_theta: float | None = None
     layout: Layout = "half"
 

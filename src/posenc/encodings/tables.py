@@ -2,7 +2,7 @@
 """Learned tables other than one row per position: extended, multiplied, factorised, or of grids that can be resized."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -40,6 +40,7 @@ class Hierarchical(Absolute):
     )
 
     rows: int
+    _: KW_ONLY
     dim: int
     alpha: float = 0.4
     merge: str = "add"
@@ -76,9 +77,9 @@ class Multiplicative(Learned):
     use_when = "Take it to compare products at the input with sums; `learned` adds the same table."
     equal_to = "the formula"
 
-    def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
+    def __init__(self, max_positions: int, *, dim: int, plain: bool = False, beyond: str = "error") -> None:
         self.plain = plain
-        super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
+        super().__init__(max_positions, dim=dim, merge="product" if plain else "multiply", init_std=0.0, beyond=beyond)
         if plain:
             nn.init.ones_(self.table)
 
@@ -108,6 +109,7 @@ class AxialTable(Absolute):
     one_axis = False
 
     max_positions: int = field()  # required, though Encoding has a default
+    _: KW_ONLY
     dim: int
     columns: int | None = None
     first_dim: int | None = None
@@ -156,6 +158,7 @@ class GridTable(Absolute):
     one_axis = False
 
     dim: int
+    _: KW_ONLY
     height: int | None = None
     width: int | None = None
     max_positions: int | None = None
@@ -213,7 +216,13 @@ class GridTable(Absolute):
             InputError: a size below 1.
         """
         other = GridTable(
-            self.dim, height, width, prefix=self.prefix, merge=self.merge, init_std=self.init_std, beyond=self.beyond
+            self.dim,
+            height=height,
+            width=width,
+            prefix=self.prefix,
+            merge=self.merge,
+            init_std=self.init_std,
+            beyond=self.beyond,
         ).to(self.table)
         other.load_state_dict(self.state_dict() | {"table": self.at_size(height, width).detach()})
         return other

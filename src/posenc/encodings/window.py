@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -113,6 +113,7 @@ class WindowTable(_PatchBias):
     default_height: ClassVar[int] = 7
 
     num_heads: int
+    _: KW_ONLY
     height: int | None = None
     width: int = 7
     num_layers: int = 1
@@ -192,9 +193,8 @@ class WindowTable(_PatchBias):
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do
         to fine-tune at another window (microsoft/Swin-Transformer, utils.py)."""
-        other = type(self)(
-            self.num_heads, height, width, self.num_layers, self.train_length, self.init_std, self.beyond
-        )
+        given = {name: getattr(self, name) for name in self.arguments()} | {"height": height, "width": width}
+        other = type(self)(**given)
         offsets = self.table.shape[1] - self.special_rows
         layers = [torch.cat((self.at_size(one[:offsets], height, width), one[offsets:])) for one in self.table.detach()]
         other.table = nn.Parameter(torch.stack(layers))
@@ -223,6 +223,7 @@ class ClassWindowTable(WindowTable):
 
     default_height = 14
 
+    _: KW_ONLY
     width: int = 14
     init_std: float = 0.0
 
@@ -272,6 +273,7 @@ class LogWindow(_PatchBias):
     equal_to = "transformers' Swin v2"
 
     num_heads: int
+    _: KW_ONLY
     height: int = 8
     width: int = 8
     num_layers: int = 1
