@@ -3,6 +3,7 @@
 
 import re
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -169,6 +170,25 @@ def test_the_dots_of_speed_are_medians():
     assert re.findall(r"[\d,]+", finding("speed")) == [
         f"{x:,.0f}" for x in (min(ours), max(ours), min(theirs), max(theirs))
     ]
+
+
+@pytest.mark.parametrize("name", ["speed", "speed.zh"])
+def test_no_mark_of_speed_hides_another(name):
+    """Each is seen, and what is as good as posenc is named beside its mark."""
+    spots = {
+        each[0].text: (float(each.get("cx")), float(each.get("cy")))
+        for each in svg(name).iter("{http://www.w3.org/2000/svg}circle")
+        if len(each)
+    }
+    far = [abs(complex(*a) - complex(*b)) for a, b in combinations(spots.values(), 2)]
+    assert len(spots) > 40
+    assert min(far) >= 8
+    ours = {at for about, at in spots.items() if ", posenc: " in about}
+    close = {about for about, at in spots.items() if any(0 < abs(complex(*at) - complex(*spot)) < 14 for spot in ours)}
+    assert any(about.startswith("rope, textbook rotation") for about in close)
+    for about in close:
+        number = re.search(r": ([\d.]+)", about)[1]
+        assert any(label.endswith(f" {number}") for label in labels(name)), about
 
 
 def test_the_marks_of_packages_are_the_verdicts():
