@@ -201,23 +201,7 @@ def test_the_marks_of_packages_are_the_verdicts():
 
 
 @EDITIONS
-def test_numbers_of_the_readme_are_measured(text):
-    demo = {name: [f"{mean:.2f}" for mean, _ in row] for name, row in read(pictures.DEMO)["loss"].items()}
-    table = rows(tables(text)[0])
-    assert numbers(table["`rope`"]) == [demo["rope"][0], demo["t5"][0], demo["alibi"][0]]
-    assert numbers(table["`alibi`"]) == ["8", demo["alibi"][-1], demo["rope"][-1]]
-    board = read(pictures.TASKS)
-    losses, recall = (
-        {row["name"]: row["lengths"] for row in board["tasks"][task]["arms"]} for task in ("text", "recall")
-    )
-    best = losses["stick_breaking"]
-    assert all(best[at]["group"] == 1 for at in (0, -1))
-    right = [f"{100 * recall[name][-1]['accuracy']['mean']:.0f}" for name in ("stick_breaking", "rope")]
-    loss = [f"{best[at]['loss']['mean']:.2f}" for at in (0, -1)]
-    compared = str(len(board["settings"]["encodings"]))
-    assert numbers(table["`stick_breaking`"]) == [compared, loss[0], "8", loss[1], *right]
-    assert "0.01" in table["`dual_chunk`"]
-    assert "running text +0.01" in titles("longer")["dual_chunk"]
+def test_memory_and_passkeys_of_the_readme_are_measured(text):
     memory = dots("t5")
     assert f"{memory.pop('posenc'):.0f} MiB" in text
     assert f"[{min(memory.values()):.0f}]" in text
