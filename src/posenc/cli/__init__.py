@@ -25,6 +25,7 @@ from posenc.cli.extend import Extend
 from posenc.cli.listing import Cite, List
 from posenc.cli.predict import Predict
 from posenc.errors import InputError, unknown
+from posenc.stopping import terminable
 
 COMMANDS: dict[str, type[Command]] = {
     "list": List,
@@ -66,7 +67,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if command is None:
             return _without_command(arguments)
         options = parse(command, arguments[1:], shlex.join(["posenc", *arguments]))
-        with remove_empty_dirs(getattr(options, "out", None)):
+        with terminable(), remove_empty_dirs(getattr(options, "out", None)):
             code = options.run()
         if sys.stdout is not None:  # the caller may have closed it
             sys.stdout.flush()

@@ -25,7 +25,8 @@ import torch
 from posenc.errors import InputError, described
 from posenc.lab.bench.case import DTYPES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
 from posenc.lab.bench.cases import CASES
-from posenc.lab.machine import cores, die_with_parent, free_bytes, keep_freed_memory, measurable, peak
+from posenc.lab.machine import cores, free_bytes, keep_freed_memory, measurable, peak
+from posenc.lab.processes import die_with_parent, shielded
 
 TIME, MEMORY = "time", "memory"
 MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
@@ -157,7 +158,8 @@ def in_new_process(function: Callable[..., Any], *args: object, announce: Announ
     PROCESSES.set_forkserver_preload(preload)
     receiving, sending = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=_run, args=(sending, function, args))
-    process.start()
+    with shielded():  # the first call starts the server, too
+        process.start()
     sending.close()
     try:
         while True:
@@ -182,7 +184,7 @@ def in_new_process(function: Callable[..., Any], *args: object, announce: Announ
 def _run(sending: Connection, function: Callable[..., Any], args: Sequence[object]) -> None:
     """In the new process."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is `shielded`
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what libraries print is no result
