@@ -78,7 +78,7 @@ class Worker(SpawnProcess):
             """The library's, which has no setting for the command."""
 
             _launch = FunctionType(
-                popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]
+                popen_spawn_posix.Popen._launch.__code__,
                 vars(popen_spawn_posix)
                 | {"spawn": SimpleNamespace(**vars(spawn) | {"get_command_line": _command_line})},
             )

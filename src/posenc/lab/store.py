@@ -126,7 +126,7 @@ class Store(Folder):
 
         owner = self.directory / OWNER
         try:
-            with FileLock(self.directory / LOCK).acquire(blocking=False):  # the file stays: see docs/reliability.md
+            with FileLock(self.directory / LOCK).acquire(blocking=False):
                 since = datetime.now(UTC).isoformat(timespec="seconds")
                 run = f"{command[:1000]} (process {os.getpid()} on {platform.node()}, since {since})"
                 for folder in (self.directory, self.directory / "cells", self.directory / "checkpoints", None):
@@ -136,6 +136,9 @@ class Store(Folder):
                     yield
                 finally:
                     owner.unlink(missing_ok=True)
+                    if os.listdir(self.directory) == [LOCK]:  # a run that was refused leaves nothing
+                        with contextlib.suppress(OSError):  # Windows
+                            (self.directory / LOCK).unlink()
         except Timeout:
             run = owner.read_text() if owner.exists() else "another run"
             raise InputError(
