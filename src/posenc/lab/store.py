@@ -131,8 +131,8 @@ class Store(Folder):
                 run = f"{command[:1000]} (process {os.getpid()} on {platform.node()}, since {since})"
                 for folder in (self.directory, self.directory / "cells", self.directory / "checkpoints", None):
                     sweep(folder)
-                self.write(OWNER, run)
                 try:
+                    self.write(OWNER, run)
                     yield
                 finally:
                     owner.unlink(missing_ok=True)
