@@ -71,14 +71,14 @@ class Worker(SpawnProcess):
     @staticmethod
     def _Popen(process: BaseProcess) -> Any:
         if not LINUX:
-            return SpawnProcess._Popen(process)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process)
         from multiprocessing import popen_spawn_posix
 
         class Popen(popen_spawn_posix.Popen):
             """The library's, which has no setting for the command."""
 
             _launch = FunctionType(
-                popen_spawn_posix.Popen._launch.__code__,
+                popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]
                 vars(popen_spawn_posix)
                 | {"spawn": SimpleNamespace(**vars(spawn) | {"get_command_line": _command_line})},
             )

@@ -361,7 +361,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     from transformers import modeling_gguf_pytorch_utils as reading
 
     theirs: Any = reading.load_gguf_checkpoint  # shows a progress bar wherever it runs; this one on a terminal alone
-    quiet = vars(reading) | {"tqdm": partial(reading.tqdm, disable=None)}
+    quiet = vars(reading) | {"tqdm": partial(vars(reading)["tqdm"], disable=None)}
     load_gguf_checkpoint = FunctionType(theirs.__code__, quiet, theirs.__name__, theirs.__defaults__)
     file = {"gguf_file": path.name, "local_files_only": True}
     with _reading(f"{path}: this GGUF file cannot be read: "), read_gguf(path) as reader:
