@@ -21,20 +21,21 @@ SLOW_COPY = """
 import sys, time
 import transformers
 from posenc.cli import main
-from posenc.pretrained import gguf_file
-def slow(owner, name):
+from posenc.pretrained import finetune, gguf_file
+def slow(owner, name, seconds=3):
     write = getattr(owner, name)
     def written(*given, **more):
         result = write(*given, **more)
-        print("half written", file=sys.stderr, flush=True)
-        time.sleep(3)
+        print("under way", file=sys.stderr, flush=True)
+        time.sleep(seconds)
         return result
     setattr(owner, name, written)
 slow(transformers.PreTrainedModel, "save_pretrained")
 slow(gguf_file, "_write_weights")
+slow(finetune, "_loss", 0)
 sys.exit(main())
 """
-"""The command, which takes a while in the middle of its output."""
+"""The command, which says when it trains, and takes a while in the middle of its output."""
 
 TINY = [
     "--length",
@@ -57,7 +58,7 @@ TINY = [
 ]
 COMPARE = ["compare", "--out", "OUT", "--encodings", "none", "log_n", "--seeds", "2", "--steps", "150", *TINY]
 EXTEND = ["extend", "MODEL", "--method", "linear", "--factor", "2", "--no-verify"]
-FINETUNE = ["--finetune", "TEXT", "--length", "16", "--checkpoint", "OUT/checkpoint", "--steps", "300"]
+FINETUNE = ["--finetune", "TEXT", "--length", "16", "--checkpoint", "OUT/checkpoint", "--steps", "100"]
 FIT = "fit:start=linear:steps=20:patience=99"
 EVAL = ["--tasks", "copying:segment=8", "--methods", "rerope:window=16", "--lengths", "80", "96", "--samples", "2"]
 BENCH = [
@@ -92,14 +93,14 @@ CASES = {
     "compare, while workers import": ([*COMPARE, "--workers", "2"], lambda out, err: (out / ".running").exists()),
     "eval": (["eval", "MODEL", *EVAL, "--seeds", "6", "--out", "OUT"], cells(2)),
     "bench": (["bench", "rope", *BENCH, "--out", "OUT"], cells(1)),
-    "finetune": ([*EXTEND, *FINETUNE, "--out", "OUT/model"], shown("fine-tuning, loss")),
+    "finetune": ([*EXTEND, *FINETUNE, "--out", "OUT/model"], shown("under way")),
     "fit": (
         ["extend", "MODEL", "--method", FIT, "--factor", "2", "--text", "TEXT", "--no-verify", "--option",
          "checkpoint=OUT/checkpoint", "--out", "OUT/model"],
         lambda out, err: (out / "checkpoint" / "fit.pt").exists(),
     ),
-    "to_hf": ([*EXTEND, "--out", "OUT/model"], shown("half written")),
-    "to_gguf": ([*EXTEND, "--gguf", "OUT/model.gguf"], shown("half written")),
+    "to_hf": ([*EXTEND, "--out", "OUT/model"], shown("under way")),
+    "to_gguf": ([*EXTEND, "--gguf", "OUT/model.gguf"], shown("under way")),
 }  # fmt: skip
 QUICK = ("compare, 2 workers", signal.SIGTERM)
 """The one that runs in every suite."""
@@ -123,7 +124,7 @@ class Run:
         self.temporary.mkdir(exist_ok=True)
         self.out.mkdir(exist_ok=True)
         words = [word.replace("OUT", str(self.out)) for word in CASES[name][0]]
-        start = [sys.executable, "-c", SLOW_COPY] if name.startswith("to_") else COMMAND
+        start = [sys.executable, "-c", SLOW_COPY] if name in ("finetune", "to_hf", "to_gguf") else COMMAND
         environment = os.environ | {"TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
         with self.err.open("w") as err, (folder / "stdout").open("w") as stdout:
             self.process = subprocess.Popen(
