@@ -304,6 +304,27 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     )
 
 
+LARGEST_RATIO = 32.0
+"""Bases up to so many times the smallest are tried by `safe_base`."""
+
+
+def safe_base(length: int, head_dim: int, smallest: float, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
+    """The base from which on all larger ones serve a length, as far as they are tried.
+
+    Of the bases from `smallest_base` to 32 times it, each a factor 1 + step above the last, the one after the last with a
+    negative sum. Arguments as there; smallest: its result. It tries about four times as many bases as serve.
+    """
+    theta = frequencies_of(schedule, head_dim, smallest)
+    base, failing = smallest * LARGEST_RATIO, torch.zeros(0, dtype=torch.float64)
+    while base > smallest:
+        theta = frequencies_of(schedule, head_dim, base)
+        worst = _negative_near_the_end(theta, length)
+        if worst is not None:
+            return base * (1 + step)
+        base /= 1 + step
+    return smallest
+
+
 def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> Tensor | None:
     """Some of the distances below length at which the sum is negative; the longest fail first as a base grows."""
     for end in range(length, 0, -block):
