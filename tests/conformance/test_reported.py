@@ -186,7 +186,11 @@ REPORTED = [
     (backwards, "rotary", "rotates backwards"),
     (flag_ignored, "t5", "the bidirectional flag is ignored"),
     (along_heads, "rotary", "x is turned along its heads (axis 1)"),
-    (along_batch, "rotary", "x is turned along the batch (axis 0), expected along its tokens: row n turns by position n"),
+    (
+        along_batch,
+        "rotary",
+        "x is turned along the batch (axis 0), expected along its tokens: row n turns by position n",
+    ),
     (half_the_width, "rotary", "wrong exponent: base^(-4c/d)"),
     (ladder_to_the_end, "rotary", "the last frequency is 1/base"),
     (scaled, "rotary", "every value is multiplied by 1/sqrt(head_dim)"),

@@ -32,6 +32,9 @@ UNKNOWN = "in a way that is not known here"
 UNWRITTEN = (
     "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
 )
+CAST = (
+    "float32 comes out for half precision: cast a module with x (module.to(x.dtype)), to test what a half-precision model has"
+)
 FEW = 11
 """Faults of a kind of which more than two are tried together."""
 VERDICTS = {True: "conforms", False: "does not conform", None: "could not be run"}
@@ -123,7 +126,7 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
         broken, untested = broken_invariants(caller)
         new = [f for f in broken if not any(f.partition(" (while checking: ")[0] in known for known in in_other_dtypes)]
         findings += in_other_dtypes + new + _state(caller, answered[0])
-        notes += skipped + untested
+        notes += skipped + untested + [CAST] * any("float16 in, float32 out" in finding for finding in broken)
     errors = [error for result in answered if (error := _largest_error(result)) is not None and math.isfinite(error)]
     unique = tuple(dict.fromkeys(findings))
     return Verdict(
@@ -183,7 +186,9 @@ def explain(results: Sequence[CaseResult], known: Explanation) -> list[Explanati
     combined = [name for name in candidates if name not in CLAMPS]
     roundings = [tuple(n for n in names if n in combined) for names in ROUNDINGS.values()]
     # wrong and short ones reject a fault soonest
-    results = [replace(r, case=_with_tensor(r.case)) for r in sorted(results, key=lambda r: (r.right, r.expected.numel()))]
+    results = [
+        replace(r, case=_with_tensor(r.case)) for r in sorted(results, key=lambda r: (r.right, r.expected.numel()))
+    ]
 
     def groups(size: int) -> Iterator[tuple[str, ...]]:
         if size < 3 or len(combined) <= FEW:

@@ -64,15 +64,16 @@ def then(**changes: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
 
     def changed(formula: Formula) -> Formula:
         def with_changes(**given: Any) -> Any:
-            both = {
-                name: lambda x, change=change, later=given.get(name, formulas.unchanged): later(change(x))
-                for name, change in changes.items()
-            }
+            both = {name: _after(change, given.get(name, formulas.unchanged)) for name, change in changes.items()}
             return _called(formula, {**given, **both})
 
         return with_changes
 
     return changed
+
+
+def _after(change: Callable[[Tensor], Tensor], later: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: later(change(x))
 
 
 def each(change: Callable[[Any], Any], name: str = "positions") -> dict[str, Any]:
@@ -167,7 +168,14 @@ LADDER: Faults = {
         "base": lambda a: a["base"] ** (1 + 2 / ((a.get("rotary_dim") or len(a["x"][0][0][0])) - 2))
     }
 }
-ROTATIONS: Faults = {BACKWARDS: each(lambda p: -p), UNTURNED: each(lambda p: 0), **TABLES, **LADDER, **ALONG, **POSITIONS}
+ROTATIONS: Faults = {
+    BACKWARDS: each(lambda p: -p),
+    UNTURNED: each(lambda p: 0),
+    **TABLES,
+    **LADDER,
+    **ALONG,
+    **POSITIONS,
+}
 HALF: Faults = {
     "layout is interleaved, expected half": variant(layout="interleaved"),
     "layouts are mixed: x is turned by halves with tables of interleaved pairs (repeat_interleave, expected cat)":
@@ -257,7 +265,9 @@ def _powers_of_two(num_heads: int, *, first: int = 1) -> list[float]:
     return [2 ** (-8 * (h + first) / num_heads) for h in range(num_heads)]
 
 
-def _two_ladders(x: Any, positions: Any, base: float, first: Sequence[int], second: Sequence[int], **options: Any) -> Tensor:
+def _two_ladders(
+    x: Any, positions: Any, base: float, first: Sequence[int], second: Sequence[int], **options: Any
+) -> Tensor:
     """M-RoPE whose two channels of a pair turn by positions of the axes first[c] and second[c]."""
     turned, given = [], torch.as_tensor(positions, dtype=torch.float64)
     for axes in (first, second):
@@ -338,7 +348,9 @@ MANY: Faults = {
     **LADDER,
     **ALONG,
     **{
-        f"positions are rounded to {name}, which counts to {last}": each(lambda p, dtype=dtype: _rounded(torch.tensor(float(p)), dtype).item())
+        f"positions are rounded to {name}, which counts to {last}": each(
+            lambda p, dtype=dtype: _rounded(torch.tensor(float(p)), dtype).item()
+        )
         for name, (dtype, last) in SHORT_DTYPES.items()
     },
     "positions are ignored: row n is taken to be at position n": {

@@ -106,7 +106,14 @@ def positions_of(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def m_rope(
-    x: Any, positions: Any, base: float, sections: Sequence[int], *, interleaved: bool = False, begin: int = 1, **options: Any
+    x: Any,
+    positions: Any,
+    base: float,
+    sections: Sequence[int],
+    *,
+    interleaved: bool = False,
+    begin: int = 1,
+    **options: Any,
 ) -> Tensor:
     """M-RoPE, half layout: the pairs are dealt to time, height and width, positions (3, seq), as sections counts them.
 

@@ -210,7 +210,9 @@ def format_exception(error: BaseException) -> str:
 def _raised_at(error: BaseException) -> str:
     """The file and the line that raised, and those of the tested function where they are elsewhere."""
     here = str(Path(__file__).parent)
-    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(here)]
+    frames = [
+        (f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(here)
+    ]
     frames = [frame for frame in frames if not frame[0].startswith("<")]
     if not frames:
         return ""
