@@ -32,9 +32,7 @@ UNKNOWN = "in a way that is not known here"
 UNWRITTEN = (
     "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
 )
-CAST = (
-    "float32 comes out for half precision: cast a module with x (module.to(x.dtype)), to test what a half-precision model has"
-)
+CAST = "float32 comes out for half precision: cast a module with x (module.to(x.dtype)), to test what a half-precision model has"
 FEW = 11
 """Faults of a kind of which more than two are tried together."""
 VERDICTS = {True: "conforms", False: "does not conform", None: "could not be run"}
