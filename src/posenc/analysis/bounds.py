@@ -258,8 +258,8 @@ def longest_length(
     frequencies: Schedule | Tensor | None = None,
     limit: int = 1 << 20,
 ) -> int | None:
-    """The longest context that a base serves: the first distance m at which sum_c cos(m theta_c) < 0, from where a key
-    like the query is no longer preferred to a random one. None where there is none below `limit`.
+    """The longest context that a base serves: the first distance m at which sum_c cos(m theta_c) < 0, where a key
+    like the query is not preferred to a random one (at later distances it may be). None where there is none below `limit`.
 
     A necessary condition that the paper derives and finds confirmed, not a promise: Llama 2 was trained on more than
     twice its 1707. head_dim: channels that rotate. frequencies: a schedule as text or data (made for this base), or
