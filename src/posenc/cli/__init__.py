@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage; an error of the user's is one line."""
+"""The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage, 3 what conform tests could not be
+run; an error of the user's is one line."""
 
 import io
 import os
@@ -123,7 +124,8 @@ def _without_command(arguments: Sequence[str]) -> int:
         usage="posenc COMMAND ...",
         description="Compare, extend and measure positional encodings.\n\ncommands:\n" + "\n".join(lines),
         epilog="posenc COMMAND --help lists the options of a command.\n"
-        "Exit codes: 0 done; 1 failed, interrupted, or a problem was found; 2 bad usage.",
+        "Exit codes: 0 done; 1 failed, interrupted, or a problem was found; 2 bad usage; "
+        "3 the function that conform tests could not be run.",
     )
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     parser.parse_args(arguments)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from posenc.lab.files import Folder
     from posenc.report.terminal import Display
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED, USAGE, NOT_RUN = 0, 1, 2, 3
 LONGEST_MESSAGE = 2400
 """Characters of an error message that are shown."""
 
