@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
 from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import RunRotation, exactly, table_device, transformed, unturned
+from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
-from posenc.positions.visibility import Branch
+from posenc.positions.visibility import Branch, Hidden, left_out
 
 T = TypeVar("T")
 
@@ -411,7 +411,7 @@ class Encoding(nn.Module):
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
         been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
         learns its angles, is made in every call."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or intercepted():
             return make()
         facts, tables = self._facts()
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
@@ -550,9 +550,14 @@ def number_of_gates(encoding: Encoding, layer: int) -> int:
 
 
 def checked_gates(
-    encoding: Encoding | None, gates: Tensor | Sequence[Tensor] | None, k: Tensor, layer: int
+    encoding: Encoding | None,
+    gates: Tensor | Sequence[Tensor] | None,
+    k: Tensor,
+    layer: int,
+    hidden: Hidden | None = None,
 ) -> tuple[Tensor, ...]:
-    """The gates that a call is given, with a row for each of k.
+    """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
+    `Positions.hidden`.
 
     Raises:
         InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
@@ -565,6 +570,7 @@ def checked_gates(
             f"gates={len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the "
             "input of the layer's projections, with those of cached keys in front"
         )
+    checked = []
     for gate in given:
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
         if not fits or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
@@ -577,14 +583,12 @@ def checked_gates(
             )
         if gate.device != k.device:
             raise InputError(f"gates are on {gate.device}, k on {k.device}: move them")
-        if (
-            gate.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not transformed()
-            and not bool(gate.isfinite().all())
-        ):
+        gate = left_out(hidden, gate)
+        looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+        if looks and not intercepted() and not bool(gate.isfinite().all()):
             raise InputError(f"gates={shown(gate)}: not finite; check the layer's input and the weights of {encoding}")
-    return tuple(gate.expand(len(k), -1, -1, -1) for gate in given)
+        checked.append(gate.expand(k.shape[0], -1, -1, -1))
+    return tuple(checked)
 
 
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
