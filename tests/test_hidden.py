@@ -1,14 +1,12 @@
 """Hidden tokens may hold anything: what they hold reaches no output and no gradient, under any encoding, on any backend."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
 import posenc
-from posenc import InputError, Positions, attention, linear_attention
-from posenc.backends import BACKENDS
+from posenc import InputError, Positions, attention
 from posenc.conformance.fixtures import DECODER, ENCODER, EncodingUnderTest, named, uncompiled
 from posenc.encoding import gates_of
 

@@ -27,6 +27,7 @@ from posenc.encoding import (
     prefix_of,
     queries_rotated_by,
     require_fit,
+    require_values,
     restricted_by,
     rotated_by,
     scale_in,
@@ -357,6 +358,7 @@ def prepare(
     k, v = left_out(of_keys, k), left_out(of_keys, v)
     given = checked_gates(encoding, gates, k, layer, of_keys)
     if encoding is not None:
+        require_values(encoding, q)
         positions = restricted_by(encoding, positions, layer).with_gates(given)
         if keys_rotated:
             _check_keys_unread(encoding, layer)

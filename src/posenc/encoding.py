@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
-from posenc.errors import InputError, check_arguments, check_sizes, shown
+from posenc.errors import InputError, check_arguments, check_devices, check_sizes, shown
 from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
@@ -507,6 +507,7 @@ def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positi
 
 def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int) -> Tensor:
     """`Encoding.embed`, validated."""
+    require_values(encoding, x)
     result = encoding.embed(x, positions, layer)
     if result is not x and not (isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()):
         raise _returned(encoding, "embed", result, f"return a tensor of x's shape {tuple(x.shape)}")
@@ -530,6 +531,7 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
+    require_values(encoding, x)
     with exactly(x):
         result = encoding.gates(x, layer)
     gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
@@ -539,6 +541,12 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
                 encoding, "gates", gate, f"return (batch, heads, seq, width), {x.shape[0]} x any x {x.shape[1]} x any"
             )
     return gates
+
+
+def require_values(encoding: Encoding, x: Tensor) -> None:
+    """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to."""
+    if not torch.compiler.is_compiling():
+        check_devices(encoding.known_as, x, *encoding.parameters())
 
 
 def number_of_gates(encoding: Encoding, layer: int) -> int:
