@@ -93,8 +93,7 @@ def test_nothing_made_under_a_mode_outlives_it(name):
     case, positions = Case(name), Positions.arange(1, 6, causal=True)
     inputs = case.inputs(positions)
     fresh = case.results(inputs, Positions.arange(1, 6, causal=True), trains=False)[0]
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        # what reads a number, or mixes in a real table, cannot run there
-        with contextlib.suppress(Exception):
-            case.results([mode.from_tensor(x) for x in inputs], positions, trains=False)
+    # what reads a number, or mixes in a real table, cannot run there
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, contextlib.suppress(Exception):
+        case.results([mode.from_tensor(x) for x in inputs], positions, trains=False)
     assert torch.equal(case.results(inputs, positions, trains=False)[0], fresh)
