@@ -508,6 +508,12 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def intercepted() -> bool:
+    """Whether a dispatch mode, such as FakeTensorMode, makes of each operation what it likes: nothing made under it may be
+    remembered."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool) -> Tensor:
     if x.numel() <= TINY and not inplace:
         return formula(x, cos, sin, layout, start)

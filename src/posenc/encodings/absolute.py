@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, pad
 
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.shared import check_beyond, normal_parameter
+from posenc.encodings.shared import check_beyond, make_orthogonal, normal_parameter
 from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
@@ -50,7 +50,7 @@ class Absolute(Encoding):
             self.projection: nn.Linear = nn.Linear(2 * self.dim, self.dim, bias=False)
             with torch.no_grad():
                 nn.init.eye_(self.projection.weight[:, : self.dim])
-                nn.init.orthogonal_(self.projection.weight[:, self.dim :])
+                make_orthogonal(self.projection.weight[:, self.dim :])
 
     def codes(self, positions: Positions) -> Tensor:
         """The codes of the queries' positions: (batch or 1, num_queries, dim)."""

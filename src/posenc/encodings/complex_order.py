@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posenc.encoding import Encoding, require_fit
+from posenc.encodings.shared import make_orthogonal
 from posenc.errors import InputError, check_positive
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -60,7 +61,7 @@ class ComplexOrder(Encoding):
             nn.init.zeros_(self.frequency.weight)
             nn.init.zeros_(self.phase.weight)
             nn.init.eye_(self.projection.weight[:, : self.dim])
-            nn.init.orthogonal_(self.projection.weight[:, self.dim :])
+            make_orthogonal(self.projection.weight[:, self.dim :])
 
     def waves(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Real and imaginary part of the words at the queries' positions: two (batch, seq, dim)."""

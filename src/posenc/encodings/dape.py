@@ -99,4 +99,4 @@ class DAPE(Encoding):
         q, k = (scores.new_empty(()).expand(*sizes, n, 1) for n in (positions.num_queries, positions.num_keys))
         (term,) = bias_of(self.adapted, q, k, positions, layer)
         keys = slice(first_key, first_key + scores.shape[3])
-        return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys)
+        return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys).to(scores)  # fractional ids

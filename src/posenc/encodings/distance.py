@@ -155,7 +155,9 @@ class GridALiBi(ALiBi):
         dtype = torch.promote_types(q.dtype, torch.float32)
 
         def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = (i - j).square().sum(-1).to(dtype).sqrt()
+            squares = (i - j).square().sum(-1).to(dtype)
+            apart = squares > 0  # the slope of a root at 0 is infinite
+            distance = torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
             unplaced = prefix_tokens(i) | prefix_tokens(j)
             return self.of_distance(head, distance.masked_fill(unplaced, 0), layer, dtype)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError, check_flags, check_integers, check_value, holds_integers, shown
+from posenc.functional import intercepted
 from posenc.positions.ids import (
     Ids,
     as_indices,
@@ -32,6 +33,7 @@ from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
     Branch,
+    Hidden,
     MaskMod,
     Region,
     VisibleBlocks,
@@ -891,6 +893,23 @@ class Positions:
         """Whether there is padding, or more than one document."""
         return self.valid is not None or self.q_valid is not None or self.q_document is not None
 
+    def hidden(self) -> tuple[Hidden | None, Hidden | None]:
+        """The queries that are padding, and the keys that no query sees: padding, and what comes after every query, as free
+        slots of a cache do. None: there are none. What only a window or a document hides is a token."""
+        if self.valid is None and self.q_valid is None and (not self.causal or self.q_order is self.k_order):
+            return None, None
+        return self.shared("hidden", self._hidden)
+
+    def _hidden(self) -> tuple[Hidden | None, Hidden | None]:
+        queries = None if self.q_valid is None else ~self.q_valid
+        keys = None if self.valid is None else ~self.valid
+        ahead = None if self.diagonal is None else self.num_keys - self.diagonal - self.num_queries
+        if self.causal and self.q_order is not self.k_order and (ahead is None or ahead > 0):
+            later = self.k_order > self.q_order.amax(1, keepdim=True)
+            later = later if self.prefix is None else later & ~self.prefix
+            keys = later if keys is None else keys | later
+        return Hidden.of(queries), Hidden.of(keys)
+
     @property
     def sees_future(self) -> bool:
         """Whether a query may see keys after itself."""
@@ -941,7 +960,7 @@ class Positions:
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """A value that depends on these positions and the key alone, computed once and without gradient. Positions
         that are derived from these start without it."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or intercepted():
             return make()
         if key not in self._memo:
             with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
