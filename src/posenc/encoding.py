@@ -132,6 +132,8 @@ class Encoding(nn.Module):
     """The code of a position takes computing those of all positions before it."""
     shifts_queries: ClassVar[bool] = False
     """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
+    normalises: bool = False
+    """`rotate` divides queries and keys by their norms, which a rotation before it in a sum must leave as they are."""
     centres_keys: bool = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
     shift_invariant: bool = False
@@ -840,33 +842,40 @@ def _in_turn(act: Callable[[Encoding, Tensor, Positions, int], Tensor]) -> Any:
 
 
 class Sum(Composite):
-    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
+    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added.
+
+    commutes: what its parts do to queries and keys depends on distances alone, if it does in each part.
+    """
 
     name = "sum"
 
     def __init__(self, *parts: Encoding) -> None:
         super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
         rotating = [part.planes for part in self if part.planes != ()]
-        commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
+        self.commutes: bool = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
         leaves = [(number, leaf) for number, part in enumerate(_in_order(self)) for leaf in _leaves(part)]
         for number, leaf in leaves:
             if leaf.centres_keys:
                 self._check_beside_centred(number, leaf, leaves)
             if "scores" in leaf.sites() and rotating:  # what it does to queries does not commute with a rotation
-                commute = False
-            if leaf.shifts_queries and any(other.planes != () for before, other in leaves if before < number):
-                commute = False
-        self.shift_invariant = commute and self.shift_invariant
+                self.commutes = False
+            before = [other for at, other in leaves if at < number and other.planes != ()]
+            if (leaf.shifts_queries and before) or (leaf.normalises and not all(other.isometric for other in before)):
+                self.commutes = False
+        self.shift_invariant = self.commutes and self.shift_invariant
         _only("encodings that rotate values", [part if "rotate_values" in part.sites() else None for part in self])
 
     @staticmethod
     def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
-        others = [x for at, x in leaves if at != number and (x.planes != () or (x.shifts_queries and at > number))]
-        if any(x.planes is None or x.planes != centred.planes for x in others):
+        others = [
+            x for at, x in leaves
+            if at != number and (x.planes != () or "scores" in x.sites() or (at > number and (x.shifts_queries or x.normalises)))
+        ]  # fmt: skip
+        if any(x.planes is None or x.planes != centred.planes or "scores" in x.sites() for x in others):
             raise InputError(
                 f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
-                "distance from the middle of a call's keys, which cancels only beside rotations of the same channels in "
-                "the same layout, and of queries moved before it; use one of them, or that other first"
+                "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "
+                "the same layout, and of queries moved or normalised before it; use one of them, or that other first"
             )
 
     @property

@@ -312,6 +312,10 @@ class LogWindow(_PatchBias):
 
     planes = ()
 
+    @property
+    def normalises(self) -> bool:  # type: ignore[override]
+        return self.cosine
+
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
         if not self.cosine:
