@@ -233,13 +233,13 @@ class Settings(OverLengths):
             distances = torch.arange(self.length)
             buckets = t5_bucket(
                 -distances,
-                bidirectional=term.bidirectional,
+                bidirectional=bool(term.bidirectional),
                 num_buckets=term.num_buckets,
                 max_distance=term.max_distance,
             )
             last = t5_bucket(
                 torch.tensor([-(10**6)]),
-                bidirectional=term.bidirectional,
+                bidirectional=bool(term.bidirectional),
                 num_buckets=term.num_buckets,
                 max_distance=term.max_distance,
             )
