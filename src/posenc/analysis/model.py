@@ -326,7 +326,7 @@ def random_model(
 ) -> Transformer:
     """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. The
     model has the same weights under every encoding; the encoding's are N(0, 0.5^2), since zeros would hide it."""
-    causal_only = any(term.map or lookup(term.name).causal_only for term in read(encoding).terms)
+    causal_only = any(term.map or lookup(term.name, may_import=True).causal_only for term in read(encoding).terms)
     config = replace(config, causal=config.causal or causal_only)
     with seeded(seed):
         made = create(

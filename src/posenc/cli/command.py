@@ -26,6 +26,7 @@ import torch
 from posenc import __version__
 from posenc.errors import InputError, printable, unknown
 from posenc.lab.files import Folder
+from posenc.spec import names_code
 
 CONFIG = "config.yaml"
 MARK = "# posenc "
@@ -45,6 +46,7 @@ class How:
         positional: it is given without a flag.
         append: the flag takes one value and may be repeated.
         unless: settings which, given as flags, make the value in a file out of date.
+        code: its values may be MODULE:NAME or FILE:NAME, on the command line alone.
     """
 
     metavar: str | None = None
@@ -52,6 +54,7 @@ class How:
     positional: bool = False
     append: bool = False
     unless: tuple[str, ...] = ()
+    code: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,13 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
     path, as_json, printing = values.pop("config", None), values.pop("json", False), values.pop("print_config", False)
     if path is not None:
         in_file = read_settings(path, command)
-        values = {n: v for n, v in in_file.items() if values.keys().isdisjoint(known[n].how.unless)} | values
+        in_file = {
+            n: v for n, v in in_file.items() if n not in values and values.keys().isdisjoint(known[n].how.unless)
+        }
+        for name, value in in_file.items():
+            if known[name].how.code:
+                _check_names_no_code(path, known[name], value if isinstance(value, tuple) else (value,))
+        values |= in_file
     of_command = {name: each for name, each in known.items() if not each.section}
     missing = [each.written for name, each in of_command.items() if each.default is MISSING and name not in values]
     if missing:
@@ -275,6 +284,18 @@ def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
         return _values(build(command).parse_intermixed_args(words))
     except (OSError, ValueError) as error:
         raise InputError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_names_no_code(path: str, setting: Setting, texts: Sequence[str]) -> None:
+    """Raises:
+    InputError: a text in a file names code, which only the command line may."""
+    for text in texts:
+        if names_code(text):
+            flag = "" if setting.how.positional else f"{setting.written} "
+            raise InputError(
+                f"--config {path}: {setting.key}: {text!r} names code, which a file cannot make posenc run: if it is yours, "
+                f"write it on the command line as well: {flag}{' '.join(texts)}"
+            )
 
 
 def _load(path: Path) -> Any:

@@ -8,6 +8,7 @@ A file is {"schema", "task", "seed", "settings", "data", "versions", "machines",
 """
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,11 +21,14 @@ from posenc.lab.experiment import Run, versions
 from posenc.lab.files import Folder
 from posenc.lab.results import CURVE_POINTS, LOSS, RunRecord, VariantScores
 from posenc.lab.study import identity
+from posenc.spec import REFUSED, names_code, read_json
 
 __all__ = ["Part", "read", "write"]
 
 SUFFIX = ".json.gz"
 SCHEMA = 1
+MOST_BYTES = 2**26
+"""Of a file, unpacked."""
 LOSSES, SHARES = 1000, 1000000
 """Units of a stored loss and of any other stored number."""
 
@@ -66,13 +70,29 @@ class Part:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The part in a file."""
-        content = json.loads(gzip.decompress(data))
+        """The part in a file.
+
+        Raises:
+            InputError: a task or an encoding that names code.
+            ValueError: another content, or one that unpacks to more than `MOST_BYTES`.
+        """
+        content = read_json(_unpacked_bytes(data))
         if content.pop("schema") != SCHEMA:
             raise ValueError("is of another schema")
+        for what, names in (("task", [content["task"]]), ("encodings", content["runs"])):
+            if code := next(filter(names_code, names), None):
+                raise InputError(f"its {what} {code!r} {REFUSED}")
         facts = {"task": content["task"], "seed": content["seed"], **content["versions"]}
         runs = {name: _unpacked(run, facts | {"encoding": name}) for name, run in content.pop("runs").items()}
         return cls(**content, runs=runs)
+
+
+def _unpacked_bytes(data: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {MOST_BYTES:,} bytes")
+    return content
 
 
 def _packed(record: RunRecord) -> dict[str, Any]:
@@ -194,7 +214,9 @@ def _parts(directory: str | Path) -> Iterator[Part]:
             part = Part.from_bytes(path.read_bytes())
             if part.name != path.name:
                 raise ValueError(f"it is {part.name}")
-        except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
+        except InputError as error:
+            raise InputError(f"directory={str(directory)!r}: {path.name}: {error}") from None
+        except (AttributeError, OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
             raise InputError(f"directory={str(directory)!r}: {path.name} is damaged ({error}); restore it") from None
         yield part
 

@@ -34,8 +34,8 @@ EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, "vision": ImageSet
 """The kinds of comparison by name."""
 
 
-def experiment(task: str) -> type[Experiment]:
-    """The kind of comparison of a name, or of "FILE:CLASS" or "MODULE:CLASS".
+def experiment(task: str, *, may_import: bool = False) -> type[Experiment]:
+    """The kind of comparison of a name, or of "FILE:CLASS" or "MODULE:CLASS". may_import: see `posenc.spec.load_object`.
 
     Raises:
         InputError: an unknown name, or what `posenc.lab.experiment.load_experiment` refuses.
@@ -44,7 +44,7 @@ def experiment(task: str) -> type[Experiment]:
         return EXPERIMENTS[task]
     if ":" not in task:
         raise unknown("task", task, EXPERIMENTS)
-    return load_experiment(task)
+    return load_experiment(task, may_import=may_import)
 
 
 @dataclass(frozen=True)

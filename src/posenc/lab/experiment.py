@@ -5,7 +5,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from inspect import isabstract
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
@@ -340,19 +339,18 @@ class Experiment(ABC):
 
 def _clamped(term: Spec) -> Spec:
     """An encoding with beyond=clamp, if it has that option and the text leaves it open."""
-    if "beyond" in dict(term.options) or "beyond" not in lookup(term.name).arguments():
+    if "beyond" in dict(term.options) or "beyond" not in lookup(term.name, may_import=True).arguments():
         return term
     return replace(term, options=(*term.options, ("beyond", "clamp")))
 
 
-@cache  # the same class each time, so that equal settings are equal
-def load_experiment(target: str) -> type[Experiment]:
-    """The experiment of "FILE:CLASS" or "MODULE:CLASS", whose name this text then is.
+def load_experiment(target: str, *, may_import: bool) -> type[Experiment]:
+    """The experiment of "FILE:CLASS" or "MODULE:CLASS", whose name this text then is. may_import: see `load_object`.
 
     Raises:
         InputError: what `load_object` refuses, or no complete subclass of `Experiment`.
     """
-    cls = load_object(target)
+    cls = load_object(target, may_import=may_import)
     if not (isinstance(cls, type) and issubclass(cls, Experiment)):
         raise InputError(
             f"task={target}: is no subclass of posenc.lab.experiment.Experiment; docs/synthetic-lab.md has an example"
@@ -365,7 +363,8 @@ def load_experiment(target: str) -> type[Experiment]:
 
 
 def _unpickled(target: str, settings: Mapping[str, Any]) -> Experiment:
-    return load_experiment(target)().changed(**settings)
+    """In another process of the same run, to which this one sent it."""
+    return load_experiment(target, may_import=True)().changed(**settings)
 
 
 def versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ class Unfinished(Synthetic):
 
 
 def planned(task, seeds=2, **changes):
-    corpus, settings = experiment(task)(**TINY | changes).load("generated")
+    corpus, settings = experiment(task, may_import=True)(**TINY | changes).load("generated")
     return Comparison(ENCODINGS, seeds, settings), corpus
 
 
@@ -96,8 +97,11 @@ def test_a_task_of_a_file_is_compared(task_of_file, tmp_path):
     again = pickle.loads(pickle.dumps(comparison.settings))
     assert again == comparison.settings
     run = Run.of("rope", 0, comparison.settings, corpus.digest)
-    results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), render=page)
+    render = partial(page, may_import=True)
+    results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), render=render)
     assert results["task"] == task_of_file
+    with pytest.raises(InputError, match="names code, and a text from a file runs none"):
+        page(json.loads((tmp_path / "out/results.json").read_text()))
     assert "Which symbol is the second?" in (tmp_path / "out" / "report.html").read_text()
     Path(task_of_file.rpartition(":")[0]).write_text(OWN + "\n")
     assert Run.of("rope", 0, comparison.settings, corpus.digest).id != run.id
@@ -116,7 +120,7 @@ def test_a_task_of_a_file_is_compared(task_of_file, tmp_path):
 )
 def test_tasks_that_are_none_are_refused(task_of_file, task, message):
     with pytest.raises(InputError, match=message):
-        experiment(task.format(file=task_of_file.rpartition(":")[0]))
+        experiment(task.format(file=task_of_file.rpartition(":")[0]), may_import=True)
 
 
 def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), **changes):
