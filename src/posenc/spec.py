@@ -38,6 +38,10 @@ PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
 
 MOST_TERMS = 64
 """Of a sum: each term is a module or a nested call."""
+MOST_LAYERS = 1024
+"""Of a text and of a pattern of layers."""
+MOST_CHARACTERS = 100_000
+"""Of a text."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,20 @@ def parse(text: str) -> EncodingSpec:
     """The tree of an encoding's text. Nothing is imported, and names are not looked up.
 
     Raises:
-        InputError: an option without a value, or more than 64 terms in a sum.
+        InputError: an option without a value, more than 64 terms in a sum, 1024 layers or 100,000 characters.
     """
-    return EncodingSpec(tuple(tuple(parse_sum(layer, classes=True)) for layer in _layers(text)))
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"{shown(text)}: has {len(text):,} characters; write at most {MOST_CHARACTERS:,}")
+    layers = _layers(text)
+    check_layers(text, len(layers))
+    return EncodingSpec(tuple(tuple(parse_sum(layer, classes=True)) for layer in layers))
+
+
+def check_layers(text: str, count: int) -> None:
+    """Raises:
+    InputError: more layers than a text may have."""
+    if count > MOST_LAYERS:
+        raise InputError(f"{shown(text)}: has {count:,} layers that take turns; write at most {MOST_LAYERS:,}")
 
 
 def parse_sum(text: str, classes: bool = False) -> list[Spec]:

@@ -2,9 +2,11 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
+
+import torch
 
 from posenc import position_maps
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
@@ -89,6 +91,10 @@ ENCODINGS: dict[str, type[Encoding]] = {
 # fmt: on
 
 
+MOST_BYTES = 2**30
+"""What an encoding may take because of its options; the model's shape is not bounded here."""
+
+
 def create(
     name: str | EncodingSpec,
     *,
@@ -171,6 +177,7 @@ def _single(
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
     if missing:
         raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
+    check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     return encoding if spec.map is None else Mapped(encoding, create_map(spec.map))
 
@@ -216,7 +223,32 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
     if missing:
         raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
+    check_affordable(str(name), cls, {}, arguments)
     return cls(**arguments)
+
+
+def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse options with which an encoding would take more than `MOST_BYTES`, before they are allocated. given: the model's
+    shape.
+
+    Raises:
+        InputError: names the options and the bytes.
+    """
+    sizes = {key: value for key, value in options.items() if isinstance(value, int) and value > 1}
+    if cls not in ENCODINGS.values() or math.prod([*sizes.values(), *_sizes(given.values())]) < MOST_BYTES // 64:
+        return
+    if not sizes:  # the model is as large
+        return
+    with torch.device("meta"):
+        made = cls(**given, **options)
+    size = sum(each.numel() * each.element_size() for each in {*made.parameters(), *made.buffers()})
+    if size > MOST_BYTES:
+        written = ", ".join(f"{key}={value}" for key, value in sizes.items())
+        raise InputError(f"{name} with {written}: takes {size:,} bytes; give sizes that take at most {MOST_BYTES:,}")
+
+
+def _sizes(values: Iterable[Any]) -> Iterator[int]:
+    yield from (value for value in values if isinstance(value, int) and value > 1)
 
 
 def lookup(name: object, *, may_import: bool) -> type[Encoding]:
