@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unfinished trainings on disk, so that an interrupted one continues bit for bit.
 
-DIR/checkpoints/<run id>.checkpoint is a SHA-256, which torch does not check, and what torch.save writes.
+DIR/checkpoints/<run id>.checkpoint is a SHA-256, and safetensors (`posenc.pretrained.state`).
 """
 
 import contextlib
 import hashlib
-import io
+import json
 import math
 import time
 import warnings
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors.torch import load, save
 
 from posenc.errors import InputError
 from posenc.lab.experiment import Run
 from posenc.lab.files import write_atomically
 from posenc.lab.train import Training
+from posenc.pretrained.state import STATE, packed, unpacked
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,9 @@ class TrainingCheckpoint:
             return
         state = training.state()
         if not training.world.rank:
-            content = io.BytesIO()
-            torch.save({"training": state, "seconds": self.seconds}, content)
-            write_atomically(self.path, hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
+            structure, tensors = packed({"training": state, "seconds": self.seconds})
+            content = save(tensors, {STATE: json.dumps(structure)})
+            write_atomically(self.path, hashlib.sha256(content).digest() + content)
         self.written = time.perf_counter()
 
     def _read(self) -> dict[str, Any] | None:
@@ -100,5 +101,7 @@ class TrainingCheckpoint:
             warnings.warn(f"posenc: {self.path} is damaged: it is deleted, and the training starts over", stacklevel=2)
             self.path.unlink()
             return None
-        loaded: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+        # safetensors gives a file's metadata only: the head is its length in 8 bytes, and JSON
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        loaded: dict[str, Any] = unpacked(json.loads(metadata[STATE]), load(content))
         return loaded

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from posenc.errors import InputError, shown
-from posenc.spec import read_json
+from posenc.spec import MOST_LAYERS, read_json
 
 __all__ = ["check_gguf", "check_model", "check_sizes_stated", "shapes_in", "weight_files"]
 
@@ -93,7 +93,7 @@ def check_sizes_stated(name: str, stored: Mapping[str, Any], tensors: int) -> No
             check_sizes_stated(name, value, tensors)
         elif isinstance(value, bool | str | list) or value is None:
             continue
-        elif LAYERS.fullmatch(key) and not -1 < value <= tensors:
+        elif LAYERS.fullmatch(key) and not -1 < value <= max(tensors, MOST_LAYERS):
             raise InputError(f"{name}: {key}={value}: its files have {tensors} tensors, and a layer has at least one")
         elif SIZES.fullmatch(key) and not (isinstance(value, int) and 0 < value < 2**63):
             raise InputError(f"{name}: {key}={value}: must be an integer above 0")

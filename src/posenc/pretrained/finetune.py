@@ -26,6 +26,7 @@ from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
+from posenc.pretrained.state import read, write
 
 NOT_SETTINGS = {"progress", "checkpoint", "checkpoint_minutes"}
 """Arguments that change nothing in what is trained."""
@@ -347,18 +348,21 @@ class StateFile:
         """Write it, atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
-        torch.save(state | {"identity": self.identity}, temporary)
+        write(temporary, state | {"identity": self.identity})
         os.replace(temporary, self.path)
 
     def load(self) -> dict[str, Any] | None:
         """The state; None: there is no file.
 
         Raises:
-            InputError: it is of another run.
+            InputError: it is of another run, or damaged.
         """
         if not self.path.exists():
             return None
-        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            state: dict[str, Any] = read(self.path)
+        except ValueError as error:
+            raise InputError(f"checkpoint={str(self.path)!r}: cannot be read ({error}); {self.REMEDY}") from None
         if state["identity"] != self.identity:
             raise InputError(
                 f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, {self.REMEDY}"
@@ -367,12 +371,12 @@ class StateFile:
 
 
 class Checkpoint(StateFile):
-    """A training in a folder, finetuning.pt. minutes: between two writes. texts, settings: from `prepared`."""
+    """A training in a folder, finetuning.safetensors. minutes: between two writes. texts, settings: from `prepared`."""
 
     def __init__(
         self, folder: str | Path, minutes: float, model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
     ):
-        super().__init__(Path(folder) / "finetuning.pt", identity(model, texts, settings))
+        super().__init__(Path(folder) / "finetuning.safetensors", identity(model, texts, settings))
         self.steps: int = settings["steps"]
         self.every, self.written = 60 * minutes, time.perf_counter()
 
