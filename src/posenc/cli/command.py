@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -229,7 +229,7 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
         }
         for name, value in in_file.items():
             if known[name].how.code:
-                _check_names_no_code(path, known[name], value if isinstance(value, tuple) else (value,))
+                _check_names_no_code(path, known[name], _texts(value))
         values |= in_file
     of_command = {name: each for name, each in known.items() if not each.section}
     missing = [each.written for name, each in of_command.items() if each.default is MISSING and name not in values]
@@ -303,15 +303,22 @@ def _load(path: Path) -> Any:
         raise InputError("must end in .yaml, .yml or .toml")
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix.lower() == ".toml":
-        return tomllib.loads(text)
+        return _parsed(tomllib.loads, text)
     try:
         yaml = import_module("yaml")
     except ImportError:
         raise InputError("needs PyYAML, or write TOML: pip install 'posenc[lab]'") from None
     try:
-        return yaml.load(text, yaml.BaseLoader)
+        return _parsed(lambda text: yaml.load(text, yaml.BaseLoader), text)
     except yaml.YAMLError as error:
         raise InputError(f"is not YAML: {error}") from None
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise InputError("its lists are nested too deep") from None
 
 
 def record(directory: str, command: Command, **resolved: Any) -> Folder:
@@ -328,12 +335,23 @@ def record(directory: str, command: Command, **resolved: Any) -> Folder:
     return folder
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
 def as_yaml(command: Command, **resolved: Any) -> str:
     """A command's settings as YAML that --config takes; without --out, so that a repeated run needs another folder."""
     values = command.config() | resolved
+    code = [
+        word
+        for name, setting in command.settings().items()
+        if setting.how.code and any(map(names_code, texts := _texts(values.get(name))))
+        for word in setting.words(list(texts) if setting.many else texts[0])
+    ]
+    again = " ".join([command.name, *code])  # code is imported from the command line alone
     head = f"""\
 {MARK}{command.name}: the settings of the run whose results are in this folder; every run into it writes them again.
-# Run it again: posenc {command.name} --config {CONFIG} --out NEW_FOLDER
+# Run it again: posenc {printable(again)} --config {CONFIG} --out NEW_FOLDER
 # It was: {printable(" ".join(command.typed.split()))}
 # By posenc {__version__}, torch {torch.__version__}, Python {platform.python_version()}
 

@@ -21,6 +21,7 @@ from posenc.lab.experiment import Run
 from posenc.lab.files import write_atomically
 from posenc.lab.train import Training
 from posenc.pretrained.state import STATE, packed, unpacked
+from posenc.spec import read_json
 
 
 @dataclass(frozen=True)
@@ -103,5 +104,5 @@ class TrainingCheckpoint:
             return None
         # safetensors gives a file's metadata only: the head is its length in 8 bytes, and JSON
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
-        loaded: dict[str, Any] = unpacked(json.loads(metadata[STATE]), load(content))
+        loaded: dict[str, Any] = unpacked(read_json(metadata[STATE]), load(content))
         return loaded
