@@ -280,7 +280,7 @@ def _files(name: str, stored: Mapping[str, Any], local: bool) -> list[Path]:
     stated = stored.get("transformers_weights")
     if local:
         return weight_files(Path(name), stated)
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     for file in (stated,) if stated else ("model.safetensors", INDEX):
         first = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
