@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import InputError, Positions
-from posenc.positions.ids import prefix_tokens
 
 
 def dense(positions: Positions) -> list[list[list[bool]]]:
@@ -81,7 +80,7 @@ def test_padding_mask_counts_real_tokens(mask, expected):
 
 def test_ids_keep_their_values_and_order_decides_causality():
     ids = torch.tensor([[7, 0, 3]])
-    p = Positions.from_ids(ids, causal=True)
+    p = Positions.from_ids(ids, causal=True, packed=False)
     assert p.q.equal(ids)
     assert torch.equal(p.mask()[0, 0], torch.ones(3, 3).tril().bool())
     tail = Positions.from_ids(torch.tensor([3.5]), torch.tensor([0.5, 1.5, 3.5]), causal=True)
@@ -176,7 +175,7 @@ def test_bad_input_is_named(make, message):
     [
         Positions.arange(7), Positions.arange(3, 4), Positions.arange(2, torch.tensor([5, 0, 3])),
         Positions.from_mask(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])), Positions.packed([2, 1, 4]),
-        Positions.packed(document_ids=torch.tensor([[3, 1, 3, -1, 1], [0, 0, 0, 0, 0]])), Positions.from_ids([5, 5, 2]),
+        Positions.packed(document_ids=torch.tensor([[3, 1, 3, -1, 1], [0, 0, 0, 0, 0]])), Positions.from_ids([5, 5, 2], packed=False),
         Positions.from_mask(torch.tensor([[0, 1, 1, 1]]), 2),
     ],
 )  # fmt: skip
@@ -201,11 +200,6 @@ def test_text_and_image_meet():
         posenc.attention(q, k, v, posenc.Rotary(8), p)
     with pytest.raises(posenc.InputError, match="2 coordinates, keys with 3"):
         Positions.cross(image, Positions.grid(2, 2, 2))
-
-
-def test_prefix_tokens_are_minus_one_on_every_axis():
-    assert prefix_tokens(torch.tensor([[-1, -1], [-1, 0]])).tolist() == [True, False]
-    assert not prefix_tokens(torch.tensor([[-1.0, -1.0]])).any(), "the corner of an image that spans -1 .. 1"
 
 
 @pytest.mark.parametrize("make", [lambda: Positions.arange(2.5), lambda: Positions.packed([2.7, 3.9])])

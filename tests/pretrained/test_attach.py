@@ -363,7 +363,7 @@ def test_a_users_masks_are_applied(kind: str) -> None:
     assert (mapped(x, attention_mask=allowed[None, None]).logits - mapped(x).logits).abs().max() > 0.1
     with pytest.raises(InputError, match=r"keys before a query"):
         mapped(x, attention_mask=prefix[None, None])
-    with pytest.raises(InputError, match=r"log_n scales by the number of keys that are visible"):
+    with pytest.raises(InputError, match=r"reads how many or which tokens are visible, which a 4-D mask hides"):
         extended(kind, "log_n")(x, attention_mask=allowed[None, None])
 
 
