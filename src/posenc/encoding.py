@@ -52,7 +52,9 @@ def require_fit(
         InputError: no `Positions`, or of another number of tokens or rows.
     """
     if not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
     batch = positions.batch
     for name, tensor, count in (
         ("x", x, positions.q.shape[1]),
