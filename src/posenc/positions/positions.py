@@ -674,8 +674,10 @@ class Positions:
         same = self.q is self.k and self.q_order is self.k_order
         k = q if same else _kept(move(self.k, self.k_order), self.k_placed)
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.moved(move))
-        flat = {"q_placed": None, "k_placed": None} if q.dim() == 2 else {}
-        return replace(self, q=q, k=k, sharding=sharding, images=None, **flat).with_known(diagonal=self.diagonal)
+        of_q, of_k = (None, None) if q.dim() == 2 else (self.q_placed, self.k_placed)
+        return replace(self, q=q, k=k, q_placed=of_q, k_placed=of_k, sharding=sharding, images=None).with_known(
+            diagonal=self.diagonal
+        )
 
     def marked(self) -> "Positions":
         """The same tokens with one more coordinate, for functions of positions: 1 for those that have a place, else 0."""
