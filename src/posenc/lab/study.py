@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Generic, TypeVar
 
 import posenc
 from posenc.errors import InputError
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store
+from posenc.scratch import scratch
 
 __all__ = ["Interrupted", "Pace", "Progress", "Results", "Study", "run"]
 
@@ -218,7 +218,7 @@ def run(
     if not 1 <= part <= parts:
         raise InputError(f"share={part}/{parts}: write two numbers, as in 1/4 for the first of four shares")
     study.check()
-    with TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
+    with scratch() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
         with store.lock(command or f"posenc.{study.name}, from Python"):
             ids = _identities(study)
