@@ -10,7 +10,9 @@ import io
 import math
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,11 @@ import torch
 from posenc.errors import InputError
 from posenc.lab.experiment import Run
 from posenc.lab.files import write_atomically
+from posenc.lab.study import disagreement
 from posenc.lab.train import Training
+
+Behave = Callable[[], Mapping[str, float]]
+"""Computes the behaviour of a run, see `posenc.lab.measure.behaviour`."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,10 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             self.path(run).parent.rmdir()  # unless there are others
 
-    def of(self, training: Training) -> "TrainingCheckpoint":
-        """The checkpoint of a training, which continues from it if there is one. A damaged file is deleted with a warning."""
-        return TrainingCheckpoint(training, self)
+    def of(self, training: Training, behave: Behave) -> "TrainingCheckpoint":
+        """The checkpoint of a training, which continues from it if there is one. A file that is damaged or another program's is
+        deleted with a warning."""
+        return TrainingCheckpoint(training, self, behave)
 
 
 class TrainingCheckpoint:
@@ -58,8 +65,9 @@ class TrainingCheckpoint:
     seconds: spent on the training, in earlier processes too.
     """
 
-    def __init__(self, training: Training, checkpoints: Checkpoints) -> None:
+    def __init__(self, training: Training, checkpoints: Checkpoints, behave: Behave) -> None:
         self.training = training
+        self.behave = cache(behave)
         self.path: Path = checkpoints.path(training.run)
         # a machine of a cluster may not share the folder
         minutes = checkpoints.minutes if Path(checkpoints.directory).is_dir() else 0
@@ -67,8 +75,11 @@ class TrainingCheckpoint:
         self.started: float = time.perf_counter()
         self.written: float = self.started
         if self.interval and (stored := training.world.broadcast(self._read())) is not None:
-            training.restore(stored["training"])
-            self.started -= stored["seconds"]
+            if why := disagreement(self.behave(), stored["behaviour"]):
+                self._delete(f"is another program's: {why}")
+            else:
+                training.restore(stored["training"])
+                self.started -= stored["seconds"]
 
     @property
     def seconds(self) -> float:
@@ -85,10 +96,10 @@ class TrainingCheckpoint:
             return
         if not training.world.broadcast(time.perf_counter() - self.written >= self.interval):
             return
-        state = training.state()
+        state, behaviour = training.state(), self.behave()
         if not training.world.rank:
             content = io.BytesIO()
-            torch.save({"training": state, "seconds": self.seconds}, content)
+            torch.save({"training": state, "seconds": self.seconds, "behaviour": dict(behaviour)}, content)
             write_atomically(self.path, hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
         self.written = time.perf_counter()
 
@@ -97,8 +108,12 @@ class TrainingCheckpoint:
             return None
         digest, content = (stored := self.path.read_bytes())[:32], stored[32:]
         if hashlib.sha256(content).digest() != digest:
-            warnings.warn(f"posenc: {self.path} is damaged: it is deleted, and the training starts over", stacklevel=2)
-            self.path.unlink()
+            self._delete("is damaged")
             return None
         loaded: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
         return loaded
+
+    def _delete(self, why: str) -> None:
+        if not self.training.world.rank:
+            warnings.warn(f"posenc: {self.path} {why}: it is deleted, and the training starts over", stacklevel=3)
+            self.path.unlink()
