@@ -3,16 +3,17 @@
 
     python benchmarks/behaviour.py
 
-`posenc.lab.study.TOLERANCE` has to lie between the two. Every row is a process of its own, which computes the behaviours
-(`posenc.lab.measure.behaviour`) of some encodings under the settings of the leaderboard: as it is, in the arithmetic of another
-processor, and with one change of the program.
+`posenc.lab.study.TOLERANCE` has to lie between the two. Every row is of a process of its own, which computes the behaviours
+(`posenc.lab.measure.behaviour`) of some encodings under the settings of the leaderboard: in the arithmetic of another processor, or
+with one change of the program.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ PROGRAMS: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def computed(encodings: list[str]) -> dict[str, dict[str, float]]:
+def computed(encodings: Sequence[str]) -> dict[str, dict[str, float]]:
     """The behaviours in this process, by task and encoding."""
     import torch
 
@@ -90,13 +91,24 @@ def computed(encodings: list[str]) -> dict[str, dict[str, float]]:
     return behaviours
 
 
-def elsewhere(encodings: tuple[str, ...], environment: Mapping[str, str] | None = None, change: str = "") -> Any:
-    """The same in another process."""
-    code = f"{change}\nimport json, sys; sys.path.insert(0, {str(PAGE.parent)!r}); import behaviour; print()\n"
-    code += f"print(json.dumps(behaviour.computed({list(encodings)!r})))"
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+def elsewhere(environment: Mapping[str, str]) -> Any:
+    """The behaviours of all encodings in another process."""
+    code = f"import json, sys; sys.path.insert(0, {str(PAGE.parent)!r}); import behaviour; print()\n"
+    code += f"print(json.dumps(behaviour.computed({list(ENCODINGS)!r})))"
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def changed(encodings: Sequence[str], change: str) -> Any:
+    """The behaviours of some encodings by a changed program, in a copy of this process."""
+    with get_context("fork").Pool(1) as copy:
+        return copy.apply(_changed, (list(encodings), change))
+
+
+def _changed(encodings: list[str], change: str) -> dict[str, dict[str, float]]:
+    exec(change, {})
+    return computed(encodings)
 
 
 def apart(here: Mapping[str, Mapping[str, float]], there: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -117,10 +129,11 @@ def main() -> None:
     from posenc.lab.machine import cpu
     from posenc.lab.study import TOLERANCE
 
-    here = elsewhere(ENCODINGS)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    here = computed(list(ENCODINGS))
     head = ["| | least | most |", "|---|---|---|"]
-    processors = [row(what, apart(here, elsewhere(ENCODINGS, how))) for what, how in PROCESSORS.items()]
-    programs = [row(what, apart(here, elsewhere(names, None, change))) for what, (names, change) in PROGRAMS.items()]
+    processors = [row(what, apart(here, elsewhere(how))) for what, how in PROCESSORS.items()]
+    programs = [row(what, apart(here, changed(names, change))) for what, (names, change) in PROGRAMS.items()]
     PAGE.write_text(
         "\n".join(
             [
