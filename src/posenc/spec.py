@@ -28,7 +28,7 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from posenc.errors import InputError, described, fits, shown, spelled, unknown
+from posenc.errors import InputError, fits, located, shown, spelled, unknown
 
 PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
 """Between terms: what follows begins a name or a path, unlike in a value's 1e+5."""
@@ -233,7 +233,7 @@ def load_object(target: str) -> Any:
         except AttributeError:
             raise InputError(f"unknown function in {module} {part!r}{_known(owner, part)}") from None
         except (Exception, SystemExit) as error:  # a module may compute its attributes
-            raise InputError(f"{module}: looking up {part!r} failed: {described(error)}") from error
+            raise InputError(f"{module}: looking up {part!r} failed: {located(error)}") from error
     return owner
 
 
@@ -274,7 +274,7 @@ def _module(name: str) -> ModuleType:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"importing {name} failed: {described(error)}") from error
+        raise InputError(f"importing {name} failed: {located(error)}") from error
 
 
 def source_of(target: str) -> bytes:

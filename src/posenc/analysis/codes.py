@@ -20,7 +20,7 @@ from posenc.attention import prepare
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, Sum, bias_of, gates_of
 from posenc.encodings import T5, Mapped, create
-from posenc.errors import InputError, check_integers, described, first_line
+from posenc.errors import InputError, check_integers, first_line, located
 from posenc.functional import Layout, turning
 from posenc.positions import Positions
 from posenc.pretrained.attach import RotaryModule, attached
@@ -111,7 +111,7 @@ class Codes:
         except InputError:
             raise
         except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise InputError(f"{self.name}: failed for {count} {self.of}s: {described(error)}") from error
+            raise InputError(f"{self.name}: failed for {count} {self.of}s: {located(error)}") from error
         shape = tuple(codes.shape)
         if (
             len(shape) != 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from posenc.cli.command import How
-from posenc.cli.common import DONE, FAILED, WithOutput
+from posenc.cli.common import DONE, FAILED, NOT_RUN, WithOutput
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class Conform(WithOutput):
         return (
             f"{conventions()}\n\nArguments are passed by name where the function has these names, the rest in order to the"
             "\nremaining parameters. Arrays are passed as torch tensors; tensors, numpy arrays and lists may be returned."
-            "\nExit code 0: it conforms, 1: it does not."
+            "\nExit code 0: it conforms, 1: it does not, 3: it could not be run."
         )
 
     def run(self) -> int:
@@ -39,4 +39,4 @@ class Conform(WithOutput):
         with printing_to_stderr():  # what the tested code prints goes to stderr
             verdict = conform(load_function(self.function), self.kind)
         self.emit({"function": self.function, **verdict.to_dict()}, f"{self.function} as {verdict}")
-        return DONE if verdict.passed else FAILED
+        return NOT_RUN if verdict.passed is None else DONE if verdict.passed else FAILED

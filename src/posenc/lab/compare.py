@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from posenc.encoding import PerLayer
-from posenc.errors import InputError, first_line, unknown
+from posenc.errors import InputError, located, unknown, users_line
 from posenc.lab.archive import archived
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
@@ -98,8 +98,11 @@ class Comparison:
         for encoding in (each for each in self.encodings if each not in finished):
             try:
                 _try(Run.of(encoding, 0, self.settings, corpus.digest))
-            except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                raise InputError(f"encodings={encoding}: {first_line(error)}") from None
+            except Exception as error:
+                refusal = isinstance(error, ValueError | TypeError | RuntimeError | IndexError)
+                if not refusal and users_line(error) is None:
+                    raise
+                raise InputError(f"encodings={encoding}: {located(error)}") from error
 
 
 @torch.no_grad()

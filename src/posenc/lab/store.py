@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from posenc.errors import InputError
 from posenc.lab.files import Folder
+from posenc.scratch import sweep
 
 T = TypeVar("T")
 LOCK, OWNER = ".lock", ".running"
@@ -155,15 +156,19 @@ class Store(Folder):
 
         owner = self.directory / OWNER
         try:
-            with FileLock(self.directory / LOCK, blocking=False):
+            with FileLock(self.directory / LOCK).acquire(blocking=False):
                 since = datetime.now(UTC).isoformat(timespec="seconds")
                 run = f"{command[:1000]} (process {os.getpid()} on {platform.node()}, since {since})"
-                self.write(OWNER, run)
+                for folder in (self.directory, self.directory / "cells", self.directory / "checkpoints", None):
+                    sweep(folder)
                 try:
+                    self.write(OWNER, run)
                     yield
                 finally:
                     owner.unlink(missing_ok=True)
-                    (self.directory / LOCK).unlink(missing_ok=True)
+                    if os.listdir(self.directory) == [LOCK]:  # a run that was refused leaves nothing
+                        with contextlib.suppress(OSError):  # Windows
+                            (self.directory / LOCK).unlink()
         except Timeout:
             run = owner.read_text() if owner.exists() else "another run"
             raise InputError(

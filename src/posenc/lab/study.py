@@ -15,7 +15,6 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -24,6 +23,7 @@ import posenc
 from posenc.errors import InputError, listed
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store, Stored
+from posenc.scratch import scratch
 
 __all__ = ["Interrupted", "Pace", "Progress", "Results", "Stored", "Study", "run"]
 
@@ -301,7 +301,7 @@ def run(
     if not 1 <= part <= parts:
         raise InputError(f"share={part}/{parts}: write two numbers, as in 1/4 for the first of four shares")
     study.check()
-    with TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
+    with scratch() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
         with store.lock(command or f"posenc.{study.name}, from Python"):
             facts = {cell: _plain(study.facts(cell)) for cell in study.cells()}

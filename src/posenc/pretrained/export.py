@@ -7,13 +7,11 @@ llama-context.cpp, src/models, server-context.cpp).
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 
@@ -33,6 +31,7 @@ from posenc.pretrained.rope_config import (
     same_frequencies,
     writable,
 )
+from posenc.scratch import replacing, sweep
 
 __all__ = ["Export", "hf_rope_parameters", "rope_parameters_of", "to_hf"]
 
@@ -120,19 +119,15 @@ def to_hf(
     weights_dtype = dtype_of(dtype) or stored_dtype(inner)
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
-    scratch = folder.with_name(f".posenc-{uuid4().hex}")
-    scratch.mkdir(parents=True)
-    try:
-        inner.save_pretrained(scratch, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
+    sweep(folder.parent)
+    with replacing(folder) as made:
+        inner.save_pretrained(made, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
         config.architectures, config.dtype = inner.config.architectures, weights_dtype
-        config.save_pretrained(scratch)
+        config.save_pretrained(made)
         if tokenizer is not None:
-            _save_tokenizer(tokenizer, scratch, report.length)
+            _save_tokenizer(tokenizer, made, report.length)
         if overrides is not None:
-            (scratch / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            (made / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
     return report
 
 

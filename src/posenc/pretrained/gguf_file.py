@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from posenc.pretrained.export import llama_cpp_keys
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
+from posenc.scratch import replacing, sweep
 
 __all__ = ["GgufExport", "to_gguf"]
 
@@ -106,9 +106,9 @@ def to_gguf(
     _check_layers(structure, architecture, length)
     size = int(structure.config.vocab_size)
     vocabulary = _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
-    scratch = path.with_name(f".posenc-{uuid4().hex}.gguf")
-    writer = gguf.GGUFWriter(scratch, architecture.name)
-    try:
+    sweep(path.parent)
+    with replacing(path) as made:
+        writer = gguf.GGUFWriter(made, architecture.name)
         _write_keys(writer, structure, length, dtype)
         for key, value in rope.items():
             _add(writer, f"{architecture.name}.{key}", value)
@@ -120,9 +120,6 @@ def to_gguf(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
     shown = rope | {name: f"{len(tensor)} divisors" for name, tensor in tensors.items()}
     command = f"llama-server -m {path} -c {length}"
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)

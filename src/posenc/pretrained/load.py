@@ -3,10 +3,13 @@
 dtype in which this machine computes fast."""
 
 import importlib.util
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -355,8 +358,11 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
     needs("gguf", "demo")
     from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers import modeling_gguf_pytorch_utils as reading
 
+    theirs: Any = reading.load_gguf_checkpoint  # shows a progress bar wherever it runs; this one on a terminal alone
+    quiet = vars(reading) | {"tqdm": partial(vars(reading)["tqdm"], disable=None)}
+    load_gguf_checkpoint = FunctionType(theirs.__code__, quiet, theirs.__name__, theirs.__defaults__)
     file = {"gguf_file": path.name, "local_files_only": True}
     with _reading(f"{path}: this GGUF file cannot be read: "), read_gguf(path) as reader:
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
@@ -378,11 +384,20 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
 
 @contextmanager
 def read_gguf(path: Path) -> Iterator[Any]:
-    """gguf's reader of a file, which takes a second to make, and which transformers gets instead of making others."""
+    """gguf's reader of a file, which takes a second to make, and which transformers gets instead of making others: in this
+    thread alone, and one thread after the other."""
     import gguf
     import numpy as np
 
-    original = gguf.GGUFReader
+    with _ONE_READER:
+        yield from _read_gguf(path, gguf, np)
+
+
+_ONE_READER = threading.RLock()
+
+
+def _read_gguf(path: Path, gguf: Any, np: Any) -> Iterator[Any]:
+    original, mine = gguf.GGUFReader, threading.get_ident()
 
     class Reader(original):  # type: ignore[misc, valid-type]
         """Reads a plain array: each of the hundred thousand slices of a memmap takes four times as long."""
@@ -396,11 +411,15 @@ def read_gguf(path: Path) -> Iterator[Any]:
             self._array = mapped.view(np.ndarray)
 
     reader = Reader(path)
-    gguf.GGUFReader = lambda file, *rest: reader if Path(file) == path else original(file, *rest)  # type: ignore[assignment, misc]
+
+    def shared(file: Any, *rest: Any) -> Any:
+        return reader if threading.get_ident() == mine and Path(file) == path else original(file, *rest)
+
+    gguf.GGUFReader = shared
     try:
         yield reader
     finally:
-        gguf.GGUFReader = original  # type: ignore[misc]
+        gguf.GGUFReader = original
 
 
 class _Names:
