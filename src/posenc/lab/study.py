@@ -40,8 +40,8 @@ RESERVED = frozenset(
 """Keys of results.json that `run` sets."""
 
 TOLERANCE = 3e-5
-"""How much two numbers of a behaviour may differ, as a share of the larger one or of 1, and be of one program. Measured by
-benchmarks/behaviour.py, whose table has how far apart processors are, and programs."""
+"""How much two numbers of a behaviour may differ, as a share of the larger one or of 1, and be of one program. benchmarks/behaviour.py
+measures how far apart processors are, and programs."""
 
 
 class Interrupted(Exception):
