@@ -52,7 +52,7 @@ class Wavelengths(Study[Cell, Record]):
 
     def measure(self, job, tick):
         (cell,) = job
-        made = frequencies.create({"name": cell.schedule, "factor": cell.factor}, HEAD_DIM, BASE)
+        made = frequencies.create({"name": cell.schedule, "factor": cell.factor}, HEAD_DIM, base=BASE)
         tick(1, str(cell))
         return {cell: Record(float(frequencies.wavelengths(made).max()))}
 

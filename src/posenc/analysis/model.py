@@ -145,7 +145,7 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Vector
             module.backend = "reference"  # the only one that is differentiable twice under every encoding
 
     def positions_at(x: Tensor, at: Tensor) -> Positions:
-        return encoding.augment(Positions.from_ids(at).with_causal(model.config.causal), len(x))
+        return encoding.augment(Positions.from_ids(at, packed=False).with_causal(model.config.causal), len(x))
 
     def join(x: Tensor, at: Tensor) -> Tensor:
         return encoding.embed(x, positions_at(x, at), 0)

@@ -400,7 +400,9 @@ class OverLengths(Experiment):
         return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     def make_model(self, encoding: Encoding) -> Transformer:
-        config = TransformerConfig(self.rows, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
+        config = TransformerConfig(
+            self.rows, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads, head_dim=self.head_dim
+        )
         return Transformer(config, encoding)
 
 

@@ -234,7 +234,7 @@ class FittedRotary(RotaryModule):
         super().__init__(rotations, frozenset(), structure.family, structure.rotary)
         self.kinds = {kind for kind, rope in structure.ropes.items() if rope is structure.rope}
         of = rotations[next(iter(self.kinds & set(rotations)))]
-        self.learned = LearnedRotary(of.rotated, of.rope_theta, schedule=of.schedule).double()
+        self.learned = LearnedRotary(of.rotated, rope_theta=of.rope_theta, schedule=of.schedule).double()
         self.log_temperature = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def tables(self, kind: str, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

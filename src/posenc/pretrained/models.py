@@ -64,7 +64,7 @@ class Rope:
 
     def frequencies(self) -> frequencies.Frequencies:
         """inv_freq in float64 and attention_factor, as loaded."""
-        return frequencies.create(self.schedule, self.rotary_dim, self.rope_theta)
+        return frequencies.create(self.schedule, self.rotary_dim, base=self.rope_theta)
 
 
 @dataclass(frozen=True)

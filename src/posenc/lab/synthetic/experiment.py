@@ -92,7 +92,7 @@ class TaskSizes:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Synthetic(OverLengths):
     """Everything that the runs of one comparison of generated sequences share. A task is a subclass, a frozen dataclass with a
     `name`, `vocabulary`, `tokens_in` and `generate`; its first paragraph is shown, its second is the source.

@@ -29,7 +29,7 @@ RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
 """Encodings that take fractional positions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageSettings(Experiment):
     """Everything that the runs of one comparison of images share.
 
@@ -115,7 +115,7 @@ class ImageSettings(Experiment):
 
     def make_model(self, encoding: Encoding) -> VisionTransformer:
         config = VisionConfig(
-            self.num_classes, self.patch_size, self.channels, self.dim, self.num_layers, self.num_heads,
+            self.num_classes, patch_size=self.patch_size, channels=self.channels, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads,
             head_dim=self.head_dim,
         )  # fmt: skip
         return VisionTransformer(config, encoding)
