@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 import torch
 from torch import Tensor
 
-import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.encodings.patterns import read
@@ -138,7 +137,7 @@ class Experiment(ABC):
     encoding's tables, which see less signal than the rest; what an encoding reads tokens by has adamw_learning_rate.
 
     LEAST, MOST: limits of settings, by name. tokens_by, conditions_by: the settings that decide how long an example is in
-    training, and in the test.
+    training, and in the test. examples_by: the setting that is the number of held-out examples, if there is one.
     """
 
     name: ClassVar[str]
@@ -148,6 +147,7 @@ class Experiment(ABC):
     criterion: ClassVar[Criterion]
     tokens_by: ClassVar[str]
     conditions_by: ClassVar[str]
+    examples_by: ClassVar[str] = ""
     LEAST: ClassVar[dict[str, int]] = {"steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1}
     MOST: ClassVar[dict[str, int]] = {
         "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
@@ -367,11 +367,6 @@ def _unpickled(target: str, settings: Mapping[str, Any]) -> Experiment:
     return load_experiment(target, may_import=True)().changed(**settings)
 
 
-def versions() -> dict[str, str]:
-    """Of the libraries that numbers depend on."""
-    return {"posenc": posenc.__version__, "torch": str(torch.__version__)}
-
-
 def _digest(encoding: str, task: str) -> str:
     """Of the files that hold the classes in an encoding's text and of the task, as they are now; "" where neither names one."""
     files = [source_of(term.name) for term in read(encoding).terms if ":" in term.name]
@@ -445,9 +440,9 @@ class Run:
         return cls(encoding, seed, settings, data, _digest(encoding, settings.name), execution or Execution())
 
     def facts(self) -> dict[str, Any]:
-        """All that its numbers depend on, on one machine: its content and the versions of the libraries."""
+        """Its settings and data, as JSON's types."""
         facts = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.name}
-        facts |= {"settings": self.settings.to_dict(), **self.execution.facts(), **versions()}
+        facts |= {"settings": self.settings.to_dict(), **self.execution.facts()}
         return facts | ({"code": self.code} if self.code else {})
 
     @property

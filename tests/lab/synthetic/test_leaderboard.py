@@ -161,7 +161,7 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     assert "rope       1 1   1 1  1.0 1.0" in capsys.readouterr().out
 
 
-def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path, monkeypatch):
+def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path):
     run_tasks(tmp_path / "one", seeds=1)
 
     def refused(message, **how):
@@ -171,13 +171,10 @@ def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path, monkeypatc
         assert not (tmp_path / "new" / "results.json").exists()
 
     refused(
-        "is of (none|rope), seed 0, with other settings, data, seeds or encodings than here; nothing was merged",
+        "has steps=2, not 3; nothing was merged",
         steps=3,
     )
-    refused("of task copy, which is not compared here", tasks=("sort", "reverse"))
-    monkeypatch.setattr("posenc.__version__", "9.9")
-    refused(r"by posenc \S+ and torch .*; here is posenc 9.9 and torch ")
-    monkeypatch.undo()
+    refused("has .*task=copy, not (sort|reverse)", tasks=("sort", "reverse"))
     cell = next((tmp_path / "one" / "cells").iterdir())
     cell.write_bytes(cell.read_bytes().replace(b'"losses"', b'"lusses"'))
     refused("its checksum is wrong")
