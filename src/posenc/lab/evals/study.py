@@ -273,7 +273,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         digest = hashlib.sha256()
         for depth in depths:
             sample = self.sample(Cell(cell.task, NONE, cell.length, depth, 0), 0)
-            plain = asdict(replace(sample, ids=sample.ids.tolist()))
+            plain = asdict(sample) | {"ids": sample.ids.tolist()}
             digest.update(json.dumps(plain, sort_keys=True).encode())
         return digest.hexdigest()[:16]
 
