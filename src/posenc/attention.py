@@ -619,7 +619,9 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
     if positions is not None and not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
 
 
 def _check_numbers(

@@ -14,6 +14,7 @@ from itertools import islice
 from numbers import Integral, Real
 from operator import is_
 from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,9 @@ def require_fit(
         InputError: no `Positions`, or of another number of tokens or rows.
     """
     if not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
     batch = positions.batch
     for name, tensor, count in (
         ("x", x, positions.q.shape[1]),
@@ -417,7 +420,15 @@ class Encoding(nn.Module):
             return make()
         facts, tables = self._facts()
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
-        entry: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
+        # by a weak reference: positions that live long keep no encoding
+        of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
+        remembered = of_all.get(self)
+        if remembered is None:
+            remembered = of_all[self] = {}
+        if key not in remembered:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                remembered[key] = [facts, versions, _unless_learned(make)]
+        entry = remembered[key]
         before, at, value = entry
         if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
             with torch.inference_mode(False):
@@ -449,6 +460,7 @@ def _warn_of_place(what: str) -> None:
 
 
 _LEARNED = object()
+_Remembered = WeakKeyDictionary[Encoding, dict[Hashable, list[Any]]]
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:

@@ -17,7 +17,7 @@ from posenc.encodings.shared import check_heads, normal_parameter
 from posenc.errors import InputError, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
-from posenc.positions.ids import exact, prefix_tokens
+from posenc.positions.ids import exact
 
 
 class _DistanceBias(Encoding):
@@ -163,7 +163,7 @@ class GridALiBi(ALiBi):
 
     num_heads: any number of heads; the slopes are ALiBi's. Positions are (y, x) or (t, y, x), in patches, fractional
     ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a position; here
-    such as [CLS], at -1 on every axis, are at no distance from any: their bias is zero both ways.
+    such as [CLS] are at no distance from any: their bias is zero both ways.
     Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
     (their "X-ALiBi") it is the same bias, with `Positions.cross`.
     """
@@ -190,13 +190,13 @@ class GridALiBi(ALiBi):
         dtype = torch.promote_types(q.dtype, torch.float32)
 
         def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            squares = (i - j).square().sum(-1).to(dtype)
+            squares = (i - j)[..., :-1].square().sum(-1).to(dtype)
             apart = squares > 0  # the slope of a root at 0 is infinite
             distance = torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
-            unplaced = prefix_tokens(i) | prefix_tokens(j)
-            return self.of_distance(head, distance.masked_fill(unplaced, 0), layer, dtype)
+            both_placed = i[..., -1] * j[..., -1]
+            return self.of_distance(head, distance * both_placed.to(dtype), layer, dtype)
 
-        return Positional(of_positions, self.num_heads, positions)
+        return Positional(of_positions, self.num_heads, positions.marked())
 
 
 @dataclass(eq=False, repr=False)

@@ -73,6 +73,7 @@ class Settings(OverLengths):
     criterion = Criterion()
     tokens_by = "length"
     conditions_by = "factors"
+    examples_by = "windows"
     LEAST = {"length": 8, **Experiment.LEAST, "windows": 2, "vocab_size": 1}
     MOST = {"length": 2**20, **Experiment.MOST, "windows": 10**6}
 

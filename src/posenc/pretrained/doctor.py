@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from posenc.pretrained.traps import (
 )
 from posenc.pretrained.vision.doctor import describe, vision_evidence
 from posenc.pretrained.vision.models import find_vision_model
+from posenc.spec import read_json
 
 STEP = 0.01
 """Share of a length, or of a factor, that is no difference."""
@@ -253,7 +253,7 @@ def _lengths(probe: Probe, parameters: Mapping[str, Any], missing: bool, where: 
 def _stored(probe: Probe) -> dict[str, Any]:
     """config.json in the folder that the model was loaded from; empty where there is none."""
     file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
-    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
+    stored: dict[str, Any] = read_json(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
     return stored
 
 
