@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
+import posenc
 from posenc.pretrained.doctor import doctor
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import attention_layers, decoder_of
@@ -27,8 +28,8 @@ def code_of(model):
     return sys.modules[type(layers_of(model)[0].module).__module__]
 
 
-def one(model):
-    (finding,) = doctor(model).findings
+def one(model, tokenizer=None):
+    (finding,) = doctor(model, tokenizer).findings
     return finding
 
 
@@ -54,6 +55,135 @@ def test_another_scale_in_one_layer(model_type):
     assert finding.measured == pytest.approx(1.5)
     assert "layer" in finding.evidence.partition(":")[0]
     assert f"scores are multiplied by {layer.scaling:.10g}, " in finding.evidence
+
+
+# ------------------------------------------------------------------------------------------ mistakes of all kinds
+
+
+def attend(module, query, key, value, attention_mask, scaling, *, repeat="groups", cap=None, sinks=None, **_):
+    groups = query.shape[1] // key.shape[1]
+    shared = (lambda x: x.repeat(1, groups, 1, 1)) if repeat == "turns" else (lambda x: x.repeat_interleave(groups, 1))
+    scores = query @ shared(key).mT * scaling
+    scores = scores if cap is None else cap * (scores / cap).tanh()
+    return ((scores + attention_mask).softmax(-1) @ shared(value)).transpose(1, 2).contiguous(), None
+
+
+def attending(model, name, function):
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, transformers.masking_utils.eager_mask)
+    model.config._attn_implementation = name
+
+
+def patched(name, value):
+    """A mistake in transformers' code of a Llama."""
+
+    def mistake(model, monkeypatch):
+        original = getattr(code_of(model), name)
+        monkeypatch.setattr(code_of(model), name, partial(value, original))
+
+    return mistake
+
+
+def edited(path, value):
+    """A mistake in an attribute of a model, `value` of what it was."""
+
+    def mistake(model, monkeypatch):
+        *owners, name = path.split(".")
+        owner = model
+        for each in owners:
+            owner = owner[int(each)] if each.isdigit() else getattr(owner, each)
+        setattr(owner, name, value(getattr(owner, name)))
+
+    return mistake
+
+
+def attention_with(**named):
+    return lambda model, _: attending(model, "mistaken", partial(attend, **named))
+
+
+ROTATE, TURN = "apply_rotary_pos_emb", "model.rotary_emb."
+GROWN = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
+MISTAKES = {
+    "nothing rotated": (patched(ROTATE, lambda f, q, k, *_, **__: (q, k)), "not_rotated"),
+    "rotated twice": (patched(ROTATE, lambda f, q, k, c, s: f(*f(q, k, c, s), c, s)), "rotated_twice"),
+    "keys not rotated": (patched(ROTATE, lambda f, q, k, c, s: (f(q, k, c, s)[0], k)), "rotated_alone"),
+    "queries not rotated": (patched(ROTATE, lambda f, q, k, c, s: (q, f(q, k, c, s)[1])), "rotated_alone"),
+    "queries backwards": (patched(ROTATE, lambda f, q, k, c, s: (f(q, k, c, -s)[0], f(q, k, c, s)[1])), "rotated_backwards"),
+    "cos for sin": (patched(ROTATE, lambda f, q, k, c, s: f(q, k, s, c)), "rotated_backwards"),
+    "rolled by one": (patched(ROTATE, lambda f, q, k, c, s: f(q, k, c.roll(1, 1), s.roll(1, 1))), "positions_shifted"),
+    "interleaved on halves": (
+        patched("rotate_half", lambda f, x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)), "wrong_pairs",
+    ),
+    "no scale in one layer": (edited("model.layers.1.self_attn.scaling", lambda _: 1.0), "softmax_scale_differs"),
+    "a cap that nobody declared": (attention_with(cap=1.0), "attention_differs"),
+    "heads in turn": (attention_with(repeat="turns"), "heads_mixed"),
+    "not causal": (lambda model, _: attending(model, "all", lambda *given, **named: attend(*given[:4], 0 * given[4], **named)),
+                   "sees_the_future"),
+    "frequencies of zero": (edited(TURN + "inv_freq", torch.zeros_like), "frequencies_uninitialised"),
+    "frequencies halved": (edited(TURN + "inv_freq", lambda x: x / 2), "config_not_applied"),
+    "frequencies rounded": (edited(TURN + "inv_freq", lambda x: x.bfloat16().float()), "frequencies_rounded"),
+    "frequencies cut": (edited(TURN + "inv_freq", lambda x: torch.where(torch.arange(8) < 4, x, 0.0)), "config_not_applied"),
+    "an attention factor": (edited(TURN + "attention_scaling", lambda _: 1.2), "config_not_applied"),
+    "a configuration that was changed": (
+        edited("config.rope_parameters", lambda x: x | {"rope_theta": 5e5}), "config_not_applied",
+    ),
+    "a base that was lost": (edited("config.rope_parameters", lambda x: x | {"rope_theta": None}), "config_not_buildable"),
+    "swapped sine": (
+        edited(TURN + "forward", lambda f: lambda *given, **named: (f(*given, **named)[0], -f(*given, **named)[1])),
+        "rotated_backwards",
+    ),
+    "twice the positions": (
+        edited(TURN + "forward", lambda f: lambda x, position_ids: f(x, 2 * position_ids)), "rotated_twice",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("mistake", "name"), MISTAKES.values(), ids=MISTAKES)
+def test_a_deliberate_mistake_is_named_and_nothing_else_is(mistake, name, monkeypatch):
+    model = small_model("llama")
+    mistake(model, monkeypatch)
+    assert one(model).name == name
+
+
+def test_a_length_that_was_edited_after_loading(tmp_path):
+    small_model("llama").save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert doctor(model).findings == ()
+    model.config.max_position_embeddings = 256
+    finding = one(model)
+    assert (finding.name, finding.measured) == ("length_edited", 4)
+    posenc.extend(small := transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), "yarn", factor=4)
+    assert doctor(small).findings == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["nothing rotated", "rotated twice", "keys not rotated", "queries backwards"])
+def test_a_mistake_in_a_trained_model_is_named_and_nothing_else_is(demo, mistake, monkeypatch):
+    model, tokenizer = demo
+    plant, name = MISTAKES[mistake]
+    plant(model, monkeypatch)
+    (finding,) = doctor(model, tokenizer).findings
+    assert finding.name == name
+    assert finding.evidence.startswith("layers 0 to 29 of 30: ")
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_predict_english(demo):
+    """Weights that are wrong, under attention that is right."""
+    model, tokenizer = demo
+    assert doctor(model, tokenizer).findings == ()
+    gate = model.model.layers[0].mlp.gate_proj
+    before = gate.weight.detach().clone()
+    try:
+        with torch.no_grad():
+            gate.weight.copy_(before.flip(0))
+        finding = one(model, tokenizer)
+        assert finding.name == "text_not_predicted"
+        assert finding.severity == "hazard"
+        assert finding.measured > 1
+    finally:
+        with torch.no_grad():
+            gate.weight.copy_(before)
 
 
 # ------------------------------------------------------------------------------------------ the rotation
@@ -227,20 +357,6 @@ def test_the_frequencies_of_another_layer_type():
 
 
 # ------------------------------------------------------------------------------------------ attention
-
-
-def attend(module, query, key, value, attention_mask, scaling, *, repeat="groups", cap=None, sinks=None, **_):
-    groups = query.shape[1] // key.shape[1]
-    shared = (lambda x: x.repeat(1, groups, 1, 1)) if repeat == "turns" else (lambda x: x.repeat_interleave(groups, 1))
-    scores = query @ shared(key).mT * scaling
-    scores = scores if cap is None else cap * (scores / cap).tanh()
-    return ((scores + attention_mask).softmax(-1) @ shared(value)).transpose(1, 2).contiguous(), None
-
-
-def attending(model, name, function):
-    AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, transformers.masking_utils.eager_mask)
-    model.config._attn_implementation = name
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3", "glm"])

@@ -208,6 +208,13 @@ def _stated(probe: Probe) -> Evidence:
         taken = next(iter(probe.parameters.values())).get("rope_theta")
         text = f"rope_parameters in {probe.config.name_or_path}/config.json has no rope_theta; transformers took {taken:.10g}"
         yield "base_not_stated", text, None
+    stated = (stored.get("text_config") or stored).get("max_position_embeddings")
+    stretched = any(
+        parameters.get("rope_type") not in (None, "default", "llama3") for parameters in probe.parameters.values()
+    )
+    if _is_number(stated) and stated < probe.length and not stretched:
+        text = f"max_position_embeddings is {probe.length}, and {stated} in {probe.config.name_or_path}/config.json"
+        yield "length_edited", text, probe.length / stated
     scaling = given or stored.get("rope_scaling") or {}
     for name, parameters in probe.parameters.items():
         where, kind = probe.where(name), str(parameters.get("rope_type", "default"))

@@ -174,6 +174,10 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
         "hazard",
         "Set max_position_embeddings to factor times original_max_position_embeddings, or correct the latter",
     ),
+    "length_edited": (
+        "hazard",
+        "Set max_position_embeddings back, and posenc.extend(model, method, target_length=...) for longer texts",
+    ),
     "original_length_missing": (
         "hazard",
         "Write original_max_position_embeddings, the length before the stretch, into rope_parameters",
@@ -326,6 +330,10 @@ MEANINGS: dict[str, str] = {
         "The frequencies are stretched for more tokens than max_position_embeddings, which other software "
         "takes for the limit. Either that length was not raised, or original_max_position_embeddings is "
         "wrong."
+    ),
+    "length_edited": (
+        "max_position_embeddings was raised after loading, and nothing stretches the frequencies: the model was not trained "
+        "for such positions."
     ),
     "original_length_missing": (
         "config.json has a factor without original_max_position_embeddings, for which transformers takes "
