@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -91,6 +92,28 @@ def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, mo
     arrays.clear()
     read_config(tmp_path / "tiny.gguf")
     assert arrays == [np.ndarray]
+
+
+def test_gguf_files_are_read_by_threads_and_nothing_stays_patched(llama, tmp_path, capsys):
+    """transformers takes its reader from gguf's module, which all threads share."""
+    import gguf
+
+    before, models = gguf.GGUFReader, {}
+    for name in "ab":
+        gguf_files.write(tmp_path / f"{name}.gguf", llama, WORDS)
+
+    def read(name):
+        for _ in range(3):
+            models[name] = load(tmp_path / f"{name}.gguf")[0]
+
+    threads = [threading.Thread(target=read, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gguf.GGUFReader is before
+    assert torch.equal(logits(models["a"]), logits(models["b"]))
+    assert "Converting" not in capsys.readouterr().err, "a progress bar, and there is no terminal"
 
 
 def test_divisors_of_the_frequencies_in_a_gguf_file_are_read(llama, tmp_path):

@@ -14,6 +14,7 @@ from posenc.analysis.bounds import (
     first_zero,
     longest_length,
     rope_bound,
+    safe_base,
     smallest_base,
 )
 from posenc.analysis.codes import Codes, codes_of
@@ -34,7 +35,7 @@ __all__ = [
     "MODELS", "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound",
     "bias", "bounded", "codes_of", "counter", "curves", "decay_integral", "deterministic", "digits", "equivariance",
     "expansion", "first_zero", "four_terms", "kernel", "longest_length", "phase_error", "properties", "random_dots",
-    "rope_bound", "rotation", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",
+    "rope_bound", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",
     "survival", "trained_model", "twins", "unique", "vector_model",
 ]  # fmt: skip
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ from posenc.pretrained.traps import (
 )
 from posenc.pretrained.vision.doctor import describe, vision_evidence
 from posenc.pretrained.vision.models import find_vision_model
+from posenc.spec import read_json
 
 STEP = 0.01
 """Share of a length, or of a factor, that is no difference."""
@@ -163,7 +163,7 @@ def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
         original = int(stated.get(ORIGINAL) or probe.length)
         options = {key: stated[key] for key in ("beta_fast", "beta_slow") if stated.get(key) is not None}
         untruncated = frequencies.yarn(
-            width, stated["rope_theta"], factor=stated["factor"], original_max_positions=original, truncate=False, **options
+            width, base=stated["rope_theta"], factor=stated["factor"], original_max_positions=original, truncate=False, **options
         ).inv_freq  # fmt: skip
         difference = (current.inv_freq.double().cpu() - untruncated).abs()
         if float((difference / untruncated).max()) > 1e-3:
@@ -269,7 +269,7 @@ def _lengths(probe: Probe, parameters: Mapping[str, Any], missing: bool, where: 
 def _stored(probe: Probe) -> dict[str, Any]:
     """config.json in the folder that the model was loaded from; empty where there is none."""
     file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
-    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
+    stored: dict[str, Any] = read_json(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
     return stored
 
 
@@ -374,7 +374,7 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
         return
     layout = probe.family.layout
     other: Layout = "interleaved" if layout == "half" else "half"
-    order = layout_permutation(probe.head_dim, other, layout)
+    order = layout_permutation(probe.head_dim, source=other, target=layout)
 
     def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         return output.unflatten(-1, (-1, probe.head_dim))[..., order].flatten(-2)

@@ -86,7 +86,7 @@ def _reading(
     layers: str, base: Any, schedule: Mapping[str, Any], rotary_dim: int, factor: float | None = None, note: str = ""
 ) -> Reading:
     """factor: the attention factor, where it is not the schedule's."""
-    found = frequencies.create(schedule, rotary_dim, float(base))
+    found = frequencies.create(schedule, rotary_dim, base=float(base))
     attention = found.attention_factor if factor is None else factor
     return Reading("", layers, float(base), str(schedule["name"]), rotary_dim, float(attention), found.inv_freq, note)
 
@@ -274,7 +274,7 @@ def _sglang(config: ConfigFile, length: int) -> Found:
         if name == "yarn":
             if given.pop("attention_factor", None) is not None:
                 notes.append("does not read attention_factor of yarn")
-            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), 10000.0)
+            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), base=10000.0)
             factor = usual.attention_factor * given.get("attn_factor", 1.0)
         elif name == "longrope":
             if FAMILIES[config.model_type].layout == "interleaved":
@@ -325,7 +325,7 @@ def _llama_cpp(config: ConfigFile, length: int) -> Found:
         attention *= usual / (0.1 * log_multiplier * math.log(factor) + 1) if log_multiplier else usual
     elif kind == "linear" and factor != 1:
         schedule = {"name": "linear", "factor": factor}
-    found = frequencies.create(schedule, dim, base)
+    found = frequencies.create(schedule, dim, base=base)
     inv_freq, shown = found.inv_freq, schedule["name"]
     if divisors is not None:
         inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
@@ -377,7 +377,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         schedule = _schedule("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0,
                                         "original_max_position_embeddings": 8192} | inner, config, 1)  # fmt: skip
         header["rope_freqs.weight"] = frequencies.stretch(
-            frequencies.create(schedule, dim, float(theta or 10000.0)), dim, float(theta or 10000.0)
+            frequencies.create(schedule, dim, base=float(theta or 10000.0)), dim, base=float(theta or 10000.0)
         ).tolist()
     elif rope_type in ("longrope", "su"):
         original = inner.get("original_max_position_embeddings") or config.length
