@@ -492,6 +492,7 @@ def test_the_model_is_left_as_it_was(extended):
     state = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     modes, rng = [module.training for module in model.modules()], torch.get_rng_state()
     implementation, attributes = model.config._attn_implementation, dict(vars(rotary))
+    hooks = [list(module._forward_hooks) for module in model.modules()]
     doctor(model)
     assert torch.equal(torch.get_rng_state(), rng)
     assert [module.training for module in model.modules()] == modes
@@ -504,7 +505,7 @@ def test_the_model_is_left_as_it_was(extended):
     after = dict((*model.named_parameters(), *model.named_buffers()))
     assert after.keys() == state.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert [list(module._forward_hooks) for module in model.modules()] == hooks
 
 
 def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch):
