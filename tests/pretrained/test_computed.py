@@ -251,7 +251,7 @@ ROTATIONS = {
     rolled: ("positions_shifted", "the first token has the last position"),
     other_pairs: ("wrong_pairs", "pairs are interleaved, and half in this model type"),
 }
-HALVES = ("llama", "qwen3", "phi3", "gpt_oss", "gemma2", "smollm3", "olmo2", "granite")
+HALVES = ("llama", "qwen3", "phi3", "gpt_oss", "smollm3")
 PARTIAL = ("gpt_neox", "phi")
 INTERLEAVED = ("glm", "cohere", "ernie4_5", "helium")
 
