@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posenc.errors import InputError, described, on_one_line
 
 __all__ = ["ConfigFile", "read_config"]
@@ -126,17 +124,14 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def _gguf_config(file: Path) -> ConfigFile:
-    from posenc.pretrained.load import needs, read_gguf
+    from posenc.pretrained.load import needs, read_gguf, rotation_of
 
     needs("gguf", "gguf")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     try:
         with read_gguf(file) as reader:
-            header = {key: value.contents() for key, value in reader.fields.items() if not key.startswith("tokenizer.")}
-            for tensor in reader.tensors:
-                if tensor.name.startswith(("rope_freqs", "rope_factors")):
-                    header[tensor.name] = torch.tensor(tensor.data).double().flatten().tolist()
+            header = rotation_of(reader)
             raw = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
     except (ValueError, OSError, IndexError) as error:
         raise InputError(f"{file}: this GGUF file cannot be read: {on_one_line(error)}") from None

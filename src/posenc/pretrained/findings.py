@@ -123,12 +123,17 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "parameter_ignored": (
         "hazard",
-        "Write the name that transformers reads (attention_factor for attn_factor), or remove it",
+        "Write what the evidence names; where it names nothing, correct rope_type, or remove the key",
     ),
     "factor_below_one": ("wrong", "Write how many times longer texts become, 4 and not 0.25"),
-    "attention_factor_impossible": (
+    "parameter_impossible": (
         "wrong",
-        "Remove attention_factor from rope_parameters, and the schedule's formula holds",
+        "Write the number that the model was trained with; posenc.load and posenc.extend refuse this one",
+    ),
+    "parameter_unread": ("note", "Nothing: without it, or where it is read, the numbers are the same"),
+    "longer_length_stated": (
+        "note",
+        "Write the length that the model was trained to as max_position_embeddings, from which posenc.extend counts",
     ),
     "attention_factor_differs": (
         "hazard",
@@ -254,11 +259,17 @@ MEANINGS: dict[str, str] = {
     ),
     "base_not_stated": ("config.json has rope_parameters without rope_theta, and transformers took its default."),
     "base_doubtful": ("The model predicts a plain text better with rope_theta times 10 or a tenth of it."),
-    "parameter_ignored": ("rope_parameters has a key that transformers does not read for this rope_type."),
-    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
-    "attention_factor_impossible": (
-        "attention_factor multiplies cos and sin: at 0 all scores are equal, and a minus sign is lost."
+    "parameter_ignored": (
+        "rope_parameters has a key that transformers does not read for this rope_type, nor the model type's module."
     ),
+    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
+    "parameter_impossible": (
+        "No model was trained with such a number: it is NaN, infinite, 0, negative, no number, missing, or swapped with another."
+    ),
+    "parameter_unread": (
+        "rope_parameters has a key that transformers does not read for this rope_type, with a value that changes nothing."
+    ),
+    "longer_length_stated": ("The configuration states another, longer length than max_position_embeddings."),
     "attention_factor_differs": (
         "YaRN's attention_factor is not what its formula gives. This is right for a model that was trained so."
     ),

@@ -20,7 +20,8 @@ from posenc.errors import InputError, listed, unknown
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.export import ARCHITECTURES
 from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.models import config_of, rope_parameters_by_type, schedule_of
+from posenc.pretrained.models import schedule_of
+from posenc.pretrained.parameters import config_of, rope_parameters_by_type
 
 __all__ = ["PROGRAMS", "Reading"]
 
@@ -48,8 +49,18 @@ SGLANG_PARTIAL = ("phi3", "glm4")
 """Model types whose class in SGLang finds partial_rotary_factor in a configuration of transformers 5."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
+LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
+"""Architectures for which llama.cpp reads yarn_log_multiplier."""
 LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 """Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
+
+
+class ProgramFails(Exception):
+    """A program does not run the configuration, and why."""
+
+
+class NotKnown(Exception):
+    """posenc does not know what a program computes, and why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +97,24 @@ def _reading(
     layers: str, base: Any, schedule: Mapping[str, Any], rotary_dim: int, factor: float | None = None, note: str = ""
 ) -> Reading:
     """factor: the attention factor, where it is not the schedule's."""
-    found = frequencies.create(schedule, rotary_dim, float(base))
+    found = _created(schedule, rotary_dim, float(base))
     attention = found.attention_factor if factor is None else factor
     return Reading("", layers, float(base), str(schedule["name"]), rotary_dim, float(attention), found.inv_freq, note)
+
+
+def _created(schedule: Mapping[str, Any], rotary_dim: int, base: float) -> frequencies.Frequencies:
+    """Frequencies, also by a linear factor below 1, which every program divides by.
+
+    Raises:
+        NotKnown: posenc computes none from such numbers, and what a program does with them was not tried.
+    """
+    if schedule["name"] == "linear" and 0 < schedule["factor"] < 1:
+        plain = frequencies.create({"name": "default"}, rotary_dim, base)
+        return frequencies.Frequencies(plain.inv_freq / schedule["factor"], plain.attention_factor)
+    try:
+        return frequencies.create(schedule, rotary_dim, base)
+    except InputError as error:
+        raise NotKnown(f"no program is known to run these numbers: {error}") from error
 
 
 def _transformers5(config: ConfigFile, length: int) -> Found:
@@ -296,43 +322,51 @@ def _sglang(config: ConfigFile, length: int) -> Found:
 
 def _llama_cpp(config: ConfigFile, length: int) -> Found:
     header = config.gguf if config.gguf is not None else _converted(config)
+    yield from header_readings(header, config.head_dim, config.length)
+
+
+def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> Found:
+    """What llama.cpp makes of a GGUF file. header: its keys, and the tensors rope_freqs.weight and rope_factors_*.weight as
+    lists. head_dim, context: where the file does not state them."""
     name = header["general.architecture"]
 
     def key(text: str, default: Any) -> Any:
         return header.get(f"{name}.{text}", default)
 
-    context = int(key("context_length", config.length))
-    dim = int(key("rope.dimension_count", 0) or key("attention.key_length", config.head_dim))
+    context = int(key("context_length", context))
+    dim = int(key("rope.dimension_count", 0) or key("attention.key_length", head_dim))
     base, kind = float(key("rope.freq_base", 10000.0)), key("rope.scaling.type", "linear")
-    factor = float(key("rope.scaling.factor", 0.0)) or 1.0
+    factor = float(key("rope.scaling.factor", 0.0) or key("rope.scale_linear", 0.0)) or 1.0
     original = int(key("rope.scaling.original_context_length", context))
     attention = float(key("rope.scaling.attn_factor", 1.0))
+    notes = [str(header[NOTE])] if header.get(NOTE) else []
     divisors = header.get("rope_freqs.weight")
-    if divisors is None and length > original:
-        divisors = header.get("rope_factors_long.weight")
-    elif divisors is None:
-        divisors = header.get("rope_factors_short.weight")
-    note = str(header.get(NOTE, ""))
+    if divisors is None:
+        which = "long" if context > original else "short"
+        divisors = header.get(f"rope_factors_{which}.weight")
+        if divisors is not None and context > original:
+            notes.append(
+                f"takes the long factors for every text once its context (-c) exceeds {original}, here for {context}"
+            )
     schedule: dict[str, Any] = {"name": "default"}
     if kind == "yarn":
-        stated = {
-            "beta_fast": key("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": key("rope.scaling.yarn_beta_slow", 1.0),
+        betas = {
+            beta: key(f"rope.scaling.yarn_{beta}", usual) for beta, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
         }
-        schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **stated}
-        log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0))
+        schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **betas}
+        log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0)) if name in LOG_MULTIPLIER else 0.0
         usual = 0.1 * math.log(factor) + 1
         attention *= usual / (0.1 * log_multiplier * math.log(factor) + 1) if log_multiplier else usual
-    elif kind == "linear" and factor != 1:
+    elif kind != "none" and factor != 1:
         schedule = {"name": "linear", "factor": factor}
-    found = frequencies.create(schedule, dim, base)
+    found = _created(schedule, dim, base)
     inv_freq, shown = found.inv_freq, schedule["name"]
     if divisors is not None:
         inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
     local = key("rope.freq_base_swa", 10000.0 if name == "gemma3" else None)
     if local is not None:
         yield _reading(SLIDING, local, {"name": "default"}, dim, 1.0)
-    yield Reading("", ALL if local is None else FULL, base, shown, dim, attention, inv_freq, note)
+    yield Reading("", ALL if local is None else FULL, base, shown, dim, attention, inv_freq, "; ".join(notes))
 
 
 def _converted(config: ConfigFile) -> dict[str, Any]:
