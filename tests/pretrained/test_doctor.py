@@ -457,7 +457,7 @@ def test_llama_4s_scaling_is_served(tmp_path):
 
 def test_a_configuration_that_cannot_be_built_says_why(llama):
     llama.config.rope_parameters = {"rope_type": "su", "rope_theta": 1e4, "factor": 4.0}
-    assert "it is called 'longrope' now" in one(llama, "parameter_impossible").evidence
+    assert "it is called longrope now" in one(llama, "parameter_impossible").evidence
 
 
 def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, monkeypatch):

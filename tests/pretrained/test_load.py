@@ -265,7 +265,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 
     [
         (
             {"rope_type": "su", "rope_theta": 1e4, "factor": 4.0},
-            r"unknown rope_type 'su' in rope_parameters: it is called 'longrope' now",
+            r"unknown rope_type 'su' in rope_parameters: it is called longrope now",
         ),
         (
             {"rope_type": "yarnn", "rope_theta": 1e4},

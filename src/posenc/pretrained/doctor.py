@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
-import json
 import math
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -14,6 +13,7 @@ from posenc import frequencies
 from posenc.errors import InputError, on_one_line
 from posenc.functional import Layout, layout_permutation
 from posenc.pretrained.attach import NAME, RotaryModule
+from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
 from posenc.pretrained.models import check_model
@@ -70,7 +70,12 @@ def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
     bypassed = list(_bypassed(probe))
     yield from (*differences, *bypassed)
     if probe.attachment is None:
-        yield from stated(probe.config, _stored(probe), f"{probe.config.name_or_path}/config.json")
+        file = _stored(probe)
+        for text in () if file is None else file.contradictions():
+            yield "fields_contradict", text, None
+        for text in () if file is None else file.beside():
+            yield "scaling_beside_the_model", text, None
+        yield from stated(probe.config, file)
         yield from not_restored(probe)
     yield from softmax_scale(probe)
     impossible = list(impossible_sections(probe))
@@ -182,11 +187,10 @@ def _bypassed(probe: Probe) -> Evidence:
 # ------------------------------------------------------------------------------------------ the configuration itself
 
 
-def _stored(probe: Probe) -> dict[str, Any]:
-    """config.json in the folder that the model was loaded from; empty where there is none."""
+def _stored(probe: Probe) -> ConfigFile | None:
+    """config.json in the folder that the model was loaded from."""
     file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
-    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
-    return stored
+    return read_config(file) if file.parts[:-1] and file.is_file() else None
 
 
 # ------------------------------------------------------------------------------------------ probes of the logits

@@ -130,6 +130,15 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
         "wrong",
         "Write the number that the model was trained with; posenc.load and posenc.extend refuse this one",
     ),
+    "fields_contradict": (
+        "hazard",
+        "Remove one of the two: transformers took that of rope_parameters, or of the table",
+    ),
+    "scaling_beside_the_model": ("wrong", "Move it into the part of the language model, text_config"),
+    "long_factor_ignored": (
+        "hazard",
+        "Take no longer texts in transformers, or posenc.extend(model, method, target_length=...)",
+    ),
     "parameter_unread": ("note", "Nothing: without it, or where it is read, the numbers are the same"),
     "longer_length_stated": (
         "note",
@@ -266,6 +275,13 @@ MEANINGS: dict[str, str] = {
     "parameter_impossible": (
         "No model was trained with such a number: it is NaN, infinite, 0, negative, no number, missing, or swapped with another."
     ),
+    "fields_contradict": (
+        "The file states a number of the rotation twice, and the two differ: programs read different ones."
+    ),
+    "scaling_beside_the_model": (
+        "A file of several parts has a table of the rotation beside them, which no module reads: the model is not scaled."
+    ),
+    "long_factor_ignored": ("transformers' module for PhiMoE takes short_factor at every length."),
     "parameter_unread": (
         "rope_parameters has a key that transformers does not read for this rope_type, with a value that changes nothing."
     ),

@@ -18,10 +18,17 @@ from torch import nn
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, on_one_line
 from posenc.frequencies import Frequencies
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
-from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
+from posenc.pretrained.parameters import (
+    check_parameters,
+    head_dim_of,
+    impossible_sentences,
+    rope_parameters_by_type,
+    unknown_type,
+)
 from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
@@ -241,6 +248,15 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             register()
         dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
+        for table in (
+            ConfigFile(name, stored).tables() if stored.get("model_type") else ()
+        ):  # where transformers fails elsewhere
+            for why in (
+                *(why for why, _ in impossible_sentences(table)),
+                "su" in table.values() and unknown_type(table),
+            ):
+                if why:
+                    raise InputError(f"{name}: {why}")
         config = AutoConfig.from_pretrained(name, **safe) if dropped is None else dropped
         text = config.get_text_config(decoder=True)
         if text.model_type in FAMILIES:

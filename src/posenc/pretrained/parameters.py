@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from posenc.errors import InputError, unknown
 
 __all__ = [
+    "NEEDED",
     "READ_BY",
     "ROPE_PARAMETERS",
     "check_parameters",
@@ -18,8 +19,10 @@ __all__ = [
     "head_dim_of",
     "impossible",
     "impossible_in",
+    "impossible_sentences",
     "is_number",
     "rope_parameters_by_type",
+    "unknown_type",
 ]
 
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -72,8 +75,6 @@ def impossible(parameters: Mapping[str, Any], pairs: int | None = None) -> Itera
     """
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ROPE_PARAMETERS:
-        what, _, known = str(unknown("rope_type", kind, ROPE_PARAMETERS)).partition(": ")
-        yield what, "it is called 'longrope' now" if kind == "su" else known, None
         return
     for key in ("rope_theta", *NEEDED.get(kind, ())):
         if parameters.get(key) is None:
@@ -114,15 +115,34 @@ def _impossible_list(key: str, value: Any, pairs: int | None) -> Iterator[Imposs
         yield f"{key} of {len(value)} numbers", f"give one for each of the {pairs} rotated pairs", float(len(value))
 
 
+def unknown_type(parameters: Mapping[str, Any], where: str = "") -> str:
+    """A sentence on a rope_type that transformers does not have; empty: it has it."""
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind in ROPE_PARAMETERS:
+        return ""
+    what, _, known = str(unknown("rope_type", kind, ROPE_PARAMETERS)).partition(": ")
+    return f"{what} in rope_parameters{where}: {'it is called longrope now' if kind == 'su' else known}"
+
+
+def impossible_sentences(
+    parameters: Mapping[str, Any], pairs: int | None = None, where: str = ""
+) -> Iterator[tuple[str, float | None]]:
+    """`impossible` as sentences, with the number."""
+    for what, must, number in impossible(parameters, pairs):
+        yield f"{what} in rope_parameters{where}: {must}", number
+
+
 def impossible_in(config: Any) -> Iterator[tuple[str, float | None]]:
-    """`impossible` of each layer type of a configuration of transformers, as a sentence; and the number."""
+    """`impossible` and `unknown_type` of each layer type of a configuration of transformers, as sentences; and the number."""
     by_type = rope_parameters_by_type(config)
     for layer_type, parameters in by_type.items():
         part = parameters.get("partial_rotary_factor")
         part = part if is_number(part) and 0 < part <= 1 else 1.0
         width = getattr(config, "qk_rope_head_dim", None) or head_dim_of(config, layer_type) * part
-        for what, must, number in impossible(parameters, int(width) // 2):
-            yield f"{what} in rope_parameters{f' of {layer_type}' if len(by_type) > 1 else ''}: {must}", number
+        where = f" of {layer_type}" if len(by_type) > 1 else ""
+        if sentence := unknown_type(parameters, where):
+            yield sentence, None
+        yield from impossible_sentences(parameters, int(width) // 2, where)
 
 
 def check_parameters(config: Any) -> None:

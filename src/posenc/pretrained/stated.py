@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import LENGTHS, stretched_length
 from posenc.pretrained.parameters import READ_BY, ROPE_PARAMETERS, impossible_in, is_number, rope_parameters_by_type
@@ -29,17 +30,19 @@ def impossible_numbers(config: Any) -> Evidence:
         yield "parameter_impossible", why, number
 
 
-def stated(config: Any, stored: Mapping[str, Any], file: str) -> Evidence:
-    """Doubtful rope_parameters and lengths.
-
-    config: of transformers, of the language model. stored: fields of its file; empty: there is none. file: its name.
-    """
+def stated(config: Any, file: ConfigFile | None) -> Evidence:
+    """Doubtful rope_parameters and lengths. config: of transformers, of the language model. file: it was read from."""
+    stored: Mapping[str, Any] = {} if file is None else file.raw
     given = stored.get("rope_parameters") or {}
     nested = [value for value in given.values() if isinstance(value, Mapping)]
     by_type = rope_parameters_by_type(config)
     if given and "rope_theta" not in stored and any("rope_theta" not in parameters for parameters in nested or [given]):
         taken = next(iter(by_type.values())).get("rope_theta")
-        yield "base_not_stated", f"rope_parameters in {file} has no rope_theta; transformers took {taken:.10g}", None
+        yield (
+            "base_not_stated",
+            f"rope_parameters in {file and file.name} has no rope_theta; transformers took {taken:.10g}",
+            None,
+        )
     scaling = given or stored.get("rope_scaling") or {}
     length = int(config.max_position_embeddings)
     for layer_type, parameters in by_type.items():
@@ -48,6 +51,12 @@ def stated(config: Any, stored: Mapping[str, Any], file: str) -> Evidence:
         if kind not in ROPE_PARAMETERS:
             continue
         yield from _unread(config, parameters, kind, where)
+        if config.model_type == "phimoe" and parameters.get("short_factor") != parameters.get("long_factor"):
+            yield (
+                "long_factor_ignored",
+                f"transformers turns texts beyond {parameters.get(ORIGINAL)} tokens by short_factor",
+                None,
+            )
         if kind == "llama3" and parameters.get(ORIGINAL) == length:
             yield "llama3_without_effect", f"original_max_position_embeddings is {length} too", None
         factor = parameters.get("factor")
@@ -59,7 +68,8 @@ def stated(config: Any, stored: Mapping[str, Any], file: str) -> Evidence:
             yield from _temperature(parameters, kind, where)
             missing = ORIGINAL not in stored and bool(scaling) and _table(scaling, layer_type).get(ORIGINAL) is None
             yield from _stretch(length, parameters, missing, where)
-    yield from _other_lengths(config, stored, file, next(iter(by_type.values())))
+    if file is not None:
+        yield from _other_lengths(config, stored, file.name, next(iter(by_type.values())))
 
 
 def _table(scaling: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
