@@ -479,3 +479,19 @@ def test_parts_of_several():
 def test_types_that_cannot_be_read_are_a_line(model_type):
     with pytest.raises(InputError, match=model_type):
         read({"model_type": model_type})
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
+def test_every_type_of_transformers_is_read_or_refused(part):
+    """By transformers' own values, a sixth of the types at a time."""
+    read_types = 0
+    for model_type in sorted(transformers.CONFIG_MAPPING)[part::6]:
+        try:
+            comparison = read({"model_type": model_type})
+        except InputError:
+            continue
+        read_types += 1
+        assert {finding.severity for finding in comparison.findings} <= {"note"}, model_type
+        assert str(comparison)
+        json.dumps(comparison.to_dict())
+    assert read_types > 30

@@ -9,6 +9,7 @@ from typing import Any
 
 from posenc.errors import InputError, described, on_one_line
 from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.parameters import impossible_sentences, unknown_type
 
 __all__ = ["ConfigFile", "read_config"]
 
@@ -72,6 +73,11 @@ class ConfigFile:
                     raise InputError(f"transformers refuses it: {described(error)}") from error
         raise InputError(f"transformers does not know the model type {self.outer.get('model_type')!r}")
 
+    @property
+    def states_language_model(self) -> bool:
+        """Whether the file has the fields of the language model, and not of parts that each program completes by itself."""
+        return self.raw != self.outer or self.outer.get("model_type") == self.model_type
+
     @cached_property
     def head_dim(self) -> int:
         stated = self.raw.get("head_dim") or V4_HEADS.get(self.model_type)
@@ -94,10 +100,9 @@ class ConfigFile:
 
     def windows(self) -> dict[str, int | None]:
         """By layer type."""
-        window = getattr(self.hf, "sliding_window", None)
-        if not getattr(self.hf, "use_sliding_window", True):
-            window = None
-        sizes = {SLIDING: window, CHUNKED: getattr(self.hf, "attention_chunk_size", None), FULL: None}
+        fields = vars(self.hf)  # an attribute that differs within a layer type cannot be read from transformers' object
+        window = fields.get("sliding_window") if fields.get("use_sliding_window", True) else None
+        sizes = {SLIDING: window, CHUNKED: fields.get("attention_chunk_size"), FULL: None}
         types = getattr(self.hf, "layer_types", None) or [FULL if window is None else SLIDING]
         return {kind: sizes[kind] for kind in dict.fromkeys(types) if kind in sizes}
 
@@ -132,6 +137,13 @@ class ConfigFile:
                     rope_type = {"rope_type": "default" if kind == "mrope" else kind}
                     yield {"rope_theta": self.raw.get("rope_theta", 1e4), **each} | rope_type
 
+    def faults(self) -> Iterator[str]:
+        """Numbers in its tables that cannot be, and "su", which transformers 5 does not read."""
+        for table in self.tables():
+            yield from (sentence for sentence, _ in impossible_sentences(table))
+            if table["rope_type"] == "su":
+                yield unknown_type(table)
+
     def beside(self) -> Iterator[str]:
         """Tables of the rotation beside the part of the language model, where no module reads them."""
         for key in TABLES:
@@ -156,7 +168,7 @@ class ConfigFile:
         if stated:
             return tuple(number for number, rotates in enumerate(stated) if not rotates)
         family = FAMILIES.get(self.model_type)
-        if family is None or family.full_rotates or getattr(self.hf, "sliding_window", None) is None:
+        if family is None or family.full_rotates or vars(self.hf).get("sliding_window") is None:
             return ()
         return tuple(number for number, kind in enumerate(self.hf.layer_types) if kind == FULL)
 

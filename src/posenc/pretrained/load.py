@@ -3,6 +3,7 @@
 dtype in which this machine computes fast."""
 
 import importlib.util
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,13 +23,7 @@ from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
-from posenc.pretrained.parameters import (
-    check_parameters,
-    head_dim_of,
-    impossible_sentences,
-    rope_parameters_by_type,
-    unknown_type,
-)
+from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
 from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
@@ -248,15 +243,10 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             register()
         dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
-        for table in (
-            ConfigFile(name, stored).tables() if stored.get("model_type") else ()
-        ):  # where transformers fails elsewhere
-            for why in (
-                *(why for why, _ in impossible_sentences(table)),
-                "su" in table.values() and unknown_type(table),
-            ):
-                if why:
-                    raise InputError(f"{name}: {why}")
+        for why in (
+            ConfigFile(name, stored).faults() if stored.get("model_type") else ()
+        ):  # at which transformers fails elsewhere
+            raise InputError(f"{name}: {why}")
         config = AutoConfig.from_pretrained(name, **safe) if dropped is None else dropped
         text = config.get_text_config(decoder=True)
         if text.model_type in FAMILIES:
@@ -389,16 +379,34 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         _take_frequencies(path, reader, config)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
+        if not sys.stderr.isatty():
+            print(f"posenc: unpacking the {len(reader.tensors)} tensors of {path.name}", file=sys.stderr, flush=True)
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
         tokenizer = None if _has_numbers_for_tokens(reader) else kind.from_pretrained(path.parent, **file)
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
-    loaded: Any = type(empty).from_pretrained(None, **options)
+    with _without_bars():
+        loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info)
     return model, tokenizer
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers' progress bars on a terminal alone."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _has_numbers_for_tokens(reader: Any) -> bool:

@@ -136,13 +136,20 @@ def impossible_in(config: Any) -> Iterator[tuple[str, float | None]]:
     """`impossible` and `unknown_type` of each layer type of a configuration of transformers, as sentences; and the number."""
     by_type = rope_parameters_by_type(config)
     for layer_type, parameters in by_type.items():
-        part = parameters.get("partial_rotary_factor")
-        part = part if is_number(part) and 0 < part <= 1 else 1.0
-        width = getattr(config, "qk_rope_head_dim", None) or head_dim_of(config, layer_type) * part
         where = f" of {layer_type}" if len(by_type) > 1 else ""
         if sentence := unknown_type(parameters, where):
             yield sentence, None
-        yield from impossible_sentences(parameters, int(width) // 2, where)
+        yield from impossible_sentences(parameters, _pairs(config, layer_type, parameters), where)
+
+
+def _pairs(config: Any, layer_type: str | None, parameters: Mapping[str, Any]) -> int | None:
+    """Rotated pairs of channels; None: the configuration states no width of a head."""
+    part, latent = parameters.get("partial_rotary_factor"), vars(config).get("qk_rope_head_dim")
+    try:
+        width = latent or head_dim_of(config, layer_type) * (part if is_number(part) and 0 < part <= 1 else 1.0)
+    except (AttributeError, ValueError):  # no such fields, or layers of one type whose heads differ
+        return None
+    return int(width) // 2
 
 
 def check_parameters(config: Any) -> None:

@@ -158,7 +158,7 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
     for layers, table in tables.items():
         inv_freq, factor = turned[layers]
         notes = []
-        scores = _score_factor(table) if hasattr(hf, "kv_lora_rank") else 1.0
+        scores = _score_factor(table) if "kv_lora_rank" in vars(hf) else 1.0
         if scores != 1:
             notes.append(f"its attention multiplies scores by {scores:.4g} too (mscale_all_dim)")
         if table.get("rope_type") == "longrope" and length > (table.get("original_max_position_embeddings") or length):
@@ -232,6 +232,8 @@ def _turned(module: Any, layers: str | None, table: Mapping[str, Any], length: i
 def _require_rules(config: ConfigFile) -> None:
     if config.model_type not in RULED:
         raise NotKnown(f"posenc does not have its rules for the model type {config.model_type!r}")
+    if not config.states_language_model:
+        raise NotKnown("the file does not state the language model, and its values for it are not known")
 
 
 def _transformers4(config: ConfigFile, length: int) -> Found:

@@ -233,7 +233,8 @@ def _evidence(config: ConfigFile) -> Evidence:
                 yield "parameter_impossible", sentence, None
             yield from (("parameter_impossible", why, number) for why, number in impossible_sentences(table))
         return
-    if config.gguf is not None or not any(rope_parameters_by_type(config.hf).values()):
+    reads_text = hasattr(config.hf, "vocab_size")
+    if config.gguf is not None or not reads_text or not any(rope_parameters_by_type(config.hf).values()):
         return
     cannot = list(impossible_numbers(config.hf))
     yield from cannot or stated(config.hf, config)

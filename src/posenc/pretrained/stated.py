@@ -33,6 +33,8 @@ def impossible_numbers(config: Any) -> Evidence:
 def stated(config: Any, file: ConfigFile | None) -> Evidence:
     """Doubtful rope_parameters and lengths. config: of transformers, of the language model. file: it was read from."""
     stored: Mapping[str, Any] = {} if file is None else file.raw
+    if not is_number(getattr(config, "max_position_embeddings", None)):
+        return
     given = stored.get("rope_parameters") or {}
     nested = [value for value in given.values() if isinstance(value, Mapping)]
     by_type = rope_parameters_by_type(config)
