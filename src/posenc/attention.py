@@ -27,6 +27,7 @@ from posenc.encoding import (
     prefix_of,
     queries_rotated_by,
     require_fit,
+    require_values,
     restricted_by,
     rotated_by,
     scale_in,
@@ -40,7 +41,7 @@ from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers
 from posenc.functional import RunRotation, exactly, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
-from posenc.positions.visibility import EVERYTHING, Branch
+from posenc.positions.visibility import EVERYTHING, Branch, left_out
 
 
 def attention(
@@ -352,9 +353,12 @@ def prepare(
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
     products: list[Score] = []
-    projected = q
-    given = checked_gates(encoding, gates, k, layer)
+    of_queries, of_keys = positions.hidden()
+    projected = q = left_out(of_queries, q)
+    k, v = left_out(of_keys, k), left_out(of_keys, v)
+    given = checked_gates(encoding, gates, k, layer, of_keys)
     if encoding is not None:
+        require_values(encoding, q)
         positions = restricted_by(encoding, positions, layer).with_gates(given)
         if keys_rotated:
             _check_keys_unread(encoding, layer)
@@ -392,6 +396,8 @@ def prepare(
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
     elif prefix is not None:
+        if of_queries is not None:
+            projected = of_queries.zeroed(projected)  # padding sees the prefix, whatever it holds
         problem = _with_prefix(problem, factor, projected, *prefix)
     return problem if encoding is None else _with_turns(problem, encoding, layer)
 
@@ -608,7 +614,9 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
     if positions is not None and not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
 
 
 def _check_numbers(
@@ -684,11 +692,13 @@ def linear_attention(
         InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
     check_given(encoding, positions, q=q, k=k, v=v)
-    given = checked_gates(encoding, gates, k, layer)
     if positions is not None and positions.sharding is not None:
-        given = tuple(exchange.gather(gate, positions, 2) for gate in given)
+        gates = tuple(exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer))
         k, v = exchange.gather_keys(k, v, positions)
     positions = resolve_positions(q, k, v, encoding, positions, causal)
+    of_queries, of_keys = positions.hidden()
+    q, k, v = left_out(of_queries, q), left_out(of_keys, k), left_out(of_keys, v)
+    given = checked_gates(encoding, gates, k, layer, of_keys)
     if positions.window is not None or positions.blocks:
         raise InputError(
             "linear attention adds up all keys before a query, without windows and blocks: use posenc.attention"

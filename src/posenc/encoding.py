@@ -14,15 +14,16 @@ from itertools import islice
 from numbers import Integral, Real
 from operator import is_
 from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
-from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import RunRotation, exactly, table_device, transformed, unturned
+from posenc.errors import InputError, check_arguments, check_devices, check_sizes, shown
+from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
-from posenc.positions.visibility import Branch
+from posenc.positions.visibility import Branch, Hidden, left_out
 
 T = TypeVar("T")
 
@@ -51,7 +52,9 @@ def require_fit(
         InputError: no `Positions`, or of another number of tokens or rows.
     """
     if not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
     batch = positions.batch
     for name, tensor, count in (
         ("x", x, positions.q.shape[1]),
@@ -411,11 +414,19 @@ class Encoding(nn.Module):
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
         been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
         learns its angles, is made in every call."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or intercepted():
             return make()
         facts, tables = self._facts()
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
-        entry: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
+        # by a weak reference: positions that live long keep no encoding
+        of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
+        remembered = of_all.get(self)
+        if remembered is None:
+            remembered = of_all[self] = {}
+        if key not in remembered:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                remembered[key] = [facts, versions, _unless_learned(make)]
+        entry = remembered[key]
         before, at, value = entry
         if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
             with torch.inference_mode(False):
@@ -447,6 +458,7 @@ def _warn_of_place(what: str) -> None:
 
 
 _LEARNED = object()
+_Remembered = WeakKeyDictionary[Encoding, dict[Hashable, list[Any]]]
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:
@@ -507,6 +519,7 @@ def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positi
 
 def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int) -> Tensor:
     """`Encoding.embed`, validated."""
+    require_values(encoding, x)
     result = encoding.embed(x, positions, layer)
     if result is not x and not (isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()):
         raise _returned(encoding, "embed", result, f"return a tensor of x's shape {tuple(x.shape)}")
@@ -530,6 +543,7 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
+    require_values(encoding, x)
     with exactly(x):
         result = encoding.gates(x, layer)
     gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
@@ -541,6 +555,12 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
     return gates
 
 
+def require_values(encoding: Encoding, x: Tensor) -> None:
+    """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to."""
+    if not torch.compiler.is_compiling():
+        check_devices(encoding.known_as, x, *encoding.parameters())
+
+
 def number_of_gates(encoding: Encoding, layer: int) -> int:
     """How many tensors `gates_of` returns in a layer."""
     part, number = encoding.at(layer)
@@ -550,9 +570,14 @@ def number_of_gates(encoding: Encoding, layer: int) -> int:
 
 
 def checked_gates(
-    encoding: Encoding | None, gates: Tensor | Sequence[Tensor] | None, k: Tensor, layer: int
+    encoding: Encoding | None,
+    gates: Tensor | Sequence[Tensor] | None,
+    k: Tensor,
+    layer: int,
+    hidden: Hidden | None = None,
 ) -> tuple[Tensor, ...]:
-    """The gates that a call is given, with a row for each of k.
+    """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
+    `Positions.hidden`.
 
     Raises:
         InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
@@ -565,6 +590,7 @@ def checked_gates(
             f"gates={len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the "
             "input of the layer's projections, with those of cached keys in front"
         )
+    checked = []
     for gate in given:
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
         if not fits or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
@@ -577,14 +603,12 @@ def checked_gates(
             )
         if gate.device != k.device:
             raise InputError(f"gates are on {gate.device}, k on {k.device}: move them")
-        if (
-            gate.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not transformed()
-            and not bool(gate.isfinite().all())
-        ):
+        gate = left_out(hidden, gate)
+        looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+        if looks and not intercepted() and not bool(gate.isfinite().all()):
             raise InputError(f"gates={shown(gate)}: not finite; check the layer's input and the weights of {encoding}")
-    return tuple(gate.expand(len(k), -1, -1, -1) for gate in given)
+        checked.append(gate.expand(k.shape[0], -1, -1, -1))
+    return tuple(checked)
 
 
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:

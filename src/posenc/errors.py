@@ -136,6 +136,18 @@ def check_tensor(name: str, x: Any, *, integers: bool = False, meta: bool = Fals
         raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
 
 
+def check_devices(user: str, *tensors: Tensor | None) -> None:
+    """Refuse tensors some of which are on meta: PyTorch would call an operator's kernel without values, whose result is
+    memory that nobody wrote to."""
+    given = [x for x in tensors if x is not None]
+    if any(x.is_meta for x in given) and not all(x.is_meta for x in given):
+        devices = {str(x.device) for x in given}
+        raise InputError(
+            f"{user}: tensors on {' and '.join(sorted(devices))}; an encoding's parameters on meta have no values: "
+            "load them, or encoding.to_empty(device=...) and then initialise"
+        )
+
+
 def as_numbers(
     name: str, values: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:

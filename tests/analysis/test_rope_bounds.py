@@ -36,7 +36,7 @@ def test_it_bounds_every_score(seed, pairs, base, at, name):
     draw = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(1, 1, 1, 2 * pairs, generator=draw, dtype=torch.float64) for _ in range(2))
     schedule = None if name is None else posenc.frequencies.parse(name)
-    rope = Rotary(2 * pairs, base, "interleaved", schedule=schedule)
+    rope = Rotary(2 * pairs, rope_theta=base, layout="interleaved", schedule=schedule)
     turned_q, turned_k = rope.rotate(q, k, Positions.from_ids([at], [0]))
     score = float((turned_q * turned_k).sum()) / rope.attention_factor**2
     h = torch.view_as_complex(q.view(pairs, 2)) * torch.view_as_complex(k.view(pairs, 2)).conj()
@@ -55,7 +55,7 @@ def test_the_bound_is_reached():
 def test_frequencies_in_any_form():
     text = "yarn:factor=4:original_max_positions=4096"
     data = posenc.frequencies.parse(text)
-    made = posenc.frequencies.create(data, 64, 1e4)
+    made = posenc.frequencies.create(data, 64, base=1e4)
     wanted = rope_bound([7, 300], 64, frequencies=text)
     for given_as in (data, made.inv_freq):
         assert torch.equal(rope_bound([7, 300], 64, frequencies=given_as), wanted)

@@ -254,11 +254,13 @@ def any_arguments(*given, **named):
 
 
 def other_names(r, both, n, far):
-    return F.t5_bucket(r, both, n, far)
+    return F.t5_bucket(r, bidirectional=both, num_buckets=n, max_distance=far)
 
 
 def other_order(max_distance, num_buckets, bidirectional, relative_position):
-    return F.t5_bucket(relative_position, bidirectional, num_buckets, max_distance)
+    return F.t5_bucket(
+        relative_position, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance
+    )
 
 
 @pytest.mark.parametrize("function", [by_keywords, any_arguments, other_names, other_order, F.t5_bucket])

@@ -41,7 +41,7 @@ def cached(key, dtype=False):
     def fault(x, p, b):
         k = key(x, p, b)
         if k not in cached_tables:
-            angles = p.double()[:, None] * F.frequency_curve(x.shape[-1], b)
+            angles = p.double()[:, None] * F.frequency_curve(x.shape[-1], base=b)
             cached_tables[k] = [
                 table.to(x.dtype).to(torch.promote_types(x.dtype, torch.float32))
                 for table in (angles.cos(), angles.sin())

@@ -115,7 +115,7 @@ def test_trap_3_truncate_of_a_layer_type():
     parameters |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     finding = one(model, "truncate_ignored")
-    asked = posenc.frequencies.yarn(16, 10000.0, factor=4.0, original_max_positions=4096, truncate=False)
+    asked = posenc.frequencies.yarn(16, base=10000.0, factor=4.0, original_max_positions=4096, truncate=False)
     off = (model.model.rotary_emb.full_attention_inv_freq.double() - asked.inv_freq).abs().max() * 16383
     assert finding.measured == pytest.approx(float(off), rel=1e-4)
     parameters["truncate"] = True
@@ -562,7 +562,7 @@ def test_weights_in_the_wrong_layout_are_seen_by_reading(demo):
     model, tokenizer = demo
     assert names(model, tokenizer) == []
     state = model.state_dict()
-    swapped = posenc.convert_layout(state, 64, "half", "interleaved", names=["q_proj", "k_proj"])
+    swapped = posenc.convert_layout(state, 64, source="half", target="interleaved", names=["q_proj", "k_proj"])
     before = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
     model.load_state_dict({name: swapped[name] for name in before}, strict=False)
     try:
@@ -613,7 +613,7 @@ def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch)
 )
 def test_the_base_bound(dim, base, first):
     """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
-    inv_freq = posenc.frequencies.default(dim, base).inv_freq
+    inv_freq = posenc.frequencies.default(dim, base=base).inv_freq
     assert FrequencyTable(inv_freq, 1.0, {}).base_bound() == first
 
 

@@ -83,7 +83,7 @@ def test_all_agree_on_a_plain_model():
     assert not comparison.differ
     assert not comparison.apart()
     assert "SGLang, llama.cpp and DeepSpeed compute the same positions." in str(comparison)
-    want = create({"name": "default"}, 16, 5e5).inv_freq
+    want = create({"name": "default"}, 16, base=5e5).inv_freq
     for reading in comparison.readings:
         torch.testing.assert_close(reading.inv_freq, want, rtol=1e-6, atol=0)
 
@@ -125,7 +125,7 @@ def test_dynamic_is_four_schedules():
     short, long = read(fields), read(fields, length=4096)
     assert apart(short) == {"SGLang"}
     assert [len(group) for group in long.groups()["all layers"]] == [2, 2, 1]
-    stretched = create({"name": "dynamic", "factor": 2.0, "original_max_positions": 1024, "length": 2048}, 16, 1e4)
+    stretched = create({"name": "dynamic", "factor": 2.0, "original_max_positions": 1024, "length": 2048}, 16, base=1e4)
     torch.testing.assert_close(by_program(long)["SGLang"].inv_freq, stretched.inv_freq)
 
 
@@ -148,7 +148,7 @@ def test_phi3_by_the_length_of_the_text(length, long):
     phi3 = {"model_type": "phi3", "rope_theta": 1e4, "rope_scaling": scaling, "original_max_position_embeddings": 256}
     comparison = read(LLAMA | phi3, length)
     assert comparison.differ == (long is not None)
-    plain = create({"name": "default"}, 16, 1e4).inv_freq
+    plain = create({"name": "default"}, 16, base=1e4).inv_freq
     for reading in comparison.readings:
         divisor = 2 if long is None or reading.program in long else 1
         torch.testing.assert_close(reading.inv_freq, plain / divisor, rtol=1e-6, atol=0)
@@ -260,7 +260,7 @@ def test_the_header_of_a_gguf_file(tmp_path):
     comparison = compare(read_config(gguf_file(tmp_path / "model.gguf", rope_freq_base=5e4)))
     readings = by_program(comparison)
     assert list(readings) == ["transformers 5", "llama.cpp"]
-    torch.testing.assert_close(readings["llama.cpp"].inv_freq, create({"name": "default"}, 16, 5e4).inv_freq / 3)
+    torch.testing.assert_close(readings["llama.cpp"].inv_freq, create({"name": "default"}, 16, base=5e4).inv_freq / 3)
     assert apart(comparison)
 
 
@@ -355,7 +355,7 @@ def test_a_linear_factor_below_1_is_run_and_found():
     comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 0.25}})
     assert names(comparison) == {"factor_below_one"}
     assert comparison.wrong
-    want = create({"name": "default"}, 16, 1e4).inv_freq * 4
+    want = create({"name": "default"}, 16, base=1e4).inv_freq * 4
     for program in ("transformers 5", "transformers 4", "llama.cpp"):
         torch.testing.assert_close(by_program(comparison)[program].inv_freq, want, rtol=1e-5, atol=0)
 
@@ -437,7 +437,7 @@ def test_families_own_modules_are_run():
     }
     fields = LLAMA | {"model_type": "hunyuan_v1_dense", "head_dim": 16, "rope_theta": 1e4, "rope_scaling": hunyuan}
     comparison = read(fields)
-    want = create({"name": "default"}, 16, 1e4 * 1000 ** (16 / 14)).inv_freq
+    want = create({"name": "default"}, 16, base=1e4 * 1000 ** (16 / 14)).inv_freq
     torch.testing.assert_close(by_program(comparison)["transformers 5"].inv_freq, want, rtol=1e-5, atol=0)
     assert names(comparison) == {"parameter_unread"}
     mscale = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
@@ -446,7 +446,9 @@ def test_families_own_modules_are_run():
         comparison = read(LLAMA | {"model_type": "phimoe", "rope_theta": 1e4, "rope_scaling": table})
         (reading,) = comparison.readings
         assert reading.attention_factor == pytest.approx(1.243163121016122)
-        torch.testing.assert_close(reading.inv_freq, create({"name": "default"}, 16, 1e4).inv_freq, rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            reading.inv_freq, create({"name": "default"}, 16, base=1e4).inv_freq, rtol=1e-5, atol=0
+        )
         assert names(comparison) == found
         assert reading.note == ("takes short_factor at every length" if found else "")
 
@@ -457,7 +459,7 @@ def test_phi3s_first_files():
     fields = {"model_type": "phi3", "rope_theta": 1e4, "rope_scaling": su, "original_max_position_embeddings": 256}
     reading = by_program(read(LLAMA | fields))["transformers 4"]
     assert reading.attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(256)))
-    torch.testing.assert_close(reading.inv_freq, create({"name": "default"}, 16, 1e4).inv_freq / 2)
+    torch.testing.assert_close(reading.inv_freq, create({"name": "default"}, 16, base=1e4).inv_freq / 2)
 
 
 def test_parts_of_several():

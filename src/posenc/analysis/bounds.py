@@ -417,10 +417,10 @@ def frequencies_of(frequencies: Schedule | Tensor | None, head_dim: int, base: f
     """
     check_even("head_dim", head_dim)
     if frequencies is None:
-        return frequency_curve(head_dim, base)
+        return frequency_curve(head_dim, base=base)
     if not isinstance(frequencies, Tensor):
         data = schedules.parse(frequencies) if isinstance(frequencies, str) else frequencies
-        return schedules.create(data, head_dim, base).inv_freq
+        return schedules.create(data, head_dim, base=base).inv_freq
     if frequencies.shape != (head_dim // 2,) or not bool(frequencies.isfinite().all()):
         shape = tuple(frequencies.shape)
         raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")

@@ -540,7 +540,7 @@ def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
     text = Positions.arange(int(distances.max()) + 1, causal=True, device=device_of(encoding))
     if "augment" in encoding.sites():
         text = encoding.augment(text, 1)
-    return Positions.from_ids(text.q[:, -1:], text.q, causal=True)
+    return Positions.from_ids(text.q[:, -1:], text.q, causal=True, packed=False)
 
 
 def _reads_keys(part: Encoding, sizes: Sizes) -> bool:
@@ -634,8 +634,12 @@ def _bucketed(inner: Any) -> T5:
     stack = getattr(inner, "encoder", None) or inner.decoder
     table = next(m.relative_attention_bias for m in stack.modules() if hasattr(m, "relative_attention_bias")).weight
     config = inner.config
-    buckets = config.relative_attention_num_buckets, config.relative_attention_max_distance
-    encoding = T5(table.shape[1], not stack.is_decoder, *buckets)
+    encoding = T5(
+        table.shape[1],
+        bidirectional=not stack.is_decoder,
+        num_buckets=config.relative_attention_num_buckets,
+        max_distance=config.relative_attention_max_distance,
+    )
     with torch.no_grad():
         encoding.table.copy_(table.T.float())
     return encoding.to(table.device).eval()

@@ -90,7 +90,7 @@ def _layouts(tested: EncodingUnderTest, causal: bool) -> dict[str, Positions]:
     if tested.is_text:
         layouts = {
             "contiguous": Positions.arange(LENGTH),
-            "scattered": Positions.from_ids(tested.ids(LENGTH).flip(0)[None]),
+            "scattered": Positions.from_ids(tested.ids(LENGTH).flip(0)[None], packed=False),
         }
     else:
         layouts = {"scattered": tested.document(LENGTH)}

@@ -2,7 +2,7 @@
 """Biases of the distance alone: a number per head and distance, added to the scores."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from posenc.encodings.shared import check_heads, normal_parameter
 from posenc.errors import InputError, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
-from posenc.positions.ids import exact, prefix_tokens
+from posenc.positions.ids import exact
 
 
 class _DistanceBias(Encoding):
@@ -60,6 +60,7 @@ class T5(_DistanceBias):
     equal_to = "transformers' T5, MPNet"
 
     num_heads: int
+    _: KW_ONLY
     bidirectional: bool = True
     num_buckets: int = 32
     max_distance: int = 128
@@ -68,12 +69,17 @@ class T5(_DistanceBias):
 
     def setup(self) -> None:
         t5_bucket(
-            torch.zeros(1, dtype=torch.long), self.bidirectional, self.num_buckets, self.max_distance
+            torch.zeros(1, dtype=torch.long),
+            bidirectional=self.bidirectional,
+            num_buckets=self.num_buckets,
+            max_distance=self.max_distance,
         )  # refuses bad sizes
         self.table: nn.Parameter = normal_parameter(self.num_heads, self.num_buckets, init_std=self.init_std)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
-        bucket = t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)
+        bucket = t5_bucket(
+            -distance, bidirectional=self.bidirectional, num_buckets=self.num_buckets, max_distance=self.max_distance
+        )
         return self.table.to(dtype)[head, bucket]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
@@ -122,7 +128,7 @@ class GridALiBi(ALiBi):
 
     num_heads: any number of heads; the slopes are ALiBi's. Positions are (y, x) or (t, y, x), in patches, fractional
     ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a position; here
-    such as [CLS], at -1 on every axis, are at no distance from any: their bias is zero both ways.
+    such as [CLS] are at no distance from any: their bias is zero both ways.
     Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
     (their "X-ALiBi") it is the same bias, with `Positions.cross`.
     """
@@ -149,11 +155,13 @@ class GridALiBi(ALiBi):
         dtype = torch.promote_types(q.dtype, torch.float32)
 
         def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = (i - j).square().sum(-1).to(dtype).sqrt()
-            unplaced = prefix_tokens(i) | prefix_tokens(j)
-            return self.of_distance(head, distance.masked_fill(unplaced, 0), layer, dtype)
+            squares = (i - j)[..., :-1].square().sum(-1).to(dtype)
+            apart = squares > 0  # the slope of a root at 0 is infinite
+            distance = torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+            both_placed = i[..., -1] * j[..., -1]
+            return self.of_distance(head, distance * both_placed.to(dtype), layer, dtype)
 
-        return Positional(of_positions, self.num_heads, positions)
+        return Positional(of_positions, self.num_heads, positions.marked())
 
 
 @dataclass(eq=False, repr=False)
@@ -185,6 +193,7 @@ class KERPLE(_DistanceBias):
     )
 
     num_heads: int
+    _: KW_ONLY
     num_layers: int = 1
     kind: str = "log"
     bound: float = 0.01
@@ -223,12 +232,13 @@ class Sandwich(_DistanceBias):
     constant = True
 
     num_heads: int
+    _: KW_ONLY
     dim_bar: int = 128
     base: float = 10000.0
 
     def setup(self) -> None:
         check_even("dim_bar", self.dim_bar)
-        self.frequencies: list[float] = frequency_curve(self.dim_bar, self.base).tolist()
+        self.frequencies: list[float] = frequency_curve(self.dim_bar, base=self.base).tolist()
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         distance, total = exact(distance), torch.zeros((), device=distance.device)
@@ -255,6 +265,7 @@ class Sines(_DistanceBias):
     use_when = "Take it as the smallest learned bias, for texts up to train_length; `t5` serves longer ones."
 
     num_heads: int
+    _: KW_ONLY
     train_length: int
     init_std: float = 0.02
 

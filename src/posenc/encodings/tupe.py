@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TUPE: positions have separate projections and are compared separately from the words."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -45,6 +45,7 @@ class TUPE(ContentBias):
     )
 
     max_positions: int = field()  # required, though Encoding has a default
+    _: KW_ONLY
     dim: int
     num_heads: int
     head_dim: int
@@ -124,6 +125,7 @@ class TUPER(TUPE):
     def __init__(
         self,
         max_positions: int,
+        *,
         dim: int,
         num_heads: int,
         head_dim: int,
@@ -134,8 +136,21 @@ class TUPER(TUPE):
         beyond: str = "error",
         init_std: float = 0.02,
     ) -> None:
-        super().__init__(max_positions, dim, num_heads, head_dim, untie_cls, beyond, init_std)
-        t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
+        super().__init__(
+            max_positions,
+            dim=dim,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            untie_cls=untie_cls,
+            beyond=beyond,
+            init_std=init_std,
+        )
+        t5_bucket(
+            torch.zeros(1, dtype=torch.long),
+            bidirectional=bidirectional,
+            num_buckets=num_buckets,
+            max_distance=max_distance,
+        )  # refuses bad sizes
         self.bidirectional = bidirectional
         self.num_buckets = num_buckets
         self.max_distance = max_distance
@@ -164,4 +179,6 @@ class TUPER(TUPE):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """T5's bucket of query position minus key position."""
-        return t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)
+        return t5_bucket(
+            -distance, bidirectional=self.bidirectional, num_buckets=self.num_buckets, max_distance=self.max_distance
+        )

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError, described, on_one_line
+from posenc.pretrained.checked import MOST_LAYERS
 from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.parameters import impossible_sentences, unknown_type
+from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
+from posenc.spec import read_json
 
 __all__ = ["ConfigFile", "read_config"]
 
@@ -64,7 +66,9 @@ class ConfigFile:
         from transformers import CONFIG_MAPPING
 
         for fields in (self.outer, self.raw):
-            kind = fields.get("model_type")
+            kind, layers = fields.get("model_type"), fields.get("num_hidden_layers") or 0
+            if not is_number(layers) or not layers <= MOST_LAYERS:
+                raise InputError(f"num_hidden_layers={layers!r}: must be a number of at most {MOST_LAYERS}")
             if kind in CONFIG_MAPPING:
                 given = {key: value for key, value in json.loads(json.dumps(fields)).items() if key != "model_type"}
                 try:
@@ -187,7 +191,7 @@ def read_config(path: str | Path) -> ConfigFile:
     if file.suffix == ".gguf":
         return _gguf_config(file)
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
     if not isinstance(raw, dict):
@@ -196,12 +200,14 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def _gguf_config(file: Path) -> ConfigFile:
+    from posenc.pretrained.checked import check_gguf
     from posenc.pretrained.load import needs, read_gguf, rotation_of
 
     needs("gguf", "gguf")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     try:
+        check_gguf(file)
         with read_gguf(file) as reader:
             header = rotation_of(reader)
             raw = load_gguf_checkpoint(str(file), return_tensors=False)["config"]

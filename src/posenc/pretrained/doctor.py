@@ -156,7 +156,7 @@ def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
         original = int(given.get(ORIGINAL) or probe.length)
         options = {key: given[key] for key in ("beta_fast", "beta_slow") if given.get(key) is not None}
         untruncated = frequencies.yarn(
-            width, given["rope_theta"], factor=given["factor"], original_max_positions=original, truncate=False, **options
+            width, base=given["rope_theta"], factor=given["factor"], original_max_positions=original, truncate=False, **options
         ).inv_freq  # fmt: skip
         difference = (current.inv_freq.double().cpu() - untruncated).abs()
         if float((difference / untruncated).max()) > 1e-3:
@@ -290,7 +290,7 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
         return
     layout = probe.family.layout
     other: Layout = "interleaved" if layout == "half" else "half"
-    order = layout_permutation(probe.head_dim, other, layout)
+    order = layout_permutation(probe.head_dim, source=other, target=layout)
 
     def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         return output.unflatten(-1, (-1, probe.head_dim))[..., order].flatten(-2)

@@ -331,7 +331,7 @@ def llama_cpp_keys(
 
     original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,).
     """
-    factor = stretch(wanted, rotary_dim, rope_theta).max().item()
+    factor = stretch(wanted, rotary_dim, base=rope_theta).max().item()
     if same_frequencies(wanted, Frequencies(loaded)):
         return {}
     if same_frequencies(wanted, Frequencies(loaded / factor)):
@@ -340,7 +340,7 @@ def llama_cpp_keys(
     if base is not None:
         return {"rope.freq_base": base}
     if 1 < factor < MAX_STRETCH and same_frequencies(
-        wanted, yarn(rotary_dim, rope_theta, factor=factor, original_max_positions=original)
+        wanted, yarn(rotary_dim, base=rope_theta, factor=factor, original_max_positions=original)
     ):
         yarn_keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
         return yarn_keys | {"rope.scaling.original_context_length": original}

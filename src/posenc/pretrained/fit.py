@@ -177,7 +177,7 @@ class Fit:
 
     def _store(self, folder: Path, windows: "Windows") -> StateFile:
         of = identity(windows.model, windows.rows, self.settings | {"target": windows.target})
-        return StateFile(folder / "fit.pt", of)
+        return StateFile(folder / "fit.safetensors", of)
 
     def _search(self, module: "FittedRotary", windows: "Windows") -> list[tuple[int, float]]:
         """Search; the module then has the best that was found."""
@@ -234,7 +234,7 @@ class FittedRotary(RotaryModule):
         super().__init__(rotations, frozenset(), structure.family, structure.rotary)
         self.kinds = {kind for kind, rope in structure.ropes.items() if rope is structure.rope}
         of = rotations[next(iter(self.kinds & set(rotations)))]
-        self.learned = LearnedRotary(of.rotated, of.rope_theta, schedule=of.schedule).double()
+        self.learned = LearnedRotary(of.rotated, rope_theta=of.rope_theta, schedule=of.schedule).double()
         self.log_temperature = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def tables(self, kind: str, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

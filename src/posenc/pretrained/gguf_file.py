@@ -163,7 +163,7 @@ def _rotation(
     if structure.rope_per_type:
         local = structure.ropes.get("sliding_attention")
         if local is not None:
-            plain = create({"name": "default"}, local.rotary_dim, local.rope_theta)
+            plain = create({"name": "default"}, local.rotary_dim, base=local.rope_theta)
             if not same_frequencies(wanted["sliding_attention"], plain):
                 raise InputError(
                     "model: llama.cpp rotates layers with a window by a plain base; extend full_attention alone"
@@ -179,7 +179,9 @@ def _expressed(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Keys and tensors of one rotation."""
     keys: dict[str, Any] = {"rope.freq_base": float(base)}
-    scaling = llama_cpp_keys(wanted, rotary_dim, base, original, create({"name": "default"}, rotary_dim, base).inv_freq)
+    scaling = llama_cpp_keys(
+        wanted, rotary_dim, base, original, create({"name": "default"}, rotary_dim, base=base).inv_freq
+    )
     if scaling is not None:
         return keys | scaling, {}
     if not architecture.divisors:
@@ -188,7 +190,7 @@ def _expressed(
         )
     if wanted.attention_factor != 1:
         keys["rope.scaling.attn_factor"] = float(wanted.attention_factor)
-    return keys, dict.fromkeys(architecture.divisors, stretch(wanted, rotary_dim, base).clamp(max=MAX_STRETCH))
+    return keys, dict.fromkeys(architecture.divisors, stretch(wanted, rotary_dim, base=base).clamp(max=MAX_STRETCH))
 
 
 def _check_layers(structure: ModelStructure, architecture: Architecture, length: int) -> None:

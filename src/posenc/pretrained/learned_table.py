@@ -160,7 +160,7 @@ def restore_table(model: nn.Module) -> bool:
 def _resampled(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:
     if method == "interpolate":
         return interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
-    encoding = Hierarchical(len(rows), rows.shape[1], alpha=alpha).to(rows)
+    encoding = Hierarchical(len(rows), dim=rows.shape[1], alpha=alpha).to(rows)
     with torch.no_grad():
         encoding.table.copy_(rows)
         return encoding.codes(Positions.arange(length, device=rows.device))[0]

@@ -42,7 +42,13 @@ class Rope:
     def rotation(self, schedule: Mapping[str, Any]) -> Rotary:
         """The same channels, turned by the frequencies of a schedule."""
         made = DecoupledRotary if self.latent else Rotary
-        return made(self.head_dim, self.rope_theta, self.layout, self.rotary_dim, schedule)
+        return made(
+            self.head_dim,
+            rope_theta=self.rope_theta,
+            layout=self.layout,
+            rotary_dim=self.rotary_dim,
+            schedule=schedule,
+        )
 
     @property
     def scaled(self) -> bool:
@@ -59,7 +65,7 @@ class Rope:
 
     def frequencies(self) -> frequencies.Frequencies:
         """inv_freq in float64 and attention_factor, as loaded."""
-        return frequencies.create(self.schedule, self.rotary_dim, self.rope_theta)
+        return frequencies.create(self.schedule, self.rotary_dim, base=self.rope_theta)
 
 
 @dataclass(frozen=True)

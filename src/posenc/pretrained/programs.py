@@ -117,10 +117,10 @@ def _created(schedule: Mapping[str, Any], rotary_dim: int, base: float) -> frequ
         NotKnown: posenc computes none from such numbers, and what a program does with them was not tried.
     """
     if schedule["name"] == "linear" and 0 < schedule["factor"] < 1:
-        plain = frequencies.create({"name": "default"}, rotary_dim, base)
+        plain = frequencies.create({"name": "default"}, rotary_dim, base=base)
         return frequencies.Frequencies(plain.inv_freq / schedule["factor"], plain.attention_factor)
     try:
-        return frequencies.create(schedule, rotary_dim, base)
+        return frequencies.create(schedule, rotary_dim, base=base)
     except InputError as error:
         raise NotKnown(f"no program is known to run these numbers: {error}") from error
 
@@ -171,7 +171,7 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
 
 
 def base_frequencies(base: float, rotary_dim: int) -> Tensor:
-    return frequencies.create({"name": "default"}, rotary_dim, base).inv_freq
+    return frequencies.create({"name": "default"}, rotary_dim, base=base).inv_freq
 
 
 def _score_factor(table: Mapping[str, Any]) -> float:
@@ -399,7 +399,7 @@ def _sglang(config: ConfigFile, length: int) -> Found:
         if name == "yarn":
             if given.pop("attention_factor", None) is not None:
                 notes.append("does not read attention_factor of yarn")
-            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), 10000.0)
+            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), base=10000.0)
             factor = usual.attention_factor * given.get("attn_factor", 1.0)
         elif name == "longrope":
             if FAMILIES[config.model_type].layout == "interleaved":
@@ -510,7 +510,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         schedule = _schedule("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0,
                                         "original_max_position_embeddings": 8192} | inner, config, 1)  # fmt: skip
         header["rope_freqs.weight"] = frequencies.stretch(
-            frequencies.create(schedule, dim, float(theta or 10000.0)), dim, float(theta or 10000.0)
+            frequencies.create(schedule, dim, base=float(theta or 10000.0)), dim, base=float(theta or 10000.0)
         ).tolist()
     elif rope_type in ("longrope", "su"):
         original = inner.get("original_max_position_embeddings") or config.length

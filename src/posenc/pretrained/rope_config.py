@@ -175,14 +175,14 @@ def scaling_parameters(
 ) -> dict[str, Any]:
     """rope_parameters without the base. named: whether a rope_type other than "longrope" may be taken. latent: of latent
     attention, where "yarn" has its temperature in the scores."""
-    divisors = stretch(frequencies, rotary_dim, rope_theta)
+    divisors = stretch(frequencies, rotary_dim, base=rope_theta)
     kinds = _kinds(divisors.max().item(), original_length) if named else {}
     if latent and "yarn" in kinds:
         kinds["yarn"] |= SCORES
     renamed = {"original_max_position_embeddings": "original_max_positions"}
     for schedule, options in kinds.items():
         candidate = {"name": schedule} | {renamed.get(name, name): value for name, value in options.items()}
-        if same_frequencies(frequencies, create(candidate, rotary_dim, rope_theta)):
+        if same_frequencies(frequencies, create(candidate, rotary_dim, base=rope_theta)):
             return {"rope_type": schedule, **options}
     numbers = divisors.clamp(max=MAX_STRETCH).tolist()
     return {

@@ -444,7 +444,7 @@ def _by_depth(
 
 def _turning(body: ModelStructure, kind: str) -> Turning:
     rope = body.ropes[kind]
-    trained = create(rope.at(body.loaded_length), rope.rotary_dim, rope.rope_theta)
+    trained = create(rope.at(body.loaded_length), rope.rotary_dim, base=rope.rope_theta)
     attachment = attached(body.model)
     rotations = {} if attachment is None else attachment.design.rotations
     now = rotations[kind].frequencies() if kind in rotations else trained

@@ -1,0 +1,99 @@
+"""What every encoding bears or refuses: parameters without values, half default dtypes, empty batches, coordinates that learn,
+modes that see every operation."""
+
+import contextlib
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import posenc
+from posenc import InputError, Positions, attention
+from posenc.backends import fused
+from posenc.conformance.fixtures import DECODER, named
+from posenc.encoding import embedded_by, gates_of
+from test_hidden import Case
+
+EVERY = pytest.mark.parametrize("name", posenc.ENCODINGS)
+
+
+@EVERY
+def test_parameters_on_meta_are_refused(name):
+    case = Case(name)
+    if not any(True for _ in case.encoding.parameters()):
+        return
+    positions = Positions.arange(7, causal=True)
+    x, inputs = torch.randn(1, 7, DECODER.dim), case.inputs(positions)
+    case.encoding.to("meta")
+    for p in (positions, Positions.arange(1, 6, causal=True)):
+        with pytest.raises(InputError, match="meta"):
+            attention(inputs[0][:, :, -p.num_queries :], *inputs[1:3], case.encoding, p, gates=inputs[3:] or None)
+    for act in (lambda: embedded_by(case.encoding, x, positions, 0), lambda: gates_of(case.encoding, x)):
+        with pytest.raises(InputError, match="meta"):
+            act()
+
+
+def test_operators_refuse_one_tensor_on_meta():
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(InputError, match="meta"):
+        fused.attend([q, q, q.to("meta")], "1", [0, 0, 0, *[0] * fused.NUMBERS, -1, 0, 4, 0, 4, 0, 0], 1.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, "sinusoidal:merge=concat"])
+def test_is_made_under_a_half_default_dtype(name, dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        encoding = named(name)(DECODER)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(x.isfinite().all() for x in encoding.parameters())
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@EVERY
+def test_a_batch_of_no_rows(name, backend):
+    case, positions = Case(name), Positions.arange(9, causal=True)
+    inputs = [x[:0] for x in case.inputs(positions)]
+    assert case.results(inputs, positions, backend=backend)[0].shape == (0, *inputs[0].shape[1:])
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@EVERY
+def test_coordinates_learn_or_are_refused(name, axes):
+    case = Case(name, dtype=torch.float64)
+    at = torch.tensor([[0.3, 1.6, 2.2, 3.9, 5.1, 6.4]], dtype=torch.float64)
+    at = at if axes == 1 else torch.stack((at, 0.7 * at.flip(1)), -1)
+    inputs = [x.double() for x in case.inputs(Positions.from_ids(at))]
+    weight, step = torch.randn_like(inputs[0]), 1e-5 * torch.randn_like(at)
+
+    def loss(ids):
+        positions = Positions.from_ids(ids, causal=True)
+        return (attention(*inputs[:3], case.encoding, positions, gates=inputs[3:] or None) * weight).sum()
+
+    leaf = at.clone().requires_grad_()
+    try:
+        out = loss(leaf)
+    except InputError:
+        return
+    expected = float((loss(at + step) - loss(at - step)).detach()) / 2
+    (grad,) = torch.autograd.grad(out, leaf, allow_unused=True) if out.requires_grad else (None,)
+    assert expected == pytest.approx(0.0 if grad is None else float((grad * step).sum()), rel=1e-4, abs=1e-12)
+
+
+def test_adapted_slopes_take_fractional_ids():
+    case = Case("dape:kind=alibi")
+    positions = Positions.from_ids(30 * torch.rand(1, 5, dtype=torch.float64), causal=True)
+    (out,) = case.results(case.inputs(positions), positions, trains=False)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["none", "rope", "alibi", "rope+alibi", "t5", "rope@rerope:window=3", "floater"])
+def test_nothing_made_under_a_mode_outlives_it(name):
+    case, positions = Case(name), Positions.arange(1, 6, causal=True)
+    inputs = case.inputs(positions)
+    fresh = case.results(inputs, Positions.arange(1, 6, causal=True), trains=False)[0]
+    # what reads a number, or mixes in a real table, cannot run there
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, contextlib.suppress(Exception):
+        case.results([mode.from_tensor(x) for x in inputs], positions, trains=False)
+    assert torch.equal(case.results(inputs, positions, trains=False)[0], fresh)
