@@ -72,7 +72,11 @@ class ConfigFile:
             if kind in CONFIG_MAPPING:
                 given = {key: value for key, value in json.loads(json.dumps(fields)).items() if key != "model_type"}
                 try:
-                    return CONFIG_MAPPING[kind](**given).get_text_config(decoder=True)
+                    made: Any = CONFIG_MAPPING[kind](**given).get_text_config(decoder=True)
+                    if isinstance(made, Mapping):  # Mistral 3 leaves it as it is where the file has no vision part
+                        inner = {key: value for key, value in made.items() if key != "model_type"}
+                        made = CONFIG_MAPPING[made["model_type"]](**inner)
+                    return made
                 except Exception as error:  # transformers raises errors of many types here
                     raise InputError(f"transformers refuses it: {described(error)}") from error
         raise InputError(f"transformers does not know the model type {self.outer.get('model_type')!r}")
