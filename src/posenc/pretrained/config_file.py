@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import InputError, described, on_one_line
-from posenc.pretrained.checked import MOST_LAYERS
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
-from posenc.spec import read_json
+from posenc.spec import MOST_LAYERS, read_json
 
 __all__ = ["ConfigFile", "read_config"]
 
@@ -66,7 +65,7 @@ class ConfigFile:
         from transformers import CONFIG_MAPPING
 
         for fields in (self.outer, self.raw):
-            kind, layers = fields.get("model_type"), fields.get("num_hidden_layers") or 0
+            kind, layers = str(fields.get("model_type")), fields.get("num_hidden_layers") or 0
             if not is_number(layers) or not layers <= MOST_LAYERS:
                 raise InputError(f"num_hidden_layers={layers!r}: must be a number of at most {MOST_LAYERS}")
             if kind in CONFIG_MAPPING:

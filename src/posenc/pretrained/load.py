@@ -30,7 +30,7 @@ from posenc.pretrained.checked import (
     shapes_in,
     weight_files,
 )
-from posenc.pretrained.config_file import ConfigFile
+from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
@@ -572,7 +572,7 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     Raises:
         InputError: frequencies that depend on the length of the context.
     """
-    from posenc.pretrained.programs import ALL, FULL, SLIDING, header_readings
+    from posenc.pretrained.programs import ALL, header_readings
 
     header = rotation_of(reader)
     keys = {key: value for key, value in header.items() if key.endswith((*SCALED, ".rope.freq_base_swa"))}

@@ -25,7 +25,7 @@ from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, rope_parameters_by_type
 
-__all__ = ["PROGRAMS", "NotKnown", "ProgramFails", "Reading"]
+__all__ = ["ALL", "PROGRAMS", "NotKnown", "ProgramFails", "Reading"]
 
 ALL = "all layers"
 NOTE = "note"
