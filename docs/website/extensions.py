@@ -160,7 +160,7 @@ def _schedule_parts(name: str) -> dict[str, str]:
         "import posenc",
         "from posenc import frequencies",
         "",
-        f"made = frequencies.{name}({HEAD_DIM}, 10000.0{given})",
+        f"made = frequencies.{name}({HEAD_DIM}, base=10000.0{given})",
         "made.inv_freq  # (32,) radians per position",
         "# how many times slower each pair rotates than in training:",
         f"frequencies.stretch(made, {HEAD_DIM})",

@@ -73,6 +73,8 @@ def summed(case):
 def expected(case, q, k, v, positions):
     """The equation, with dense tensors: a sink is one more key of value zero, and a prefix is more keys and values."""
     parts, groups, visible = CASES[case], q.shape[1] // k.shape[1], positions.mask()
+    if positions.q_valid is not None:  # padding is not read
+        q = q.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     projected = q
     for part in parts:

@@ -81,6 +81,8 @@ def test_each_value_turns_by_its_distance(positions, arguments, backend):
 
 def dense(encoding: Encoding, positions: Positions, q, k, v, prefix=None):
     """The same with tensors, keys and values of a prefix beside it."""
+    if positions.q_valid is not None:  # padding is not read
+        q = q.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
     groups, (q_rotated, k_rotated) = q.shape[1] // k.shape[1], Rotary(8).rotate(q, k, positions)
     scores = (q_rotated @ k_rotated.repeat_interleave(groups, 1).mT * 8**-0.5).masked_fill(
         ~positions.mask(), -torch.inf

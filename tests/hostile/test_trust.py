@@ -64,7 +64,7 @@ PLANTED = {
     "pretrained/state.py:read": "states", "pretrained/checked.py:weight_files": "checkpoints",
     "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
     "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
-    "pretrained/doctor.py:_stored": "checkpoints", "pretrained/load.py:_from_pretrained": "checkpoints",
+    "pretrained/load.py:_from_pretrained": "checkpoints",
     "pretrained/load.py:_from_gguf": "checkpoints",
 }  # fmt: skip
 """Files with names in them: what is planted, by the tests below and in test_checkpoints.py."""

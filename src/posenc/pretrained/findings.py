@@ -148,12 +148,26 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "parameter_ignored": (
         "hazard",
-        "Write the name that transformers reads (attention_factor for attn_factor), or remove it",
+        "Write what the evidence names; where it names nothing, correct rope_type, or remove the key",
     ),
     "factor_below_one": ("wrong", "Write how many times longer texts become, 4 and not 0.25"),
-    "attention_factor_impossible": (
+    "parameter_impossible": (
         "wrong",
-        "Remove attention_factor from rope_parameters, and the schedule's formula holds",
+        "Write the number that the model was trained with; posenc.load and posenc.extend refuse this one",
+    ),
+    "fields_contradict": (
+        "hazard",
+        "Remove one of the two: transformers took that of rope_parameters, or of the table",
+    ),
+    "scaling_beside_the_model": ("wrong", "Move it into the part of the language model, text_config"),
+    "long_factor_ignored": (
+        "hazard",
+        "Take no longer texts in transformers, or posenc.extend(model, method, target_length=...)",
+    ),
+    "parameter_unread": ("note", "Nothing: without it, or where it is read, the numbers are the same"),
+    "longer_length_stated": (
+        "note",
+        "Write the length that the model was trained to as max_position_embeddings, from which posenc.extend counts",
     ),
     "attention_factor_differs": (
         "hazard",
@@ -283,11 +297,24 @@ MEANINGS: dict[str, str] = {
     ),
     "base_not_stated": ("config.json has rope_parameters without rope_theta, and transformers took its default."),
     "base_doubtful": ("The model predicts a plain text better with rope_theta times 10 or a tenth of it."),
-    "parameter_ignored": ("rope_parameters has a key that transformers does not read for this rope_type."),
-    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
-    "attention_factor_impossible": (
-        "attention_factor multiplies cos and sin: at 0 all scores are equal, and a minus sign is lost."
+    "parameter_ignored": (
+        "rope_parameters has a key that transformers does not read for this rope_type, nor the model type's module."
     ),
+    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
+    "parameter_impossible": (
+        "No model was trained with such a number: it is NaN, infinite, 0, negative, no number, missing, or swapped with another."
+    ),
+    "fields_contradict": (
+        "The file states a number of the rotation twice, and the two differ: programs read different ones."
+    ),
+    "scaling_beside_the_model": (
+        "A file of several parts has a table of the rotation beside them, which no module reads: the model is not scaled."
+    ),
+    "long_factor_ignored": ("transformers' module for PhiMoE takes short_factor at every length."),
+    "parameter_unread": (
+        "rope_parameters has a key that transformers does not read for this rope_type, with a value that changes nothing."
+    ),
+    "longer_length_stated": ("The configuration states another, longer length than max_position_embeddings."),
     "attention_factor_differs": (
         "YaRN's attention_factor is not what its formula gives. This is right for a model that was trained so."
     ),

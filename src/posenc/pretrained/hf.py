@@ -30,7 +30,8 @@ from posenc.pretrained.attach import register_attention
 from posenc.pretrained.encoded_pass import NAME, GatedCache, Pass, Plan, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import token_index
-from posenc.pretrained.models import ModelStructure, head_dim_of, model_structure
+from posenc.pretrained.models import ModelStructure, model_structure
+from posenc.pretrained.parameters import head_dim_of
 from posenc.spec import Spec
 
 __all__ = ["register"]

@@ -4,6 +4,7 @@ dtype in which this machine computes fast."""
 
 import importlib.util
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from torch import nn
 
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, on_one_line, shown
+from posenc.frequencies import Frequencies
 from posenc.pretrained.checked import (
     INDEX,
     check_gguf,
@@ -28,11 +30,13 @@ from posenc.pretrained.checked import (
     shapes_in,
     weight_files,
 )
+from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
-from posenc.pretrained.rope_config import check_parameters
+from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
+from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
 
@@ -254,6 +258,9 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             register()
         dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
+        faults = ConfigFile(name, stored).faults() if stored.get("model_type") else ()
+        for why in faults:  # at which transformers fails elsewhere
+            raise InputError(f"{name}: {why}")
         shapes = shapes_in(_files(name, stored, local))
         check_sizes_stated(name, stored, len(shapes))
         config = AutoConfig.from_pretrained(name, **safe) if dropped is None else dropped
@@ -446,20 +453,48 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     with _reading(f"{path}: this GGUF file cannot be read: "), read_gguf(path) as reader:
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
         config = AutoConfig.from_pretrained(path.parent, **file)
+        _take_layers(reader, config)
+        _take_frequencies(path, reader, config)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
+        if not sys.stderr.isatty():
+            print(f"posenc: unpacking the {len(reader.tensors)} tensors of {path.name}", file=sys.stderr, flush=True)
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
-        tokenizer = kind.from_pretrained(path.parent, **file)
-        _take_frequencies(path, reader, config)
+        tokenizer = None if _has_numbers_for_tokens(reader) else kind.from_pretrained(path.parent, **file)
         check_model(str(path), empty, {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()})
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
-    loaded: Any = type(empty).from_pretrained(None, **options)
+    with _ONE_READER, _without_bars():
+        loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info)
     return model, tokenizer
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers' progress bars on a terminal alone."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def _has_numbers_for_tokens(reader: Any) -> bool:
+    """Whether the vocabulary is none, or that which `to_gguf` writes for a model without a tokenizer."""
+    tokens = reader.fields.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return True
+    count = len(tokens.data)
+    return [tokens.contents(0), tokens.contents(count - 1)] == ["[0]", f"[{count - 1}]"]
 
 
 @contextmanager
@@ -527,23 +562,77 @@ def _gguf_dtype(reader: Any) -> torch.dtype | None:
     return next((_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds), torch.float32)
 
 
+SCALED = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear", ".rope.scaling.attn_factor")
+"""How the keys of a GGUF file end that scale its rotation."""
+
+
 def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
-    """Apply the scaling of frequencies in a GGUF file, which transformers' reader ignores."""
-    scalings = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
-    divisors = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_")}
-    parameters = config.rope_parameters
-    if parameters["rope_type"] != "default":
+    """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does.
+
+    Raises:
+        InputError: frequencies that depend on the length of the context.
+    """
+    from posenc.pretrained.programs import ALL, header_readings
+
+    header = rotation_of(reader)
+    keys = {key: value for key, value in header.items() if key.endswith((*SCALED, ".rope.freq_base_swa"))}
+    divisors = [name for name in header if name.startswith("rope_f")]
+    tables = getattr(config, "rope_parameters", None)
+    if not tables or not (keys or divisors) or tables.get("rope_type", "default") != "default":
         return
-    only = divisors.get("rope_freqs.weight") if len(divisors) == 1 else None
-    if only is not None and only.tensor_type.name == "F32":
-        factors = only.data.tolist()
-        config.rope_parameters = parameters | {
-            "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "factor": 1.0,
-            "attention_factor": 1.0, "original_max_position_embeddings": config.max_position_embeddings,
-        }  # fmt: skip
-    elif divisors or set(scalings) - {"none"}:
-        stated = ", ".join([*divisors, *(f"rope.scaling.type={kind}" for kind in scalings)])
+    if divisors and divisors != ["rope_freqs.weight"]:
         raise InputError(
-            f"{path}: its frequencies are scaled ({stated}), which transformers' GGUF reader ignores: "
-            "take the model's safetensors"
+            f"{path}: its frequencies depend on the length of the context ({', '.join(divisors)}), and llama.cpp chooses them "
+            "once for all texts: take the model's safetensors"
+        )
+    header["general.architecture"] = reader.fields["general.architecture"].contents()
+    length = int(config.max_position_embeddings)
+    found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
+    by_type = rope_parameters_by_type(config)
+    made = {}
+    for kind, parameters in by_type.items():
+        reading = found.get(kind or ALL) or found.get(FULL) or found[ALL]
+        if kind is None and SLIDING in found:
+            raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
+        made[kind] = {
+            **parameters,
+            **scaling_parameters(
+                Frequencies(reading.inv_freq, reading.attention_factor), reading.rotary_dim, reading.base,
+                int(next((v for k, v in header.items() if k.endswith(".rope.scaling.original_context_length")), length)),
+                length, named=config.model_type not in LONGROPE_ONLY,
+            ),
+            "rope_theta": reading.base,
+        }  # fmt: skip
+    config.rope_parameters = made.get(None, made)
+
+
+def rotation_of(reader: Any) -> dict[str, Any]:
+    """What gguf's reader of a file has of the rotation: keys, and tensors of divisors as lists."""
+    header = {key: value.contents() for key, value in reader.fields.items() if not key.startswith("tokenizer.")}
+    for tensor in reader.tensors:
+        if tensor.name.startswith(("rope_freqs", "rope_factors")):
+            if tensor.tensor_type.name != "F32":
+                raise InputError(f"tensor {tensor.name} is {tensor.tensor_type.name}, and must be F32")
+            header[tensor.name] = torch.tensor(tensor.data).double().flatten().tolist()
+    return header
+
+
+def _take_layers(reader: Any, config: Any) -> None:
+    """The width of a head, which transformers' reader takes for some architectures alone; and of Gemma 2 and 3 which layers have
+    a window, and what scales scores, as llama.cpp has them."""
+    architecture = reader.fields["general.architecture"].contents()
+    if (getattr(config, "pad_token_id", None) or 0) >= config.vocab_size:
+        config.pad_token_id = None  # transformers' default for the type, where the file states none
+    width = reader.fields.get(f"{architecture}.attention.key_length")
+    if width is not None and "head_dim" in vars(config) and not hasattr(config, "kv_lora_rank"):
+        config.head_dim = int(width.contents())
+    pattern = reader.fields.get(f"{architecture}.attention.sliding_window_pattern")
+    if pattern is not None and isinstance(pattern.contents(), list) and getattr(config, "layer_types", None):
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        config.layer_types = [kinds[bool(has_window)] for has_window in pattern.contents()]
+    largest = {"gemma2": 46, "gemma3": 62}.get(architecture)  # layers of the 27B, which divides by the width of a share
+    if largest is not None:
+        shared = config.num_hidden_layers == largest
+        config.query_pre_attn_scalar = (
+            config.hidden_size // config.num_attention_heads if shared else head_dim_of(config)
         )

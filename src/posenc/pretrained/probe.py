@@ -17,7 +17,8 @@ from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.models import attention_layers, rope_parameters_by_type, rotary_parts, unwrap
+from posenc.pretrained.models import attention_factor, attention_layers, rotary_parts, unwrap
+from posenc.pretrained.parameters import rope_parameters_by_type
 
 PROBE = 24
 """Tokens of a probe."""
@@ -193,7 +194,7 @@ class Probe:
             moving = parameters.get("rope_type") in ("dynamic", "longrope")
             buffer = getattr(rotary, f"{prefix}{'original_' if moving else ''}inv_freq", None)
             if buffer is not None:
-                factor = float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
+                factor = attention_factor(rotary, prefix, parameters)
                 tables[kind] = FrequencyTable(buffer.detach(), factor, parameters)
         return tables
 

@@ -225,7 +225,7 @@ def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
 
 def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measured(monkeypatch):
     def dies(name):
-        def run(function, trial, settings, failed, announce):
+        def run(function, trial, settings, failed, announce, **limits):
             announce(name)
             if name not in failed:
                 raise RuntimeError("the process died (SIGSEGV)")

@@ -347,6 +347,7 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
     }
     given |= {"attention": False, "depths": (0.5,)}
     read, measured = study.Reader.read, []
+    monkeypatch.setattr(study.Evaluation, "behaviour", lambda *_: {})  # which reads texts as well
 
     def counted(reader, *args, **kwargs):
         measured.append(args[2])
@@ -395,6 +396,7 @@ def test_attention_profiles_of_other_methods_remain_where_one_refuses(tokenizer,
 
     refused, progress = [], Listening()
     monkeypatch.setattr(study, "attention_profile", refuses_once)
+    monkeypatch.setattr(study.Evaluation, "behaviour", lambda *_: {})  # which profiles a short text as well
     given = {"tasks": ("facts",), "methods": ("ntk:factor=2", "yarn:factor=2"), "lengths": (320,), "samples": 2}
     found = evaluate(model(), tokenizer, **given, progress=progress)
     assert list(found["attention"]) == ["none", "yarn:factor=2"]

@@ -95,7 +95,7 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
         checkpoint.save_if_due()
     torch.manual_seed(12345)  # another process has another state
     resumed = Training(run, corpus.train)
-    Checkpoints(tmp_path, 1e-9).of(resumed)
+    Checkpoints(tmp_path, 1e-9).of(resumed, dict)
     assert len(resumed.losses) == 3
     while not resumed.finished:
         resumed.advance()
