@@ -7,7 +7,6 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
@@ -218,15 +217,7 @@ class Encoding(nn.Module):
     def augment(self, positions: Positions, batch: int) -> Positions:
         """The positions of a forward pass as every layer sees them: applied once by the model, before `embed`. The
         identity but for schemes that change positions in training. batch: rows of the model's input."""
-        if type(self).place is not Encoding.place:
-            _warn_of_place(f"{type(self).__name__}.place")
-            return self.place(positions, batch)
         return positions
-
-    def place(self, positions: Positions, batch: int) -> Positions:
-        """Deprecated: `augment`."""
-        _warn_of_place("Encoding.place")
-        return self.augment(positions, batch)
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
@@ -365,7 +356,7 @@ class Encoding(nn.Module):
         for hook, site in (("query_sink", "sink"), ("turn_back", "rotate_values")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and site not in sites:
                 sites.append(site)
-        return tuple(sites) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *sites)))
+        return tuple(sites)
 
     def _sites(self) -> tuple[str, ...]:
         return self._overridden()
@@ -440,10 +431,6 @@ class Encoding(nn.Module):
                 )
             self._buffers[name] = table.to(table_device(buffer.device))
         return self
-
-
-def _warn_of_place(what: str) -> None:
-    warnings.warn(f"{what} is deprecated: rename it to augment", DeprecationWarning, stacklevel=3)
 
 
 _LEARNED = object()
