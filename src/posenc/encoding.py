@@ -339,7 +339,12 @@ class Encoding(nn.Module):
         return None
 
     def at(self, layer: int) -> tuple["Encoding", int]:
-        """The encoding that acts in a layer, and the number of that layer among its layers."""
+        """The encoding that acts in a layer, and the number of that layer among its layers.
+
+        Raises:
+            InputError: a layer below 0 or beyond num_layers.
+        """
+        _check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         return self, layer
 
     def scale_of(self, layer: int, head_dim: int) -> float:
@@ -390,13 +395,10 @@ class Encoding(nn.Module):
         """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is.
 
         Raises:
-            InputError: a layer beyond num_layers.
+            InputError: a layer below 0 or beyond num_layers.
         """
-        if self.num_layers == 1:
-            return 0
-        if not 0 <= layer < self.num_layers:
-            raise InputError(f"layer {layer}: this {type(self).__name__} was made with num_layers={self.num_layers}")
-        return layer
+        number = Encoding.at(self, layer)[1]
+        return 0 if self.num_layers == 1 else number
 
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
@@ -511,13 +513,26 @@ def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Posit
     return result
 
 
+def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None:
+    if layer < 0:
+        raise InputError(f"layer={layer}: must be at least 0")
+    if num_layers is not None and layer >= num_layers:
+        raise InputError(
+            f"layer={layer}: {encoding.known_as} was made with num_layers={num_layers}; pass at most {num_layers - 1}"
+        )
+
+
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
     x: (batch, seq, dim), the input of the layer's projections.
+
+    Raises:
+        InputError: x of another shape, a layer that the encoding does not have, or gates that are none.
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
+    encoding.at(layer)
     require_values(encoding, x)
     with exactly(x):
         result = encoding.gates(x, layer)
@@ -871,6 +886,11 @@ class Sum(Composite):
         of_parts = {id(part): tuple(islice(gates, count)) for part, count in zip(self, counts, strict=True)}
         return lambda part: positions.with_gates(of_parts[id(part)])
 
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        for part in self:
+            part.at(layer)
+        return self, layer
+
     def gates(self, x: Tensor, layer: int = 0) -> Sequence[Tensor]:
         return [gate for part in self for gate in gates_of(part, x, layer)]
 
@@ -977,19 +997,29 @@ def _in_layer(act: Callable[..., Any]) -> Any:
 
 class PerLayer(Composite):
     """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
-    layer. Each part counts only the layers that are its own."""
+    layer. Each part counts only the layers that are its own.
+
+    num_layers: of the model; a layer beyond them is refused. None: the parts take turns without end.
+    """
 
     name = "per_layer"
 
-    def __init__(self, *parts: Encoding) -> None:
+    def __init__(self, *parts: Encoding, num_layers: int | None = None) -> None:
         super().__init__(*parts)
+        if num_layers is not None:
+            check_sizes(num_layers=num_layers)
+        self.layers: int | None = num_layers
         if sum("augment" in part.sites() for part in dict.fromkeys(self)) > 1:
             raise InputError(
                 "several layers' encodings change positions, which are changed once for all layers: let the layers share "
                 "one object, or add it outside, as in SHAPE() + PerLayer(...)"
             )
 
+    def spec(self) -> dict[str, Any]:
+        return super().spec() | ({} if self.layers is None else {"num_layers": self.layers})
+
     def at(self, layer: int) -> tuple[Encoding, int]:
+        _check_layer(self, layer, self.layers)
         parts = list(self)
         part = parts[layer % len(parts)]
         return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
