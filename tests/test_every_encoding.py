@@ -145,3 +145,29 @@ def test_turns_of_a_model_of_any_depth(text):
     assert [encoding.at(layer)[0].known_as for layer in range(40)] == ["rope", "rope", "rope", "none"] * 10
     with pytest.raises(InputError, match="num_layers=0: must be at least 1"):
         posenc.PerLayer(posenc.NoPE(), num_layers=0)
+
+
+@EVERY
+def test_heads_in_the_place_of_tokens_are_named(name):
+    case, positions = Case(name), Positions.arange(9, causal=True)
+    q, k, v, *gates = case.inputs(positions)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    with pytest.raises(
+        InputError, match=r"^q of shape .* (positions are for 9 queries|has num_heads=4): .*q\.transpose\(1, 2\)$"
+    ):
+        attention(q, k, v, case.encoding, positions, gates=gates or None)
+    heads = any(getattr(part, "num_heads", None) == DECODER.num_heads for part in case.encoding.modules())
+    if heads and q.shape[2] == k.shape[2]:
+        for encoding in (case.encoding, case.encoding + posenc.NoPE()):
+            with pytest.raises(InputError, match=r"has num_heads=.*q\.transpose\(1, 2\)$"):
+                attention(q, k, v, encoding, causal=True)
+
+
+@pytest.mark.parametrize("call", [attention, posenc.explain, posenc.linear_attention])
+def test_names_of_pytorchs_attention_get_a_sentence(call):
+    q = torch.randn(1, 2, 4, 8)
+    for option, remedy in (("is_causal", "pass causal=, or causal positions"), ("attn_mask", "pass Positions, which")):
+        with pytest.raises(InputError, match=f"^{option}=True: {remedy}"):
+            call(q, q, q, posenc.NoPE(), **{option: True})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
+        call(q, q, q, posenc.NoPE(), mask=None)

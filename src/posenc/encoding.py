@@ -62,6 +62,8 @@ def require_fit(
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
             raise InputError(f"{name}={shown(tensor)}: pass a tensor (batch, ..., seq, channels)")
         if tensor.shape[-2] != count:
+            if tensor.dim() == 4 and tensor.shape[1] == count:
+                raise swapped(name, tensor, f"positions are for {count} {'keys' if name == 'k' else 'queries'}")
             hint = (
                 "; for some of the tokens, pass their positions: Positions.from_ids(ids)"
                 if q is None or k is None
@@ -75,6 +77,13 @@ def require_fit(
             raise InputError(
                 f"positions have {batch} rows, {name} has a batch of {tensor.shape[0]}: give one row or as many"
             )
+
+
+def swapped(name: str, x: Tensor, why: str) -> InputError:
+    """The error for (batch, seq, heads, head_dim) in the place of (batch, heads, seq, head_dim)."""
+    return InputError(
+        f"{name} of shape {tuple(x.shape)}, and {why}: pass (batch, heads, seq, head_dim), as {name}.transpose(1, 2)"
+    )
 
 
 class _Sites:
