@@ -24,7 +24,9 @@ PLACES = {
     "right padded": Positions.from_mask(MASK.flip(1)),
     "packed": Positions.packed([5, 1, 8, 7]),
     "documents in pieces, padded": Positions.packed(document_ids=PIECES),
-    "own positions per row": Positions.from_ids(torch.stack((torch.arange(N) * 3.5, 100 - torch.arange(N)))),
+    "own positions per row": Positions.from_ids(
+        torch.stack((torch.arange(N) * 3.5, 100 - torch.arange(N))), packed=False
+    ),
     "cached": Positions.arange(4, N - 4),
     "one step": Positions.arange(1, N - 1),
     "one step, rows of different lengths": Positions.arange(1, torch.tensor([N - 1, 6])),

@@ -127,14 +127,17 @@ def test_readme_and_a_comparison_warn_of_nothing(tmp_path):
 
 
 def test_version_is_the_same_everywhere():
-    version = posenc.__version__
-    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    """Of the release before this one; between releases the version is that of the next, and the commit's."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+\.dev0(\+g[0-9a-f]{9,})?", posenc.__version__)
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    if (ROOT / ".git").exists() and commit:
+        assert commit.startswith(posenc.__version__.partition("+g")[2])
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     released = re.findall(
         r"^## \[(\d[^]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert released[0] == (version, str(citation["date-released"]))
-    assert citation["version"] == version
+    assert released[0] == (citation["version"], str(citation["date-released"]))
+    assert posenc.__version__ > citation["version"]
     assert citation["license"] == PROJECT["license"]
 
 

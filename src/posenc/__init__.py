@@ -11,6 +11,7 @@ from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc_version import version as _version
 
 if _TYPE_CHECKING:
     from posenc import analysis
@@ -29,7 +30,7 @@ if _TYPE_CHECKING:
     from posenc.transformer import Transformer, TransformerConfig
     from posenc.vision import VisionConfig, VisionTransformer
 
-__version__ = "1.0.0"
+    __version__: str
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
@@ -66,6 +67,8 @@ _MODULES = {"analysis": "posenc.analysis", "hf": "posenc.pretrained.hf"}
 
 
 def __getattr__(name: str) -> _Any:
+    if name == "__version__":  # asks git, in a clone
+        return _version()
     if name in _MODULES:
         return _import_module(_MODULES[name])
     if name not in _LAZY:
@@ -74,4 +77,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__ + [name for name in globals() if name.startswith("__")])
+    return sorted([*__all__, "__version__"] + [name for name in globals() if name.startswith("__")])

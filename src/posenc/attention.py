@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Never
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleList
 from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
@@ -20,6 +21,7 @@ from posenc.bias import Modifier, Score, Values, Weights, dense_sum, validated_v
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
+    Sum,
     bias_of,
     branches_of,
     checked_gates,
@@ -531,7 +533,10 @@ def _rotated(
 def _merged(encoding: Encoding, branches: Sequence[Branch], positions: Positions) -> Sequence[Branch]:
     """The branches of a single query, without its rotation if possible. Where its keys lie side by side in several, they
     become one, with the query at its own position and keys as far from it as they were, so that they rotate together."""
-    leaves = [each for each in encoding.modules() if isinstance(each, Encoding) and not any(each.children())]
+    encodings = [each for each in encoding.modules() if isinstance(each, Encoding)]
+    if any(isinstance(each, Sum) and not each.commutes for each in encodings):
+        return branches  # what the other parts do depends on where the map has a token, not on the distance alone
+    leaves = [each for each in encodings if not any(isinstance(x, (Encoding, ModuleList)) for x in each.children())]
 
     def make() -> Sequence[Branch]:
         runs = [(*visible_keys(positions, branch.region), branch) for branch in branches]
@@ -646,7 +651,9 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
     if positions is not None and not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
 
 
 def _check_numbers(

@@ -13,6 +13,7 @@ from itertools import islice
 from numbers import Integral, Real
 from operator import is_
 from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,9 @@ def require_fit(
         InputError: no `Positions`, or of another number of tokens or rows.
     """
     if not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
     batch = positions.batch
     for name, tensor, count in (
         ("x", x, positions.q.shape[1]),
@@ -140,6 +143,8 @@ class Encoding(nn.Module):
     """The code of a position takes computing those of all positions before it."""
     shifts_queries: ClassVar[bool] = False
     """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
+    normalises: bool = False
+    """`rotate` divides queries and keys by their norms, which a rotation before it in a sum must leave as they are."""
     centres_keys: bool = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
     shift_invariant: bool = False
@@ -417,7 +422,15 @@ class Encoding(nn.Module):
             return make()
         facts, tables = self._facts()
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
-        entry: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
+        # by a weak reference: positions that live long keep no encoding
+        of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
+        remembered = of_all.get(self)
+        if remembered is None:
+            remembered = of_all[self] = {}
+        if key not in remembered:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                remembered[key] = [facts, versions, _unless_learned(make)]
+        entry = remembered[key]
         before, at, value = entry
         if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
             with torch.inference_mode(False):
@@ -445,6 +458,7 @@ class Encoding(nn.Module):
 
 
 _LEARNED = object()
+_Remembered = WeakKeyDictionary[Encoding, dict[Hashable, list[Any]]]
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:
@@ -851,33 +865,40 @@ def _in_turn(act: Callable[[Encoding, Tensor, Positions, int], Tensor]) -> Any:
 
 
 class Sum(Composite):
-    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
+    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added.
+
+    commutes: what its parts do to queries and keys depends on distances alone, if it does in each part.
+    """
 
     name = "sum"
 
     def __init__(self, *parts: Encoding) -> None:
         super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
         rotating = [part.planes for part in self if part.planes != ()]
-        commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
+        self.commutes: bool = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
         leaves = [(number, leaf) for number, part in enumerate(_in_order(self)) for leaf in _leaves(part)]
         for number, leaf in leaves:
             if leaf.centres_keys:
                 self._check_beside_centred(number, leaf, leaves)
             if "scores" in leaf.sites() and rotating:  # what it does to queries does not commute with a rotation
-                commute = False
-            if leaf.shifts_queries and any(other.planes != () for before, other in leaves if before < number):
-                commute = False
-        self.shift_invariant = commute and self.shift_invariant
+                self.commutes = False
+            before = [other for at, other in leaves if at < number and other.planes != ()]
+            if (leaf.shifts_queries and before) or (leaf.normalises and not all(other.isometric for other in before)):
+                self.commutes = False
+        self.shift_invariant = self.commutes and self.shift_invariant
         _only("encodings that rotate values", [part if "rotate_values" in part.sites() else None for part in self])
 
     @staticmethod
     def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
-        others = [x for at, x in leaves if at != number and (x.planes != () or (x.shifts_queries and at > number))]
-        if any(x.planes is None or x.planes != centred.planes for x in others):
+        others = [
+            x for at, x in leaves
+            if at != number and (x.planes != () or "scores" in x.sites() or (at > number and (x.shifts_queries or x.normalises)))
+        ]  # fmt: skip
+        if any(x.planes is None or x.planes != centred.planes or "scores" in x.sites() for x in others):
             raise InputError(
                 f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
-                "distance from the middle of a call's keys, which cancels only beside rotations of the same channels in "
-                "the same layout, and of queries moved before it; use one of them, or that other first"
+                "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "
+                "the same layout, and of queries moved or normalised before it; use one of them, or that other first"
             )
 
     @property

@@ -241,8 +241,10 @@ def by_keywords(**given):
     return F.t5_bucket(**given)
 
 
-def any_arguments(*given, **named):
-    return F.t5_bucket(*given, **named)
+def any_arguments(relative, *given, **named):
+    return F.t5_bucket(
+        relative, **dict(zip(("bidirectional", "num_buckets", "max_distance"), given, strict=False)), **named
+    )
 
 
 def other_names(r, both, n, far):

@@ -153,7 +153,10 @@ def test_grid_table_counts_patches_row_by_row():
     ours = wide(GridTable(6, height=3, width=5, prefix=1))
     flat = codes(ours, Positions.arange(15))
     assert torch.equal(codes(ours, Positions.grid(3, 5)), flat)
-    assert torch.equal(codes(ours, Positions.from_ids([-1, 7]))[0], torch.stack((ours.prefix_table[0], ours.table[7])))
+    assert torch.equal(
+        codes(ours, Positions.from_ids([[[-9, 4], [1, 2]]], placed=[0, 1]))[0],
+        torch.stack((ours.prefix_table[0], ours.table[7])),
+    )
 
 
 def test_grid_table_gives_registers_no_code():
@@ -289,7 +292,7 @@ def test_complex_order_starts_with_the_authors_frequencies_and_keeps_the_norm():
         (lambda: codes(AxialTable(4, dim=4, columns=2), Positions.arange(5)), "AxialTable: position 4 is outside"),
         (lambda: codes(AxialTable(4, dim=4, columns=2), Positions.grid(1, 3)), "position 2 is outside the table of 2"),
         (lambda: codes(AxialTable(4, dim=4), Positions.grid(1, 1, frames=1)), "2 coordinates per token .*got 3"),
-        (lambda: codes(AxialTable(4, dim=4), Positions.grid(1, 1, prefix=1)), "position -1 is negative"),
+        (lambda: codes(AxialTable(4, dim=4), Positions.grid(1, 1, prefix=1)), "no row for tokens without a place.*grid_table"),
         (lambda: GridTable(4, height=0), "height=0"),
         (lambda: GridTable(4, prefix=-1), "prefix=-1"),
         (lambda: GridTable(4).resized(0, 3), "height=0"),

@@ -228,12 +228,12 @@ def test_a_cache_cannot_be_trained_on(encoding):
     assert encoding.eval().augment(Positions.arange(2, 3), 1).start == (3, 0)
 
 
-def test_prefix_tokens_stay():
-    moved = SHAPE(9).train().augment(Positions.grid(2, 2, prefix=1), 3).q
-    assert (moved[:, 0] == -1).all()
-    assert (moved[:, 1] >= 0).all()
-    with pytest.raises(posenc.InputError, match=r"\[CLS\] has no position"):
-        CAPE().train().augment(Positions.grid(2, 2, prefix=1), 1)
+@pytest.mark.parametrize("encoding", [SHAPE(9), CAPE()], ids=["shape", "cape"])
+def test_tokens_without_a_place_stay_without_one(encoding):
+    moved = encoding.train().augment(Positions.grid(2, 2, prefix=1), 30)
+    assert moved.q_placed.tolist() == [[False] + [True] * 4]
+    assert not moved.q[:, 0].any()
+    assert (moved.q[:, 1] != 0).any()
 
 
 def test_cape_on_a_grid_moves_each_axis():

@@ -41,7 +41,7 @@ def of_generators(generators):
 
     def rotation(head, position, count, axes):
         position = np.atleast_1d(position)
-        where = np.zeros(axes) if (position < 0).all() else np.broadcast_to(position, axes)  # prefix tokens stay
+        where = np.broadcast_to(position, axes)
         return blocks([expm(sum(x * generators(head, a, b) for a, x in enumerate(where))) for b in range(count)])
 
     return rotation

@@ -40,6 +40,9 @@ def test_grid_alibi_is_the_papers_formula(positions, backend):
     def formula(q, k, seen):
         def bias(b, h, i, j):
             at = (positions.q[b % len(positions.q), i], positions.k[b % len(positions.k), j])
+            for placed, token in ((positions.q_placed, i), (positions.k_placed, j)):
+                if placed is not None and not placed[0, token]:
+                    return 0.0
             return biases.grid_alibi(h, 4, *(x.tolist() for x in at))
 
         return bias

@@ -1,6 +1,7 @@
 """Rotations over several axes: axial RoPE, M-RoPE, RoPE-Mixed."""
 
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -114,7 +115,7 @@ def test_axial_rope_is_llama4_vision(side):
     q, k = torch.randn(2, 1, 2, side**2 + 1, 32)
     theirs = llama4.vision_apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), table)
     grid = Positions.grid(side, side, prefix=1)
-    p = Positions.from_ids(grid.q.roll(-1, 1))  # its class token comes last
+    p = Positions.from_ids(grid.q.roll(-1, 1), placed=grid.q_placed.roll(-1, 1))  # its class token comes last
     ours = AxialRotary(32, **LLAMA4).rotate(q, k, p)
     assert_close(ours, tuple(x.transpose(1, 2) for x in theirs), **FLOAT32)
     wrong = AxialRotary(32, **LLAMA4 | {"start": 0}).rotate(q, k, p)
@@ -123,13 +124,11 @@ def test_axial_rope_is_llama4_vision(side):
 
 def test_images_packed_into_one_row_have_their_own_size():
     sizes, rope = [(2, 3), (4, 1), (3, 3)], AxialRotary(8, **DINOV3)
-    grids = [Positions.grid(h, w, prefix=1).q for h, w in sizes]
-    lengths = [g.shape[1] for g in grids]
+    grids = [Positions.grid(h, w, prefix=1) for h, w in sizes]
+    lengths = [g.num_keys for g in grids]
     documents = Positions.packed(lengths)
-    together = Positions.from_ids(torch.cat(grids, 1))
-    packed = Positions(
-        together.q, together.k, together.q_order, together.k_order, q_document=documents.q_document, k_document=documents.k_document
-    )  # fmt: skip
+    together = Positions.from_ids(torch.cat([g.q for g in grids], 1), placed=torch.cat([g.q_placed for g in grids], 1))
+    packed = replace(together, q_document=documents.q_document, k_document=documents.k_document)
     q, k, v = random(3, 2, 3, sum(lengths), 8)
     out = posenc.attention(q, k, v, rope, packed)
     for (h, w), a, b, c, ours in zip(sizes, *(x.split(lengths, 2) for x in (q, k, v, out)), strict=True):

@@ -122,7 +122,7 @@ def test_it_is_deepseek_v4s_attention():
     module = deepseek.DeepseekV4Attention(config, 0).eval()
     torch.nn.init.normal_(module.sinks)
     x, ids = torch.randn(2, 9, 32), torch.arange(9)[None] + 3
-    positions = Positions.from_ids(ids, causal=True)
+    positions = Positions.from_ids(ids, causal=True, packed=False)
     hidden = torch.where(positions.with_window(3).mask(), 0.0, -torch.inf)
     tables = deepseek.DeepseekV4RotaryEmbedding(config)(x, ids, layer_type="main")
     given = {}

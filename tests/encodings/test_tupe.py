@@ -43,7 +43,8 @@ def by_formula(encoding, q, k, v, positions):
     def bucket(m, n):
         if encoding.untie_cls and 0 in (m, n):
             return 16 if m == 0 else 32  # "[CLS] to others" is written last; 16 is what the buckets leave unused
-        return formulas.t5([n - m], encoding.bidirectional, 32, 128)[0]
+        both = not positions.causal if encoding.bidirectional is None else encoding.bidirectional
+        return formulas.t5([n - m], both, 32, 128)[0]
 
     def term(b, h, i, j, m, n):
         if encoding.untie_cls:

@@ -19,7 +19,9 @@ LAYOUTS = {
     "padded": Positions.from_mask((torch.arange(N) >= torch.tensor([[0], [6]])).long(), causal=True),
     "packed": Positions.packed([5, 11, 7], causal=True),
     "packed, both ways": Positions.packed([5, 11, 7]),
-    "scattered": Positions.from_ids(torch.randperm(3 * N, generator=torch.Generator().manual_seed(0))[:N], causal=True),
+    "scattered": Positions.from_ids(
+        torch.randperm(3 * N, generator=torch.Generator().manual_seed(0))[:N], causal=True, packed=False
+    ),
     "shifted keys": Positions.cross(Positions.arange(N, 4), Positions.arange(N)),
     "window": Positions.arange(N, causal=True).with_window(4),
     "prefix": Positions.prefix_lm(9, N),

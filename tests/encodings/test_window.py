@@ -201,10 +201,10 @@ def test_beit_starts_without_position():
     assert not ClassWindowTable(2).table.any()
 
 
-def test_beit_takes_patch_numbers_with_the_class_at_minus_one():
+def test_a_patch_number_of_minus_one_is_a_patch():
     encoding = random(ClassWindowTable(2, height=3, width=4))
-    numbered = Positions.from_ids(torch.arange(-1, 12))
-    assert torch.equal(dense(encoding, numbered, 2), dense(encoding, Positions.grid(3, 4, prefix=1), 2))
+    numbered, cells = Positions.from_ids([-1, 0, 5]), Positions.from_ids([[[-1, 3], [0, 0], [1, 1]]])
+    assert torch.equal(dense(encoding, numbered, 2), dense(encoding, cells, 2))
 
 
 # ---------------------------------------------------------------- Swin v2

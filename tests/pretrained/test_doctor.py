@@ -229,26 +229,13 @@ def test_an_attention_that_ignores_padding(llama):
     assert set(names(llama)) == {"padding_differs", "packing_leaks"}
 
 
-def test_attention_that_differs_from_the_formula(llama):
-    def biased(module, query, key, value, attention_mask, scaling, **_):
-        return attention_without_a_mask(module, query, key, value, attention_mask, 0.7 * scaling)
-
-    AttentionInterface.register("biased", biased)
-    transformers.AttentionMaskInterface.register("biased", transformers.masking_utils.eager_mask)
-    llama.set_attn_implementation("biased")
-    one(llama, "attention_differs")
-
-
-def test_positions_that_count_the_padding(llama):
-    def by_position(module, query, key, value, attention_mask, scaling, position_ids, **_):
-        query = query * (1 + position_ids[:, None, :, None]).log()
-        return attention_without_a_mask(module, query, key, value, attention_mask, scaling)
-
-    AttentionInterface.register("by_position", by_position)
-    transformers.AttentionMaskInterface.register("by_position", transformers.masking_utils.eager_mask)
-    llama.set_attn_implementation("by_position")
-    assert "positions_from_padding" in names(llama)
-    assert not {"padding_differs", "sees_the_future"} & {*names(llama)}
+def test_positions_that_count_the_padding():
+    """Ministral 3 multiplies queries by a number that grows with their positions."""
+    growing = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 1.0}
+    model = small_model("ministral3", rope_parameters=growing | {"original_max_position_embeddings": 4})
+    assert "positions_from_padding" in names(model)
+    assert not {"padding_differs", "sees_the_future", "attention_differs"} & {*names(model)}
+    assert "positions change its queries" in doctor(model).model.computed.unchecked[0]
 
 
 @pytest.mark.parametrize("method", ["rerope:window=8", "log_n"])
@@ -380,18 +367,19 @@ def test_a_configuration_that_cannot_be_built_says_why(llama):
     assert "it is called 'longrope' now" in one(llama, "config_not_buildable").evidence
 
 
-def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, monkeypatch):
-    original = type(llama).set_attn_implementation
+def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(monkeypatch):
+    model = small_model("hunyuan_v1_dense")  # whose attention is not computed, and compared with eager
+    original = type(model).set_attn_implementation
 
     def half(self, name, **options):
         original(self, name, **options)
         if name == "eager":
             raise RuntimeError("no")
 
-    monkeypatch.setattr(type(llama), "set_attn_implementation", half)
+    monkeypatch.setattr(type(model), "set_attn_implementation", half)
     with pytest.raises(RuntimeError, match="no"):
-        doctor(llama)
-    assert llama.config._attn_implementation == "sdpa"
+        doctor(model)
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.slow
@@ -504,6 +492,7 @@ def test_the_model_is_left_as_it_was(extended):
     state = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     modes, rng = [module.training for module in model.modules()], torch.get_rng_state()
     implementation, attributes = model.config._attn_implementation, dict(vars(rotary))
+    hooks = [list(module._forward_hooks) for module in model.modules()]
     doctor(model)
     assert torch.equal(torch.get_rng_state(), rng)
     assert [module.training for module in model.modules()] == modes
@@ -516,7 +505,7 @@ def test_the_model_is_left_as_it_was(extended):
     after = dict((*model.named_parameters(), *model.named_buffers()))
     assert after.keys() == state.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert [list(module._forward_hooks) for module in model.modules()] == hooks
 
 
 def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch):

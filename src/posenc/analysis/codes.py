@@ -540,7 +540,7 @@ def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
     text = Positions.arange(int(distances.max()) + 1, causal=True, device=device_of(encoding))
     if "augment" in encoding.sites():
         text = encoding.augment(text, 1)
-    return Positions.from_ids(text.q[:, -1:], text.q, causal=True)
+    return Positions.from_ids(text.q[:, -1:], text.q, causal=True, packed=False)
 
 
 def _reads_keys(part: Encoding, sizes: Sizes) -> bool:

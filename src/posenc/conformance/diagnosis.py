@@ -170,7 +170,10 @@ class Explanation:
             wrong &= ~overflows
             if rounds and 0 < wrong.double().mean() < MOST_HALFWAY:
                 for nudge in (NUDGE, -NUDGE):
-                    wrong &= result.wrong(self.values(result.case.arguments, nudge))
+                    still = result.wrong(self.values(result.case.arguments, nudge))
+                    if still is None:
+                        return False
+                    wrong &= still
             return not bool(wrong.any())
         except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # faults that exclude one another
             return False

@@ -110,6 +110,10 @@ def along(axis: int, by_index: bool) -> Callable[[Formula], Formula]:
     return exchanged
 
 
+def _rounded_number(dtype: torch.dtype, number: float) -> float:
+    return _rounded(torch.tensor(float(number)), dtype).item()
+
+
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).double()
 
@@ -348,9 +352,7 @@ MANY: Faults = {
     **LADDER,
     **ALONG,
     **{
-        f"positions are rounded to {name}, which counts to {last}": each(
-            lambda p, dtype=dtype: _rounded(torch.tensor(float(p)), dtype).item()
-        )
+        f"positions are rounded to {name}, which counts to {last}": each(partial(_rounded_number, dtype))
         for name, (dtype, last) in SHORT_DTYPES.items()
     },
     "positions are ignored: row n is taken to be at position n": {

@@ -60,6 +60,7 @@ class CoPE(Encoding):
         check_head_dim(self, q, self.head_dim)
         if positions.sees_future:
             raise InputError("CoPE counts from a key up to its query: pass causal positions (causal=True)")
+        positions.require_counted()
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(dtype), k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scale = self.scale(self.head_dim)

@@ -244,16 +244,17 @@ class FoPE(AxesRotary):
         weights = self.get_parameter(name) if self.trainable else self.get_buffer(name)
         return weights[self.own_layer(layer)].double()
 
-    def cos_sin(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = self.angles(coordinates, ids, layer)
+    def cos_sin(
+        self, coordinates: Tensor, placed: Tensor | None, layer: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        angles = self.angles(coordinates, placed, layer)
         cos, sin = angles.cos() @ self.weights("cosines", layer), angles.sin() @ self.weights("sines", layer)
         missing = self.head_dim // 2 - cos.shape[-1]
         cos, sin = nn.functional.pad(cos, (0, missing), value=1.0), nn.functional.pad(sin, (0, missing))
-        return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
+        return cos.to(coordinates.device, dtype), sin.to(coordinates.device, dtype)
 
     def table(self, side: str, positions: Positions, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        ids = positions.q if side == "q" else positions.k
-        return self.cos_sin(self.coordinates(positions)[side == "k"], ids, layer, dtype)
+        return self.cos_sin(self.coordinates(positions)[side == "k"], None, layer, dtype)
 
 
 class RoPEPlusPlus(Rotary):

@@ -13,7 +13,7 @@ from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
 from posenc.errors import InputError, check_integers
 from posenc.positions import Positions
-from posenc.positions.ids import prefix_index, prefix_tokens
+from posenc.positions.ids import unplaced_index
 
 
 @dataclass(eq=False, repr=False)
@@ -139,8 +139,9 @@ class GridTable(Absolute):
     """A learned vector per patch of an image, resized bicubically to other images (ViT, DINOv2).
 
     dim: width of the model. height, width: patches of the image it is made for; where one is None it follows from
-    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix: separate rows for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
-    such as registers, get a zero vector. init_std: of the table. beyond: what an image of another size gets: "resize",
+    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix:
+    separate rows for the first tokens without a place (see `Positions.grid`), such as ViT's [CLS]; further ones, such
+    as registers, get a zero vector. init_std: of the table. beyond: what an image of another size gets: "resize",
     the table interpolated to it, where the positions know it (those of `Positions.grid` do), whatever the size; the
     others take the patches as they are, and for one outside "error" refuses it, "clamp" gives it the nearest.
 
@@ -179,29 +180,28 @@ class GridTable(Absolute):
             self.prefix_table: nn.Parameter = normal_parameter(self.prefix, self.dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
-        table, ids = self.rows(positions)
-        apart = ids < 0
-        codes = embedding(ids.clamp(min=0), table)
+        codes, placed = self._of_patches(positions), positions.q_placed
+        if placed is None:
+            return codes
         if not self.prefix:
-            return codes.masked_fill(apart[..., None], 0)
-        number = self._prefix_numbers(positions).clamp(max=self.prefix)
-        rows = torch.cat((self.prefix_table, table.new_zeros(1, self.dim)))
-        return torch.where(apart[..., None], embedding(number.clamp(min=0), rows), codes)
+            return codes * placed[..., None]
+        number = self._unplaced_numbers(positions).clamp(max=self.prefix)
+        rows = torch.cat((self.prefix_table, codes.new_zeros(1, self.dim)))
+        return torch.where(placed[..., None], codes, embedding(number.clamp(min=0), rows))
 
-    def rows(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """A table, and the row of it that each query has, -1 for prefix tokens."""
+    def _of_patches(self, positions: Positions) -> Tensor:
+        """The vectors of the queries' patches, (batch or 1, n, dim); any for tokens without a place."""
         size, images = self.size, positions.images
         if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {size}:
             remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
-            return self.table, rows_of(self, positions, size, self.beyond, remedy, prefix=True)
+            return embedding(rows_of(self, positions, size, self.beyond, remedy, unplaced=True), self.table)
         first, tables = 0, {}
         for other in dict.fromkeys(images):  # one table for each size, one after another
             tables[other] = first, self.at_size(*other)
             first += math.prod(other)
         known, _ = positions.of_images([(width, tables[height, width][0]) for height, width in images])
         ids = positions.q[..., 0] * known[..., 0] + positions.q[..., 1] + known[..., 1]
-        ids = ids.masked_fill(prefix_tokens(positions.q), -1)
-        return torch.cat([table for _, table in tables.values()]), ids
+        return embedding(ids, torch.cat([table for _, table in tables.values()]))
 
     def at_size(self, height: int, width: int) -> Tensor:
         """The table interpolated to an image of height x width patches, (height * width, dim)."""
@@ -227,11 +227,11 @@ class GridTable(Absolute):
         other.load_state_dict(self.state_dict() | {"table": self.at_size(height, width).detach()})
         return other
 
-    def _prefix_numbers(self, positions: Positions) -> Tensor:
-        """Which of its document's prefix tokens each query is, counted from 0."""
+    def _unplaced_numbers(self, positions: Positions) -> Tensor:
+        """Which of its document's tokens without a place each query is, counted from 0; -1: a patch."""
         full = positions if positions.sharding is None else positions.unsharded
-        at = full.q if full.q.dim() == 3 else full.q[..., None]
-        return positions.local(prefix_index(at, full.q_document))
+        assert full.q_placed is not None
+        return positions.local(unplaced_index(full.q_placed, full.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

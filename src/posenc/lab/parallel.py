@@ -284,9 +284,10 @@ class AllProcesses(InProcess):
 def follow(shared: Any) -> Any:
     """On the ranks above 0: compute a share of every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
 
-    shared: what jobs share, such as a study.
+    shared: what jobs share, such as a `posenc.lab.study.Shared`.
     """
-    function, jobs = world().broadcast()
-    for job in jobs:
-        function(shared, job, lambda size, what="": None)  # rank 0 reports the work of all
-    return world().broadcast()
+    while isinstance(received := world().broadcast(), tuple):
+        function, jobs = received
+        for job in jobs:
+            function(shared, job, lambda size, what="": None)  # rank 0 reports the work of all
+    return received

@@ -73,6 +73,7 @@ class Settings(OverLengths):
     criterion = Criterion()
     tokens_by = "length"
     conditions_by = "factors"
+    examples_by = "windows"
     LEAST = {"length": 8, **Experiment.LEAST, "windows": 2, "vocab_size": 1}
     MOST = {"length": 2**20, **Experiment.MOST, "windows": 10**6}
 
@@ -233,13 +234,13 @@ class Settings(OverLengths):
             distances = torch.arange(self.length)
             buckets = t5_bucket(
                 -distances,
-                bidirectional=term.bidirectional,
+                bidirectional=bool(term.bidirectional),
                 num_buckets=term.num_buckets,
                 max_distance=term.max_distance,
             )
             last = t5_bucket(
                 torch.tensor([-(10**6)]),
-                bidirectional=term.bidirectional,
+                bidirectional=bool(term.bidirectional),
                 num_buckets=term.num_buckets,
                 max_distance=term.max_distance,
             )

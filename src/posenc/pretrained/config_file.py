@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError, described, on_one_line
+from posenc.spec import read_json
 
 __all__ = ["ConfigFile", "read_config"]
 
@@ -117,7 +118,7 @@ def read_config(path: str | Path) -> ConfigFile:
     if file.suffix == ".gguf":
         return _gguf_config(file)
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
     if not isinstance(raw, dict):
@@ -126,12 +127,14 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def _gguf_config(file: Path) -> ConfigFile:
+    from posenc.pretrained.checked import check_gguf
     from posenc.pretrained.load import needs, read_gguf
 
     needs("gguf", "gguf")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     try:
+        check_gguf(file)
         with read_gguf(file) as reader:
             header = {key: value.contents() for key, value in reader.fields.items() if not key.startswith("tokenizer.")}
             for tensor in reader.tensors:

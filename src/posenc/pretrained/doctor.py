@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from posenc import frequencies
 from posenc.errors import InputError, on_one_line
 from posenc.functional import Layout, layout_permutation
 from posenc.pretrained.attach import NAME, RotaryModule
+from posenc.pretrained.computed import Comparison
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
 from posenc.pretrained.models import ROPE_PARAMETERS, check_model
@@ -25,11 +25,12 @@ from posenc.pretrained.traps import (
     impossible_sections,
     multimodal,
     not_restored,
-    softmax_scale,
+    positions_of_text,
     uninitialised,
 )
 from posenc.pretrained.vision.doctor import describe, vision_evidence
 from posenc.pretrained.vision.models import find_vision_model
+from posenc.spec import read_json
 
 STEP = 0.01
 """Share of a length, or of a factor, that is no difference."""
@@ -60,13 +61,14 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
         described = describe(vision)
         return diagnosis(described, vision_evidence(vision, described.parts))
     probe = Probe(model)
+    comparison = Comparison(probe)
     with evaluating(probe.model), probe.with_rotary(), probe.uncompiled():
-        evidence = list(_evidence(probe, tokenizer))
-    return diagnosis(probe.description(), iter(evidence))
+        evidence = list(_evidence(probe, comparison, tokenizer))
+    return diagnosis(probe.description(comparison.summary()), iter(evidence))
 
 
-def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
-    """First the configuration, then what the model does."""
+def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Evidence:
+    """First the configuration, then what the model does; a cause, and not what follows from it."""
     of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
     differences = [] if of_posenc else list(configuration(probe))
     bypassed = list(_bypassed(probe))
@@ -74,7 +76,6 @@ def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
     if probe.attachment is None:
         yield from _stated(probe)
         yield from not_restored(probe)
-    yield from softmax_scale(probe)
     impossible = list(impossible_sections(probe))
     yield from impossible
     if bypassed or impossible:
@@ -85,14 +86,22 @@ def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
     if not_causal := list(_future(probe)):
         yield from not_causal
         return
-    for check in (_cache, _padding, _packing, _implementation, multimodal, compiled):
+    comparison.run()
+    if comparison.found:
+        yield from comparison.evidence()
+        return
+    for check in (positions_of_text, _cache, _padding, _packing, multimodal, compiled):
         yield from check(probe)
+    if comparison.unchecked:
+        yield from _implementation(probe)
     if tokenizer is None:
         return
     swapped = list(_layout(probe, tokenizer))
     yield from swapped
-    if not (differences or swapped or probe.attachment):  # else any base may look better
-        yield from _base(probe, tokenizer)
+    if differences or swapped or probe.attachment:  # else any base may look better
+        return
+    doubtful = list(_base(probe, tokenizer))
+    yield from doubtful or _plain_text(probe, tokenizer)
 
 
 # ------------------------------------------------------------------------------------------ the table and the configuration
@@ -199,6 +208,13 @@ def _stated(probe: Probe) -> Evidence:
         taken = next(iter(probe.parameters.values())).get("rope_theta")
         text = f"rope_parameters in {probe.config.name_or_path}/config.json has no rope_theta; transformers took {taken:.10g}"
         yield "base_not_stated", text, None
+    stated = (stored.get("text_config") or stored).get("max_position_embeddings")
+    stretched = any(
+        parameters.get("rope_type") not in (None, "default", "llama3") for parameters in probe.parameters.values()
+    )
+    if _is_number(stated) and stated < probe.length and not stretched:
+        text = f"max_position_embeddings is {probe.length}, and {stated} in {probe.config.name_or_path}/config.json"
+        yield "length_edited", text, probe.length / stated
     scaling = given or stored.get("rope_scaling") or {}
     for name, parameters in probe.parameters.items():
         where, kind = probe.where(name), str(parameters.get("rope_type", "default"))
@@ -253,7 +269,7 @@ def _lengths(probe: Probe, parameters: Mapping[str, Any], missing: bool, where: 
 def _stored(probe: Probe) -> dict[str, Any]:
     """config.json in the folder that the model was loaded from; empty where there is none."""
     file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
-    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
+    stored: dict[str, Any] = read_json(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
     return stored
 
 
@@ -373,6 +389,24 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
     if swapped < loss - 0.5:
         text = f"loss {loss:.2f} on a plain text as rotated ({layout}), {swapped:.2f} as {other}"
         yield "layout_swapped", text, loss - swapped
+
+
+MOST_NATS = 1.0
+"""Nats a character of `TEXT` beyond which a model does not predict it. The frequencies of English words alone give about 1.5
+(2.14 bits; Shannon, Prediction and Entropy of Printed English, 1951). SmolLM2-135M needs 0.61, and 1.02 without its rotation."""
+
+
+def _plain_text(probe: Probe, tokenizer: Any) -> Evidence:
+    """The loss on a plain text, where the tokenizer has its words."""
+    ids = tokenizer(TEXT, return_tensors="pt", verbose=False).input_ids[:, : probe.length]
+    if ids.shape[1] < PROBE or int((ids == tokenizer.unk_token_id).sum() if tokenizer.unk_token_id is not None else 0):
+        return
+    losses = loss_by_position(probe.model, ids)[:, 1:]
+    read = len(tokenizer.decode(ids[0, 1:], skip_special_tokens=True))
+    nats = float(losses.sum()) / max(read, 1)
+    if nats > MOST_NATS:
+        text = f"loss {float(losses.mean()):.2f} a token on a plain English text, {nats:.2f} a character"
+        yield "text_not_predicted", text, nats
 
 
 PAGE, MOST_TOKENS, LEAST_TOKENS = "execmodel", 384, 200

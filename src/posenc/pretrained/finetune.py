@@ -24,6 +24,7 @@ from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
+from posenc.pretrained.state import read, write
 from posenc.scratch import replacing, sweep
 from posenc.stopping import stoppable
 
@@ -325,18 +326,21 @@ class StateFile:
     def save(self, state: dict[str, Any]) -> None:
         """Write it, atomically."""
         with replacing(self.path) as made:
-            torch.save(state | {"identity": self.identity}, made)
+            write(made, state | {"identity": self.identity})
 
     def load(self) -> dict[str, Any] | None:
         """The state; None: there is no file.
 
         Raises:
-            InputError: it is of another run.
+            InputError: it is of another run, or damaged.
         """
         sweep(self.path.parent)
         if not self.path.exists():
             return None
-        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            state: dict[str, Any] = read(self.path)
+        except ValueError as error:
+            raise InputError(f"checkpoint={str(self.path)!r}: cannot be read ({error}); {self.REMEDY}") from None
         if state["identity"] != self.identity:
             raise InputError(
                 f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, {self.REMEDY}"
@@ -345,12 +349,12 @@ class StateFile:
 
 
 class Checkpoint(StateFile):
-    """A training in a folder, finetuning.pt. minutes: between two writes. texts, settings: from `prepared`."""
+    """A training in a folder, finetuning.safetensors. minutes: between two writes. texts, settings: from `prepared`."""
 
     def __init__(
         self, folder: str | Path, minutes: float, model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
     ):
-        super().__init__(Path(folder) / "finetuning.pt", identity(model, texts, settings))
+        super().__init__(Path(folder) / "finetuning.safetensors", identity(model, texts, settings))
         self.steps: int = settings["steps"]
         self.every, self.written = 60 * minutes, time.perf_counter()
 

@@ -177,7 +177,7 @@ class Fit:
 
     def _store(self, folder: Path, windows: "Windows") -> StateFile:
         of = identity(windows.model, windows.rows, self.settings | {"target": windows.target})
-        return StateFile(folder / "fit.pt", of)
+        return StateFile(folder / "fit.safetensors", of)
 
     def _search(self, module: "FittedRotary", windows: "Windows") -> list[tuple[int, float]]:
         """Search; the module then has the best that was found."""

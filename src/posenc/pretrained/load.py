@@ -3,10 +3,12 @@
 dtype in which this machine computes fast."""
 
 import importlib.util
+import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -16,7 +18,17 @@ import torch
 from torch import nn
 
 from posenc.backends.precision import fastest_dtype, slower_than_float32
-from posenc.errors import InputError, check_word, on_one_line
+from posenc.errors import InputError, check_word, on_one_line, shown
+from posenc.pretrained.checked import (
+    INDEX,
+    check_gguf,
+    check_model,
+    check_sizes_stated,
+    out_of_memory,
+    shapes_in,
+    weight_files,
+)
+from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
@@ -214,17 +226,20 @@ def _may_be_on_the_hub(name: str) -> bool:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors, which are
-    RuntimeErrors on a CPU, pass as they are.
+    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are.
 
     Raises:
         InputError: what was read, and the error, which is also its cause.
     """
     try:
         yield
-    except (InputError, RuntimeError, MemoryError):
+    except InputError:
         raise
+    except RecursionError as error:
+        raise InputError(f"{what}a JSON file of it is nested too deep; get the files again") from error
     except Exception as error:
+        if out_of_memory(error):
+            raise
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise InputError(f"{what}{kind}{on_one_line(error)}") from error
 
@@ -239,11 +254,17 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             register()
         dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
+        shapes = shapes_in(_files(name, stored, local))
+        check_sizes_stated(name, stored, len(shapes))
         config = AutoConfig.from_pretrained(name, **safe) if dropped is None else dropped
+        _take_own_attention(config)
         text = config.get_text_config(decoder=True)
         if text.model_type in FAMILIES:
             check_parameters(text)
         auto = _auto_class(config, stored.get("architectures") or _CAUSAL, encoders)
+        with torch.device("meta"):
+            make = getattr(auto, "from_config", None) or auto._from_config
+            check_model(name, make(deepcopy(config)), shapes)
         options: dict[str, Any] = {"config": config, "dtype": AUTO if dtype is None else dtype, "use_safetensors": True}
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # `_check_complete` names those
         model, info = auto.from_pretrained(name, **options, **safe)
@@ -252,6 +273,31 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
     _check_complete(name, model, info)
     _warn_of(name, stored, model)
     return model, tokenizer
+
+
+def _files(name: str, stored: Mapping[str, Any], local: bool) -> list[Path]:
+    """The files with a model's weights, from the hub after the index is checked."""
+    stated = stored.get("transformers_weights")
+    if local:
+        return weight_files(Path(name), stated)
+    from transformers.utils.hub import cached_file
+
+    for file in (stated,) if stated else ("model.safetensors", INDEX):
+        first = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        if first is not None:
+            files = weight_files(Path(first).parent, file)
+            return [Path(str(cached_file(name, each.name))) for each in files]
+    raise InputError(f"{name}: contains no weights in safetensors (model.safetensors or {INDEX})")
+
+
+def _take_own_attention(config: Any) -> None:
+    """Leave the attention and the experts' implementation to transformers and posenc: a configuration may name a kernel of the hub,
+    which is code."""
+    for each in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if each is not None:
+            encoded = str(each.model_type).startswith(ENCODED)
+            each._attn_implementation = NAME if encoded else "eager" if each.output_attentions else None
+            each._experts_implementation = None
 
 
 def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
@@ -287,9 +333,18 @@ def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
 def _check_safe(name: str, stored: Mapping[str, Any]) -> None:
     from transformers import CONFIG_MAPPING
 
-    weights = stored.get("transformers_weights") or ""
+    weights = str(stored.get("transformers_weights") or "")
     if weights.endswith(_PICKLES):
         raise InputError(f"{name}: its configuration names a pickle as its weights (transformers_weights: {weights})")
+    for part in (stored, *(value for value in stored.values() if isinstance(value, Mapping))):
+        if part.get("quantization_config"):
+            raise InputError(
+                f"{name}: its weights are quantised (quantization_config), which takes code of other packages: take the model in "
+                "float32, bfloat16 or float16, or as a GGUF file"
+            )
+    dtype = stored.get("dtype", stored.get("torch_dtype"))
+    if isinstance(dtype, str) and not isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype):
+        raise InputError(f"{name}: dtype={shown(dtype)} in its configuration: must be {', '.join(DTYPES)}, or left out")
     if "auto_map" in stored and stored.get("model_type") not in CONFIG_MAPPING:
         raise InputError(f"{name}: it needs code from the checkpoint, which posenc never runs")
 
@@ -318,11 +373,25 @@ def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> Non
             f"{name}: {len(missing)} of the weights of {type(model).__name__} are not in its files ({missing[0]}) and "
             "would be random: get the files that are missing, or the configuration that fits"
         )
+    if left := _left_over(model, info["unexpected_keys"]):
+        raise InputError(
+            f"{name}: {len(left)} of the weights in its files are not used by its configuration ({left[0]}), which has fewer layers or "
+            "another shape: get the configuration that fits"
+        )
     for weight, stored, wanted in sorted(info["mismatched_keys"]):
         raise InputError(
             f"{name}: its weights cannot be read: {weight} is {tuple(stored)} in its files and {tuple(wanted)} by its "
             "configuration, a mismatch: get the configuration that fits"
         )
+
+
+def _left_over(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
+    """The names in the files, which the model does not have, of layers beside those that it has: weights of another head, or buffers
+    of earlier versions, are left out on purpose."""
+    used = {re.sub(r"\.\d+\.", ".N.", name) for name, _ in model.named_parameters()}
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    used |= {name.removeprefix(prefix) for name in used}
+    return sorted(name for name in unexpected if re.sub(r"\.\d+\.", ".N.", name).removeprefix(prefix) in used)
 
 
 def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
@@ -344,8 +413,16 @@ def _extend_as_saved(model: Any) -> None:
 
     entry = getattr(model.config, "posenc", None)
     if entry is not None:
+        if not (
+            isinstance(entry, Mapping)
+            and isinstance(entry.get("method"), str)
+            and isinstance(entry.get("target_length"), int | None)
+        ):
+            raise InputError(
+                f"posenc={shown(entry)} in config.json: must be an object with method, a text, and target_length, an integer or null"
+            )
         del model.config.posenc  # extend writes it anew, and restore must not put it back
-        extend(model, entry["method"], target_length=entry["target_length"])
+        extend(model, entry["method"], target_length=entry.get("target_length"))
 
 
 # ------------------------------------------------------------------------------------------ GGUF
@@ -364,6 +441,8 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     quiet = vars(reading) | {"tqdm": partial(vars(reading)["tqdm"], disable=None)}
     load_gguf_checkpoint = FunctionType(theirs.__code__, quiet, theirs.__name__, theirs.__defaults__)
     file = {"gguf_file": path.name, "local_files_only": True}
+    with _reading(f"{path}: this GGUF file cannot be read: "):
+        check_gguf(path)
     with _reading(f"{path}: this GGUF file cannot be read: "), read_gguf(path) as reader:
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
         config = AutoConfig.from_pretrained(path.parent, **file)
@@ -375,6 +454,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
         tokenizer = kind.from_pretrained(path.parent, **file)
         _take_frequencies(path, reader, config)
+        check_model(str(path), empty, {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()})
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
     loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded

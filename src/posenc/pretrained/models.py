@@ -51,7 +51,13 @@ class Rope:
     def rotation(self, schedule: Mapping[str, Any]) -> Rotary:
         """The same channels, turned by the frequencies of a schedule."""
         made = DecoupledRotary if self.latent else Rotary
-        return made(self.head_dim, self.rope_theta, self.layout, self.rotary_dim, schedule)
+        return made(
+            self.head_dim,
+            rope_theta=self.rope_theta,
+            layout=self.layout,
+            rotary_dim=self.rotary_dim,
+            schedule=schedule,
+        )
 
     @property
     def scaled(self) -> bool:

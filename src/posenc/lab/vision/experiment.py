@@ -60,6 +60,7 @@ class ImageSettings(Experiment):
     criterion = Criterion(ACCURACY, undertrained=0.2, points="sizes", condition="size", size="size")
     tokens_by = "image_size"
     conditions_by = "test_sizes"
+    examples_by = "images"
     unit = "pixel"
     LEAST = {"image_size": 1, "patch_size": 1, **Experiment.LEAST, "images": 2, "channels": 1, "num_classes": 2}
     MOST = {"image_size": 2**12, "patch_size": 2**12, **Experiment.MOST, "images": 10**6}
