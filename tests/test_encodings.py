@@ -276,7 +276,7 @@ def test_each_layer_of_a_turn_gets_its_own_projections():
 def test_per_layer_parameters_end_where_they_end():
     shaw = posenc.Shaw(8, num_heads=2, num_layers=3)
     assert (shaw.own_layer(2), posenc.Shaw(8, num_heads=2).own_layer(7)) == (2, 0)
-    with pytest.raises(posenc.InputError, match="layer 3: this Shaw was made with num_layers=3"):
+    with pytest.raises(posenc.InputError, match="layer=3: shaw was made with num_layers=3; pass at most 2"):
         shaw.own_layer(3)
 
 
@@ -294,7 +294,7 @@ def test_positions_are_moved_once_for_all_layers():
 
 def test_more_turns_than_layers():
     encoding = posenc.create("rope/rope/rope/kerple", head_dim=8, num_heads=2, num_layers=2)
-    assert encoding.at(3)[0].num_layers == 1
+    assert list(encoding)[3].num_layers == 1
 
 
 def test_mixed_rope_takes_parameters_from_outside():
@@ -340,7 +340,7 @@ def test_floater_is_pickled_without_its_trajectory():
         (lambda: posenc.XPos(8, gamma=float("inf")), "gamma=inf"),
         (lambda: posenc.XPos(8, gamma=9e-20), "gamma=9e-20: must be a positive number, at least 1e-19"),
         (lambda: posenc.ComplexOrder(8, base=float("inf")), "base=inf"),
-        (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer -1"),
+        (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer=-1: must be at least 0"),
     ],
 )
 def test_numbers_that_are_none(make, message):

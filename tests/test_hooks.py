@@ -274,21 +274,6 @@ def test_fields_are_arguments():
             call()
 
 
-class Placing(Encoding):
-    def place(self, positions, batch):
-        return positions.moved(lambda ids, order: ids + 3)
-
-
-def test_place_is_augment_with_a_warning():
-    p = Positions.arange(4)
-    assert Placing().sites() == ("augment",)
-    both = Placing() + posenc.Sinusoidal(16)
-    for call in (lambda: Placing().augment(p, 1), lambda: both.augment(p, 1), lambda: both.place(p, 1)):
-        with pytest.warns(DeprecationWarning, match="rename it to augment"):
-            assert call().q.tolist() == [[3, 4, 5, 6]]
-    assert posenc.Sum.sites() == posenc.PerLayer.sites() == ()
-
-
 # ---------------------------------------------------------------- sums
 
 

@@ -34,6 +34,12 @@ def run(*command: object, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def test_nothing_answers_to_a_former_name():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert "DeprecationWarning" not in path.read_text(encoding="utf-8"), path
+    assert not any("posenc" in type(finder).__module__ for finder in sys.meta_path)
+
+
 def test_public_names_are_there_and_documented():
     assert len(set(posenc.__all__)) == len(posenc.__all__)
     for name in posenc.__all__:

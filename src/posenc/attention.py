@@ -2,12 +2,12 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from posenc.encoding import (
     scale_in,
     scores_of,
     sink_of,
+    swapped,
     turned_back_by,
     values_of,
     values_rotated_by,
@@ -61,6 +62,7 @@ def attention(
     keys_rotated: bool = False,
     gates: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
+    **others: Never,
 ) -> Tensor:
     """Attention under a positional encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
 
@@ -93,6 +95,8 @@ def attention(
     Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
     message says why).
     """
+    if others:
+        _check_names("attention", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     with exactly(q):
         if positions is None or positions.sharding is None:
@@ -256,8 +260,11 @@ def explain(
     keys_rotated: bool = False,
     gates: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
+    **others: Never,
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
+    if others:
+        _check_names("explain", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
         problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
@@ -580,6 +587,7 @@ def resolve_positions(
     if causal is not None:
         check_flags(causal=causal)
     _check_shapes(q, k, v, keys_rotated)
+    _check_order(q, encoding)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
             raise InputError(
@@ -610,6 +618,30 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     if q.shape[1] % k.shape[1]:
         raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads: the first must be a multiple")
     raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
+
+
+def _check_order(q: Tensor, encoding: Encoding | None) -> None:
+    """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
+    if encoding is None or not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
+        return
+    heads = {part.num_heads for part in encoding.modules() if isinstance(part, Encoding) and hasattr(part, "num_heads")}
+    if q.shape[1] not in heads and q.shape[2] in heads:
+        raise swapped("q", q, f"{encoding.known_as} has num_heads={q.shape[2]}")
+
+
+SDPA = {
+    "is_causal": "pass causal=, or causal positions, such as Positions.arange(n, causal=True)",
+    "attn_mask": "pass Positions, which say what is visible, such as Positions.from_mask(attention_mask, causal=True)",
+    "enable_gqa": "leave it out: keys and values may have fewer heads than queries",
+}
+"""Names of PyTorch's attention -> what to pass instead."""
+
+
+def _check_names(function: str, others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if name in SDPA:
+            raise InputError(f"{name}={shown(value)}: {SDPA[name]}")
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
@@ -677,6 +709,7 @@ def linear_attention(
     layer: int = 0,
     chunk_size: int = 64,
     gates: Tensor | Sequence[Tensor] | None = None,
+    **others: Never,
 ) -> Tensor:
     """Linear attention under a rotary encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
 
@@ -696,6 +729,8 @@ def linear_attention(
     Raises:
         InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
+    if others:
+        _check_names("linear_attention", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is not None and positions.sharding is not None:
         gates = tuple(exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer))

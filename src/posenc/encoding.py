@@ -7,7 +7,6 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
@@ -66,6 +65,8 @@ def require_fit(
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
             raise InputError(f"{name}={shown(tensor)}: pass a tensor (batch, ..., seq, channels)")
         if tensor.shape[-2] != count:
+            if tensor.dim() == 4 and tensor.shape[1] == count:
+                raise swapped(name, tensor, f"positions are for {count} {'keys' if name == 'k' else 'queries'}")
             hint = (
                 "; for some of the tokens, pass their positions: Positions.from_ids(ids)"
                 if q is None or k is None
@@ -79,6 +80,13 @@ def require_fit(
             raise InputError(
                 f"positions have {batch} rows, {name} has a batch of {tensor.shape[0]}: give one row or as many"
             )
+
+
+def swapped(name: str, x: Tensor, why: str) -> InputError:
+    """The error for (batch, seq, heads, head_dim) in the place of (batch, heads, seq, head_dim)."""
+    return InputError(
+        f"{name} of shape {tuple(x.shape)}, and {why}: pass (batch, heads, seq, head_dim), as {name}.transpose(1, 2)"
+    )
 
 
 class _Sites:
@@ -223,15 +231,7 @@ class Encoding(nn.Module):
     def augment(self, positions: Positions, batch: int) -> Positions:
         """The positions of a forward pass as every layer sees them: applied once by the model, before `embed`. The
         identity but for schemes that change positions in training. batch: rows of the model's input."""
-        if type(self).place is not Encoding.place:
-            _warn_of_place(f"{type(self).__name__}.place")
-            return self.place(positions, batch)
         return positions
-
-    def place(self, positions: Positions, batch: int) -> Positions:
-        """Deprecated: `augment`."""
-        _warn_of_place("Encoding.place")
-        return self.augment(positions, batch)
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
@@ -353,7 +353,12 @@ class Encoding(nn.Module):
         return None
 
     def at(self, layer: int) -> tuple["Encoding", int]:
-        """The encoding that acts in a layer, and the number of that layer among its layers."""
+        """The encoding that acts in a layer, and the number of that layer among its layers.
+
+        Raises:
+            InputError: a layer below 0 or beyond num_layers.
+        """
+        _check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         return self, layer
 
     def scale_of(self, layer: int, head_dim: int) -> float:
@@ -370,7 +375,7 @@ class Encoding(nn.Module):
         for hook, site in (("query_sink", "sink"), ("turn_back", "rotate_values")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and site not in sites:
                 sites.append(site)
-        return tuple(sites) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *sites)))
+        return tuple(sites)
 
     def _sites(self) -> tuple[str, ...]:
         return self._overridden()
@@ -404,13 +409,10 @@ class Encoding(nn.Module):
         """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is.
 
         Raises:
-            InputError: a layer beyond num_layers.
+            InputError: a layer below 0 or beyond num_layers.
         """
-        if self.num_layers == 1:
-            return 0
-        if not 0 <= layer < self.num_layers:
-            raise InputError(f"layer {layer}: this {type(self).__name__} was made with num_layers={self.num_layers}")
-        return layer
+        number = Encoding.at(self, layer)[1]
+        return 0 if self.num_layers == 1 else number
 
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
@@ -453,10 +455,6 @@ class Encoding(nn.Module):
                 )
             self._buffers[name] = table.to(table_device(buffer.device))
         return self
-
-
-def _warn_of_place(what: str) -> None:
-    warnings.warn(f"{what} is deprecated: rename it to augment", DeprecationWarning, stacklevel=3)
 
 
 _LEARNED = object()
@@ -538,13 +536,26 @@ def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Posit
     return result
 
 
+def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None:
+    if layer < 0:
+        raise InputError(f"layer={layer}: must be at least 0")
+    if num_layers is not None and layer >= num_layers:
+        raise InputError(
+            f"layer={layer}: {encoding.known_as} was made with num_layers={num_layers}; pass at most {num_layers - 1}"
+        )
+
+
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
     x: (batch, seq, dim), the input of the layer's projections.
+
+    Raises:
+        InputError: x of another shape, a layer that the encoding does not have, or gates that are none.
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
+    encoding.at(layer)
     require_values(encoding, x)
     with exactly(x):
         result = encoding.gates(x, layer)
@@ -905,6 +916,11 @@ class Sum(Composite):
         of_parts = {id(part): tuple(islice(gates, count)) for part, count in zip(self, counts, strict=True)}
         return lambda part: positions.with_gates(of_parts[id(part)])
 
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        for part in self:
+            part.at(layer)
+        return self, layer
+
     def gates(self, x: Tensor, layer: int = 0) -> Sequence[Tensor]:
         return [gate for part in self for gate in gates_of(part, x, layer)]
 
@@ -1011,19 +1027,29 @@ def _in_layer(act: Callable[..., Any]) -> Any:
 
 class PerLayer(Composite):
     """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
-    layer. Each part counts only the layers that are its own."""
+    layer. Each part counts only the layers that are its own.
+
+    num_layers: of the model; a layer beyond them is refused. None: the parts take turns without end.
+    """
 
     name = "per_layer"
 
-    def __init__(self, *parts: Encoding) -> None:
+    def __init__(self, *parts: Encoding, num_layers: int | None = None) -> None:
         super().__init__(*parts)
+        if num_layers is not None:
+            check_sizes(num_layers=num_layers)
+        self.layers: int | None = num_layers
         if sum("augment" in part.sites() for part in dict.fromkeys(self)) > 1:
             raise InputError(
                 "several layers' encodings change positions, which are changed once for all layers: let the layers share "
                 "one object, or add it outside, as in SHAPE() + PerLayer(...)"
             )
 
+    def spec(self) -> dict[str, Any]:
+        return super().spec() | ({} if self.layers is None else {"num_layers": self.layers})
+
     def at(self, layer: int) -> tuple[Encoding, int]:
+        _check_layer(self, layer, self.layers)
         parts = list(self)
         part = parts[layer % len(parts)]
         return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))

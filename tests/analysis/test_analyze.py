@@ -148,12 +148,6 @@ def test_a_tokenizer_may_be_a_function():
     assert found["sum"].finding.given.positions == 20
 
 
-def test_old_names_warn():
-    for old, new in (("body_of", posenc.analysis.vector_model), ("Body", posenc.analysis.VectorModel)):
-        with pytest.warns(DeprecationWarning, match=f"{old} is now {new.__name__}"):
-            assert getattr(posenc.analysis, old) is new
-
-
 @pytest.mark.slow
 def test_a_small_model_is_trained_for_what_only_a_trained_one_shows():
     found = analyze("sinusoidal", length=64, steps=10)

@@ -5,7 +5,6 @@ import json
 import math
 import random
 import re
-import sys
 
 import pytest
 import torch
@@ -177,13 +176,6 @@ def test_state_between_calls_is_noticed():
     assert conform(counting, "default").findings == (
         "state between calls: the first call, repeated at the end, gives another result",
     )
-
-
-def test_the_old_module_warns():
-    sys.modules.pop("posenc.conformance.diagnose", None)
-    with pytest.warns(DeprecationWarning, match="use posenc.conformance"):
-        from posenc.conformance.diagnose import conform as old
-    assert old is conform
 
 
 def test_an_unknown_kind_is_named():

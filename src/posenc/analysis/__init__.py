@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties, proofs and pictures of any encoding: what it does to positions, computed."""
 
-import warnings
-from typing import Any
-
 from posenc.analysis.analyze import Analysis, analyze
 from posenc.analysis.bounds import (
     MODELS,
@@ -38,19 +35,3 @@ __all__ = [
     "rope_bound", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",
     "survival", "trained_model", "twins", "unique", "vector_model",
 ]  # fmt: skip
-
-
-REMOVED = {
-    "breakers": "call equivariance for each model",
-    "decay_asymptote": "use decay_integral",
-    "diagonal_parts": "use expansion, whose decay has the diagonal of H",
-}
-
-
-def __getattr__(name: str) -> Any:
-    new = {"Body": "VectorModel", "body_of": "vector_model"}.get(name)
-    if new is None:
-        hint = f": {REMOVED[name]}" if name in REMOVED else ""
-        raise AttributeError(f"module 'posenc.analysis' has no attribute {name!r}{hint}")
-    warnings.warn(f"posenc.analysis.{name} is now {new}", DeprecationWarning, stacklevel=2)
-    return globals()[new]

@@ -154,7 +154,7 @@ def create(
         acting = [spec.layers[i % len(spec.layers)] for i in range(num_layers)]
         turns = {terms: max(1, acting.count(terms)) for terms in turns}
     parts = {terms: layer(terms, layers) for terms, layers in turns.items()}
-    return PerLayer(*(parts[terms] for terms in spec.layers))
+    return PerLayer(*(parts[terms] for terms in spec.layers), num_layers=num_layers)
 
 
 def _single(
@@ -208,10 +208,13 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     known = {**ENCODINGS, **{c.name: c for c in (Sum, PerLayer, Mapped)}, **classes}
     cls = (known.get(name) if isinstance(name, str) else None) or lookup(name, may_import=False)
     if issubclass(cls, Composite):
-        if set(arguments) - {"order"} != {"parts"}:
-            raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
-        parts = [from_spec(part, classes) for part in arguments["parts"]]
-        return cls(*(parts[i] for i in arguments.get("order", range(len(parts)))))
+        parameters = cls.arguments()
+        if set(arguments) - {"order", *parameters} != {"parts"}:
+            may = " and ".join(map(repr, ("order", *parameters)))
+            raise InputError(f"spec of {name!r}: needs 'parts' and may have {may}, got {sorted(arguments)}")
+        parts = [from_spec(part, classes) for part in arguments.pop("parts")]
+        order = arguments.pop("order", range(len(parts)))
+        return cls(*(parts[i] for i in order), **arguments)
     parameters = cls.arguments()
     for argument, value in arguments.items():
         if argument not in parameters:

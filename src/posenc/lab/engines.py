@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -374,11 +373,3 @@ def create(name: str, **options: Any) -> Engine:
 def _check_workers(workers: int | None) -> None:
     if workers is not None and workers < 1:
         raise InputError(f"workers={workers}: must be at least 1")
-
-
-def __getattr__(name: str) -> Any:
-    former = {"Here": "InProcess", "Processes": "ProcessPool"}
-    if name not in former:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} is deprecated: use {former[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[former[name]]

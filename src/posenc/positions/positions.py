@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Positions`: positions, validity, documents and visibility of the tokens of one forward pass, in one object."""
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -410,23 +409,6 @@ class Positions:
             q=q, k=ids, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid,
             q_document=q_document, k_document=documents, q_placed=q_placed, k_placed=placed, images=images,
         ).with_known(diagonal=first, span=span)  # fmt: skip
-
-    @classmethod
-    def mixed(
-        cls,
-        parts: Sequence[Any],
-        num_queries: int | None = None,
-        *,
-        causal: bool = False,
-        device: torch.device | str | None = None,
-    ) -> "Positions":
-        """Deprecated: `multimodal`, by the rule of Qwen2-VL.
-
-        Raises:
-            InputError: what `multimodal` refuses.
-        """
-        warnings.warn("Positions.mixed is deprecated: use Positions.multimodal", DeprecationWarning, stacklevel=2)
-        return cls.multimodal(parts, "qwen2_vl", num_queries, causal=causal, device=device)
 
     @classmethod
     def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":

@@ -3,7 +3,6 @@
 transformers saves, loads and trains it."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,22 +138,6 @@ def plan_table(
         *(Change(owner, name, value) for name, value in buffers.items() if hasattr(owner, name)),
     ]
     return ModelChange(inner.base_model, report, changes)
-
-
-def extend_table(model: nn.Module, method: str, **options: Any) -> Any:
-    """Deprecated: `posenc.extend`."""
-    from posenc.pretrained.extend import extend
-
-    warnings.warn("extend_table is deprecated: call posenc.extend", DeprecationWarning, stacklevel=2)
-    return extend(model, method, **options)
-
-
-def restore_table(model: nn.Module) -> bool:
-    """Deprecated: `posenc.restore`."""
-    from posenc.pretrained.extend import restore
-
-    warnings.warn("restore_table is deprecated: call posenc.restore", DeprecationWarning, stacklevel=2)
-    return restore(model)
 
 
 def _resampled(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:
