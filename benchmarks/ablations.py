@@ -26,11 +26,12 @@ import torch
 
 from posenc.lab.archive import archived
 from posenc.lab.compare import Comparison, compare, experiment
-from posenc.lab.experiment import TEN, Run, versions
+from posenc.lab.experiment import TEN, Run
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.results import RunRecord, collect, level
 from posenc.lab.statistics import Estimate, estimate
-from posenc.lab.store import Store
+from posenc.lab.store import Store, Stored
+from posenc.lab.study import versions
 from posenc.lab.train import Training
 from posenc.report.terminal import Display
 
@@ -144,8 +145,8 @@ def folder(out: Path, name: str) -> Path:
 def train(name: str, out: Path, seeds: int | None) -> None:
     """Train and test the models that are missing in the folder, and neither in the leaderboard."""
     comparison, corpus = planned(name, seeds)
-    for run, record in finished(name, out).items():
-        Store(folder(out, name)).save(run.id, record)
+    for run, stored in finished(name, out).items():
+        Store(folder(out, name)).save(run.id, stored)
     with Display() as display:
         compare(
             comparison, corpus, folder(out, name), workers=1, progress=display, command=f"ablations, {name}",
@@ -153,13 +154,13 @@ def train(name: str, out: Path, seeds: int | None) -> None:
         )  # fmt: skip
 
 
-def finished(name: str, out: Path) -> dict[Run, RunRecord]:
+def finished(name: str, out: Path) -> dict[Run, Stored[RunRecord]]:
     """The models in the folder, and those of the leaderboard that are the same."""
     comparison, corpus = planned(name, MOST_SEEDS)
     runs = {run.id: run for run in comparison.runs(corpus)}
-    done = {runs[id]: record for id, record in archived(LEADERBOARD).items() if id in runs}
+    done = {runs[id]: stored for id, stored in archived(LEADERBOARD).items() if id in runs}
     store = Store(folder(out, name))
-    return done | {run: record for id, run in runs.items() if (record := store.load(id, RunRecord)) is not None}
+    return done | {run: stored for id, run in runs.items() if (stored := store.load(id, RunRecord)) is not None}
 
 
 # ---------------------------------------------------------------- numbers
@@ -169,7 +170,8 @@ def collected(name: str, out: Path) -> Json:
     """The numbers of some models: levels, and in each ablation differences from its first encoding, on the seeds that all of its
     encodings have."""
     comparison, corpus = planned(name, None)
-    models, done, s = MODELS[name], finished(name, out), comparison.settings
+    models, s = MODELS[name], comparison.settings
+    done = {run: stored.record for run, stored in finished(name, out).items()}
     conditions = (s.trained_at, models.far)
     key = s.criterion.key
     return {

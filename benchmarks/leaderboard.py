@@ -92,13 +92,14 @@ class Board:
     @classmethod
     def read(cls, folder: Path) -> "Board":
         comparisons, table = against(folder, ())
+        records = {run: stored.record for run, stored in table.runs.items()}
         studies = [ComparisonStudy(comparison, corpus, Checkpoints("", 0), table) for comparison, corpus in comparisons]
         board = Leaderboard(studies)
         rankings = {
-            study.comparison.settings.name: Ranking(collect(study.known()), study.comparison.settings, study.corpus)
-            for study in studies
+            s.name: Ranking(collect({run: record for run, record in records.items() if run.settings == s}), s, corpus)
+            for s, corpus in ((comparison.settings, corpus) for comparison, corpus in comparisons)
         }
-        return cls(board.results(board.known()), rankings, comparisons[0][0].seeds)
+        return cls(board.results(records), rankings, comparisons[0][0].seeds)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:

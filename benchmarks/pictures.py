@@ -61,6 +61,7 @@ CHINESE = {
     "Biases in {:.0f} to {:.0f} MiB of memory;": "各种偏置占内存 {:.0f} 至 {:.0f} MiB；",
     "the best of the others take {:.0f} to {:,.0f}": "其他实现中最省的占 {:.0f} 至 {:,.0f}",
     "other packages, and the formula on all pairs": "其他软件包，以及对所有位置对套用公式",
+    "textbook rotation": "教科书式旋转", "dense bias": "稠密偏置",
     "time × no position": "时间，无位置时的倍数", "MiB of memory": "内存，MiB",
     "forward, one CPU thread; time at {:,} tokens, memory at {:,}": "前向，单个 CPU 线程；时间：{:,} 个 token，内存：{:,} 个",
     "{} of {} functions in {} packages": "{2} 个软件包的 {1} 个函数中，{0} 个",
@@ -72,6 +73,8 @@ KNOWN = ("rope", "alibi", "t5", "sinusoidal", "learned", "none")
 SHOWN = 12
 """Encodings of several tasks that are drawn, beside the known ones."""
 LENGTH, MEMORY_LENGTH = 2048, 4096
+SHORT = {"textbook rotation, then SDPA": "textbook rotation", "SDPA with a dense bias": "dense bias"}
+"""What `speed` calls a candidate that is as good as posenc."""
 
 Results = dict[str, Any]
 
@@ -397,17 +400,33 @@ def speed(results: Results, look: Look) -> str:
         for number, (case, rows) in enumerate(trials.items()):
             y = top + step * (number + 0.5)
             drawing.line([(x(min(rows.values())), y), (x(max(rows.values())), y)], width=1.5)
-            for name, value in sorted(rows.items(), key=lambda row: row[0] == "posenc"):
-                about = f"{case}, {name}: {value:.2f}" if value < 10 else f"{case}, {name}: {value:.0f} MiB"
+            order = sorted(rows, key=lambda name: (name != "posenc", rows[name]))
+            heights = dodged([x(rows[name]) for name in order])
+            for name, height in zip(order, heights, strict=True):
+                value = rows[name]
+                exact = f"{value:.2f}" if value < 10 else f"{value:.0f}"
+                about = f"{case}, {name}: {exact}{' MiB' * (value >= 10)}"
                 if name == "posenc":
                     drawing.dot(x(value), y, radius=7, colour="blue", about=about)
-                else:
-                    drawing.dot(x(value), y, radius=5, colour="orange", hollow=True, about=about)
+                    continue
+                drawing.dot(x(value), y + height, radius=5, colour="orange", hollow=True, about=about)
+                if height and abs(x(value) - x(rows["posenc"])) < 12:
+                    words = f"{say(SHORT[name]) if name in SHORT else name} {exact}"
+                    drawing.text(x(value) + 10, y + 16, words, size=12, colour="soft")
     for number, case in enumerate(time):
         drawing.text(left, top + step * (number + 0.5) + 5, case, anchor="end")
     about = say("forward, one CPU thread; time at {:,} tokens, memory at {:,}", LENGTH, MEMORY_LENGTH)
     drawing.text(0, bottom + 48, about, colour="soft", size=14)
     return drawing.svg()
+
+
+def dodged(places: Sequence[float]) -> list[float]:
+    """How far below its row each mark stands, so that none covers an earlier one: the first is on the row."""
+    placed: list[tuple[float, float]] = []
+    for x in places:
+        free = [y for y in (0, 8, -8, 16) if all(abs(x - a) >= 10 or abs(y - b) >= 8 for a, b in placed)]
+        placed.append((x, free[0] if free else 0))
+    return [y for _, y in placed]
 
 
 def _trials(results: Results, what: str, mode: str, length: int) -> Iterator[tuple[str, dict[str, float]]]:

@@ -136,7 +136,9 @@ def _step(model: nn.Module, ids: torch.Tensor) -> None:
 def _memory() -> list[dict]:
     found = []
     for layers, tokens in ((4, 2048), (4, 4096), (8, 4096), (8, 8192)):
-        config = TransformerConfig(SMALL.vocab_size, SMALL.dim, layers, SMALL.num_heads, head_dim=SMALL.head_dim)
+        config = TransformerConfig(
+            SMALL.vocab_size, dim=SMALL.dim, num_layers=layers, num_heads=SMALL.num_heads, head_dim=SMALL.head_dim
+        )
         counted = count(config, "rope", tokens, torch.float32)
         model, ids = _model(config, "rope", tokens, torch.float32), torch.zeros(1, tokens, dtype=torch.long)
         _step(model, ids[:, :64])  # what is allocated once

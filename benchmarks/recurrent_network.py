@@ -25,8 +25,9 @@ from torch.nn import functional as F
 
 from posenc import Encoding, Positions, Transformer
 from posenc.lab.data import Corpus
-from posenc.lab.experiment import Run, versions
+from posenc.lab.experiment import Run
 from posenc.lab.machine import describe
+from posenc.lab.study import versions
 from posenc.lab.text import Settings
 from posenc.lab.train import build, train
 from posenc.transformer import Cache, TransformerBase

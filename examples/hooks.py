@@ -67,7 +67,8 @@ def main():
     q, k, v = torch.randn(3, 1, 8, 100, 64, generator=torch.Generator().manual_seed(0))
     positions = posenc.Positions.arange(100, causal=True)
     plain = posenc.attention(q, k, v, posenc.Rotary(64), positions)
-    for made in (Resembling(), Capped(), Independent(), Nearby(), Quiet(), Flipped(), posenc.PrefixKV(8, 64, length=4)):
+    prefix = posenc.PrefixKV(8, head_dim=64, length=4)
+    for made in (Resembling(), Capped(), Independent(), Nearby(), Quiet(), Flipped(), prefix):
         change = posenc.attention(q, k, v, posenc.Rotary(64) + made, positions) - plain
         print(f"{type(made).__name__:12}{change.square().mean().sqrt():.4f}")
 

@@ -21,7 +21,7 @@ from posenc.encodings import LogN, Mapped, Rotary
 from posenc.lab import data, experiment, text, train
 from posenc.lab.statistics import estimate
 
-S = text.Settings(64, (1, 8), 3000, 32, 64, 2, 4, 32, windows=90, targets=16)
+S = text.Settings(length=64, factors=(1, 8), steps=3000, batch_size=32, dim=64, head_dim=32, windows=90, targets=16)
 ROPE = Rotary(32)
 SCHEDULES = {"PI": "linear", "NTK-old": "ntk_old", "NTK-fixed": "ntk_fixed", "NTK-mixed": "ntk_mixed"}
 VARIANTS = {"cut off": ROPE, "direct": ROPE, **{name: ROPE.with_schedule(s, factor=8) for name, s in SCHEDULES.items()}}

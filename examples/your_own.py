@@ -44,7 +44,7 @@ def main(folder="log-distance", steps=120):
     print(report, end="\n\n")
     analysis = analyze(LogDistance(4), length=64, steps=0)
     print(*analysis.sentences(), sep="\n", end="\n\n")
-    settings = text.Settings(32, (1, 4), int(steps), dim=32, head_dim=None, targets=16)
+    settings = text.Settings(length=32, factors=(1, 4), steps=int(steps), dim=32, head_dim=None, targets=16)
     comparison = compare.Comparison(("rope", "alibi", "log_distance"), seeds=2, settings=settings)
     results = compare.compare(comparison, data.load("pydoc"), folder, engine=InProcess(), render=page)
     print(*results["answer"], sep="\n")

@@ -26,7 +26,7 @@ LAYOUTS = {
     "right padded": (5, 5, lambda: Positions.from_mask(torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))),
     "packed": (5, 5, lambda: Positions.packed([2, 3], causal=True)),
     "fractional": (4, 4, lambda: Positions.from_ids(torch.tensor([[0.0, 0.25, 0.5, 2.0]]), causal=True)),
-    "own ids per row": (4, 4, lambda: Positions.from_ids(torch.tensor([[3, 1, 0, 9], [0, 1, 2, 3]]))),
+    "own ids per row": (4, 4, lambda: Positions.from_ids(torch.tensor([[3, 1, 0, 9], [0, 1, 2, 3]]), packed=False)),
     "cross": (3, 5, lambda: Positions.cross(Positions.arange(3), Positions.arange(5))),
     "cross, keys padded": (
         3, 4, lambda: Positions.cross(Positions.arange(3), Positions.from_mask(torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])))
@@ -79,7 +79,7 @@ def test_t5_entry_by_entry(layout, bidirectional, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys)
     p = make()
-    t5 = T5(H, bidirectional, num_buckets=8, max_distance=6, init_std=1.0).double()
+    t5 = T5(H, bidirectional=bidirectional, num_buckets=8, max_distance=6, init_std=1.0).double().requires_grad_(False)
 
     def bias(b, h, i, j):
         (bucket,) = formulas.t5([int(at(p.k, b, j) - at(p.q, b, i))], bidirectional, 8, 6)
@@ -97,7 +97,7 @@ def test_rotary_entry_by_entry(layout, channels, rotary_dim, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys, kv_heads=2)
     p = make()
-    rope = Rotary(D, 100.0, channels, rotary_dim)
+    rope = Rotary(D, rope_theta=100.0, layout=channels, rotary_dim=rotary_dim)
     turned = [loops.rotate_all(x, ids.expand(B, -1), 100.0, channels, rotary_dim) for x, ids in ((q, p.q), (k, p.k))]
     want = loops.attend(*turned, v, scale=D**-0.5, visible=sees(p))
     assert torch.allclose(attention(q, k, v, rope, p, backend=backend), want, atol=1e-12)
@@ -212,7 +212,12 @@ def test_gradients(name, layout, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = (x.requires_grad_() for x in tensors(queries, keys, kv_heads=2))
     p = make()
-    encoding = {"rope": Rotary(D), "alibi": ALiBi(H), "t5": T5(H, False, 8, 6).double(), "sink": None}[name]
+    encoding = {
+        "rope": Rotary(D),
+        "alibi": ALiBi(H),
+        "t5": T5(H, bidirectional=False, num_buckets=8, max_distance=6).double(),
+        "sink": None,
+    }[name]
     learned = [torch.zeros(H, dtype=torch.float64, requires_grad=True)] if name == "sink" else []
     if name == "t5":
         learned = [encoding.table]
@@ -240,7 +245,7 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(encoding, backend)
 def test_half_precision_stays_near_float64(backend):
     q, k, v = tensors(300, 300)
     p = Positions.arange(300, causal=True)
-    for encoding in (None, Rotary(D), ALiBi(H), T5(H, False, init_std=1.0)):
+    for encoding in (None, Rotary(D), ALiBi(H), T5(H, bidirectional=False, init_std=1.0)):
         exact = attention(q, k, v, encoding, p, backend="reference")
         for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.06), (torch.float16, 0.01)):
             got = attention(q.to(dtype), k.to(dtype), v.to(dtype), encoding, p, backend=backend)

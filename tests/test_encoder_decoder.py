@@ -253,7 +253,7 @@ def test_gradients_reach_the_encoder_and_a_failed_call_leaves_the_cache():
 
 def test_queries_of_cross_attention_make_up_for_its_scale():
     config, hosts = replace(CONFIG, cross_attention=True), []
-    for cross in (NoPE(), posenc.T5(2, True)):
+    for cross in (NoPE(), posenc.T5(2, bidirectional=True)):
         torch.manual_seed(0)
         hosts.append(Transformer(config, NoPE(), cross))
     usual, unscaled = hosts
@@ -271,7 +271,7 @@ def decoder(**changes):
     [
         (lambda: TransformerConfig(5, norm="batch"), "unknown norm 'batch'"),
         (lambda: TransformerConfig(5, norm_first=1), "norm_first=1"),
-        (lambda: posenc.VisionConfig(5, 4, norm="none"), "unknown norm 'none'"),
+        (lambda: posenc.VisionConfig(5, patch_size=4, norm="none"), "unknown norm 'none'"),
         (lambda: Transformer(CONFIG, "rope", "rope"), "cross=rope: needs cross-attention"),
         (lambda: pair("rope", "sinusoidal"), r"cross=sinusoidal: acts on a model's input \(embed\)"),
         (lambda: pair("rope", "fox"), r"cross=fox: acts on a model's input \(gates\)"),

@@ -27,7 +27,7 @@ def codes(encoding, positions):
 def test_sinusoidal_codes(layout, base, offset):
     p = Positions.arange(3, offset)
     want = formulas.sinusoidal(range(offset, offset + 3), 8, base, layout=layout)
-    assert torch.allclose(codes(Sinusoidal(8, base, layout), p)[0], want, atol=1e-10)
+    assert torch.allclose(codes(Sinusoidal(8, base=base, layout=layout), p)[0], want, atol=1e-10)
 
 
 def test_sinusoidal_merges():
@@ -82,13 +82,13 @@ def test_binary_digits_jump():
 
 
 def test_learned_looks_up_and_only_touches_used_rows():
-    encoding = Learned(10, 4).double()
+    encoding = Learned(10, dim=4).double()
     ids = torch.tensor([[3, 3, 9]])
     out = codes(encoding, Positions.from_ids(ids))
     assert torch.equal(out[0], encoding.table[ids[0]])
     out.sum().backward()
     assert encoding.table.grad.sum(1).tolist() == [0, 0, 0, 8, 0, 0, 0, 0, 0, 4]
-    clamped = Learned(4, 2, beyond="clamp")
+    clamped = Learned(4, dim=2, beyond="clamp")
     assert torch.equal(codes(clamped, Positions.arange(6))[0, 3:], clamped.table[3].double().expand(3, 2))
 
 
@@ -97,7 +97,7 @@ def test_composites():
     assert [type(p).__name__ for p in both] == ["Rotary", "ALiBi", "NoPE"]
     assert both.shift_invariant
     assert both.papers == (*Rotary.papers, *posenc.ALiBi.papers, *NoPE.papers)
-    nested = PerLayer(both, Learned(7, 16))
+    nested = PerLayer(both, Learned(7, dim=16))
     assert (nested.max_positions, nested.shift_invariant, nested.needs_length) == (7, False, False)
     assert posenc.from_spec(nested.spec()).spec() == nested.spec()
     assert Sum(posenc.T5(2), NoPE()).scale(64) == 1.0
@@ -147,7 +147,7 @@ def test_positions_near_2_to_the_24_keep_their_phase():
 
 
 def test_free_schedules_share_everything_else():
-    rope = Rotary(16, 500.0, "interleaved", 8)
+    rope = Rotary(16, rope_theta=500.0, layout="interleaved", rotary_dim=8)
     ntk = rope.with_schedule("ntk", factor=4)
     assert ntk.spec() == {**rope.spec(), "schedule": {"name": "ntk", "factor": 4}}
     assert ntk.inv_freq[-1] * 4 == pytest.approx(rope.inv_freq[-1].item())
@@ -189,13 +189,13 @@ def test_free_schedules_share_everything_else():
         (lambda: Normalized(4, length=0), "length=0"),
         (lambda: Integer(4, spread="all"), "unknown spread"),
         (lambda: Binary(4, bits=5), "bits=5: must be at most 4"),
-        (lambda: Learned(0, 4), "max_positions=0"),
-        (lambda: Learned(4, 4, beyond="wrap"), "unknown beyond"),
+        (lambda: Learned(0, dim=4), "max_positions=0"),
+        (lambda: Learned(4, dim=4, beyond="wrap"), "unknown beyond"),
         (lambda: posenc.T5(0), "num_heads=0"),
         (lambda: posenc.ALiBi(0), "num_heads=0"),
-        (lambda: codes(Learned(4, 4), Positions.arange(5)), "position 4 is outside the table of 4"),
-        (lambda: codes(Learned(4, 4), Positions.from_ids(torch.tensor([-1]))), "position -1 is negative"),
-        (lambda: codes(Learned(4, 4), Positions.from_ids(torch.tensor([0.5]))), "integer positions only"),
+        (lambda: codes(Learned(4, dim=4), Positions.arange(5)), "position 4 is outside the table of 4"),
+        (lambda: codes(Learned(4, dim=4), Positions.from_ids(torch.tensor([-1]))), "position -1 is negative"),
+        (lambda: codes(Learned(4, dim=4), Positions.from_ids(torch.tensor([0.5]))), "integer positions only"),
         (lambda: codes(Binary(4), Positions.from_ids(torch.tensor([0.5]))), "pass integers"),
         (lambda: codes(Normalized(4), Positions.arange(1, 3)), "only 1 of 4 tokens are here"),
         (lambda: codes(Sinusoidal(4), Positions.grid(2, 2)), "one coordinate per token"),
@@ -247,7 +247,7 @@ def test_layers_take_turns_by_name():
 
 def test_composites_pass_on_what_only_some_parts_do():
     moves, sinks = posenc.SHAPE(50), posenc.LearnedSink(2)
-    both = Sum(moves, Learned(60, 8), sinks)
+    both = Sum(moves, Learned(60, dim=8), sinks)
     assert both.sites() == ("augment", "embed", "sink")
     turns = PerLayer(both, NoPE(), both)
     assert turns.sink(1) is None
@@ -264,7 +264,8 @@ def test_composites_pass_on_what_only_some_parts_do():
 
 def test_each_layer_of_a_turn_gets_its_own_projections():
     model = Transformer(
-        TransformerConfig(5, dim=16, num_layers=4, num_heads=2), PerLayer(NoPE(), posenc.DeBERTaV2(16, 2, 8))
+        TransformerConfig(5, dim=16, num_layers=4, num_heads=2),
+        PerLayer(NoPE(), posenc.DeBERTaV2(16, num_heads=2, head_dim=8)),
     )
     model(torch.zeros(1, 3, dtype=torch.long))
     layers = [block.attention for block in model.blocks]
@@ -273,9 +274,9 @@ def test_each_layer_of_a_turn_gets_its_own_projections():
 
 
 def test_per_layer_parameters_end_where_they_end():
-    shaw = posenc.Shaw(8, 2, num_layers=3)
-    assert (shaw.own_layer(2), posenc.Shaw(8, 2).own_layer(7)) == (2, 0)
-    with pytest.raises(posenc.InputError, match="layer 3: this Shaw was made with num_layers=3"):
+    shaw = posenc.Shaw(8, num_heads=2, num_layers=3)
+    assert (shaw.own_layer(2), posenc.Shaw(8, num_heads=2).own_layer(7)) == (2, 0)
+    with pytest.raises(posenc.InputError, match="layer=3: shaw was made with num_layers=3; pass at most 2"):
         shaw.own_layer(3)
 
 
@@ -293,11 +294,13 @@ def test_positions_are_moved_once_for_all_layers():
 
 def test_more_turns_than_layers():
     encoding = posenc.create("rope/rope/rope/kerple", head_dim=8, num_heads=2, num_layers=2)
-    assert encoding.at(3)[0].num_layers == 1
+    assert list(encoding)[3].num_layers == 1
 
 
 def test_mixed_rope_takes_parameters_from_outside():
-    model = Transformer(TransformerConfig(5, dim=16, num_layers=2, num_heads=2), posenc.MixedRotary(8, 2, 2)).double()
+    model = Transformer(
+        TransformerConfig(5, dim=16, num_layers=2, num_heads=2), posenc.MixedRotary(8, num_heads=2, num_layers=2)
+    ).double()
     x = torch.arange(5)[None]
     given = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     out = torch.func.functional_call(model, given, (x,))
@@ -309,8 +312,9 @@ def test_each_packed_image_has_its_own_prefix():
     image = Positions.grid(1, 2, prefix=1)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
     ids = torch.cat((image.q, image.q), 1)
-    packed = replace(Positions.from_ids(ids), q_document=documents, k_document=documents)
-    table = posenc.GridTable(8, 1, 2, prefix=1).double()
+    placed = torch.cat((image.q_placed, image.q_placed), 1)
+    packed = replace(Positions.from_ids(ids, placed=placed), q_document=documents, k_document=documents)
+    table = posenc.GridTable(8, height=1, width=2, prefix=1).double()
     alone = codes(table, image)
     assert torch.equal(codes(table, packed), torch.cat((alone, alone), 1))
 
@@ -322,7 +326,7 @@ def test_t5_has_no_bucket_between_distances():
 
 
 def test_floater_is_pickled_without_its_trajectory():
-    model = Transformer(TransformerConfig(5, dim=8, num_layers=1, num_heads=2), posenc.FLOATER(2, 4, 8))
+    model = Transformer(TransformerConfig(5, dim=8, num_layers=1, num_heads=2), posenc.FLOATER(2, head_dim=4, dim=8))
     before = len(pickle.dumps(model.encoding))
     with torch.no_grad():
         model(torch.zeros(1, 200, dtype=torch.long))
@@ -336,7 +340,7 @@ def test_floater_is_pickled_without_its_trajectory():
         (lambda: posenc.XPos(8, gamma=float("inf")), "gamma=inf"),
         (lambda: posenc.XPos(8, gamma=9e-20), "gamma=9e-20: must be a positive number, at least 1e-19"),
         (lambda: posenc.ComplexOrder(8, base=float("inf")), "base=inf"),
-        (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer -1"),
+        (lambda: posenc.KERPLE(2, num_layers=2).own_layer(-1), "layer=-1: must be at least 0"),
     ],
 )
 def test_numbers_that_are_none(make, message):

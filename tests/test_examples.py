@@ -53,16 +53,19 @@ def test_a_forget_gate_runs_in_attention_and_in_a_model(capsys):
     assert capsys.readouterr().out.split("\n")[:2] == ["torch.Size([2, 8, 100, 64])", "torch.Size([1, 5])"]
 
 
-def test_a_new_study_is_resumed(tmp_path, capsys):
+def test_a_new_study_is_resumed(tmp_path, capsys, monkeypatch):
     module = example("new_study")
     first, again = module.main(tmp_path), module.main(tmp_path)
     assert again["rows"] == first["rows"]
     assert again["schedules"] == {"planned": 4, "finished": 4, "kept_from_before": 4}
     assert "<li>ntk 4: " in (tmp_path / "report.html").read_text()
     assert capsys.readouterr().out.splitlines()[1] == "4 schedules, 4 of them from before"
-    for constant in ("HEAD_DIM", "BASE", "VERSION"):
+    for constant in ("HEAD_DIM", "BASE"):
         setattr(module, constant, getattr(module, constant) * 2)
         assert module.main(tmp_path)["schedules"]["kept_from_before"] == 0
+    wavelengths = module.frequencies.wavelengths
+    monkeypatch.setattr(module.frequencies, "wavelengths", lambda made: 2 * wavelengths(made))
+    assert module.main(tmp_path)["schedules"]["kept_from_before"] == 0
 
 
 def test_an_encoder_needs_positions_to_find_hidden_tokens(capsys):

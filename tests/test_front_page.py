@@ -3,6 +3,7 @@
 
 import re
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -171,6 +172,25 @@ def test_the_dots_of_speed_are_medians():
     ]
 
 
+@pytest.mark.parametrize("name", ["speed", "speed.zh"])
+def test_no_mark_of_speed_hides_another(name):
+    """Each is seen, and what is as good as posenc is named beside its mark."""
+    spots = {
+        each[0].text: (float(each.get("cx")), float(each.get("cy")))
+        for each in svg(name).iter("{http://www.w3.org/2000/svg}circle")
+        if len(each)
+    }
+    far = [abs(complex(*a) - complex(*b)) for a, b in combinations(spots.values(), 2)]
+    assert len(spots) > 40
+    assert min(far) >= 8
+    ours = {at for about, at in spots.items() if ", posenc: " in about}
+    close = {about for about, at in spots.items() if any(0 < abs(complex(*at) - complex(*spot)) < 14 for spot in ours)}
+    assert any(about.startswith("rope, textbook rotation") for about in close)
+    for about in close:
+        number = re.search(r": ([\d.]+)", about)[1]
+        assert any(label.endswith(f" {number}") for label in labels(name)), about
+
+
 def test_the_marks_of_packages_are_the_verdicts():
     tested = functions()
     for name, (count, right) in tested.items():
@@ -181,23 +201,7 @@ def test_the_marks_of_packages_are_the_verdicts():
 
 
 @EDITIONS
-def test_numbers_of_the_readme_are_measured(text):
-    demo = {name: [f"{mean:.2f}" for mean, _ in row] for name, row in read(pictures.DEMO)["loss"].items()}
-    table = rows(tables(text)[0])
-    assert numbers(table["`rope`"]) == [demo["rope"][0], demo["t5"][0], demo["alibi"][0]]
-    assert numbers(table["`alibi`"]) == ["8", demo["alibi"][-1], demo["rope"][-1]]
-    board = read(pictures.TASKS)
-    losses, recall = (
-        {row["name"]: row["lengths"] for row in board["tasks"][task]["arms"]} for task in ("text", "recall")
-    )
-    best = losses["stick_breaking"]
-    assert all(best[at]["group"] == 1 for at in (0, -1))
-    right = [f"{100 * recall[name][-1]['accuracy']['mean']:.0f}" for name in ("stick_breaking", "rope")]
-    loss = [f"{best[at]['loss']['mean']:.2f}" for at in (0, -1)]
-    compared = str(len(board["settings"]["encodings"]))
-    assert numbers(table["`stick_breaking`"]) == [compared, loss[0], "8", loss[1], *right]
-    assert "0.01" in table["`dual_chunk`"]
-    assert "running text +0.01" in titles("longer")["dual_chunk"]
+def test_memory_and_passkeys_of_the_readme_are_measured(text):
     memory = dots("t5")
     assert f"{memory.pop('posenc'):.0f} MiB" in text
     assert f"[{min(memory.values()):.0f}]" in text

@@ -15,7 +15,7 @@ BASES = st.sampled_from([100.0, 10000.0, 500000.0])
 
 @given(dim=EVEN, base=BASES, layout=st.sampled_from(["interleaved", "concat"]), position=st.integers(0, 100000))
 def test_sinusoidal_is_the_papers_formula(dim, base, layout, position):
-    got = F.sinusoidal(torch.tensor([position]), dim, base, layout, dtype=torch.float64)[0]
+    got = F.sinusoidal(torch.tensor([position]), dim, base=base, layout=layout, dtype=torch.float64)[0]
     want = formulas.sinusoidal([position], dim, base, layout=layout)[0]
     assert torch.allclose(got, want, atol=1e-9)
 
@@ -33,13 +33,13 @@ def test_sinusoidal_known_answers():
 @given(t=st.integers(0, 5000), a=st.integers(-300, 300), b=st.integers(-300, 300))
 def test_shift_matrix_moves_every_code_and_composes(layout, t, a, b):
     def code(n):
-        return F.sinusoidal(torch.tensor(n), 16, 10000.0, layout, dtype=torch.float64)
+        return F.sinusoidal(torch.tensor(n), 16, base=10000.0, layout=layout, dtype=torch.float64)
 
-    move = F.shift_matrix(a, 16, layout=layout)
+    move = F.shift_matrix(a, dim=16, layout=layout)
     assert torch.allclose(move @ code(t), code(t + a), atol=1e-9)
     assert torch.allclose(move @ move.T, torch.eye(16, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(
-        move @ F.shift_matrix(b, 16, layout=layout), F.shift_matrix(a + b, 16, layout=layout), atol=1e-12
+        move @ F.shift_matrix(b, dim=16, layout=layout), F.shift_matrix(a + b, dim=16, layout=layout), atol=1e-12
     )
 
 
@@ -68,8 +68,9 @@ def test_alibi_slopes_are_the_authors_recursion(heads):
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_buckets_are_the_formula_at_every_distance(sizes, bidirectional):
     relative = torch.arange(-700, 701)
+    named = dict(zip(("num_buckets", "max_distance"), sizes, strict=True))
     want = formulas.t5(relative.tolist(), bidirectional, *sizes)
-    assert F.t5_bucket(relative, bidirectional, *sizes).tolist() == want
+    assert F.t5_bucket(relative, bidirectional=bidirectional, **named).tolist() == want
 
 
 def test_t5_bucket_ranges_known_from_the_source():
@@ -106,18 +107,18 @@ def test_binary_digits_spell_the_number(position, bits):
         (lambda: F.sinusoidal(torch.arange(3), 4, base=-1), "base=-1"),
         (lambda: F.frequency_curve(4, curve="powr"), "did you mean 'power'"),
         (lambda: F.frequency_curve(4, curve="power", exponent=0), "exponent=0"),
-        (lambda: F.shift_matrix(1, 4, layout="x"), "unknown layout"),
+        (lambda: F.shift_matrix(1, dim=4, layout="x"), "unknown layout"),
         (lambda: F.binary_digits(torch.tensor([0.5]), 4), "pass integers"),
         (lambda: F.binary_digits(torch.tensor([1]), 0), "bits=0"),
         (lambda: F.rotary(torch.ones(3, 4), torch.ones(3, 4), torch.ones(3, 4)), "one per rotated pair"),
         (lambda: F.rotary(torch.ones(3, 4), torch.ones(3, 2), torch.ones(3, 2), layout="neox"), "unknown layout"),
         (lambda: F.alibi_slopes(0), "num_heads=0"),
-        (lambda: F.t5_bucket(torch.arange(3), True, 2), "num_buckets=2"),
-        (lambda: F.t5_bucket(torch.arange(3), True, 32, 8), "max_distance=8"),
+        (lambda: F.t5_bucket(torch.arange(3), bidirectional=True, num_buckets=2), "num_buckets=2"),
+        (lambda: F.t5_bucket(torch.arange(3), bidirectional=True, num_buckets=32, max_distance=8), "max_distance=8"),
         (lambda: frequencies.linear(4, factor=0.5), "factor=0.5"),
         (lambda: frequencies.ntk(2, factor=2.0), "head_dim=2"),
-        (lambda: frequencies.create({"name": "yran"}, 4, 1e4), "unknown schedule 'yran'"),
-        (lambda: frequencies.create({"name": "ntk", "scale": 2}, 4, 1e4), "schedule 'ntk'"),
+        (lambda: frequencies.create({"name": "yran"}, 4, base=1e4), "unknown schedule 'yran'"),
+        (lambda: frequencies.create({"name": "ntk", "scale": 2}, 4, base=1e4), "schedule 'ntk'"),
     ],
 )
 def test_bad_input_is_named(call, message):

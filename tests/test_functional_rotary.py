@@ -43,7 +43,7 @@ def compiled(monkeypatch):
 
 
 def tables(n: int, pairs: int, dtype: torch.dtype = torch.float64, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    angles = torch.arange(n).double()[:, None] * frequency_curve(2 * pairs, 10000.0 if pairs > 1 else 7.0)
+    angles = torch.arange(n).double()[:, None] * frequency_curve(2 * pairs, base=10000.0 if pairs > 1 else 7.0)
     return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
 
 
@@ -314,7 +314,7 @@ def test_a_start_that_does_not_fit(start):
 @pytest.mark.parametrize("first", [0, 7, 131072 - 600, 2**24])
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 1024, 4099])
 def test_tables_by_addition_of_angles(first, count):
-    inv_freq = frequency_curve(32, 500000.0)
+    inv_freq = frequency_curve(32, base=500000.0)
     angles = (first + torch.arange(count).double())[:, None] * inv_freq
     cos, sin = contiguous_tables(first, count, inv_freq, 1.5)
     assert cos.dtype == sin.dtype == torch.float32
@@ -335,7 +335,7 @@ def test_tables_by_addition_of_angles(first, count):
 @pytest.mark.parametrize(("offset", "n"), [(0, 131072), (130000, 1072), (131071, 1)])
 def test_error_at_position_131072(schedule, offset, n):
     options = {} if schedule is None else {"schedule": schedule}
-    rope = Rotary(128, 500000.0, **options)
+    rope = Rotary(128, rope_theta=500000.0, **options)
     (cos, sin), _ = rope.turns(Positions.arange(n, offset), torch.float32)
     exact = rope.angles(torch.arange(131072)[None, -1:]) if n == 1 else rope.angles(torch.arange(131000, 131072)[None])
     last = slice(-1, None) if n == 1 else slice(-72, None)

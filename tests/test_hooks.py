@@ -19,7 +19,7 @@ from posenc.position_maps import PositionMap
 from posenc.positions.visibility import Branch, Region
 from posenc.transformer import Transformer, TransformerConfig
 
-CONFIG = TransformerConfig(11, 16, 2, 2)
+CONFIG = TransformerConfig(11, dim=16, num_layers=2, num_heads=2)
 TOKENS = torch.arange(6)[None]
 
 
@@ -274,21 +274,6 @@ def test_fields_are_arguments():
             call()
 
 
-class Placing(Encoding):
-    def place(self, positions, batch):
-        return positions.moved(lambda ids, order: ids + 3)
-
-
-def test_place_is_augment_with_a_warning():
-    p = Positions.arange(4)
-    assert Placing().sites() == ("augment",)
-    both = Placing() + posenc.Sinusoidal(16)
-    for call in (lambda: Placing().augment(p, 1), lambda: both.augment(p, 1), lambda: both.place(p, 1)):
-        with pytest.warns(DeprecationWarning, match="rename it to augment"):
-            assert call().q.tolist() == [[3, 4, 5, 6]]
-    assert posenc.Sum.sites() == posenc.PerLayer.sites() == ()
-
-
 # ---------------------------------------------------------------- sums
 
 
@@ -297,7 +282,7 @@ def test_rotations_of_other_channels_do_not_claim_to_see_distances_alone():
     assert not (half + interleaved).shift_invariant
     assert (half + posenc.Rotary(8, rope_theta=100.0)).shift_invariant
     assert (half + posenc.LogN(8) + posenc.ALiBi(2)).shift_invariant
-    assert not (half + posenc.PoPE(8, 2)).shift_invariant
+    assert not (half + posenc.PoPE(8, num_heads=2)).shift_invariant
 
 
 def test_scaled_keys_are_refused_beside_rotations_of_other_channels():
@@ -305,7 +290,7 @@ def test_scaled_keys_are_refused_beside_rotations_of_other_channels():
     with pytest.raises(InputError, match="xpos with rope: it scales keys"):
         xpos + posenc.Rotary(8)
     with pytest.raises(InputError, match="xpos with pope"):
-        posenc.PoPE(8, 2) + xpos
+        posenc.PoPE(8, num_heads=2) + xpos
     both = xpos + posenc.Rotary(8, layout="interleaved") + posenc.LogN(4)
     q, k, v = given()
     full = attention(q, k, v, both, Positions.arange(6, causal=True))
@@ -327,7 +312,7 @@ def test_values_of_another_width_are_named():
 
 
 def test_vectors_added_to_queries_come_before_rotations():
-    moves = posenc.TransformerXL(16, 2, 8)
+    moves = posenc.TransformerXL(16, num_heads=2, head_dim=8)
     assert (moves + posenc.Rotary(8)).shift_invariant
     assert not (posenc.Rotary(8) + moves).shift_invariant
     assert (moves + posenc.XPos(8)).shift_invariant

@@ -24,7 +24,9 @@ PLACES = {
     "right padded": Positions.from_mask(MASK.flip(1)),
     "packed": Positions.packed([5, 1, 8, 7]),
     "documents in pieces, padded": Positions.packed(document_ids=PIECES),
-    "own positions per row": Positions.from_ids(torch.stack((torch.arange(N) * 3.5, 100 - torch.arange(N)))),
+    "own positions per row": Positions.from_ids(
+        torch.stack((torch.arange(N) * 3.5, 100 - torch.arange(N))), packed=False
+    ),
     "cached": Positions.arange(4, N - 4),
     "one step": Positions.arange(1, N - 1),
     "one step, rows of different lengths": Positions.arange(1, torch.tensor([N - 1, 6])),
@@ -50,13 +52,13 @@ def loop(q: Tensor, k: Tensor, v: Tensor, encoding: posenc.Encoding, p: Position
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 def test_it_is_the_sum_over_all_pairs(place, chunk_size, causal):
     q, k, v = tensors(place.num_queries)
-    rope, p = Rotary(6, 100.0), place.with_causal(causal)
+    rope, p = Rotary(6, rope_theta=100.0), place.with_causal(causal)
     out = linear_attention(q, k, v, rope, p, chunk_size=chunk_size)
     assert_close(out, loop(q, k, v, rope, p), **EXACT)
 
 
 def test_rotating_the_denominator_too_and_rotating_before_the_feature_differ():
-    (q, k, v), rope, p = tensors(kv_heads=4), Rotary(6, 100.0), Positions.arange(N, causal=True)
+    (q, k, v), rope, p = tensors(kv_heads=4), Rotary(6, rope_theta=100.0), Positions.arange(N, causal=True)
     out, seen = linear_attention(q, k, v, rope, p), p.mask()
     fq, fk = elu_plus_one(q), elu_plus_one(k)
     rq, rk = rope.rotate(fq, fk, p)
@@ -128,7 +130,7 @@ def test_gradients(place, causal):
 
 def test_layers_features_and_dtypes():
     (q, k, v), p = tensors(), Positions.arange(N, causal=True)
-    parts = Rotary(6, 10.0), Rotary(6, 1e4)
+    parts = Rotary(6, rope_theta=10.0), Rotary(6, rope_theta=1e4)
     for layer, one in enumerate(parts):
         assert_close(linear_attention(q, k, v, PerLayer(*parts), p, layer=layer), linear_attention(q, k, v, one, p))
     assert_close(
@@ -195,7 +197,7 @@ YARN = {"name": "yarn", "factor": 16, "original_max_positions": 64}
 
 @pytest.mark.parametrize(
     "encoding",
-    [posenc.XPos(6), posenc.PoPE(6, 4), posenc.LogN(8), Rotary(6, schedule=YARN), Rotary(6) + posenc.LogN(8)],
+    [posenc.XPos(6), posenc.PoPE(6, num_heads=4), posenc.LogN(8), Rotary(6, schedule=YARN), Rotary(6) + posenc.LogN(8)],
     ids=repr,
 )
 def test_what_changes_norms_is_refused(encoding):

@@ -40,7 +40,8 @@ def test_a_text_to_copy_from_has_pieces_once_twice_and_as_noise_twice():
 @pytest.mark.parametrize("seen", [16, 64])
 @pytest.mark.parametrize("period", [None, 6, 40])
 def test_accuracy_is_that_of_one_token_after_another(seen, period):
-    s = Settings(16, (1, 4), batch_size=1, dim=16, num_layers=1, num_heads=1, head_dim=8, windows=5, targets=4)
+    shape = {"dim": 16, "num_layers": 1, "num_heads": 1, "head_dim": 8}
+    s = Settings(length=16, factors=(1, 4), batch_size=1, windows=5, targets=4, **shape)
     model = build(Run("rope", 0, s, "")).eval()
     tokens = torch.randint(4, (130,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     actual = accuracy(model, tokens, s, seen, period)

@@ -34,6 +34,12 @@ def run(*command: object, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def test_nothing_answers_to_a_former_name():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert "DeprecationWarning" not in path.read_text(encoding="utf-8"), path
+    assert not any("posenc" in type(finder).__module__ for finder in sys.meta_path)
+
+
 def test_public_names_are_there_and_documented():
     assert len(set(posenc.__all__)) == len(posenc.__all__)
     for name in posenc.__all__:
@@ -134,14 +140,17 @@ def test_readme_and_a_comparison_warn_of_nothing(tmp_path):
 
 
 def test_version_is_the_same_everywhere():
-    version = posenc.__version__
-    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    """Of the release before this one; between releases the version is that of the next, and the commit's."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+\.dev0(\+g[0-9a-f]{9,})?", posenc.__version__)
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    if (ROOT / ".git").exists() and commit:
+        assert commit.startswith(posenc.__version__.partition("+g")[2])
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     released = re.findall(
         r"^## \[(\d[^]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert released[0] == (version, str(citation["date-released"]))
-    assert citation["version"] == version
+    assert released[0] == (citation["version"], str(citation["date-released"]))
+    assert posenc.__version__ > citation["version"]
     assert citation["license"] == PROJECT["license"]
 
 

@@ -54,7 +54,9 @@ def angle_error(ids: Tensor) -> dict[str, float]:
 @pytest.mark.parametrize(("num_buckets", "max_distance"), BUCKETS)
 def test_t5_buckets(num_buckets, max_distance, bidirectional):
     distances = torch.arange(-600, 601)
-    ours = functional.t5_bucket(distances, bidirectional, num_buckets, max_distance)
+    ours = functional.t5_bucket(
+        distances, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance
+    )
     theirs = t5.T5Attention._relative_position_bucket(distances, bidirectional, num_buckets, max_distance)
     assert torch.equal(ours, theirs)
     assert ours.unique().numel() == num_buckets - bidirectional, "bidirectional buckets have one that is never used"
@@ -66,7 +68,7 @@ def t5_pair(bidirectional: bool, num_buckets: int, max_distance: int) -> tuple[n
         relative_attention_max_distance=max_distance, attn_implementation="eager",
     )  # fmt: skip
     theirs = t5.T5Attention(config, has_relative_attention_bias=True, layer_idx=0).double().eval()
-    ours = posenc.T5(6, bidirectional, num_buckets, max_distance).double()
+    ours = posenc.T5(6, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance).double()
     ours.table.data.copy_(theirs.relative_attention_bias.weight.T)
     return theirs, ours
 
@@ -181,9 +183,9 @@ def test_rotary_half_is_llama(rope_theta, ids):
     theirs = llama.apply_rotary_pos_emb(q, k, cos, sin)
     tables = cos[:, None, :, :16], sin[:, None, :, :16]
     assert_close(tuple(functional.rotary(x, *tables) for x in (q, k)), theirs, **EXACT)
-    ours = posenc.Rotary(32, rope_theta).rotate(q, k, Positions.from_ids(ids))
+    ours = posenc.Rotary(32, rope_theta=rope_theta).rotate(q, k, Positions.from_ids(ids))
     assert_close(ours, theirs, **(FLOAT32 if rope_theta == EXACT_THETA else angle_error(ids)))
-    wrong = posenc.Rotary(32, rope_theta, layout="interleaved").rotate(q, k, Positions.from_ids(ids))
+    wrong = posenc.Rotary(32, rope_theta=rope_theta, layout="interleaved").rotate(q, k, Positions.from_ids(ids))
     assert (wrong[0] - theirs[0]).abs().max() > 1, "the other layout gives other values"
 
 
@@ -233,7 +235,7 @@ def test_frequency_schedules(width, rope_theta, factor):
         config = llama_config(base, rope_type=name, factor=factor, partial_rotary_factor=width / 32)
         return ROPE_INIT_FUNCTIONS[name](config, seq_len=seq_len)[0]
 
-    rotary = posenc.Rotary(32, rope_theta, rotary_dim=width)
+    rotary = posenc.Rotary(32, rope_theta=rope_theta, rotary_dim=width)
     linear, ntk = (rotary.with_schedule(name, factor=factor).inv_freq.float() for name in ("linear", "ntk"))
     assert_close(linear, theirs(rope_theta, "linear", factor), rtol=2e-6, atol=0)
     assert_close(ntk, theirs(rope_theta * factor ** (width / (width - 2)), "linear", 1.0), rtol=2e-6, atol=0)
@@ -248,7 +250,10 @@ def test_frequency_schedules(width, rope_theta, factor):
 def test_rotary_interleaved_is_rotary_embedding_torch(new, cached, schedule, option, factor):
     q, k = torch.randn(2, 3, new, 40), torch.randn(2, 3, new + cached, 40)
     theirs = RotaryEmbedding(24, theta=5000, **{option: factor}).rotate_queries_with_cached_keys(q, k)
-    rotary, positions = posenc.Rotary(40, 5000.0, "interleaved", rotary_dim=24), Positions.arange(new, cached)
+    rotary, positions = (
+        posenc.Rotary(40, rope_theta=5000.0, layout="interleaved", rotary_dim=24),
+        Positions.arange(new, cached),
+    )
     rotary = rotary.with_schedule(schedule, factor=factor)
     assert_close(rotary.rotate(q, k, positions), theirs, **angle_error(positions.k))
 
@@ -276,7 +281,7 @@ def test_attention_inside_llama_with_grouped_queries(positions, options, backend
         model(ids[:, -new:], past_key_values=cache)
         theirs = calls[-1][1]
     q, k, v = split(module.q_proj(x[:, -new:]), 32), split(module.k_proj(x), 32), split(module.v_proj(x), 32)
-    rotary = posenc.Rotary(32, EXACT_THETA)
+    rotary = posenc.Rotary(32, rope_theta=EXACT_THETA)
     ours = module.o_proj(merge(posenc.attention(q, k, v, rotary, positions, causal=True, backend=backend)))
     real = options.get("attention_mask", torch.ones(2, new)).bool()  # outputs of padded queries mean nothing
     assert_close(ours[real], theirs[real], **FLOAT32)
@@ -303,8 +308,10 @@ def test_sinusoidal_tables_that_are_computed_in_float64(source, layout, dim):
 @pytest.mark.parametrize(("dim", "base"), [(8, 10000.0), (64, 10000.0), (64, 500.0)])
 def test_sinusoidal_with_endpoint_is_whisper(dim, base):
     theirs = whisper.sinusoids(3000, dim, base)
-    assert_close(functional.sinusoidal(torch.arange(3000), dim, base, "concat", endpoint=True), theirs, **EXACT)
-    without = functional.sinusoidal(torch.arange(3000), dim, base, "concat")
+    assert_close(
+        functional.sinusoidal(torch.arange(3000), dim, base=base, layout="concat", endpoint=True), theirs, **EXACT
+    )
+    without = functional.sinusoidal(torch.arange(3000), dim, base=base, layout="concat")
     assert (without - theirs).abs().max() > 1, "without the endpoint the values are others"
 
 
@@ -320,7 +327,7 @@ def test_learned_is_bert(new, offset):
     config = transformers.BertConfig(vocab_size=30, hidden_size=24, num_attention_heads=2, max_position_embeddings=64)
     module = bert.BertEmbeddings(config).double().eval()
     module.LayerNorm = nn.Identity()
-    encoding, ids = posenc.Learned(64, 24).double(), torch.randint(0, 30, (2, new))
+    encoding, ids = posenc.Learned(64, dim=24).double(), torch.randint(0, 30, (2, new))
     encoding.table.data.copy_(module.position_embeddings.weight)
     x = module.word_embeddings(ids) + module.token_type_embeddings.weight[0]
     ours = encoding.embed(x, Positions.arange(new, offset))
@@ -331,7 +338,7 @@ def test_learned_is_gpt2_and_ends_where_it_ends():
     config = transformers.GPT2Config(vocab_size=30, n_embd=24, n_head=2, n_layer=0, n_positions=64)
     model = transformers.GPT2Model(config).double().eval()
     model.ln_f = nn.Identity()
-    encoding = posenc.Learned(64, 24).double()
+    encoding = posenc.Learned(64, dim=24).double()
     encoding.table.data.copy_(model.wpe.weight)
     ids, position_ids = torch.randint(0, 30, (2, 65)), torch.stack((torch.arange(64), torch.arange(64) * 13 % 64))
     x = model.wte(ids)

@@ -72,16 +72,16 @@ def mapped(name, options, **rotary):
 
 GOLDEN = [
     (rerope(4), "4 4 4 4 4 4 4 4 3 2 1 0"),
-    (leaky_rerope(4, 2), "7.5 7 6.5 6 5.5 5 4.5 4 3 2 1 0"),
-    (self_extend(4, 2), "7 7 6 6 5 5 4 4 3 2 1 0"),
-    (jet_long(3, 4, 3), "3 3 3 2 2 2 1 1 1 2 1 0"),
-    (jet_long(3, 4, 3, least=3), "3 3 3 2 2 2 1 1 1 2 1 0"),
-    (jet_long(3, 4, 2), "5 5 4 4 3 3 2 2 1 2 1 0"),
-    (dual_chunk(6, 2), "6 5 4 3 6 5 4 3 3 2 1 0"),
-    (string(6, 2), "7 6 5 4 3 2 5 4 3 2 1 0"),
-    (position_maps.lm_infinite(2, 4), "4 4 nan nan nan nan nan nan 3 2 1 0"),
-    (streaming(2, 4), "5 4 nan nan nan nan nan nan 3 2 1 0"),
-    (position_maps.lampe(3, 7, 12), "8 8 7 7 6 5 5 4 3 2 1 0"),
+    (leaky_rerope(4, factor=2), "7.5 7 6.5 6 5.5 5 4.5 4 3 2 1 0"),
+    (self_extend(4, group=2), "7 7 6 6 5 5 4 4 3 2 1 0"),
+    (jet_long(3, trained=4, groups=3), "3 3 3 2 2 2 1 1 1 2 1 0"),
+    (jet_long(3, trained=4, groups=3, least=3), "3 3 3 2 2 2 1 1 1 2 1 0"),
+    (jet_long(3, trained=4, groups=2), "5 5 4 4 3 3 2 2 1 2 1 0"),
+    (dual_chunk(6, local=2), "6 5 4 3 6 5 4 3 3 2 1 0"),
+    (string(6, window=2), "7 6 5 4 3 2 5 4 3 2 1 0"),
+    (position_maps.lm_infinite(2, window=4), "4 4 nan nan nan nan nan nan 3 2 1 0"),
+    (streaming(2, recent=4), "5 4 nan nan nan nan nan nan 3 2 1 0"),
+    (position_maps.lampe(3, used=7, length=12), "8 8 7 7 6 5 5 4 3 2 1 0"),
 ]
 
 
@@ -165,7 +165,7 @@ def test_gradients_are_the_formulas(name, options, layout):
 def test_gradcheck(layout):
     p = LAYOUTS[layout]
     leaves = inputs(p, heads=2, kv_heads=1)
-    encoding = Mapped(Rotary(8), self_extend(4, 3)) + SoftmaxN()
+    encoding = Mapped(Rotary(8), self_extend(4, group=3)) + SoftmaxN()
     assert torch.autograd.gradcheck(lambda *x: posenc.attention(*x, encoding, p), leaves, fast_mode=True)
 
 
@@ -202,20 +202,20 @@ def test_decoding_in_pieces_is_the_full_pass(name, options):
 def test_what_the_methods_promise(window, group, trained, n):
     full = group * max(1, window // group)  # the window, rounded down to a multiple of the group
     p = Positions.arange(max(1, (trained - full) * group + full), causal=True)
-    assert self_extend(full, group).relative(p).nan_to_num().max() <= max(trained, full) - 1
+    assert self_extend(full, group=group).relative(p).nan_to_num().max() <= max(trained, full) - 1
     p = Positions.arange(n, causal=True)
     plain = p.q[0, :, None] - p.k[0]
     near = (plain >= 0) & (plain < window)
     for made in (
         rerope(window),
-        leaky_rerope(window, group),
-        self_extend(window, group),
-        dual_chunk(2 * trained, window),
+        leaky_rerope(window, factor=group),
+        self_extend(window, group=group),
+        dual_chunk(2 * trained, local=window),
     ):
         actual = made.relative(p)[0]
         assert torch.equal(actual[near], plain[near].double()), "near distances stay"
     assert rerope(window).relative(p).nan_to_num().max() <= window
-    actual = dual_chunk(2 * trained, window).relative(p).nan_to_num()
+    actual = dual_chunk(2 * trained, local=window).relative(p).nan_to_num()
     assert 0 <= actual.min() <= actual.max() <= 2 * trained
 
 
@@ -224,13 +224,13 @@ def test_what_the_methods_promise(window, group, trained, n):
     [
         rerope(23),
         rerope(400),
-        leaky_rerope(5, 1),
-        self_extend(5, 1),
-        string(5, 5),
-        dual_chunk(30, 2),
-        streaming(4, 19),
-        jet_long(3, 23, 2),
-        jet_long(3, 5, 1),
+        leaky_rerope(5, factor=1),
+        self_extend(5, group=1),
+        string(5, window=5),
+        dual_chunk(30, local=2),
+        streaming(4, recent=19),
+        jet_long(3, trained=23, groups=2),
+        jet_long(3, trained=5, groups=1),
     ],
 )
 def test_maps_that_are_rope(same):
@@ -240,7 +240,15 @@ def test_maps_that_are_rope(same):
 
 
 @pytest.mark.parametrize(
-    "made", [rerope(9), leaky_rerope(9, 4), self_extend(9, 4), string(9, 2), streaming(2, 9), jet_long(4, 9, 3)]
+    "made",
+    [
+        rerope(9),
+        leaky_rerope(9, factor=4),
+        self_extend(9, group=4),
+        string(9, window=2),
+        streaming(2, recent=9),
+        jet_long(4, trained=9, groups=3),
+    ],
 )
 def test_the_first_tokens_are_as_without_a_map(made):
     q, k, v = (x.detach() for x in inputs(Positions.arange(23)))
@@ -253,18 +261,20 @@ def test_the_first_tokens_are_as_without_a_map(made):
 def test_a_text_within_the_window_takes_the_path_of_rope():
     q, k, v = (x.detach().float() for x in inputs(Positions.arange(23)))
     plain = posenc.attention(q, k, v, Rotary(8), causal=True)
-    for made in (rerope(64), jet_long(4, 23, 3)):
+    for made in (rerope(64), jet_long(4, trained=23, groups=3)):
         assert torch.equal(plain, posenc.attention(q, k, v, Mapped(Rotary(8), made), causal=True))
 
 
 def test_a_query_alone_reads_only_the_keys_that_it_sees():
     p = Positions.arange(1, 99, causal=True)
     q, k, v = inputs(p)
-    near, sinks = prepare(q, k, v, Mapped(Rotary(8), streaming(4, 10)), p, None, None, None, 0.0, 0).branches
+    near, sinks = prepare(q, k, v, Mapped(Rotary(8), streaming(4, recent=10)), p, None, None, None, 0.0, 0).branches
     assert (near.first, near.k.shape[2]) == (90, 10)
     assert (sinks.first, sinks.k.shape[2]) == (0, 4)
-    (together,) = prepare(q, k, v, Mapped(Rotary(8), jet_long(10, 25, 9)), p, None, None, None, 0.0, 0).branches
-    turned = Rotary(8).rotate_keys(k, Positions.from_ids(p.q - jet_long(10, 25, 9).relative(p)[0]))
+    (together,) = prepare(
+        q, k, v, Mapped(Rotary(8), jet_long(10, trained=25, groups=9)), p, None, None, None, 0.0, 0
+    ).branches
+    turned = Rotary(8).rotate_keys(k, Positions.from_ids(p.q - jet_long(10, trained=25, groups=9).relative(p)[0]))
     assert_close(together.keys(), turned, rtol=1e-10, atol=1e-12)
     _, far = prepare(q, k, v, Mapped(Rotary(8), rerope(10)), p, None, None, None, 0.0, 0).branches
     assert (far.first, far.k.shape[2]) == (0, 90)
@@ -315,7 +325,7 @@ def test_a_step_follows_what_is_set_on_its_encoding():
     before = posenc.attention(q, k, v, encoding, p)
     encoding.map = rerope(4)
     assert_close(posenc.attention(q, k, v, encoding, p), posenc.attention(q, k, v, Mapped(Rotary(8), rerope(4)), p))
-    encoding.map = self_extend(4, 3)
+    encoding.map = self_extend(4, group=3)
     encoding.encoding.inv_freq.mul_(2)
     changed = posenc.attention(q, k, v, encoding, p)
     assert (changed - before).abs().max() > 1e-3
@@ -334,7 +344,7 @@ def test_dropout_drops_weights_of_every_branch(monkeypatch):
     monkeypatch.undo()  # tiles as they are
     p = Positions.arange(60, causal=True)
     q, k, v = (x.detach() for x in inputs(p))
-    encoding = Mapped(Rotary(8), self_extend(20, 4))
+    encoding = Mapped(Rotary(8), self_extend(20, group=4))
     drawn = [posenc.attention(q, k, v, encoding, p, dropout_p=0.3) for _ in range(300)]
     expected = posenc.attention(q, k, v, encoding, p)
     assert (torch.stack(drawn).mean(0) - expected).abs().mean() < 0.05 * expected.abs().mean()
@@ -375,13 +385,13 @@ def test_specs_names_and_copies():
         assert position_maps.create(made.spec()) == made == pickle.loads(pickle.dumps(made))
         assert hash(made) == hash(position_maps.create(made.spec()))
         encoding = posenc.create(f"rope:rope_theta=500@{made}+alibi", head_dim=8, num_heads=4)
-        assert encoding.spec() == (Mapped(Rotary(8, 500), made) + ALiBi(4)).spec()
+        assert encoding.spec() == (Mapped(Rotary(8, rope_theta=500), made) + ALiBi(4)).spec()
         assert posenc.from_spec(encoding.spec()).spec() == encoding.spec()
         assert posenc.cite(f"rope@{made}") == posenc.cite(Mapped(Rotary(8), made))
         assert str(made) in repr(encoding)
     assert rerope(3) != rerope(4)
     assert Mapped(Rotary(8), rerope(3)).shift_invariant
-    assert not Mapped(Rotary(8), self_extend(3, 2)).shift_invariant
+    assert not Mapped(Rotary(8), self_extend(3, group=2)).shift_invariant
     turns = posenc.create("rope@rerope:window=4/none", head_dim=8, num_layers=2)
     assert (len(turns.branches(0)), len(turns.branches(1))) == (2, 0)
 
@@ -404,17 +414,17 @@ ROPE, X = Mapped(Rotary(8), rerope(4)), torch.zeros(1, 2, 5, 8)
         (lambda: rerope(0), r"window=0: must be at least 1"),
         (lambda: rerope(2.5), r"window=2.5: pass an integer"),
         (lambda: rerope(True), r"window=True: pass an integer"),
-        (lambda: leaky_rerope(4, 0), r"factor=0: must be a positive number"),
-        (lambda: leaky_rerope(4, math.nan), r"factor=nan"),
-        (lambda: leaky_rerope(4, True), r"factor=True: pass a number"),
-        (lambda: self_extend(4, 0), r"group=0"),
-        (lambda: jet_long(3, 8, 2, 3), r"least=3, groups=2: least is at most groups"),
-        (lambda: jet_long(9, 8, 2), r"window=9, trained=8: the window is at most"),
-        (lambda: jet_long(3, 8, 0), r"groups=0: must be at least 1"),
-        (lambda: dual_chunk(4, 3), r"chunk=4, local=3: local is at most half"),
-        (lambda: streaming(-1, 4), r"sinks=-1"),
-        (lambda: streaming(4, 0), r"recent=0"),
-        (lambda: position_maps.lampe(4, 5, 1), r"length=1"),
+        (lambda: leaky_rerope(4, factor=0), r"factor=0: must be a positive number"),
+        (lambda: leaky_rerope(4, factor=math.nan), r"factor=nan"),
+        (lambda: leaky_rerope(4, factor=True), r"factor=True: pass a number"),
+        (lambda: self_extend(4, group=0), r"group=0"),
+        (lambda: jet_long(3, trained=8, groups=2, least=3), r"least=3, groups=2: least is at most groups"),
+        (lambda: jet_long(9, trained=8, groups=2), r"window=9, trained=8: the window is at most"),
+        (lambda: jet_long(3, trained=8, groups=0), r"groups=0: must be at least 1"),
+        (lambda: dual_chunk(4, local=3), r"chunk=4, local=3: local is at most half"),
+        (lambda: streaming(-1, recent=4), r"sinks=-1"),
+        (lambda: streaming(4, recent=0), r"recent=0"),
+        (lambda: position_maps.lampe(4, used=5, length=1), r"length=1"),
         (lambda: position_maps.create({"name": "rerop"}), r"did you mean 'rerope'"),
         (lambda: position_maps.create({"name": "rerope", "w": 4}), r"position map 'rerope' with options"),
         (lambda: Mapped(ALiBi(2), rerope(4)), r"rotates by its positions, such as rope"),

@@ -33,7 +33,7 @@ INDEXES = {
     "clipped, descending": lambda d: 3 - d.clamp(-2, 3),
     "all distances, in order": lambda d: LONGEST - d,
     "all distances, descending": lambda d: d + QUERIES - 1,
-    "logarithmic": lambda d: deberta_bucket(d, 6, 12).long() + 6,
+    "logarithmic": lambda d: deberta_bucket(d, num_buckets=6, max_distance=12).long() + 6,
     "one row": lambda d: 0 * d,
     "shuffled": lambda d: SHUFFLED[LONGEST - d],
 }

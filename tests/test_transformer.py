@@ -50,7 +50,7 @@ def test_the_host_starts_the_same_under_every_encoding_and_queries_make_up_for_s
 
 def test_activations_start_at_unit_scale():
     torch.manual_seed(0)
-    model = Transformer(TransformerConfig(256, dim=64, num_layers=4, num_heads=4), T5(4, False))
+    model = Transformer(TransformerConfig(256, dim=64, num_layers=4, num_heads=4), T5(4, bidirectional=False))
     scores = []
     for module in model.modules():
         if isinstance(module, Attention):
@@ -61,7 +61,7 @@ def test_activations_start_at_unit_scale():
 
 
 def test_layers_of_different_scale():
-    encoding = posenc.PerLayer(T5(2, False), NoPE())
+    encoding = posenc.PerLayer(T5(2, bidirectional=False), NoPE())
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(11, dim=8, num_layers=2, num_heads=2), encoding)
     stds = [block.attention.query.weight.std().item() for block in model.blocks]

@@ -178,7 +178,7 @@ def test_blocks_are_those_of_the_text_host():
 
 def test_activations_start_at_unit_scale():
     torch.manual_seed(0)
-    config = VisionConfig(64, 4, dim=96, num_layers=4, num_heads=4, class_token=True)
+    config = VisionConfig(64, patch_size=4, dim=96, num_layers=4, num_heads=4, class_token=True)
     model = VisionTransformer(config, posenc.GridALiBi(4)).eval()
     images, scores = torch.randn(8, 3, 16, 24), []
     for module in model.modules():
@@ -236,12 +236,12 @@ def call_with(*shape: int, encoding: Encoding | None = None, keep=None, position
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: VisionConfig(0, 2), r"num_classes=0"),
-        (lambda: VisionConfig(5, 0), r"patch_size=0"),
-        (lambda: VisionConfig(5, 2, channels=0), r"channels=0"),
-        (lambda: VisionConfig(5, 2, dim=10, num_heads=4), r"dim=10: must be a multiple of num_heads=4"),
-        (lambda: VisionConfig(5, 2, registers=-1), r"registers=-1"),
-        (lambda: VisionConfig(5, 2, tubelet_size=0), r"tubelet_size=0"),
+        (lambda: VisionConfig(0, patch_size=2), r"num_classes=0"),
+        (lambda: VisionConfig(5, patch_size=0), r"patch_size=0"),
+        (lambda: VisionConfig(5, patch_size=2, channels=0), r"channels=0"),
+        (lambda: VisionConfig(5, patch_size=2, dim=10, num_heads=4), r"dim=10: must be a multiple of num_heads=4"),
+        (lambda: VisionConfig(5, patch_size=2, registers=-1), r"registers=-1"),
+        (lambda: VisionConfig(5, patch_size=2, tubelet_size=0), r"tubelet_size=0"),
         (call_with(2, 3, 4), r"images=.*pass \(batch, channels, height, width\)"),
         (call_with(2, 1, 4, 4), r"channels=3"),
         (call_with(2, 3, 4, 5), r"multiple of patch_size=2"),

@@ -40,7 +40,9 @@ class RotaryKernel(Stage):
 
         q, k, of_q, of_k = stored(heads), stored(kv_heads), stored(heads), stored(kv_heads)
         cos, sin = (
-            Rotary(width, ROPE_THETA).to(device()).cos_sin(torch.arange(tokens, device=device())[None], torch.float32)
+            Rotary(width, rope_theta=ROPE_THETA)
+            .to(device())
+            .cos_sin(torch.arange(tokens, device=device())[None], torch.float32)
         )
         end = slice(max(0, tokens - 64), None)
         exact = rotary(q[:1, :, end].double(), cos[:, :, end].double(), sin[:, :, end].double(), layout=case["layout"])

@@ -160,7 +160,7 @@ def _schedule_parts(name: str) -> dict[str, str]:
         "import posenc",
         "from posenc import frequencies",
         "",
-        f"made = frequencies.{name}({HEAD_DIM}, 10000.0{given})",
+        f"made = frequencies.{name}({HEAD_DIM}, base=10000.0{given})",
         "made.inv_freq  # (32,) radians per position",
         "# how many times slower each pair rotates than in training:",
         f"frequencies.stretch(made, {HEAD_DIM})",
@@ -211,7 +211,7 @@ def _options(name: str) -> dict[str, Any]:
 def made(name: str) -> Frequencies:
     """The frequencies of a schedule for the pages' model; those that are applied to another one, of YaRN's."""
     of = {"of": made("yarn")} if "of" in frequencies.options_of(name) else {}
-    return frequencies.create({"name": name, **_options(name), **of}, HEAD_DIM, 10000.0)
+    return frequencies.create({"name": name, **_options(name), **of}, HEAD_DIM, base=10000.0)
 
 
 def _stretched(name: str) -> Picture:

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc: positional encodings for Transformers, fused, compared and proven next to one another."""
 
-import sys as _sys
-import warnings as _warnings
 from importlib import import_module as _import_module
-from importlib.abc import Loader as _Loader
-from importlib.abc import MetaPathFinder as _Finder
-from importlib.machinery import ModuleSpec as _ModuleSpec
-from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -17,6 +11,7 @@ from posenc.encoding import Encoding, PerLayer, Sum
 from posenc.encodings import *  # noqa: F403 - its __all__ names every encoding, once
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc_version import version as _version
 
 if _TYPE_CHECKING:
     from posenc import analysis
@@ -35,7 +30,7 @@ if _TYPE_CHECKING:
     from posenc.transformer import Transformer, TransformerConfig
     from posenc.vision import VisionConfig, VisionTransformer
 
-__version__ = "1.0.0"
+    __version__: str
 
 __all__ = [
     "Encoding", "Explanation", "InputError", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
@@ -72,6 +67,8 @@ _MODULES = {"analysis": "posenc.analysis", "hf": "posenc.pretrained.hf"}
 
 
 def __getattr__(name: str) -> _Any:
+    if name == "__version__":  # asks git, in a clone
+        return _version()
     if name in _MODULES:
         return _import_module(_MODULES[name])
     if name not in _LAZY:
@@ -80,47 +77,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__ + [name for name in globals() if name.startswith("__")])
-
-
-# -------------------------------------------------------------------- modules that have moved since 1.0
-
-_MOVED = {
-    "posenc.blocks": "posenc.transformer",
-    "posenc.conformance.diagnose": "posenc.conformance.diagnosis",
-    "posenc.engines": "posenc.lab.engines",
-    "posenc.evals": "posenc.lab.evals",
-    "posenc.harness": "posenc.pretrained.lm_eval",
-    "posenc.lab.config": "posenc.lab.text",
-    "posenc.lab.launcher": "posenc.lab.parallel",
-    "posenc.measuring.statistics": "posenc.lab.statistics",
-    "posenc.report.evaluation": "posenc.report.evaluate",
-    "posenc.report.page": "posenc.report.compare",
-}
-
-
-class _Moved(_Finder, _Loader):
-    """Finds a module of `_MOVED` under its former name, with a warning; the former names go with 1.2."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> _ModuleSpec | None:
-        if name == "posenc.measuring":
-            return _ModuleSpec(name, None, is_package=True)
-        if name not in _MOVED:
-            return None
-        _warnings.warn(f"{name} is deprecated: use {_MOVED[name]}", DeprecationWarning, stacklevel=2)
-        return _ModuleSpec(name, self)
-
-    def create_module(self, spec: _ModuleSpec) -> _Any:
-        module = _import_module(_MOVED[spec.name])
-        self.spec = module.__spec__
-        return module
-
-    def exec_module(self, module: _Any) -> None:
-        module.__spec__ = self.spec  # the import system has put that of the former name in its place
-
-    def get_code(self, name: str) -> _Any:  # of python -m
-        spec = _find_spec(_MOVED[name])
-        return spec.loader.get_code(spec.name)  # type: ignore[union-attr]
-
-
-_sys.meta_path.append(_Moved())
+    return sorted([*__all__, "__version__"] + [name for name in globals() if name.startswith("__")])

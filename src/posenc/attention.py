@@ -2,15 +2,16 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleList
 from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
 from posenc.backends import BACKENDS, Backend, Problem, by_speed
@@ -20,6 +21,7 @@ from posenc.bias import Modifier, Score, Values, Weights, dense_sum, validated_v
 from posenc.distributed import exchange, ring
 from posenc.encoding import (
     Encoding,
+    Sum,
     bias_of,
     branches_of,
     checked_gates,
@@ -27,11 +29,13 @@ from posenc.encoding import (
     prefix_of,
     queries_rotated_by,
     require_fit,
+    require_values,
     restricted_by,
     rotated_by,
     scale_in,
     scores_of,
     sink_of,
+    swapped,
     turned_back_by,
     values_of,
     values_rotated_by,
@@ -40,7 +44,7 @@ from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers
 from posenc.functional import RunRotation, exactly, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
-from posenc.positions.visibility import EVERYTHING, Branch
+from posenc.positions.visibility import EVERYTHING, Branch, left_out
 
 
 def attention(
@@ -58,6 +62,7 @@ def attention(
     keys_rotated: bool = False,
     gates: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
+    **others: Never,
 ) -> Tensor:
     """Attention under a positional encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
 
@@ -90,6 +95,8 @@ def attention(
     Raises InputError for shapes that do not fit, an unknown backend, or a backend that cannot serve the request (the
     message says why).
     """
+    if others:
+        _check_names("attention", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     with exactly(q):
         if positions is None or positions.sharding is None:
@@ -253,8 +260,11 @@ def explain(
     keys_rotated: bool = False,
     gates: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
+    **others: Never,
 ) -> Explanation:
     """What `attention` would do with the same arguments, without doing it. Raises what it would raise."""
+    if others:
+        _check_names("explain", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
         problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
@@ -352,9 +362,12 @@ def prepare(
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
     products: list[Score] = []
-    projected = q
-    given = checked_gates(encoding, gates, k, layer)
+    of_queries, of_keys = positions.hidden()
+    projected = q = left_out(of_queries, q)
+    k, v = left_out(of_keys, k), left_out(of_keys, v)
+    given = checked_gates(encoding, gates, k, layer, of_keys)
     if encoding is not None:
+        require_values(encoding, q)
         positions = restricted_by(encoding, positions, layer).with_gates(given)
         if keys_rotated:
             _check_keys_unread(encoding, layer)
@@ -392,6 +405,8 @@ def prepare(
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
     elif prefix is not None:
+        if of_queries is not None:
+            projected = of_queries.zeroed(projected)  # padding sees the prefix, whatever it holds
         problem = _with_prefix(problem, factor, projected, *prefix)
     return problem if encoding is None else _with_turns(problem, encoding, layer)
 
@@ -518,7 +533,10 @@ def _rotated(
 def _merged(encoding: Encoding, branches: Sequence[Branch], positions: Positions) -> Sequence[Branch]:
     """The branches of a single query, without its rotation if possible. Where its keys lie side by side in several, they
     become one, with the query at its own position and keys as far from it as they were, so that they rotate together."""
-    leaves = [each for each in encoding.modules() if isinstance(each, Encoding) and not any(each.children())]
+    encodings = [each for each in encoding.modules() if isinstance(each, Encoding)]
+    if any(isinstance(each, Sum) and not each.commutes for each in encodings):
+        return branches  # what the other parts do depends on where the map has a token, not on the distance alone
+    leaves = [each for each in encodings if not any(isinstance(x, (Encoding, ModuleList)) for x in each.children())]
 
     def make() -> Sequence[Branch]:
         runs = [(*visible_keys(positions, branch.region), branch) for branch in branches]
@@ -569,6 +587,7 @@ def resolve_positions(
     if causal is not None:
         check_flags(causal=causal)
     _check_shapes(q, k, v, keys_rotated)
+    _check_order(q, encoding)
     if positions is None:
         if q.shape[2] != k.shape[2] and (causal or encoding is not None):
             raise InputError(
@@ -601,6 +620,30 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
     raise InputError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
 
 
+def _check_order(q: Tensor, encoding: Encoding | None) -> None:
+    """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
+    if encoding is None or not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
+        return
+    heads = {part.num_heads for part in encoding.modules() if isinstance(part, Encoding) and hasattr(part, "num_heads")}
+    if q.shape[1] not in heads and q.shape[2] in heads:
+        raise swapped("q", q, f"{encoding.known_as} has num_heads={q.shape[2]}")
+
+
+SDPA = {
+    "is_causal": "pass causal=, or causal positions, such as Positions.arange(n, causal=True)",
+    "attn_mask": "pass Positions, which say what is visible, such as Positions.from_mask(attention_mask, causal=True)",
+    "enable_gqa": "leave it out: keys and values may have fewer heads than queries",
+}
+"""Names of PyTorch's attention -> what to pass instead."""
+
+
+def _check_names(function: str, others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if name in SDPA:
+            raise InputError(f"{name}={shown(value)}: {SDPA[name]}")
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
 def check_given(encoding: Encoding | None, positions: Positions | None, **tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
@@ -608,7 +651,9 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
     if positions is not None and not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
 
 
 def _check_numbers(
@@ -664,6 +709,7 @@ def linear_attention(
     layer: int = 0,
     chunk_size: int = 64,
     gates: Tensor | Sequence[Tensor] | None = None,
+    **others: Never,
 ) -> Tensor:
     """Linear attention under a rotary encoding: (batch, num_heads, num_queries, head_dim of v), in q's dtype.
 
@@ -683,12 +729,16 @@ def linear_attention(
     Raises:
         InputError: shapes that do not fit, or an encoding that acts on scores or values or is not `isometric`.
     """
+    if others:
+        _check_names("linear_attention", others)
     check_given(encoding, positions, q=q, k=k, v=v)
-    given = checked_gates(encoding, gates, k, layer)
     if positions is not None and positions.sharding is not None:
-        given = tuple(exchange.gather(gate, positions, 2) for gate in given)
+        gates = tuple(exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer))
         k, v = exchange.gather_keys(k, v, positions)
     positions = resolve_positions(q, k, v, encoding, positions, causal)
+    of_queries, of_keys = positions.hidden()
+    q, k, v = left_out(of_queries, q), left_out(of_keys, k), left_out(of_keys, v)
+    given = checked_gates(encoding, gates, k, layer, of_keys)
     if positions.window is not None or positions.blocks:
         raise InputError(
             "linear attention adds up all keys before a query, without windows and blocks: use posenc.attention"

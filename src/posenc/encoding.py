@@ -7,22 +7,22 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
 from numbers import Integral, Real
 from operator import is_
 from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
-from posenc.errors import InputError, check_arguments, check_sizes, shown
-from posenc.functional import RunRotation, exactly, table_device, transformed, unturned
+from posenc.errors import InputError, check_arguments, check_devices, check_sizes, shown
+from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
-from posenc.positions.visibility import Branch
+from posenc.positions.visibility import Branch, Hidden, left_out
 
 T = TypeVar("T")
 
@@ -51,7 +51,9 @@ def require_fit(
         InputError: no `Positions`, or of another number of tokens or rows.
     """
     if not isinstance(positions, Positions):
-        raise InputError(f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids)")
+        raise InputError(
+            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+        )
     batch = positions.batch
     for name, tensor, count in (
         ("x", x, positions.q.shape[1]),
@@ -63,6 +65,8 @@ def require_fit(
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
             raise InputError(f"{name}={shown(tensor)}: pass a tensor (batch, ..., seq, channels)")
         if tensor.shape[-2] != count:
+            if tensor.dim() == 4 and tensor.shape[1] == count:
+                raise swapped(name, tensor, f"positions are for {count} {'keys' if name == 'k' else 'queries'}")
             hint = (
                 "; for some of the tokens, pass their positions: Positions.from_ids(ids)"
                 if q is None or k is None
@@ -76,6 +80,13 @@ def require_fit(
             raise InputError(
                 f"positions have {batch} rows, {name} has a batch of {tensor.shape[0]}: give one row or as many"
             )
+
+
+def swapped(name: str, x: Tensor, why: str) -> InputError:
+    """The error for (batch, seq, heads, head_dim) in the place of (batch, heads, seq, head_dim)."""
+    return InputError(
+        f"{name} of shape {tuple(x.shape)}, and {why}: pass (batch, heads, seq, head_dim), as {name}.transpose(1, 2)"
+    )
 
 
 class _Sites:
@@ -132,6 +143,8 @@ class Encoding(nn.Module):
     """The code of a position takes computing those of all positions before it."""
     shifts_queries: ClassVar[bool] = False
     """`rotate` adds a vector to queries, which a rotation that came before it in a sum does not turn."""
+    normalises: bool = False
+    """`rotate` divides queries and keys by their norms, which a rotation before it in a sum must leave as they are."""
     centres_keys: bool = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
     shift_invariant: bool = False
@@ -218,15 +231,7 @@ class Encoding(nn.Module):
     def augment(self, positions: Positions, batch: int) -> Positions:
         """The positions of a forward pass as every layer sees them: applied once by the model, before `embed`. The
         identity but for schemes that change positions in training. batch: rows of the model's input."""
-        if type(self).place is not Encoding.place:
-            _warn_of_place(f"{type(self).__name__}.place")
-            return self.place(positions, batch)
         return positions
-
-    def place(self, positions: Positions, batch: int) -> Positions:
-        """Deprecated: `augment`."""
-        _warn_of_place("Encoding.place")
-        return self.augment(positions, batch)
 
     def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         """The input of `layer`: (batch, seq, dim) -> (batch, seq, dim)."""
@@ -348,7 +353,12 @@ class Encoding(nn.Module):
         return None
 
     def at(self, layer: int) -> tuple["Encoding", int]:
-        """The encoding that acts in a layer, and the number of that layer among its layers."""
+        """The encoding that acts in a layer, and the number of that layer among its layers.
+
+        Raises:
+            InputError: a layer below 0 or beyond num_layers.
+        """
+        _check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         return self, layer
 
     def scale_of(self, layer: int, head_dim: int) -> float:
@@ -365,7 +375,7 @@ class Encoding(nn.Module):
         for hook, site in (("query_sink", "sink"), ("turn_back", "rotate_values")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and site not in sites:
                 sites.append(site)
-        return tuple(sites) if cls.place is Encoding.place else tuple(dict.fromkeys(("augment", *sites)))
+        return tuple(sites)
 
     def _sites(self) -> tuple[str, ...]:
         return self._overridden()
@@ -399,23 +409,28 @@ class Encoding(nn.Module):
         """Which of the encoding's per-layer parameters serves a layer: its own, or the only one there is.
 
         Raises:
-            InputError: a layer beyond num_layers.
+            InputError: a layer below 0 or beyond num_layers.
         """
-        if self.num_layers == 1:
-            return 0
-        if not 0 <= layer < self.num_layers:
-            raise InputError(f"layer {layer}: this {type(self).__name__} was made with num_layers={self.num_layers}")
-        return layer
+        number = Encoding.at(self, layer)[1]
+        return 0 if self.num_layers == 1 else number
 
     def remember(self, positions: Positions, key: Hashable, make: Callable[[], T]) -> T:
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
         been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
         learns its angles, is made in every call."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or intercepted():
             return make()
         facts, tables = self._facts()
         versions = [0 if table is None or table.is_inference() else table._version for table in tables]
-        entry: list[Any] = positions.shared((self, key), lambda: [facts, versions, _unless_learned(make)])
+        # by a weak reference: positions that live long keep no encoding
+        of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
+        remembered = of_all.get(self)
+        if remembered is None:
+            remembered = of_all[self] = {}
+        if key not in remembered:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                remembered[key] = [facts, versions, _unless_learned(make)]
+        entry = remembered[key]
         before, at, value = entry
         if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
             with torch.inference_mode(False):
@@ -442,11 +457,8 @@ class Encoding(nn.Module):
         return self
 
 
-def _warn_of_place(what: str) -> None:
-    warnings.warn(f"{what} is deprecated: rename it to augment", DeprecationWarning, stacklevel=3)
-
-
 _LEARNED = object()
+_Remembered = WeakKeyDictionary[Encoding, dict[Hashable, list[Any]]]
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:
@@ -507,6 +519,7 @@ def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positi
 
 def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int) -> Tensor:
     """`Encoding.embed`, validated."""
+    require_values(encoding, x)
     result = encoding.embed(x, positions, layer)
     if result is not x and not (isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()):
         raise _returned(encoding, "embed", result, f"return a tensor of x's shape {tuple(x.shape)}")
@@ -523,13 +536,27 @@ def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Posit
     return result
 
 
+def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None:
+    if layer < 0:
+        raise InputError(f"layer={layer}: must be at least 0")
+    if num_layers is not None and layer >= num_layers:
+        raise InputError(
+            f"layer={layer}: {encoding.known_as} was made with num_layers={num_layers}; pass at most {num_layers - 1}"
+        )
+
+
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
     """`Encoding.gates`, validated and without autocast: what `attention` takes as gates, one tensor (batch, heads, seq, width) for each gated part.
 
     x: (batch, seq, dim), the input of the layer's projections.
+
+    Raises:
+        InputError: x of another shape, a layer that the encoding does not have, or gates that are none.
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
+    encoding.at(layer)
+    require_values(encoding, x)
     with exactly(x):
         result = encoding.gates(x, layer)
     gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
@@ -541,6 +568,12 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
     return gates
 
 
+def require_values(encoding: Encoding, x: Tensor) -> None:
+    """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to."""
+    if not torch.compiler.is_compiling():
+        check_devices(encoding.known_as, x, *encoding.parameters())
+
+
 def number_of_gates(encoding: Encoding, layer: int) -> int:
     """How many tensors `gates_of` returns in a layer."""
     part, number = encoding.at(layer)
@@ -550,9 +583,14 @@ def number_of_gates(encoding: Encoding, layer: int) -> int:
 
 
 def checked_gates(
-    encoding: Encoding | None, gates: Tensor | Sequence[Tensor] | None, k: Tensor, layer: int
+    encoding: Encoding | None,
+    gates: Tensor | Sequence[Tensor] | None,
+    k: Tensor,
+    layer: int,
+    hidden: Hidden | None = None,
 ) -> tuple[Tensor, ...]:
-    """The gates that a call is given, with a row for each of k.
+    """The gates that a call is given, with a row for each of k. hidden: the keys whose gates are not read, see
+    `Positions.hidden`.
 
     Raises:
         InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
@@ -565,6 +603,7 @@ def checked_gates(
             f"gates={len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the "
             "input of the layer's projections, with those of cached keys in front"
         )
+    checked = []
     for gate in given:
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
         if not fits or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
@@ -577,14 +616,12 @@ def checked_gates(
             )
         if gate.device != k.device:
             raise InputError(f"gates are on {gate.device}, k on {k.device}: move them")
-        if (
-            gate.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not transformed()
-            and not bool(gate.isfinite().all())
-        ):
+        gate = left_out(hidden, gate)
+        looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+        if looks and not intercepted() and not bool(gate.isfinite().all()):
             raise InputError(f"gates={shown(gate)}: not finite; check the layer's input and the weights of {encoding}")
-    return tuple(gate.expand(len(k), -1, -1, -1) for gate in given)
+        checked.append(gate.expand(k.shape[0], -1, -1, -1))
+    return tuple(checked)
 
 
 def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
@@ -828,33 +865,40 @@ def _in_turn(act: Callable[[Encoding, Tensor, Positions, int], Tensor]) -> Any:
 
 
 class Sum(Composite):
-    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added."""
+    """Several encodings at once, as in `Rotary(64) + ALiBi(8)`: sites are applied in order, biases added.
+
+    commutes: what its parts do to queries and keys depends on distances alone, if it does in each part.
+    """
 
     name = "sum"
 
     def __init__(self, *parts: Encoding) -> None:
         super().__init__(*(p for part in parts for p in (part if isinstance(part, Sum) else (part,))))
         rotating = [part.planes for part in self if part.planes != ()]
-        commute = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
+        self.commutes: bool = len(rotating) <= 1 or (None not in rotating and len(set(rotating)) == 1)
         leaves = [(number, leaf) for number, part in enumerate(_in_order(self)) for leaf in _leaves(part)]
         for number, leaf in leaves:
             if leaf.centres_keys:
                 self._check_beside_centred(number, leaf, leaves)
             if "scores" in leaf.sites() and rotating:  # what it does to queries does not commute with a rotation
-                commute = False
-            if leaf.shifts_queries and any(other.planes != () for before, other in leaves if before < number):
-                commute = False
-        self.shift_invariant = commute and self.shift_invariant
+                self.commutes = False
+            before = [other for at, other in leaves if at < number and other.planes != ()]
+            if (leaf.shifts_queries and before) or (leaf.normalises and not all(other.isometric for other in before)):
+                self.commutes = False
+        self.shift_invariant = self.commutes and self.shift_invariant
         _only("encodings that rotate values", [part if "rotate_values" in part.sites() else None for part in self])
 
     @staticmethod
     def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
-        others = [x for at, x in leaves if at != number and (x.planes != () or (x.shifts_queries and at > number))]
-        if any(x.planes is None or x.planes != centred.planes for x in others):
+        others = [
+            x for at, x in leaves
+            if at != number and (x.planes != () or "scores" in x.sites() or (at > number and (x.shifts_queries or x.normalises)))
+        ]  # fmt: skip
+        if any(x.planes is None or x.planes != centred.planes or "scores" in x.sites() for x in others):
             raise InputError(
                 f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
-                "distance from the middle of a call's keys, which cancels only beside rotations of the same channels in "
-                "the same layout, and of queries moved before it; use one of them, or that other first"
+                "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "
+                "the same layout, and of queries moved or normalised before it; use one of them, or that other first"
             )
 
     @property
@@ -871,6 +915,11 @@ class Sum(Composite):
         counts, gates = [number_of_gates(part, layer) for part in self], iter(positions.gates)
         of_parts = {id(part): tuple(islice(gates, count)) for part, count in zip(self, counts, strict=True)}
         return lambda part: positions.with_gates(of_parts[id(part)])
+
+    def at(self, layer: int) -> tuple[Encoding, int]:
+        for part in self:
+            part.at(layer)
+        return self, layer
 
     def gates(self, x: Tensor, layer: int = 0) -> Sequence[Tensor]:
         return [gate for part in self for gate in gates_of(part, x, layer)]
@@ -978,19 +1027,29 @@ def _in_layer(act: Callable[..., Any]) -> Any:
 
 class PerLayer(Composite):
     """A different encoding per layer, cycling: `PerLayer(rope, rope, rope, NoPE())` has no position in every fourth
-    layer. Each part counts only the layers that are its own."""
+    layer. Each part counts only the layers that are its own.
+
+    num_layers: of the model; a layer beyond them is refused. None: the parts take turns without end.
+    """
 
     name = "per_layer"
 
-    def __init__(self, *parts: Encoding) -> None:
+    def __init__(self, *parts: Encoding, num_layers: int | None = None) -> None:
         super().__init__(*parts)
+        if num_layers is not None:
+            check_sizes(num_layers=num_layers)
+        self.layers: int | None = num_layers
         if sum("augment" in part.sites() for part in dict.fromkeys(self)) > 1:
             raise InputError(
                 "several layers' encodings change positions, which are changed once for all layers: let the layers share "
                 "one object, or add it outside, as in SHAPE() + PerLayer(...)"
             )
 
+    def spec(self) -> dict[str, Any]:
+        return super().spec() | ({} if self.layers is None else {"num_layers": self.layers})
+
     def at(self, layer: int) -> tuple[Encoding, int]:
+        _check_layer(self, layer, self.layers)
         parts = list(self)
         part = parts[layer % len(parts)]
         return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))

@@ -8,12 +8,16 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 """
 
 import math
+import os
+import re
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from inspect import isclass, signature
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
@@ -28,6 +32,12 @@ LARGEST_SIZE = 2**24
 
 LEAST_DIVISOR = 1e-19
 """Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
+
+INSTALLED = (str(Path(__file__).parent) + os.sep, str(Path(os.__file__).parent) + os.sep)
+"""Folders of posenc and of Python's standard library."""
+
+TRACEBACK = "POSENC_TRACEBACK"
+"""The environment variable with which the command line prints the traceback of every error."""
 
 CALLABLE = get_origin(Callable[..., Any])
 WORDS: dict[Any, str] = {
@@ -124,6 +134,18 @@ def check_tensor(name: str, x: Any, *, integers: bool = False, meta: bool = Fals
         raise InputError(f"{name} of {x.dtype}: pass {'integers' if integers else 'numbers'}")
     if x.is_meta and not meta and not torch.compiler.is_compiling():
         raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
+
+
+def check_devices(user: str, *tensors: Tensor | None) -> None:
+    """Refuse tensors some of which are on meta: PyTorch would call an operator's kernel without values, whose result is
+    memory that nobody wrote to."""
+    given = [x for x in tensors if x is not None]
+    if any(x.is_meta for x in given) and not all(x.is_meta for x in given):
+        devices = {str(x.device) for x in given}
+        raise InputError(
+            f"{user}: tensors on {' and '.join(sorted(devices))}; an encoding's parameters on meta have no values: "
+            "load them, or encoding.to_empty(device=...) and then initialise"
+        )
 
 
 def as_numbers(
@@ -254,6 +276,26 @@ def described(error: BaseException, most: int | None = None) -> str:
     """An error's type, and its message if it has one, on one line; most: characters of the message."""
     name = type(error).__name__
     return f"{name}: {on_one_line(error, most)}" if str(error).strip() else name
+
+
+def users_line(error: BaseException) -> str | None:
+    """FILE:LINE of the last line of the caller's own code that an error came through, in a worker process too; None: it came
+    through installed packages alone."""
+    text = "".join(traceback.format_exception(error))
+    theirs = [
+        f"{file}:{line}"
+        for file, line in re.findall(r'File "([^"<]+)", line (\d+)', text)
+        if not file.startswith(INSTALLED) and "-packages" + os.sep not in file
+    ]
+    return theirs[-1] if theirs else None
+
+
+def located(error: BaseException) -> str:
+    """An error's type and message; of one from the caller's own code the file and line, too; of an InputError the message."""
+    if isinstance(error, InputError):
+        return first_line(error)
+    line = users_line(error)
+    return described(error) + ("" if line is None else f" (at {line}; {TRACEBACK}=1 shows the traceback)")
 
 
 def listed(names: Sequence[str]) -> str:

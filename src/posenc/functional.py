@@ -46,7 +46,7 @@ CURVES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 
 
 def frequency_curve(
-    dim: int, base: float = 10000.0, curve: str = "geometric", exponent: float = 1.0, endpoint: bool = False
+    dim: int, *, base: float = 10000.0, curve: str = "geometric", exponent: float = 1.0, endpoint: bool = False
 ) -> Tensor:
     """The dim/2 angular frequencies theta(t_c), float64, of sinusoidal codes and rotations.
 
@@ -73,9 +73,9 @@ def frequency_curve(
 def sinusoidal(
     positions: Tensor,
     dim: int,
+    *,
     base: float = 10000.0,
     layout: SinusoidalLayout = "interleaved",
-    *,
     curve: str = "geometric",
     exponent: float = 1.0,
     endpoint: bool = False,
@@ -91,7 +91,9 @@ def sinusoidal(
     """
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"dtype={dtype}: integers cannot store the codes; pass a float dtype")
-    frequencies = frequency_curve(dim, base, curve, exponent, endpoint).to(table_device(positions.device))
+    frequencies = frequency_curve(dim, base=base, curve=curve, exponent=exponent, endpoint=endpoint).to(
+        table_device(positions.device)
+    )
     return sinusoidal_from(positions, frequencies, layout).to(dtype or torch.get_default_dtype())
 
 
@@ -111,7 +113,7 @@ def sinusoidal_from(positions: Tensor, frequencies: Tensor, layout: SinusoidalLa
     raise unknown("layout", layout, get_args(SinusoidalLayout))
 
 
-def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: SinusoidalLayout = "interleaved") -> Tensor:
+def shift_matrix(shift: float, *, dim: int, base: float = 10000.0, layout: SinusoidalLayout = "interleaved") -> Tensor:
     """The (dim, dim) float64 matrix M with M p(t) = p(t + shift) for every t: a rotation per frequency.
 
     Raises:
@@ -119,7 +121,7 @@ def shift_matrix(shift: float, dim: int, base: float = 10000.0, layout: Sinusoid
     """
     check_numbers(shift=shift)
     check_word("layout", layout, get_args(SinusoidalLayout))
-    angles = shift * frequency_curve(dim, base)
+    angles = shift * frequency_curve(dim, base=base)
     sines = torch.arange(0, dim, 2) if layout == "interleaved" else torch.arange(dim // 2)
     cosines = sines + (1 if layout == "interleaved" else dim // 2)
     return turning(angles, cosines, sines, dim)
@@ -187,7 +189,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 def t5_bucket(
-    relative_position: Tensor, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
+    relative_position: Tensor, *, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
 ) -> Tensor:
     """T5's bucket of key position minus query position: int64, same shape (Raffel et al. 2020, section 2.1).
 
@@ -219,7 +221,7 @@ def t5_bucket(
     return side + torch.where(distance < exact, distance.long(), far)
 
 
-def deberta_bucket(distance: Tensor, num_buckets: int = 256, max_distance: int = 512) -> Tensor:
+def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: int = 512) -> Tensor:
     """DeBERTa's bucket of query position minus key position: int64, same shape and sign (He et al. 2021; v2, v3).
 
     Distances up to num_buckets / 2 are their own bucket; longer ones grow logarithmically, so that max_distance - 1 is
@@ -506,6 +508,12 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def intercepted() -> bool:
+    """Whether a dispatch mode, such as FakeTensorMode, makes of each operation what it likes: nothing made under it may be
+    remembered."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inplace: bool) -> Tensor:
     if x.numel() <= TINY and not inplace:
         return formula(x, cos, sin, layout, start)
@@ -646,7 +654,7 @@ def compile_rotary(enable: bool = True) -> bool:
     return _COMPILED.enabled
 
 
-def layout_permutation(rotary_dim: int, source: Layout, target: Layout) -> Tensor:
+def layout_permutation(rotary_dim: int, *, source: Layout, target: Layout) -> Tensor:
     """Index of each of the rotary_dim channels in another layout: x[..., permutation] is x in the target layout.
 
     Channel i of pair c moves to channel i of pair c, so rotary(x, layout=source)[..., permutation] equals

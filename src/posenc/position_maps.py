@@ -96,7 +96,7 @@ def rerope(window: int) -> PositionMap:
     return _distance_map("rerope", {"window": window}, "su2023rerope", window, far)
 
 
-def leaky_rerope(window: int, factor: float) -> PositionMap:
+def leaky_rerope(window: int, *, factor: float) -> PositionMap:
     """Leaky ReRoPE: r up to the window, then window + (r - window) / factor.
 
     factor: how much slower far positions run; 1 is RoPE. To stay within a trained length L over n tokens it must be at
@@ -108,7 +108,7 @@ def leaky_rerope(window: int, factor: float) -> PositionMap:
     return _distance_map("leaky_rerope", {"window": window, "factor": factor}, "su2023rerope", window, far)
 
 
-def inverse_leaky(window: int, factor: float) -> PositionMap:
+def inverse_leaky(window: int, *, factor: float) -> PositionMap:
     """Inverse Leaky ReRoPE, for training: r up to the window, then window + (r - window) * factor, so that a model
     trained on short texts has seen the distances of long ones, and reads these with plain RoPE.
 
@@ -121,7 +121,7 @@ def inverse_leaky(window: int, factor: float) -> PositionMap:
     return _distance_map("inverse_leaky", {"window": window, "factor": factor}, "su2023inverse", window, far)
 
 
-def self_extend(window: int, group: int) -> PositionMap:
+def self_extend(window: int, *, group: int) -> PositionMap:
     """Self-Extend: r up to the window, then i // group + window - window / group - j // group: far tokens share
     positions by groups.
 
@@ -135,7 +135,7 @@ def self_extend(window: int, group: int) -> PositionMap:
     return _distance_map("self_extend", {"window": window, "group": group}, "jin2024llm", window, far, group == 1)
 
 
-def jet_long(window: int, trained: int, groups: int, least: int = 1) -> PositionMap:
+def jet_long(window: int, *, trained: int, groups: int, least: int = 1) -> PositionMap:
     """Jet-Long: r below the window; farther, i // G - j // G, without Self-Extend's shift. The group G grows with the
     text: G = i // trained + 1 for a query at i, so that the first `trained` tokens are read as without the map.
 
@@ -169,7 +169,7 @@ def jet_long(window: int, trained: int, groups: int, least: int = 1) -> Position
     return PositionMap("jet_long", options, tuple(branches), groups == 1, ("tang2026jet",))
 
 
-def streaming(sinks: int, recent: int) -> PositionMap:
+def streaming(sinks: int, *, recent: int) -> PositionMap:
     """StreamingLLM: a query sees the first tokens and the most recent ones, at their positions in a cache of these
     alone. Fluent at any length, but the tokens between are forgotten.
 
@@ -184,7 +184,7 @@ def streaming(sinks: int, recent: int) -> PositionMap:
     return _distance_map("streaming", options, "xiao2024efficient", recent, first, sinks == 0)
 
 
-def lm_infinite(sinks: int, window: int) -> PositionMap:
+def lm_infinite(sinks: int, *, window: int) -> PositionMap:
     """LM-Infinite: a query sees the last tokens, and the first ones at a distance of window. The tokens between are
     forgotten, as in `streaming`.
 
@@ -200,7 +200,7 @@ def lm_infinite(sinks: int, window: int) -> PositionMap:
     return _distance_map("lm_infinite", options, "han2024lm", window, first, sinks == 0)
 
 
-def string(shift: int, window: int) -> PositionMap:
+def string(shift: int, *, window: int) -> PositionMap:
     """STRING: r up to shift, then r - shift + window: distances that are rare in training are replaced by shorter ones,
     within the trained length.
 
@@ -213,7 +213,7 @@ def string(shift: int, window: int) -> PositionMap:
     return _distance_map("string", {"shift": shift, "window": window}, "an2025why", shift, far)
 
 
-def lampe(window: int, used: int, length: int) -> PositionMap:
+def lampe(window: int, *, used: int, length: int) -> PositionMap:
     """LaMPE: r below the window; farther, positions are scaled so that `length` tokens use as many as `used`:
     m(i) - m(j) + window - 1 - m(window) with m(p) = p * used // (length - 1).
 
@@ -234,7 +234,7 @@ def lampe(window: int, used: int, length: int) -> PositionMap:
     )
 
 
-def dual_chunk(chunk: int, local: int) -> PositionMap:
+def dual_chunk(chunk: int, *, local: int) -> PositionMap:
     """Dual chunk attention: keys at j mod s, with chunks of s = chunk - local tokens; queries at i mod s for their own
     chunk, at min(i mod s + s, chunk) for the one before, and at chunk for older ones, so that no distance exceeds chunk.
 

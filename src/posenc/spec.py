@@ -12,9 +12,12 @@ The name of an encoding may be MODULE:CLASS or FILE:CLASS, which `load_object` i
 
 import contextlib
 import ctypes
+import hashlib
 import importlib
 import importlib.util
 import itertools
+import json
+import linecache
 import math
 import os
 import re
@@ -28,13 +31,17 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from posenc.errors import InputError, described, fits, shown, spelled, unknown
+from posenc.errors import InputError, fits, located, shown, spelled, unknown
 
 PLUS = re.compile(r"\+(?=\s*(?:[A-Za-z_~]|\.{0,2}/))")
 """Between terms: what follows begins a name or a path, unlike in a value's 1e+5."""
 
 MOST_TERMS = 64
 """Of a sum: each term is a module or a nested call."""
+MOST_LAYERS = 1024
+"""Of a text and of a pattern of layers."""
+MOST_CHARACTERS = 100_000
+"""Of a text."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +107,20 @@ def parse(text: str) -> EncodingSpec:
     """The tree of an encoding's text. Nothing is imported, and names are not looked up.
 
     Raises:
-        InputError: an option without a value, or more than 64 terms in a sum.
+        InputError: an option without a value, more than 64 terms in a sum, 1024 layers or 100,000 characters.
     """
-    return EncodingSpec(tuple(tuple(parse_sum(layer, classes=True)) for layer in _layers(text)))
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"{shown(text)}: has {len(text):,} characters; write at most {MOST_CHARACTERS:,}")
+    layers = _layers(text)
+    check_layers(text, len(layers))
+    return EncodingSpec(tuple(tuple(parse_sum(layer, classes=True)) for layer in layers))
+
+
+def check_layers(text: str, count: int) -> None:
+    """Raises:
+    InputError: more layers than a text may have."""
+    if count > MOST_LAYERS:
+        raise InputError(f"{shown(text)}: has {count:,} layers that take turns; write at most {MOST_LAYERS:,}")
 
 
 def parse_sum(text: str, classes: bool = False) -> list[Spec]:
@@ -209,23 +227,45 @@ def check_options(what: str, options: Mapping[str, Any], known: Iterable[str], f
             raise InputError(f"option {key}={shown(value)} of {what}: pass {spelled(hints[key])}")
 
 
+def read_json(text: str | bytes) -> Any:
+    """What a JSON text holds.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than Python's recursion goes.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or objects are nested too deep") from None
+
+
 # ---------------------------------------------------------------- MODULE:NAME and FILE:NAME
 
 EXAMPLES = "write MODULE:FUNCTION, such as mypackage.rope:apply or rope.py:apply"
+REFUSED = (
+    "names code, and a text from a file runs none: write it on the command line or pass it as an argument in Python, if it is "
+    "yours"
+)
 MOST_NAMES = 20
 """How many names of a module an error lists."""
 
 
-def load_object(target: str) -> Any:
+def load_object(target: str, *, may_import: bool) -> Any:
     """The object of "package.module:name" or "path/to/file.py:name" (the name may have dots), which is imported; modules
-    of the current folder can be.
+    of the current folder can be. A module whose file has changed since it was loaded is loaded again; what it imports is not.
+
+    may_import: true for a text from the command line or a Python argument alone; false for one that was read from a file,
+    which then runs no code.
 
     Raises:
-        InputError: no such module or name, or an error while it is imported.
+        InputError: no such module or name, or an error while it is imported; a text that must not name code.
     """
-    module, colon, name = target.rpartition(":")
-    if not (colon and module and name):
+    parts = _target(target)
+    if parts is None:
         raise InputError(f"{target!r}: {EXAMPLES}")
+    module, name = parts
+    if not may_import:
+        raise InputError(f"{target!r}: {REFUSED}")
     owner: Any = _module(module)
     for part in name.split("."):
         try:
@@ -233,13 +273,31 @@ def load_object(target: str) -> Any:
         except AttributeError:
             raise InputError(f"unknown function in {module} {part!r}{_known(owner, part)}") from None
         except (Exception, SystemExit) as error:  # a module may compute its attributes
-            raise InputError(f"{module}: looking up {part!r} failed: {described(error)}") from error
+            raise InputError(f"{module}: looking up {part!r} failed: {located(error)}") from error
     return owner
 
 
-def load_function(target: str) -> Callable[..., Any]:
+def _target(text: str) -> tuple[str, str] | None:
+    """The module or file and the name in it; None: the text has no such form."""
+    module, _, name = text.rpartition(":")
+    return (module, name) if module and all(part.isidentifier() for part in name.split(".")) else None
+
+
+def names_code(text: str) -> bool:
+    """Whether an encoding's text, a list of them, or the name of an object has a MODULE:NAME or FILE:NAME in it, or might have if
+    it were spelled right."""
+
+    def named(each: str) -> bool:
+        with contextlib.suppress(InputError):
+            return any(":" in term.name for term in parse(each).terms)
+        return _target(each) is not None
+
+    return any(map(named, split_list(text)))
+
+
+def load_function(target: str, *, may_import: bool) -> Callable[..., Any]:
     """The function of such a text. Raises as `load_object`, and InputError for what cannot be called."""
-    function: Callable[..., Any] = load_object(target)
+    function: Callable[..., Any] = load_object(target, may_import=may_import)
     if not callable(function):
         raise InputError(f"{target!r}: is a {type(function).__name__}, not a function")
     return function
@@ -253,36 +311,85 @@ def _known(owner: Any, name: str) -> str:
     return f"{hint or ':'} known are {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else hint
 
 
+_sources: dict[str, bytes] = {}
+"""By name in sys.modules, the file of a module when it was loaded, or first looked up."""
+
+
 def _module(name: str) -> ModuleType:
+    """The module of a name or of a .py file, as its file is now."""
     path = Path(name)
-    if path.suffix != ".py" and not all(part.isidentifier() for part in name.split(".")):
+    is_file = path.suffix == ".py"
+    if not is_file and not all(part.isidentifier() for part in name.split(".")):
         raise InputError(f"{name!r}: is neither a module's name nor a .py file; {EXAMPLES}")
-    sys.path.insert(0, str((path.parent if path.suffix == ".py" else Path()).resolve()))
+    if is_file and not path.is_file():
+        raise InputError(f"{name}: no such file")
+    folder = str((path.parent if is_file else Path()).resolve())
+    sys.path.insert(0, folder)
     try:
-        if path.suffix != ".py":
-            return importlib.import_module(name)
-        if not path.is_file():
-            raise InputError(f"{name}: no such file")
-        alias = f"_posenc_{path.stem}"  # not the stem: a file named torch.py must not take torch's place
-        spec = importlib.util.spec_from_file_location(alias, path)
-        assert spec is not None  # the suffix is Python's
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[alias] = module  # dataclasses and pickle look their module up
-        spec.loader.exec_module(module)
-        return module
+        return _of_file(path.resolve()) if is_file else _of_name(name)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"importing {name} failed: {described(error)}") from error
+        raise InputError(f"importing {name} failed: {located(error)}") from error
+    finally:
+        with contextlib.suppress(ValueError):  # the module took it out
+            sys.path.remove(folder)
+
+
+def _of_file(path: Path) -> ModuleType:
+    # not the stem: a file named torch.py must not take torch's place; and two files of one name are two modules
+    alias, source = f"_posenc_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:16]}", path.read_bytes()
+    if alias in sys.modules and _sources.get(alias) == source:
+        return sys.modules[alias]
+    spec = importlib.util.spec_from_file_location(alias, path)
+    assert spec is not None  # the suffix is Python's
+    module, before = importlib.util.module_from_spec(spec), sys.modules.get(alias)
+    sys.modules[alias] = module  # dataclasses and pickle look their module up
+    linecache.checkcache(str(path))
+    try:
+        exec(
+            compile(source, path, "exec"), module.__dict__
+        )  # the loader would take bytecode for it of an equal time and size
+    except BaseException:
+        if before is None:
+            del sys.modules[alias]
+        else:
+            sys.modules[alias] = before
+        raise
+    _sources[alias] = source
+    return module
+
+
+def _of_name(name: str) -> ModuleType:
+    known = name in sys.modules
+    if not known:
+        importlib.invalidate_caches()  # of folders: the module's file may be new
+    module = importlib.import_module(name)
+    source = _source(module)
+    if known and _sources.get(name, source) != source:
+        cached = getattr(module, "__cached__", None)
+        if cached:
+            Path(cached).unlink(missing_ok=True)  # bytecode of an equal time and size would be taken for it
+        linecache.checkcache()
+        module = importlib.reload(module)
+    _sources[name] = source
+    return module
+
+
+def _source(module: ModuleType) -> bytes:
+    """The file of a module, with its current content; empty where there is none."""
+    try:
+        return Path(getattr(module, "__file__", None) or "").read_bytes()
+    except OSError:
+        return b""
 
 
 def source_of(target: str) -> bytes:
-    """The file that an object's module is in, with its current content; empty where there is none."""
+    """The file that a user's object is in, with its current content; empty where there is none. A module is imported."""
     module = target.rpartition(":")[0]
     if not module.endswith(".py"):
-        load_object(target)
-        module = getattr(sys.modules[module], "__file__", None) or ""
+        load_object(target, may_import=True)
+        return _source(sys.modules[module])
     try:
         return Path(module).read_bytes()
     except OSError:

@@ -5,7 +5,7 @@ Blocks of attention and a gated MLP, one encoding for all of them. `posenc.visio
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -95,6 +95,7 @@ class TransformerConfig(BlockConfig):
     """
 
     vocab_size: int
+    _: KW_ONLY
     dim: int = 128
     num_layers: int = 4
     num_heads: int = 4

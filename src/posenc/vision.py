@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
@@ -29,6 +29,7 @@ class VisionConfig(BlockConfig):
     """
 
     num_classes: int
+    _: KW_ONLY
     patch_size: int
     channels: int = 3
     dim: int = 128

@@ -133,7 +133,9 @@ def test_a_model_of_transformers_is_read_itself():
 
 def test_a_tokenizer_may_be_a_function():
     encoding = posenc.create("learned", dim=16, num_heads=2, max_positions=20)
-    model = posenc.transformer.Transformer(posenc.transformer.TransformerConfig(64, 16, 1, 2), encoding)
+    model = posenc.transformer.Transformer(
+        posenc.transformer.TransformerConfig(64, dim=16, num_layers=1, num_heads=2), encoding
+    )
 
     def read(text):
         words = text.split()[:400]
@@ -144,12 +146,6 @@ def test_a_tokenizer_may_be_a_function():
     assert {"twins", "terms", "sum", "survival"} <= names
     assert found["expansion"].finding.texts == 4
     assert found["sum"].finding.given.positions == 20
-
-
-def test_old_names_warn():
-    for old, new in (("body_of", posenc.analysis.vector_model), ("Body", posenc.analysis.VectorModel)):
-        with pytest.warns(DeprecationWarning, match=f"{old} is now {new.__name__}"):
-            assert getattr(posenc.analysis, old) is new
 
 
 @pytest.mark.slow

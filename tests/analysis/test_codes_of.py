@@ -101,7 +101,7 @@ def test_layers_that_take_turns_are_read_in_the_first():
 
 def test_sums_at_the_input_add_their_codes():
     torch.manual_seed(0)
-    learned = Learned(20, 8)
+    learned = Learned(20, dim=8)
     together = codes_of(Sinusoidal(8) + learned)
     assert torch.allclose(together(AT), codes_of("sinusoidal", dim=8)(AT) + learned.table.detach(), atol=1e-6)
     assert together.limit == 20

@@ -58,7 +58,7 @@ def test_float32_keeps_positions_and_float64_everything():
 @given(length=st.integers(1, 700), pairs=st.integers(1, 6), dtype=st.sampled_from(["bfloat16", "float16", "float32"]))
 @settings(max_examples=30)
 def test_against_numbers_one_by_one(length, pairs, dtype):
-    found = phase_error(Rotary(2 * pairs, 500.0), length, dtype)
+    found = phase_error(Rotary(2 * pairs, rope_theta=500.0), length, dtype)
     kind = getattr(torch, dtype)
     theta = [500.0 ** (-c / pairs) for c in range(pairs)]
 

@@ -46,7 +46,7 @@ def test_digits_of_an_integer_base(n, beta):
 def test_a_pair_turns_by_the_position_over_its_unit():
     found = digits([7], 16, 500.0)
     torch.testing.assert_close(7 * found.inv_freq, 7 / found.beta ** torch.arange(8, dtype=torch.float64))
-    torch.testing.assert_close(found.inv_freq, posenc.frequencies.default(16, 500.0).inv_freq)
+    torch.testing.assert_close(found.inv_freq, posenc.frequencies.default(16, base=500.0).inv_freq)
 
 
 def test_extrapolation_and_interpolation():

@@ -1,12 +1,14 @@
 """RoPE's decay bound, and the base's bound on the length of context."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc
-from posenc.analysis import MODELS, Model, base_bound, longest_length, rope_bound, smallest_base
+from posenc.analysis import MODELS, Model, base_bound, longest_length, rope_bound, safe_base, smallest_base
 from posenc.encodings import Rotary
 from posenc.errors import InputError
 from posenc.frequencies.schedules import first_negative
@@ -34,7 +36,7 @@ def test_it_bounds_every_score(seed, pairs, base, at, name):
     draw = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(1, 1, 1, 2 * pairs, generator=draw, dtype=torch.float64) for _ in range(2))
     schedule = None if name is None else posenc.frequencies.parse(name)
-    rope = Rotary(2 * pairs, base, "interleaved", schedule=schedule)
+    rope = Rotary(2 * pairs, rope_theta=base, layout="interleaved", schedule=schedule)
     turned_q, turned_k = rope.rotate(q, k, Positions.from_ids([at], [0]))
     score = float((turned_q * turned_k).sum()) / rope.attention_factor**2
     h = torch.view_as_complex(q.view(pairs, 2)) * torch.view_as_complex(k.view(pairs, 2)).conj()
@@ -53,7 +55,7 @@ def test_the_bound_is_reached():
 def test_frequencies_in_any_form():
     text = "yarn:factor=4:original_max_positions=4096"
     data = posenc.frequencies.parse(text)
-    made = posenc.frequencies.create(data, 64, 1e4)
+    made = posenc.frequencies.create(data, 64, base=1e4)
     wanted = rope_bound([7, 300], 64, frequencies=text)
     for given_as in (data, made.inv_freq):
         assert torch.equal(rope_bound([7, 300], 64, frequencies=given_as), wanted)
@@ -113,6 +115,31 @@ def test_it_is_the_smallest_on_its_grid(length, pairs, ntk):
     while below > 1 + step and tried < 60:
         assert not holds(below)
         below, tried = below / (1 + step), tried + 1
+
+
+@settings(max_examples=10)
+@given(length=st.integers(1, 300), pairs=st.sampled_from([4, 8, 16]))
+def test_every_base_that_is_tried_above_the_safe_one_serves(length, pairs):
+    smallest = smallest_base(length, 2 * pairs, step=0.02)
+    safe = safe_base(length, 2 * pairs, smallest)
+
+    def holds(base):
+        return longest_length(base, 2 * pairs, limit=length) is None
+
+    bases = [8 * smallest / 1.01**n for n in range(int(math.log(8 * smallest / safe) / math.log(1.01)) + 1)]
+    assert all(map(holds, bases))
+    assert safe == smallest or not holds(safe / 1.01)
+
+
+def test_the_smallest_base_is_no_safe_one():
+    """Men et al. 2024, table 2, print 1.6e4 for 2048 positions, which is between: 13,000 and 14,000 fail."""
+    smallest = smallest_base(2048, 128)
+    safe = safe_base(2048, 128, smallest)
+    for base in (13_000, 14_000, 15_000):
+        assert smallest < base < safe
+        assert longest_length(base, 128) < 2048
+    found = base_bound([256], 64, step=0.01)
+    assert f"from {found.safe[0]:.3g} on every base up to" in found.sentences()[0] or found.safe == found.bases
 
 
 def test_schedules_need_smaller_bases():

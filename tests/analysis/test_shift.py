@@ -23,7 +23,7 @@ def codes8(at):
 @pytest.mark.parametrize("shift", [1, 7, -3, 0.5, -2.5])
 def test_sinusoidal_codes_have_the_matrix_of_the_formula(layout, shift):
     found = shift_matrix(f"sinusoidal:layout={layout}", shift, dim=16, length=64)
-    assert torch.allclose(found.matrix, functional.shift_matrix(shift, 16, layout=layout), atol=1e-15)
+    assert torch.allclose(found.matrix, functional.shift_matrix(shift, dim=16, layout=layout), atol=1e-15)
     assert found.exact
     assert found.holds
     assert found.residual < 1e-13

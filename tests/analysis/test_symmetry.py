@@ -222,7 +222,7 @@ def test_bad_input(module, options, message):
 
 
 def test_layers_and_tokens_that_a_model_lacks():
-    model = Transformer(TransformerConfig(50, 16, 2, 2), posenc.create("none"))
+    model = Transformer(TransformerConfig(50, dim=16, num_layers=2, num_heads=2), posenc.create("none"))
     with pytest.raises(InputError, match=r"layers=3: .* has 1 to 2"):
         vector_model(model, layers=3)
     with pytest.raises(InputError, match=r"layers=1: only layers of a posenc Transformer"):

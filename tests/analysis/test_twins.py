@@ -151,7 +151,7 @@ def test_a_model_without_its_tokenizer():
     config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16)
     with pytest.raises(InputError, match=r"tokenizer=None: pass the one that the model was trained with"):
         twins(model=transformers.BertModel(config))
-    words = random_model("none", config=TransformerConfig(9, 16, 1, 2))
+    words = random_model("none", config=TransformerConfig(9, dim=16, num_layers=1, num_heads=2))
     with pytest.raises(InputError, match=r"tokenizer=None"):
         twins(model=words)
 

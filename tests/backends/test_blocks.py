@@ -48,7 +48,7 @@ LAYOUTS = {
     "causal": (lambda: Positions.arange(N, causal=True), N, sum(4 * end for end in range(4, N + 1, 4))),
     "cached": (lambda: Positions.arange(12, N - 12, causal=True), 12, 4 * (16 + 20 + 24)),
     "scattered": (
-        lambda: Positions.from_ids(torch.arange(N).flip(0) * 3, causal=True), N, sum(4 * end for end in range(4, N + 1, 4))
+        lambda: Positions.from_ids(torch.arange(N).flip(0) * 3, causal=True, packed=False), N, sum(4 * end for end in range(4, N + 1, 4))
     ),
     "packed": (lambda: Positions.packed([8, 4, 12], causal=True), N, 4 * (4 + 8) + 4 * 4 + 4 * (4 + 8 + 12)),
     "packed, both ways": (lambda: Positions.packed([8, 4, 12]), N, 8 * 8 + 4 * 4 + 12 * 12),
@@ -129,7 +129,7 @@ def test_a_batch_without_rows(name, backend):
     made = create(name, num_heads=H, head_dim=D, dim=H * D, max_positions=64)
     x = torch.zeros(0, H, 5, D, requires_grad=True)
     for p in (
-        Positions.from_ids([4, 0, 2, 9, 1], causal=True),
+        Positions.from_ids([4, 0, 2, 9, 1], causal=True, packed=False),
         Positions.arange(5, causal=True),
         Positions.from_mask([[0, 1, 1, 1, 1]], causal=True),
     ):

@@ -125,7 +125,7 @@ def test_gradients_of_learned_tables_of_grouped_queries(name, trainable):
     ("queries", "offset", "encoding", "value_width"),
     [
         (130, 0, ALiBi(H), D),
-        (1, 200, T5(H, False), 5),
+        (1, 200, T5(H, bidirectional=False), 5),
         (33, 100, create("shaw:clip=16:terms=keys", head_dim=24, num_heads=H), 16),
     ],
     ids=["alibi", "one query, t5", "shaw"],

@@ -364,7 +364,9 @@ def test_only_the_tokens_of_a_row_or_document_are_visited():
 @pytest.mark.parametrize("causal", [True, False])
 def test_large_scattered_positions_take_blocks_of_queries(causal, monkeypatch):
     q, k, v = inputs(13, 13, H)
-    p = Positions.from_ids(torch.randperm(40, generator=torch.Generator().manual_seed(0))[:13], causal=causal)
+    p = Positions.from_ids(
+        torch.randperm(40, generator=torch.Generator().manual_seed(0))[:13], causal=causal, packed=False
+    )
     slopes = torch.linspace(0.1, 1, H, dtype=torch.float64, requires_grad=True)
     encoding = Terms("none", 13, 13)
     encoding.bias = lambda q, k, p, layer=0: Relative(lambda head, d: -slopes[head] * d.abs(), H, p)

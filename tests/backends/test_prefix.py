@@ -73,6 +73,8 @@ def summed(case):
 def expected(case, q, k, v, positions):
     """The equation, with dense tensors: a sink is one more key of value zero, and a prefix is more keys and values."""
     parts, groups, visible = CASES[case], q.shape[1] // k.shape[1], positions.mask()
+    if positions.q_valid is not None:  # padding is not read
+        q = q.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     projected = q
     for part in parts:
@@ -148,7 +150,7 @@ def test_dropout_drops_each_weight_of_a_prefix():
 
 def test_a_prefix_of_one_key_is_torchs_bias_kv():
     theirs = nn.MultiheadAttention(24, 4, bias=False, add_bias_kv=True, batch_first=True).double()
-    x, prefix = torch.randn(2, 7, 24, dtype=torch.float64), posenc.PrefixKV(4, 6, length=1)
+    x, prefix = torch.randn(2, 7, 24, dtype=torch.float64), posenc.PrefixKV(4, head_dim=6, length=1)
     for ours, given in ((prefix.prefix_keys, theirs.bias_k), (prefix.prefix_values, theirs.bias_v)):
         ours.data = given.detach().view(1, 4, 1, 6)
     q, k, v = ((x @ w.T).unflatten(-1, (4, 6)).transpose(1, 2) for w in theirs.in_proj_weight.chunk(3))

@@ -34,6 +34,9 @@ def leaves_in_an_invariant(positions, dim, base):
     from posenc.conformance.formulas import sinusoidal
     return sinusoidal(positions.tolist(), dim, base)
 
+def raises(num_heads):
+    return [1 / (num_heads - num_heads)]
+
 def goes_elsewhere(num_heads):
     import os
     os.chdir("/")
@@ -92,6 +95,14 @@ def test_a_function_that_does_not_exits_with_1(capsys, folder):
     assert verdict["findings"][0].startswith("slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads")
 
 
+def test_a_function_that_could_not_be_run_exits_with_3(capsys, folder):
+    code, out, _ = run(capsys, "my_slopes:raises", "--as", "alibi")
+    assert code == 3
+    assert out.startswith("my_slopes:raises as alibi: could not be run")
+    assert "raises ZeroDivisionError: division by zero (my_slopes.py:26)" in out
+    assert json.loads(run(capsys, "my_slopes:raises", "--as", "alibi", "--json")[1])["passed"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -144,7 +155,7 @@ def test_files_and_modules_of_any_name_can_be_tested(capsys, folder, target):
 def test_a_function_that_leaves_is_no_success(capsys, folder):
     code, out, _ = run(capsys, "my_slopes:leaves_in_an_invariant", "--as", "sinusoidal")
     assert code == 1
-    assert "raises SystemExit: 0 (while checking: Input tensors are not changed" in out
+    assert "raises SystemExit: 0 (my_slopes.py:21) (while checking: Input tensors are not changed" in out
 
 
 def test_what_native_code_prints_does_not_spoil_the_json(capfd, folder):

@@ -92,7 +92,7 @@ SCHEDULES = sorted(
 def test_rotary(kind, case):
     given = case.arguments
     x, positions = torch.tensor(given["x"]).double(), torch.tensor(given["positions"])
-    angles = positions.double()[:, None] * F.frequency_curve(given.get("rotary_dim", x.shape[-1]), given["base"])
+    angles = positions.double()[:, None] * F.frequency_curve(given.get("rotary_dim", x.shape[-1]), base=given["base"])
     close(F.rotary(x, angles.cos(), angles.sin(), layout=LAYOUTS[kind]), case.expected, atol=1e-9, rtol=0)
 
 
@@ -129,7 +129,7 @@ def test_t5(kind, case):
 def test_rotary_is_that_of_transformers(kind, case):
     x = torch.tensor(case.arguments["x"]).double()
     angles = torch.tensor(case.arguments["positions"]).double()[:, None] * F.frequency_curve(
-        x.shape[-1], case.arguments["base"]
+        x.shape[-1], base=case.arguments["base"]
     )
     if kind == "rotary":
         table = torch.cat((angles, angles), -1)[None]

@@ -41,7 +41,7 @@ def cached(key, dtype=False):
     def fault(x, p, b):
         k = key(x, p, b)
         if k not in cached_tables:
-            angles = p.double()[:, None] * F.frequency_curve(x.shape[-1], b)
+            angles = p.double()[:, None] * F.frequency_curve(x.shape[-1], base=b)
             cached_tables[k] = [
                 table.to(x.dtype).to(torch.promote_types(x.dtype, torch.float32))
                 for table in (angles.cos(), angles.sin())
@@ -64,7 +64,7 @@ def growing():
     def fault(x, p, b):
         key = x.shape[-1], b
         if key not in cached_tables or len(cached_tables[key][0]) <= int(p.max()):
-            angles = torch.arange(int(p.max()) + 1).double()[:, None] * F.frequency_curve(*key)
+            angles = torch.arange(int(p.max()) + 1).double()[:, None] * F.frequency_curve(x.shape[-1], base=b)
             cached_tables[key] = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         cos, sin = (table[p].double() for table in cached_tables[key])
         return F.rotary(x.double(), cos, sin).to(x.dtype)

@@ -317,11 +317,6 @@ def test_a_new_backend_has_to_serve_everything(monkeypatch):
     assert "backend mine refuses" in run_check("backends_agree", EncodingUnderTest(named("none"))).reason
 
 
-def test_the_former_name_of_an_outcomes_result_warns():
-    with pytest.warns(DeprecationWarning, match=r"Outcome\.passed"):
-        assert run_check("position_matters", EncodingUnderTest(named("rope"))).holds
-
-
 @pytest.mark.parametrize(("what", "check_name"), [("length", "cached_is_full"), ("decoder", "padded_is_unpadded")])
 def test_a_declared_refusal_has_to_happen(what, check_name):
     outcome = run_check(check_name, EncodingUnderTest(lambda config: Refuses(what)))

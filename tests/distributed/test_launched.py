@@ -128,7 +128,7 @@ def test_the_error_of_one_rank_is_printed_and_ends_all(data, message, text, tmp_
         code, out, err = ended(process)
     assert code == 1, "the exit code of torchrun"
     assert not out
-    (line,) = (line for line in err.splitlines() if line.startswith("posenc: error on rank 1: "))
+    (line,) = (line for line in err.splitlines() if line.startswith("posenc compare: error on rank 1: "))
     assert message in line
 
 

@@ -61,7 +61,7 @@ def sequences(draw) -> tuple[Positions, int]:
     if kind == "plain":
         return Positions.arange(n, causal=causal), world_size
     ids = torch.tensor(draw(st.lists(st.integers(0, 30), min_size=n, max_size=n)))
-    return Positions.from_ids(ids / 4 if kind == "fractional" else ids, causal=causal), world_size
+    return Positions.from_ids(ids / 4 if kind == "fractional" else ids, causal=causal, packed=False), world_size
 
 
 def sharded_attention(monkeypatch, q, k, v, encoding, positions, world_size, layout):
@@ -167,10 +167,10 @@ def test_linear_attention_on_shards(monkeypatch):
 
 
 def test_prefix_tokens_of_a_grid_count_over_all_shards():
-    table = posenc.GridTable(H, 2, 5, prefix=2).double()
+    table = posenc.GridTable(H, height=2, width=5, prefix=2).double()
     grid = Positions.grid(2, 5, prefix=2)
     back = torch.arange(11, -1, -1)
-    grid = Positions.from_ids(grid.q[:, back])  # the prefix comes last
+    grid = Positions.from_ids(grid.q[:, back], placed=grid.q_placed[:, back])  # the prefix comes last
     x = torch.zeros(1, 12, H, dtype=torch.float64)
     for layout in LAYOUTS:
         for rank in range(3):

@@ -35,7 +35,16 @@ SETTINGS = Settings(
 READING = "randomized:max_length=64+learned:max_positions=64+rope"
 """Positions that are drawn in training, read by a table and by rotations."""
 IMAGES, IMAGE_SETTINGS = ImageSettings(
-    8, 2, (4, 8, 16), steps=6, batch_size=5, dim=8, num_layers=2, num_heads=2, head_dim=4, images=5
+    image_size=8,
+    patch_size=2,
+    test_sizes=(4, 8, 16),
+    steps=6,
+    batch_size=5,
+    dim=8,
+    num_layers=2,
+    num_heads=2,
+    head_dim=4,
+    images=5,
 ).load("places", data_images=30)
 OTHERS = {"packed": (READING, PACKED), "images": ("grid_table+swin", IMAGES)}
 """What is trained on other data: encoding and corpus."""

@@ -41,14 +41,14 @@ def codes(encoding, positions):
 @pytest.mark.parametrize("alpha", [0.4, 0.7])
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_hierarchical_is_the_formula(rows, alpha):
-    encoding = wide(Hierarchical(rows, 3, alpha))
+    encoding = wide(Hierarchical(rows, dim=3, alpha=alpha))
     table = encoding.table.tolist()
     want = torch.tensor([absolute.hierarchical(table, k, alpha) for k in range(rows**2)], dtype=torch.float64)
     assert_close(codes(encoding, Positions.arange(rows**2))[0], want, **EXACT)
 
 
 def test_hierarchical_extends_a_table_as_it_is():
-    encoding = wide(Hierarchical(5, 3))
+    encoding = wide(Hierarchical(5, dim=3))
     actual = codes(encoding, Positions.arange(25))[0]
     assert encoding.alpha == 0.4, "bert4keras: hierarchical=True means 0.4"
     assert_close(actual[:5], encoding.table.data, **EXACT)
@@ -60,7 +60,7 @@ def test_hierarchical_extends_a_table_as_it_is():
 
 
 @pytest.mark.parametrize(
-    "encoding", [Hierarchical(64, 4), GridTable(4, 8, 8, prefix=1), GridTable(4, 8, 8)], ids=lambda e: e.name
+    "encoding", [Hierarchical(64, dim=4), GridTable(4, height=8, width=8, prefix=1), GridTable(4, height=8, width=8)], ids=lambda e: e.name
 )  # fmt: skip
 def test_one_token_reads_its_rows_alone(encoding):
     made = []
@@ -79,13 +79,13 @@ def test_one_token_reads_its_rows_alone(encoding):
 def test_hierarchical_reaches_the_square_of_its_rows():
     encoding = posenc.create("hierarchical", dim=4, max_positions=6)
     assert encoding.max_positions == 36
-    clamped = wide(Hierarchical(3, 4, beyond="clamp"))
+    clamped = wide(Hierarchical(3, dim=4, beyond="clamp"))
     assert_close(codes(clamped, Positions.arange(12))[0, 8:], codes(clamped, Positions.arange(1, 8))[0].expand(4, 4))
 
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_multiplicative_starts_as_the_identity(plain):
-    encoding, x = Multiplicative(7, 4, plain=plain).double(), torch.randn(2, 7, 4, dtype=torch.float64)
+    encoding, x = Multiplicative(7, dim=4, plain=plain).double(), torch.randn(2, 7, 4, dtype=torch.float64)
     assert torch.equal(encoding.embed(x, Positions.arange(7)), x)
     p = wide(encoding).table
     assert_close(encoding.embed(x, Positions.arange(7)), x * p if plain else x * (1 + p))
@@ -93,7 +93,7 @@ def test_multiplicative_starts_as_the_identity(plain):
 
 def test_a_product_with_usual_codes_would_take_the_signal_away():
     x, p = torch.randn(2, 7, 64), Positions.arange(7)
-    small = posenc.Learned(7, 64, merge="product")
+    small = posenc.Learned(7, dim=64, merge="product")
     assert small.embed(x, p).std() < 0.05 * x.std()
     first = posenc.Sinusoidal(64, merge="product").embed(x, p)[:, 0]
     assert not first[:, 0::2].any(), "sines vanish at position 0: half of the channels (why bert4keras adds one)"
@@ -101,7 +101,7 @@ def test_a_product_with_usual_codes_would_take_the_signal_away():
 
 @pytest.mark.parametrize(("count", "columns"), [(12, 4), (10, 4), (9, None), (1, None), (5, 1), (5, 9)])
 def test_axial_table_is_the_formula(count, columns):
-    encoding = wide(AxialTable(count, 5, columns, first_dim=2))
+    encoding = wide(AxialTable(count, dim=5, columns=columns, first_dim=2))
     first, second = encoding.first.tolist(), encoding.second.tolist()
     assert len(first) * len(second) == encoding.max_positions >= count
     want = [absolute.axial(first, second, k) for k in range(count)]
@@ -112,7 +112,7 @@ def test_axial_table_is_the_formula(count, columns):
 def test_axial_table_is_reformers():
     config = transformers.ReformerConfig(axial_pos_shape=(4, 6), axial_pos_embds_dim=(3, 5), hidden_size=8)
     theirs = reformer.AxialPositionEmbeddings(config).double().eval()
-    encoding = wide(AxialTable(24, 8, columns=6, first_dim=3))
+    encoding = wide(AxialTable(24, dim=8, columns=6, first_dim=3))
     for weight, table in zip(theirs.weights, (encoding.first, encoding.second), strict=True):
         weight.data.copy_(table.data.view(weight.shape))
     ids = torch.stack((torch.arange(24), torch.arange(24).flip(0)))
@@ -134,7 +134,7 @@ def grid_pair(module, size, dim, prefix_rows=1):
     theirs = {"vit": vit.ViTEmbeddings, "dinov2": dinov2.Dinov2Embeddings}[module](config)
     table = theirs.position_embeddings
     torch.nn.init.normal_(table)
-    ours = GridTable(dim, size, size, prefix=prefix_rows)
+    ours = GridTable(dim, height=size, width=size, prefix=prefix_rows)
     ours.prefix_table.data.copy_(table[0, :1])
     ours.table.data.copy_(table[0, 1:])
     return theirs, ours
@@ -150,21 +150,24 @@ def test_grid_table_resizes_as_vit_and_dinov2(module, height, width):
 
 
 def test_grid_table_counts_patches_row_by_row():
-    ours = wide(GridTable(6, 3, 5, prefix=1))
+    ours = wide(GridTable(6, height=3, width=5, prefix=1))
     flat = codes(ours, Positions.arange(15))
     assert torch.equal(codes(ours, Positions.grid(3, 5)), flat)
-    assert torch.equal(codes(ours, Positions.from_ids([-1, 7]))[0], torch.stack((ours.prefix_table[0], ours.table[7])))
+    assert torch.equal(
+        codes(ours, Positions.from_ids([[[-9, 4], [1, 2]]], placed=[0, 1]))[0],
+        torch.stack((ours.prefix_table[0], ours.table[7])),
+    )
 
 
 def test_grid_table_gives_registers_no_code():
-    actual = codes(wide(GridTable(4, 2, 2, prefix=1)), Positions.grid(2, 2, prefix=4))[0]
+    actual = codes(wide(GridTable(4, height=2, width=2, prefix=1)), Positions.grid(2, 2, prefix=4))[0]
     assert actual[0].any()
     assert not actual[1:4].any(), "DINOv2's registers come after [CLS] and have no position"
-    assert not codes(GridTable(4, 2, 2), Positions.grid(2, 2, prefix=1))[0, 0].any()
+    assert not codes(GridTable(4, height=2, width=2), Positions.grid(2, 2, prefix=1))[0, 0].any()
 
 
 def test_grid_table_interpolates_in_float32_without_aligned_corners():
-    ours = GridTable(1, 2, 2).bfloat16()
+    ours = GridTable(1, height=2, width=2).bfloat16()
     ours.table.data.copy_(torch.arange(4.0)[:, None])
     resized = ours.resized(3, 3)
     assert resized.table.dtype == torch.bfloat16
@@ -180,7 +183,7 @@ def test_grid_table_shape_from_a_number_of_positions():
 
 
 def test_grid_table_clamps_to_the_nearest_patch():
-    ours = wide(GridTable(4, 3, 3, beyond="clamp"))
+    ours = wide(GridTable(4, height=3, width=3, beyond="clamp"))
     assert torch.equal(codes(ours, Positions.from_ids([[[1, 9]]]))[0, 0], ours.table[1 * 3 + 2])
 
 
@@ -276,27 +279,27 @@ def test_complex_order_starts_with_the_authors_frequencies_and_keeps_the_norm():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Hierarchical(0, 4), "rows=0"),
-        (lambda: Hierarchical(3, 4, alpha=0.5), "alpha=0.5: .*collide"),
-        (lambda: Hierarchical(3, 4, alpha=1.0), "alpha=1.0"),
-        (lambda: Hierarchical(3, 4, beyond="wrap"), "unknown beyond"),
-        (lambda: codes(Hierarchical(3, 4), Positions.arange(10)), "Hierarchical: position 9 is outside the table of 9"),
-        (lambda: Multiplicative(0, 4), "max_positions=0"),
-        (lambda: codes(Multiplicative(3, 4), Positions.arange(4)), "Multiplicative: position 3 is outside"),
-        (lambda: AxialTable(0, 4), "max_positions=0"),
-        (lambda: AxialTable(4, 4, columns=0), "columns=0"),
-        (lambda: AxialTable(4, 4, first_dim=4), "first_dim=4"),
-        (lambda: codes(AxialTable(4, 4, columns=2), Positions.arange(5)), "AxialTable: position 4 is outside"),
-        (lambda: codes(AxialTable(4, 4, columns=2), Positions.grid(1, 3)), "position 2 is outside the table of 2"),
-        (lambda: codes(AxialTable(4, 4), Positions.grid(1, 1, frames=1)), "2 coordinates per token .*got 3"),
-        (lambda: codes(AxialTable(4, 4), Positions.grid(1, 1, prefix=1)), "position -1 is negative"),
+        (lambda: Hierarchical(0, dim=4), "rows=0"),
+        (lambda: Hierarchical(3, dim=4, alpha=0.5), "alpha=0.5: .*collide"),
+        (lambda: Hierarchical(3, dim=4, alpha=1.0), "alpha=1.0"),
+        (lambda: Hierarchical(3, dim=4, beyond="wrap"), "unknown beyond"),
+        (lambda: codes(Hierarchical(3, dim=4), Positions.arange(10)), "Hierarchical: position 9 is outside the table of 9"),
+        (lambda: Multiplicative(0, dim=4), "max_positions=0"),
+        (lambda: codes(Multiplicative(3, dim=4), Positions.arange(4)), "Multiplicative: position 3 is outside"),
+        (lambda: AxialTable(0, dim=4), "max_positions=0"),
+        (lambda: AxialTable(4, dim=4, columns=0), "columns=0"),
+        (lambda: AxialTable(4, dim=4, first_dim=4), "first_dim=4"),
+        (lambda: codes(AxialTable(4, dim=4, columns=2), Positions.arange(5)), "AxialTable: position 4 is outside"),
+        (lambda: codes(AxialTable(4, dim=4, columns=2), Positions.grid(1, 3)), "position 2 is outside the table of 2"),
+        (lambda: codes(AxialTable(4, dim=4), Positions.grid(1, 1, frames=1)), "2 coordinates per token .*got 3"),
+        (lambda: codes(AxialTable(4, dim=4), Positions.grid(1, 1, prefix=1)), "no row for tokens without a place.*grid_table"),
         (lambda: GridTable(4, height=0), "height=0"),
         (lambda: GridTable(4, prefix=-1), "prefix=-1"),
         (lambda: GridTable(4).resized(0, 3), "height=0"),
-        (lambda: codes(GridTable(4, 2, 2), Positions.from_ids(Positions.grid(3, 2).q)), r"position 2 is outside.*resized\(height, width\)"),
-        (lambda: codes(GridTable(4, 2, 2), Positions.arange(5)), r"position 4 is outside the table of 4.*resized"),
-        (lambda: codes(GridTable(4, 2, 2), Positions.from_ids([[[-1, 0]]])), "position -1 is negative"),
-        (lambda: codes(GridTable(4, 2, 2), Positions.from_ids([0.5])), "integer positions only"),
+        (lambda: codes(GridTable(4, height=2, width=2), Positions.from_ids(Positions.grid(3, 2).q)), r"position 2 is outside.*resized\(height, width\)"),
+        (lambda: codes(GridTable(4, height=2, width=2), Positions.arange(5)), r"position 4 is outside the table of 4.*resized"),
+        (lambda: codes(GridTable(4, height=2, width=2), Positions.from_ids([[[-1, 0]]])), "position -1 is negative"),
+        (lambda: codes(GridTable(4, height=2, width=2), Positions.from_ids([0.5])), "integer positions only"),
         (lambda: GridSinusoidal(8, axes=1), "axes=1"),
         (lambda: GridSinusoidal(5, axes=3), "dim=5"),
         (lambda: GridSinusoidal(8, layout="half"), "unknown layout"),

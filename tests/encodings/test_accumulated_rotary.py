@@ -15,12 +15,12 @@ from references import rotary as loops
 from references.calls import DIM, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, qkv, random
 
 MADE = {
-    "selective_rope": (lambda **o: SelectiveRotary(4, DIM, 4, 2, **o), gated.selective),
-    "selective_rope, gated": (lambda **o: SelectiveRotary(4, DIM, 4, 2, gate=True, kernel_size=3, **o), gated.selective),
-    "selective_rope, trainable": (lambda **o: SelectiveRotary(4, DIM, 4, 2, trainable=True, rank=2, **o), gated.selective),
-    "mamba3_rope": (lambda **o: Mamba3Rotary(4, DIM, 4, 2, **o), gated.mamba3),
-    "mamba3_rope, all channels": (lambda **o: Mamba3Rotary(4, DIM, 4, 2, fraction=1.0, layout="half", **o), gated.mamba3),
-    "carope": (lambda **o: CARoPE(4, DIM, 4, 2, **o), gated.carope),
+    "selective_rope": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), gated.selective),
+    "selective_rope, gated": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, gate=True, kernel_size=3, **o), gated.selective),
+    "selective_rope, trainable": (lambda **o: SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, trainable=True, rank=2, **o), gated.selective),
+    "mamba3_rope": (lambda **o: Mamba3Rotary(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), gated.mamba3),
+    "mamba3_rope, all channels": (lambda **o: Mamba3Rotary(4, dim=DIM, num_heads=4, num_kv_heads=2, fraction=1.0, layout="half", **o), gated.mamba3),
+    "carope": (lambda **o: CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2, **o), gated.carope),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", MADE)
 
@@ -62,7 +62,7 @@ def test_linear_attention(name, place):
 
 def test_carope_of_no_input_is_rope():
     """With w = 0 each token turns pair c by theta^(-2c/d): RoPE with one power more."""
-    encoding = CARoPE(8, DIM, 2, init_std=0.0).double()
+    encoding = CARoPE(8, dim=DIM, num_heads=2, init_std=0.0).double()
     q, k, _ = qkv(LAYOUTS["causal"], 2, 2, 8)
     gates = gates_of(encoding, torch.randn(2, 7, DIM, dtype=torch.float64))
     turned = encoding.rotate(q, k, LAYOUTS["causal"].with_gates(gates))
@@ -75,7 +75,7 @@ def test_carope_of_no_input_is_rope():
 def test_angles_are_exact_far_from_the_start():
     """After 2^17 tokens that turn by about 1000 radians each, a float32 sum has steps of 8 radians."""
     n = 2**17
-    encoding, g = SelectiveRotary(4, DIM, 1, rank=2, kernel_size=1), torch.Generator().manual_seed(0)
+    encoding, g = SelectiveRotary(4, dim=DIM, num_heads=1, rank=2, kernel_size=1), torch.Generator().manual_seed(0)
     gates = 1000 * torch.randn(1, 1, n, 2, generator=g)
     encoding.kernel.data.fill_(1.0)
     q, k = torch.randn(2, 1, 1, n, 4, generator=g)
@@ -90,14 +90,14 @@ def test_angles_are_exact_far_from_the_start():
 
 
 def test_a_convolution_longer_than_the_text():
-    encoding = random(SelectiveRotary(4, DIM, 4, 2, kernel_size=12))
+    encoding = random(SelectiveRotary(4, dim=DIM, num_heads=4, num_kv_heads=2, kernel_size=12))
     positions = LAYOUTS["causal"]
     formula = gated.accumulated(gated.selective(encoding), positions, "half", 2)
     check_against_loops(encoding, positions, formula, "auto", 2, 4)
 
 
 def test_steps_of_mamba_start_within_a_turn():
-    encoding = Mamba3Rotary(64, 32, 8, num_layers=3)
+    encoding = Mamba3Rotary(64, dim=32, num_heads=8, num_layers=3)
     dt = torch.nn.functional.softplus(encoding.bias_of_dt)
     assert encoding.pairs == 16
     assert ((dt > 9.9e-4) & (dt < 0.101)).all()
@@ -108,8 +108,8 @@ def test_steps_of_mamba_start_within_a_turn():
 
 def test_it_adds_up_with_rope_and_fox():
     """Rotations of the same pairs commute: the sum is still relative."""
-    assert (SelectiveRotary(8, DIM, 2) + Rotary(8)).shift_invariant
-    assert not (Mamba3Rotary(8, DIM, 2) + Rotary(8)).shift_invariant
+    assert (SelectiveRotary(8, dim=DIM, num_heads=2) + Rotary(8)).shift_invariant
+    assert not (Mamba3Rotary(8, dim=DIM, num_heads=2) + Rotary(8)).shift_invariant
 
 
 def test_beside_a_position_map():
@@ -131,33 +131,33 @@ def bad(encoding, gates, q=None, positions=None):
 
 
 REFUSED = {
-    "width": (lambda: gates_of(CARoPE(4, DIM, 4), torch.zeros(1, 3, 7)), "makes gates of .batch, seq, dim=6."),
-    "odd": (lambda: SelectiveRotary(5, DIM, 2), "head_dim=5"),
-    "groups": (lambda: SelectiveRotary(4, 7, 2), "dim=7: must be a multiple of the 2 key heads"),
-    "key heads": (lambda: CARoPE(4, DIM, 4, 3), "num_kv_heads=3"),
-    "rank": (lambda: SelectiveRotary(4, DIM, 2, rank=0), "rank=0"),
-    "kernel": (lambda: SelectiveRotary(4, DIM, 2, kernel_size=0), "kernel_size=0"),
-    "theta": (lambda: SelectiveRotary(4, DIM, 2, rope_theta=0.0), "rope_theta=0.0"),
-    "base": (lambda: CARoPE(4, DIM, 2, rope_theta=1.0), "rope_theta=1.0"),
-    "std": (lambda: CARoPE(4, DIM, 2, init_std=float("inf")), "init_std=inf"),
-    "fraction": (lambda: Mamba3Rotary(4, DIM, 2, fraction=0.2), "fraction=0.2: leaves no pair of head_dim=4"),
-    "more": (lambda: Mamba3Rotary(4, DIM, 2, fraction=1.5), "fraction=1.5"),
-    "layout": (lambda: Mamba3Rotary(4, DIM, 2, layout="pairs"), "layout"),
-    "layer": (lambda: gates_of(CARoPE(4, DIM, 2, num_layers=2), torch.zeros(1, 3, DIM), 5), "num_layers=2"),
-    "none": (lambda: bad(CARoPE(4, DIM, 4, 2), None), "gates=0 tensors, carope makes 1"),
-    "nan": (lambda: bad(CARoPE(4, DIM, 4, 2), torch.full((2, 2, 7, 1), torch.nan)), "not finite"),
-    "head_dim": (lambda: bad(CARoPE(8, DIM, 4, 2), torch.zeros(2, 2, 7, 1)), "made with head_dim=8"),
-    "heads": (lambda: bad(CARoPE(4, DIM, 3), torch.zeros(2, 3, 7, 1)), "4 heads: this CARoPE has 3 key heads"),
+    "width": (lambda: gates_of(CARoPE(4, dim=DIM, num_heads=4), torch.zeros(1, 3, 7)), "makes gates of .batch, seq, dim=6."),
+    "odd": (lambda: SelectiveRotary(5, dim=DIM, num_heads=2), "head_dim=5"),
+    "groups": (lambda: SelectiveRotary(4, dim=7, num_heads=2), "dim=7: must be a multiple of the 2 key heads"),
+    "key heads": (lambda: CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=3), "num_kv_heads=3"),
+    "rank": (lambda: SelectiveRotary(4, dim=DIM, num_heads=2, rank=0), "rank=0"),
+    "kernel": (lambda: SelectiveRotary(4, dim=DIM, num_heads=2, kernel_size=0), "kernel_size=0"),
+    "theta": (lambda: SelectiveRotary(4, dim=DIM, num_heads=2, rope_theta=0.0), "rope_theta=0.0"),
+    "base": (lambda: CARoPE(4, dim=DIM, num_heads=2, rope_theta=1.0), "rope_theta=1.0"),
+    "std": (lambda: CARoPE(4, dim=DIM, num_heads=2, init_std=float("inf")), "init_std=inf"),
+    "fraction": (lambda: Mamba3Rotary(4, dim=DIM, num_heads=2, fraction=0.2), "fraction=0.2: leaves no pair of head_dim=4"),
+    "more": (lambda: Mamba3Rotary(4, dim=DIM, num_heads=2, fraction=1.5), "fraction=1.5"),
+    "layout": (lambda: Mamba3Rotary(4, dim=DIM, num_heads=2, layout="pairs"), "layout"),
+    "layer": (lambda: gates_of(CARoPE(4, dim=DIM, num_heads=2, num_layers=2), torch.zeros(1, 3, DIM), 5), "num_layers=2"),
+    "none": (lambda: bad(CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2), None), "gates=0 tensors, carope makes 1"),
+    "nan": (lambda: bad(CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2), torch.full((2, 2, 7, 1), torch.nan)), "not finite"),
+    "head_dim": (lambda: bad(CARoPE(8, dim=DIM, num_heads=4, num_kv_heads=2), torch.zeros(2, 2, 7, 1)), "made with head_dim=8"),
+    "heads": (lambda: bad(CARoPE(4, dim=DIM, num_heads=3), torch.zeros(2, 3, 7, 1)), "4 heads: this CARoPE has 3 key heads"),
     "rotated": (
-        lambda: CARoPE(4, DIM, 2).rotate_keys(torch.zeros(1, 2, 3, 4), Positions.arange(3)), "cannot rotate queries and keys apart"
+        lambda: CARoPE(4, dim=DIM, num_heads=2).rotate_keys(torch.zeros(1, 2, 3, 4), Positions.arange(3)), "cannot rotate queries and keys apart"
     ),
     "moved": (
-        lambda: posenc.re_rotate(torch.zeros(1, 2, 3, 4), CARoPE(4, DIM, 2), torch.arange(3), to=torch.arange(3)),
+        lambda: posenc.re_rotate(torch.zeros(1, 2, 3, 4), CARoPE(4, dim=DIM, num_heads=2), torch.arange(3), to=torch.arange(3)),
         "CARoPE turns keys by what their texts say",
     ),
     "mapped": (lambda: posenc.create("carope@rerope:window=3", dim=DIM, num_heads=2, head_dim=4), "encoding=carope"),
     "linear without": (
-        lambda: posenc.linear_attention(*qkv(LAYOUTS["causal"], 4, 2), CARoPE(4, DIM, 4, 2), LAYOUTS["causal"]),
+        lambda: posenc.linear_attention(*qkv(LAYOUTS["causal"], 4, 2), CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2), LAYOUTS["causal"]),
         "gates=0 tensors, carope makes 1",
     ),
 }  # fmt: skip

@@ -61,13 +61,13 @@ def test_cape_stays_within_its_bounds_and_reaches_them():
     low, high = (positions.q - 3.5) / 1.2, (positions.q + 3.5) * 1.2
     assert (moved >= torch.minimum(low, low * 1.44)).all()
     assert (moved <= high).all()
-    only_shift = CAPE(3.0, 0.0, 1.0).train().augment(positions, n).q - positions.q
+    only_shift = CAPE(3.0, max_jitter=0.0, max_stretch=1.0).train().augment(positions, n).q - positions.q
     assert torch.allclose(only_shift, only_shift[:, :1].expand_as(only_shift), atol=1e-12)
     assert only_shift.min() < -2.8
     assert only_shift.max() > 2.8
-    only_jitter = CAPE(0.0, 0.5, 1.0).train().augment(positions, n).q
+    only_jitter = CAPE(0.0, max_jitter=0.5, max_stretch=1.0).train().augment(positions, n).q
     assert (only_jitter.diff(dim=1) > 0).all(), "a jitter below one half keeps the order"
-    stretch = CAPE(0.0, 0.0, 1.2).train().augment(positions, n).q[:, 1]
+    stretch = CAPE(0.0, max_jitter=0.0, max_stretch=1.2).train().augment(positions, n).q[:, 1]
     assert torch.allclose(stretch.log().aminmax().max, torch.tensor(math.log(1.2)).double(), atol=0.01)
     assert abs(float(stretch.log().mean())) < 0.02, "the logarithm is uniform around 0"
 
@@ -130,14 +130,16 @@ def test_random_float_sampling_sorts_uniform_numbers():
     torch.testing.assert_close(encoding.eval().augment(Positions.arange(4), 1).q[0], mean)
     packed = Randomized(10, continuous=True).train().augment(Positions.packed([1, 3]), 20000).q
     torch.testing.assert_close(packed.mean(0), torch.tensor([5, 2.5, 5, 7.5]).double(), atol=0.08, rtol=0)
-    assert not torch.equal(Randomized(10, "random", True).eval().augment(Positions.arange(4), 1).q[0], mean)
+    assert not torch.equal(
+        Randomized(10, testing="random", continuous=True).eval().augment(Positions.arange(4), 1).q[0], mean
+    )
 
 
 def test_randomized_yarn_is_a_sum():
     """Training sees sorted positions of the range under YaRN's frequencies, and a wider range in a later epoch; outside
     training it is YaRN."""
     yarn = Rotary(16, schedule={"name": "yarn", "factor": 4.0, "original_max_positions": 16})
-    both, positions = Randomized(32, "plain") + yarn, Positions.arange(16, causal=True)
+    both, positions = Randomized(32, testing="plain") + yarn, Positions.arange(16, causal=True)
     for longest in (32, 64):
         both.parts[0].max_length = longest
         moved = both.train().augment(positions, 300)
@@ -209,7 +211,7 @@ def test_a_model_trains_on_moved_positions_and_tests_on_unmoved_ones():
         (lambda: PoSE(8).augment(Positions.arange(1, 5), 1), "PoSE draws .* full sequence"),
         (lambda: PoSE(8).augment(Positions.from_ids([3, 4]), 1), "PoSE takes texts whose positions are 0 .. n-1"),
         (lambda: PoSE(8).augment(Positions.grid(2, 2), 1), "PoSE takes one coordinate"),
-        (lambda: (SHAPE(9) + posenc.Learned(4, 8)).train().embed(
+        (lambda: (SHAPE(9) + posenc.Learned(4, dim=8)).train().embed(
             torch.zeros(1, 4, 8), SHAPE(9).augment(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),
     ],
 )  # fmt: skip
@@ -226,20 +228,20 @@ def test_a_cache_cannot_be_trained_on(encoding):
     assert encoding.eval().augment(Positions.arange(2, 3), 1).start == (3, 0)
 
 
-def test_prefix_tokens_stay():
-    moved = SHAPE(9).train().augment(Positions.grid(2, 2, prefix=1), 3).q
-    assert (moved[:, 0] == -1).all()
-    assert (moved[:, 1] >= 0).all()
-    with pytest.raises(posenc.InputError, match=r"\[CLS\] has no position"):
-        CAPE().train().augment(Positions.grid(2, 2, prefix=1), 1)
+@pytest.mark.parametrize("encoding", [SHAPE(9), CAPE()], ids=["shape", "cape"])
+def test_tokens_without_a_place_stay_without_one(encoding):
+    moved = encoding.train().augment(Positions.grid(2, 2, prefix=1), 30)
+    assert moved.q_placed.tolist() == [[False] + [True] * 4]
+    assert not moved.q[:, 0].any()
+    assert (moved.q[:, 1] != 0).any()
 
 
 def test_cape_on_a_grid_moves_each_axis():
     positions = Positions.grid(3, 4)
-    shift = CAPE(5.0, 0.0, 1.0).train().augment(positions, 50).q - positions.q
+    shift = CAPE(5.0, max_jitter=0.0, max_stretch=1.0).train().augment(positions, 50).q - positions.q
     assert torch.allclose(shift, shift[:, :1].expand_as(shift), atol=1e-12)
     assert (shift[:, 0, 0] != shift[:, 0, 1]).all()
-    jittered = CAPE(0.0, 0.5, 1.0).train().augment(positions, 50).q - positions.q
+    jittered = CAPE(0.0, max_jitter=0.5, max_stretch=1.0).train().augment(positions, 50).q - positions.q
     assert jittered.abs().max() <= 0.5
     assert len(jittered.unique()) == jittered.numel()
 

@@ -41,7 +41,7 @@ def of_generators(generators):
 
     def rotation(head, position, count, axes):
         position = np.atleast_1d(position)
-        where = np.zeros(axes) if (position < 0).all() else np.broadcast_to(position, axes)  # prefix tokens stay
+        where = np.broadcast_to(position, axes)
         return blocks([expm(sum(x * generators(head, a, b) for a, x in enumerate(where))) for b in range(count)])
 
     return rotation
@@ -49,7 +49,7 @@ def of_generators(generators):
 
 @EVERYWHERE
 def test_liere_on_text_is_its_formula(positions):
-    encoding = random(LieRE(8, 4, num_kv_heads=2, num_layers=2, block=4), std=0.1)
+    encoding = random(LieRE(8, num_heads=4, num_kv_heads=2, num_layers=2, block=4), std=0.1)
     q, k, _ = qkv(positions, 4, 2, 8)
     rotation = of_generators(lambda head, axis, block: skew(encoding.generator[1, head, axis, block]))
     expected = table(positions, q, k, lambda head, p: rotation(head, p, 2, 1))
@@ -57,7 +57,7 @@ def test_liere_on_text_is_its_formula(positions):
 
 
 def test_liere_on_a_grid_is_its_formula():
-    encoding = random(LieRE(8, 2, axes=2, block=4), std=0.3)
+    encoding = random(LieRE(8, num_heads=2, axes=2, block=4), std=0.3)
     q, k, _ = qkv(GRID, 2, 2, 8)
     rotation = of_generators(lambda head, axis, block: skew(encoding.generator[0, head, axis, block]))
     expected = table(GRID, q, k, lambda head, p: rotation(head, p, 2, 2))
@@ -66,7 +66,7 @@ def test_liere_on_a_grid_is_its_formula():
 
 @pytest.mark.parametrize("variant", ["ld", "ap"])
 def test_comrope_on_a_grid_is_its_formula_and_relative(variant):
-    encoding = random(ComRoPE(8, 2, axes=2, block=2, variant=variant), std=0.3)
+    encoding = random(ComRoPE(8, num_heads=2, axes=2, block=2, variant=variant), std=0.3)
     q, k, _ = qkv(GRID, 2, 2, 8)
 
     def generator(head, axis, block):
@@ -80,7 +80,7 @@ def test_comrope_on_a_grid_is_its_formula_and_relative(variant):
     at, moved = (Positions.from_ids(ids + torch.tensor(shift)) for shift in ([0, 0], [7, 3]))
     q, k = q[:, :, :3], k[:, :, :3]
     assert_close(scores(encoding, q, k, at), scores(encoding, q, k, moved), **EXACT)
-    together = random(LieRE(8, 2, axes=2, block=4), std=0.3)
+    together = random(LieRE(8, num_heads=2, axes=2, block=4), std=0.3)
     assert (scores(together, q, k, at) - scores(together, q, k, moved)).abs().max() > 1e-3, "LieRE's do not commute"
 
 
@@ -105,7 +105,9 @@ def test_string_without_a_basis_is_axial_rope():
     assert_close(scores(encoding, q, k, GRID), scores(axial, q, k, GRID), **EXACT)
 
 
-@pytest.mark.parametrize("encoding", [LieRE(8, 2, block=4), ComRoPE(8, 2, block=4), STRING(8, num_heads=2)], ids=repr)
+@pytest.mark.parametrize(
+    "encoding", [LieRE(8, num_heads=2, block=4), ComRoPE(8, num_heads=2, block=4), STRING(8, num_heads=2)], ids=repr
+)
 def test_distances_far_from_the_start_are_exact_in_float32(encoding):
     q, k = torch.randn(2, 1, 2, 4, 8)
     near, far = Positions.arange(4), Positions.from_ids(torch.arange(4) + 10**6)
@@ -115,10 +117,10 @@ def test_distances_far_from_the_start_are_exact_in_float32(encoding):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: LieRE(12, 2, block=8), "block=8"),
-        (lambda: LieRE(8, 4, num_kv_heads=3), "num_kv_heads=3"),
-        (lambda: ComRoPE(8, 2, axes=2, block=8, variant="ap"), "block=8"),
-        (lambda: ComRoPE(8, 2, variant="lp"), "variant"),
+        (lambda: LieRE(12, num_heads=2, block=8), "block=8"),
+        (lambda: LieRE(8, num_heads=4, num_kv_heads=3), "num_kv_heads=3"),
+        (lambda: ComRoPE(8, num_heads=2, axes=2, block=8, variant="ap"), "block=8"),
+        (lambda: ComRoPE(8, num_heads=2, variant="lp"), "variant"),
         (lambda: STRING(6, axes=2, num_heads=2), "head_dim=6"),
     ],
 )

@@ -56,7 +56,11 @@ def by_formula(encoding, keys, queries, q, k, v, positions, delta):
 @pytest.mark.parametrize("paper_index", [False, True])
 @pytest.mark.parametrize("terms", TERMS)
 def test_v1_is_the_formula(terms, paper_index, positions):
-    encoding = randomised(DeBERTa(10, 4, 6, 2, 3, terms, paper_index))
+    encoding = randomised(
+        DeBERTa(
+            10, num_heads=4, head_dim=6, num_layers=2, max_relative_positions=3, terms=terms, paper_index=paper_index
+        )
+    )
     q, k, v = content.qkv(positions)
     p = {name: value.detach() for name, value in encoding.named_parameters()}
     unused = torch.zeros(2, 4, 6, 10, dtype=torch.float64)
@@ -72,7 +76,19 @@ def test_v1_is_the_formula(terms, paper_index, positions):
 @pytest.mark.parametrize("paper_index", [False, True])
 @pytest.mark.parametrize(("terms", "norm", "kv_heads"), [("c2p|p2c", True, 4), ("c2p|p2c|p2p", False, 2)])
 def test_v2_is_the_formula_with_shared_projections(terms, norm, kv_heads, paper_index, positions):
-    encoding = randomised(DeBERTaV2(10, 4, 6, 2, 5, 4, terms, norm=norm, paper_index=paper_index))
+    encoding = randomised(
+        DeBERTaV2(
+            10,
+            num_heads=4,
+            head_dim=6,
+            num_layers=2,
+            max_relative_positions=5,
+            position_buckets=4,
+            terms=terms,
+            norm=norm,
+            paper_index=paper_index,
+        )
+    )
     layers = [(nn.Linear(10, 24).double(), nn.Linear(10, 6 * kv_heads).double()) for _ in range(2)]
     encoding.share(layers)
     q, k, v = content.qkv(positions, kv_heads)
@@ -110,7 +126,7 @@ def test_v2_is_transformers(kinds, length, buckets, most, share):
 
     def ours(**options):
         shape = {"max_relative_positions": most, "position_buckets": buckets, "terms": kinds, "shared": share}
-        encoding = DeBERTaV2(24, 3, 8, **shape, **options).double()
+        encoding = DeBERTaV2(24, num_heads=3, head_dim=8, **shape, **options).double()
         encoding.table.data = encoder.rel_embeddings.weight.data
         encoding.layer_norm.load_state_dict(encoder.LayerNorm.state_dict())
         encoding.share([(module.query_proj, module.key_proj)])
@@ -145,7 +161,7 @@ def test_v1_is_transformers(kinds, length, most):
     q, v = (y + bias.view(3, 1, 8) for y, bias in ((q, module.q_bias), (v, module.v_bias)))
 
     def ours(**options):
-        encoding = DeBERTa(24, 3, 8, max_relative_positions=most, terms=kinds, **options).double()
+        encoding = DeBERTa(24, num_heads=3, head_dim=8, max_relative_positions=most, terms=kinds, **options).double()
         encoding.table.data = table
         if "c2p" in kinds:
             encoding.key.weight.data[0] = module.pos_proj.weight.data.view(3, 8, 24)
@@ -162,11 +178,11 @@ def test_v1_is_transformers(kinds, length, most):
 @pytest.mark.parametrize(("buckets", "most"), [(256, 512), (8, 32), (16, 64), (4, 5), (32, 128), (128, 512)])
 def test_buckets(buckets, most):
     distances = torch.arange(-most, most + 1)
-    ours = deberta_bucket(distances, buckets, most)
+    ours = deberta_bucket(distances, num_buckets=buckets, max_distance=most)
     assert ours.tolist() == formulas.deberta(distances.tolist(), buckets, most)
     wide = torch.arange(-3 * most, 3 * most + 1)
     theirs = deberta_v2.make_log_bucket_position(wide, buckets, most).long()
-    assert torch.equal(deberta_bucket(wide, buckets, most), theirs)
+    assert torch.equal(deberta_bucket(wide, num_buckets=buckets, max_distance=most), theirs)
     assert torch.equal(ours, -ours.flip(0))
 
 
@@ -175,18 +191,18 @@ def test_bucket_answers_of_the_authors_code():
     known = {0: 0, 127: 127, 128: 128, 129: 129, 132: 131, 150: 143, 200: 169, 256: 192, 300: 207, 400: 233, 511: 255}
     assert dict(zip(known, deberta_bucket(torch.tensor(list(known))).tolist(), strict=True)) == known
     first = [0, 1, 2, 3, 4, 5, 5, 5, *[6] * 8, *[7] * 16, 8]
-    assert deberta_bucket(torch.arange(33), 8, 32).tolist() == first
+    assert deberta_bucket(torch.arange(33), num_buckets=8, max_distance=32).tolist() == first
 
 
 @pytest.mark.parametrize(("buckets", "most"), [(2, 32), (7, 32), (8, 5)])
 def test_buckets_that_are_refused(buckets, most):
     with pytest.raises(posenc.InputError, match=f"num_buckets={buckets}, max_distance={most}"):
-        DeBERTaV2(8, 2, 4, max_relative_positions=most, position_buckets=buckets)
+        DeBERTaV2(8, num_heads=2, head_dim=4, max_relative_positions=most, position_buckets=buckets)
 
 
 def shared_model():
     encoding = posenc.create("deberta_v2", dim=8, num_heads=2, num_layers=2, max_positions=16, causal=True)
-    return Transformer(TransformerConfig(7, 8, 2, 2), encoding).double().eval()
+    return Transformer(TransformerConfig(7, dim=8, num_layers=2, num_heads=2), encoding).double().eval()
 
 
 def test_shared_projections_stay_the_models():
@@ -229,7 +245,7 @@ def test_one_encoding_serves_two_models_and_follows_layers_that_are_replaced():
 
 def test_projections_that_were_never_given():
     x = torch.randn(1, 2, 3, 4)
-    encoding = DeBERTaV2(8, 2, 4)
+    encoding = DeBERTaV2(8, num_heads=2, head_dim=4)
     for projections in ([], [(nn.Linear(8, 8), nn.Linear(8, 8))]):
         encoding.share(projections)
         with pytest.raises(posenc.InputError, match=r"layer 1: give it the model's by share"):
@@ -242,7 +258,16 @@ def test_projections_that_were_never_given():
 @pytest.mark.parametrize("cls", [DeBERTa, DeBERTaV2])
 def test_gradients(cls, paper_index, positions):
     options = {"position_buckets": 4, "shared": False} if cls is DeBERTaV2 else {}
-    encoding = cls(5, 4, 6, 1, 5, terms="c2p|p2c|p2p", paper_index=paper_index, **options)
+    encoding = cls(
+        5,
+        num_heads=4,
+        head_dim=6,
+        num_layers=1,
+        max_relative_positions=5,
+        terms="c2p|p2c|p2p",
+        paper_index=paper_index,
+        **options,
+    )
     randomised(encoding)
     q, k, v = (x.requires_grad_() for x in content.qkv(positions))
     inputs = (q, k, v, *encoding.parameters())
@@ -250,11 +275,18 @@ def test_gradients(cls, paper_index, positions):
 
 
 def test_parameters_are_those_of_the_terms():
-    assert {n for n, _ in DeBERTa(8, 2, 4, terms="c2p").named_parameters()} == {"table", "key.weight"}
-    assert {n for n, _ in DeBERTa(8, 2, 4, terms="p2c").named_parameters()} == {"table", "query.weight", "query.bias"}
-    assert DeBERTa(8, 2, 4, num_layers=3).key.weight.shape == (3, 2, 4, 8)
-    assert DeBERTaV2(8, 2, 4).table.shape == (512, 8)
-    assert DeBERTa(8, 2, 4).scale(4) == pytest.approx(12**-0.5)
+    assert {n for n, _ in DeBERTa(8, num_heads=2, head_dim=4, terms="c2p").named_parameters()} == {
+        "table",
+        "key.weight",
+    }
+    assert {n for n, _ in DeBERTa(8, num_heads=2, head_dim=4, terms="p2c").named_parameters()} == {
+        "table",
+        "query.weight",
+        "query.bias",
+    }
+    assert DeBERTa(8, num_heads=2, head_dim=4, num_layers=3).key.weight.shape == (3, 2, 4, 8)
+    assert DeBERTaV2(8, num_heads=2, head_dim=4).table.shape == (512, 8)
+    assert DeBERTa(8, num_heads=2, head_dim=4).scale(4) == pytest.approx(12**-0.5)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +307,7 @@ def test_arguments_that_are_refused(options, message):
 
 
 def test_calls_that_are_refused():
-    encoding, x = DeBERTa(8, 2, 4, num_layers=2), torch.randn(1, 2, 3, 4)
+    encoding, x = DeBERTa(8, num_heads=2, head_dim=4, num_layers=2), torch.randn(1, 2, 3, 4)
     with pytest.raises(posenc.InputError, match="head_dim 2"):
         posenc.attention(x[..., :2], x[..., :2], x, encoding)
     with pytest.raises(posenc.InputError, match="integer positions only"):
@@ -283,12 +315,14 @@ def test_calls_that_are_refused():
     with pytest.raises(posenc.InputError, match="num_layers=2"):
         posenc.attention(x, x, x, encoding, layer=2)
     with pytest.raises(RuntimeError, match="size mismatch for table"):
-        encoding.load_state_dict(DeBERTa(8, 2, 4, num_layers=2, max_relative_positions=9).state_dict())
+        encoding.load_state_dict(
+            DeBERTa(8, num_heads=2, head_dim=4, num_layers=2, max_relative_positions=9).state_dict()
+        )
 
 
 def test_enhanced_mask_decoder():
     # apps/models/masked_language_model.py: z_states += hidden_states, then twice layer(hidden, query_states=previous)
-    decoder = randomised(EnhancedMaskDecoder(10, 24))
+    decoder = randomised(EnhancedMaskDecoder(10, dim=24))
     config = transformers.DebertaV2Config(
         hidden_size=24, num_attention_heads=3, intermediate_size=16, num_hidden_layers=1, relative_attention=True,
         position_buckets=4, pos_att_type="c2p|p2c", share_att_key=True, hidden_dropout_prob=0.0,
@@ -307,6 +341,6 @@ def test_enhanced_mask_decoder():
     start = hidden + torch.cat((decoder.positions.table[:3], decoder.positions.table[:4]))
     assert_close(decoder(hidden, layer, packed), layer(layer(start, hidden), hidden), **EXACT)
     with pytest.raises(posenc.InputError, match="outside the table of 6"):
-        EnhancedMaskDecoder(6, 24).double()(hidden, layer)
+        EnhancedMaskDecoder(6, dim=24).double()(hidden, layer)
     with pytest.raises(posenc.InputError, match="steps=0"):
-        EnhancedMaskDecoder(6, 24, steps=0)
+        EnhancedMaskDecoder(6, dim=24, steps=0)

@@ -20,7 +20,9 @@ GROUPED = TransformerConfig(11, dim=12, num_layers=2, num_heads=2, num_kv_heads=
 def made(config=CONFIG, **options) -> FLOATER:
     """In float64, with parameters of unit size and long steps, so that the flow bends."""
     options = {"step": 0.1, "num_layers": config.num_layers} | options
-    encoding = FLOATER(config.num_heads, config.width, config.dim, config.num_kv_heads, **options)
+    encoding = FLOATER(
+        config.num_heads, head_dim=config.width, dim=config.dim, num_kv_heads=config.num_kv_heads, **options
+    )
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoding.double()
@@ -280,13 +282,13 @@ def test_calls_of_one_layer_at_a_time_have_separate_gradients():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: FLOATER(0, 4, 8), "num_heads=0"),
-        (lambda: FLOATER(2, 4, 8, num_kv_heads=3), "num_kv_heads=3: must divide"),
-        (lambda: FLOATER(2, 4, 8, step=0.0), "step=0.0"),
-        (lambda: FLOATER(2, 4, 8, substeps=0), "substeps=0"),
-        (lambda: FLOATER(2, 4, 8, init_std=-1.0), "init_std=-1"),
-        (lambda: FLOATER(2, 4, 7), "dim=7"),
-        (lambda: FLOATER(2, 4, 8, solver="dopri55"), "unknown solver 'dopri55': did you mean 'dopri5'"),
+        (lambda: FLOATER(0, head_dim=4, dim=8), "num_heads=0"),
+        (lambda: FLOATER(2, head_dim=4, dim=8, num_kv_heads=3), "num_kv_heads=3: must divide"),
+        (lambda: FLOATER(2, head_dim=4, dim=8, step=0.0), "step=0.0"),
+        (lambda: FLOATER(2, head_dim=4, dim=8, substeps=0), "substeps=0"),
+        (lambda: FLOATER(2, head_dim=4, dim=8, init_std=-1.0), "init_std=-1"),
+        (lambda: FLOATER(2, head_dim=4, dim=7), "dim=7"),
+        (lambda: FLOATER(2, head_dim=4, dim=8, solver="dopri55"), "unknown solver 'dopri55': did you mean 'dopri5'"),
         (lambda: solved(made(), [-1, 2]), "position -1 is negative"),
         (lambda: solved(made(), [-0.5]), "position -0.5 is negative"),
         (lambda: solved(made(solver="dopri5"), [-1, 2]), "position -1 is negative"),
@@ -304,6 +306,6 @@ def test_without_torchdiffeq_the_extra_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("torchdiffeq")]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    FLOATER(2, 4, 8)
+    FLOATER(2, head_dim=4, dim=8)
     with pytest.raises(posenc.InputError, match=r"solver='dopri5'.*pip install 'posenc\[ode\]'"):
-        FLOATER(2, 4, 8, solver="dopri5")
+        FLOATER(2, head_dim=4, dim=8, solver="dopri5")

@@ -20,7 +20,7 @@ LAID_OUT = pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @LAID_OUT
 def test_fox_is_the_papers_formula(positions, kv_heads, backend):
-    encoding = random(FoX(3, DIM))
+    encoding = random(FoX(3, dim=DIM))
     check_against_loops(encoding, positions, gated.fox(encoding, positions), backend, kv_heads)
 
 
@@ -28,12 +28,12 @@ def test_fox_is_the_papers_formula(positions, kv_heads, backend):
 def test_documents_in_pieces(backend):
     """The gates of a document that lies between two pieces of another one are not counted."""
     positions = Positions.packed(document_ids=torch.tensor([7, 2, 7, -1, 2, 7, 2]), causal=True)
-    encoding = random(FoX(3, DIM))
+    encoding = random(FoX(3, dim=DIM))
     check_against_loops(encoding, positions, gated.fox(encoding, positions), backend)
 
 
 def test_fox_is_that_of_x_transformers():
-    ours, theirs = FoX(3, DIM, init_bias=5.0).double(), DataDependentAlibi(DIM, 3).double()
+    ours, theirs = FoX(3, dim=DIM, init_bias=5.0).double(), DataDependentAlibi(DIM, 3).double()
     linear = theirs.to_forget_gates[0]
     assert torch.equal(ours.logit[0], linear.bias)
     ours.weight.data[0] = linear.weight.data
@@ -93,7 +93,7 @@ def gradients(positions, given, encoding, backend="auto"):
 def test_pruning_changes_nothing(positions, monkeypatch):
     for name, size in (("ROWS", 8), ("COLUMNS", 16), ("CELLS", 128)):
         monkeypatch.setattr(fused, name, size)
-    encoding, given = FoX(4, DIM), call(positions)
+    encoding, given = FoX(4, dim=DIM), call(positions)
     want = gradients(positions, [x.double() for x in given], encoding, "reference")
     pruned, few = tiles_visited(monkeypatch, lambda: gradients(positions, given, encoding))
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_a_large_query_sees_far():
     k = 0.01 * k
     k[:, :, 0] = 1.0
     q[:, :, -1] = 40.0  # 40 * 8 / sqrt(8) = 113 of the first key, less 126 of the gates; and the own key's is about 0
-    encoding, given = FoX(1, DIM), (q, k, v, gates)
+    encoding, given = FoX(1, dim=DIM), (q, k, v, gates)
     out = posenc.attention(*given[:3], encoding, positions, gates=gates)
     want = posenc.attention(*(x.double() for x in given[:3]), encoding, positions, gates=gates, backend="reference")
     assert_close(out.double(), want, rtol=1e-4, atol=1e-6)
@@ -128,7 +128,7 @@ def test_a_large_query_sees_far():
     "what", ["nan in q", "nan in k", "infinite k", "positive gates", "capped", "added to alibi", "double"]
 )
 def test_what_cannot_be_bounded_is_visited(what, monkeypatch):
-    positions, encoding = Positions.arange(64, causal=True), FoX(4, DIM)
+    positions, encoding = Positions.arange(64, causal=True), FoX(4, dim=DIM)
     q, k, v, gates = call(positions)
     if what == "nan in q":
         q[0, 0, 40] = torch.nan
@@ -159,7 +159,7 @@ def test_what_cannot_be_bounded_is_visited(what, monkeypatch):
 def test_with_rope_it_is_pruned_too(monkeypatch):
     positions, given = LONG["causal"], call(LONG["causal"])
     monkeypatch.setattr(fused, "ROWS", 8)
-    run = lambda: posenc.attention(*given[:3], Rotary(8) + FoX(4, DIM), positions, gates=given[3])  # noqa: E731
+    run = lambda: posenc.attention(*given[:3], Rotary(8) + FoX(4, dim=DIM), positions, gates=given[3])  # noqa: E731
     pruned, few = tiles_visited(monkeypatch, run)
     monkeypatch.setattr(fused.Call, "_remembered", lambda self, *terms: self.bands)
     complete, many = tiles_visited(monkeypatch, run)
@@ -169,19 +169,19 @@ def test_with_rope_it_is_pruned_too(monkeypatch):
 
 REFUSED = {
     "not causal": (
-        lambda: posenc.attention(*call(Positions.arange(5))[:3], FoX(4, DIM), gates=torch.zeros(2, 4, 5, 1)),
+        lambda: posenc.attention(*call(Positions.arange(5))[:3], FoX(4, dim=DIM), gates=torch.zeros(2, 4, 5, 1)),
         "FoX forgets .* causal positions",
     ),
     "heads": (
-        lambda: posenc.attention(*call(LONG["causal"])[:3], FoX(3, DIM), LONG["causal"], gates=torch.zeros(2, 3, 96, 1)),
+        lambda: posenc.attention(*call(LONG["causal"])[:3], FoX(3, dim=DIM), LONG["causal"], gates=torch.zeros(2, 3, 96, 1)),
         "q with 4 heads: this FoX has num_heads=3",
     ),
-    "width": (lambda: gates_of(FoX(3, DIM), torch.zeros(1, 4, DIM + 1)), "makes gates of .batch, seq, dim=6."),
-    "layer": (lambda: gates_of(FoX(3, DIM, num_layers=2), torch.zeros(1, 4, DIM), 2), "num_layers=2"),
-    "bias": (lambda: FoX(3, DIM, init_bias=float("nan")), "init_bias=nan"),
-    "large bias": (lambda: FoX(3, DIM, init_bias=1e3), "init_bias=1000.0"),
-    "std": (lambda: FoX(3, DIM, init_std=-1.0), "init_std=-1.0"),
-    "dim": (lambda: FoX(3, 0), "dim=0"),
+    "width": (lambda: gates_of(FoX(3, dim=DIM), torch.zeros(1, 4, DIM + 1)), "makes gates of .batch, seq, dim=6."),
+    "layer": (lambda: gates_of(FoX(3, dim=DIM, num_layers=2), torch.zeros(1, 4, DIM), 2), "num_layers=2"),
+    "bias": (lambda: FoX(3, dim=DIM, init_bias=float("nan")), "init_bias=nan"),
+    "large bias": (lambda: FoX(3, dim=DIM, init_bias=1e3), "init_bias=1000.0"),
+    "std": (lambda: FoX(3, dim=DIM, init_std=-1.0), "init_std=-1.0"),
+    "dim": (lambda: FoX(3, dim=0), "dim=0"),
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @EVERYWHERE
 def test_it_is_the_formula(positions, kv_heads, backend):
-    encoding = random(GRAPEA(4, 4, num_layers=2))
+    encoding = random(GRAPEA(4, head_dim=4, num_layers=2))
 
     def formula(q, k, seen):
         def at(b, h, i, j):
@@ -35,7 +35,7 @@ def test_it_is_the_formula(positions, kv_heads, backend):
 @pytest.mark.parametrize("heads", [3, 8])
 def test_it_is_the_authors_expression(heads, unit):
     # theirs: u over its norm, slopes times softplus(omega), distances of the future 0
-    encoding, positions = random(GRAPEA(heads, 6, unit=unit)), Positions.arange(9, causal=True)
+    encoding, positions = random(GRAPEA(heads, head_dim=6, unit=unit)), Positions.arange(9, causal=True)
     q, k, _ = qkv(positions, heads, heads, 6)
     u = encoding.direction[0]
     u = u / u.norm(dim=-1, keepdim=True).clamp(min=1e-6) if unit else u
@@ -48,7 +48,7 @@ def test_it_is_the_authors_expression(heads, unit):
 
 @pytest.mark.parametrize("omega", [1e-4, 1.0, 80.0, 1000.0])
 def test_it_starts_at_omega_with_directions_of_length_one(omega):
-    encoding = GRAPEA(2, 4, omega=omega)
+    encoding = GRAPEA(2, head_dim=4, omega=omega)
     assert softplus(encoding.strength.double()).tolist() == [pytest.approx([omega] * 2, rel=1e-6)]
     # keys at a right angle to u: every slope is ALiBi's times omega ln 2
     k = torch.zeros(1, 2, 5, 4)
@@ -60,12 +60,12 @@ def test_it_starts_at_omega_with_directions_of_length_one(omega):
 @EVERYWHERE
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_gradients_are_those_of_the_reference(positions, kv_heads, tiles):
-    check_gradients(random(GRAPEA(4, 4)), positions, 4, kv_heads)
+    check_gradients(random(GRAPEA(4, head_dim=4)), positions, 4, kv_heads)
 
 
 def test_flex_attention():
     q, k, v = qkv(LAYOUTS["causal"], 4, 2)
-    encoding = random(GRAPEA(4, 4))
+    encoding = random(GRAPEA(4, head_dim=4))
     with torch.no_grad():
         ours = attention(q, k, v, encoding, LAYOUTS["causal"], backend="flex")
         assert_close(ours, attention(q, k, v, encoding, LAYOUTS["causal"], backend="reference"), **EXACT)
@@ -95,7 +95,7 @@ def test_distances_are_exact_far_from_the_start(backend):
 
 
 def test_memory_is_linear_in_the_sequence():
-    encoding, sizes = GRAPEA(2, 8), []
+    encoding, sizes = GRAPEA(2, head_dim=8), []
     for n in (2048, 4096):
         q, k, v = torch.randn(3, 1, 2, n, 8).unbind()
         explained = posenc.explain(q, k, v, encoding, causal=True)
@@ -109,12 +109,12 @@ def slopes_of(slopes, positions=LAYOUTS["causal"]):
 
 
 REFUSED = {
-    "omega": (lambda: GRAPEA(2, 4, omega=0.0), "omega=0"),
-    "init_std": (lambda: GRAPEA(2, 4, init_std=-1.0), "init_std=-1"),
-    "heads": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(2, 4), LAYOUTS["causal"]), "num_heads=2"),
-    "width": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, 8), LAYOUTS["causal"]), "head_dim=8"),
-    "layer": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, 4, num_layers=2), LAYOUTS["causal"], layer=2), "num_layers=2"),
-    "grid": (lambda: attention(*qkv(Positions.grid(2, 2)), GRAPEA(3, 4), Positions.grid(2, 2)), "one coordinate"),
+    "omega": (lambda: GRAPEA(2, head_dim=4, omega=0.0), "omega=0"),
+    "init_std": (lambda: GRAPEA(2, head_dim=4, init_std=-1.0), "init_std=-1"),
+    "heads": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(2, head_dim=4), LAYOUTS["causal"]), "num_heads=2"),
+    "width": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, head_dim=8), LAYOUTS["causal"]), "head_dim=8"),
+    "layer": (lambda: attention(*qkv(LAYOUTS["causal"]), GRAPEA(3, head_dim=4, num_layers=2), LAYOUTS["causal"], layer=2), "num_layers=2"),
+    "grid": (lambda: attention(*qkv(Positions.grid(2, 2)), GRAPEA(3, head_dim=4), Positions.grid(2, 2)), "one coordinate"),
     "slopes on a grid": (lambda: slopes_of(torch.zeros(1, 3, 4), Positions.grid(2, 2)), "several coordinates"),
     "slopes of other keys": (lambda: slopes_of(torch.zeros(1, 3, 6)), "slopes of 6 tokens, there are 7 keys"),
     "slopes of other heads": (lambda: slopes_of(torch.zeros(1, 2, 7)), "has 2 heads, q has 3"),

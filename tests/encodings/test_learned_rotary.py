@@ -35,7 +35,14 @@ def table(positions, q, k, score):
 @EVERYWHERE
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_each_key_head_turns_by_its_schedule(positions, layout):
-    encoding = HeadRotary(6, 8, 4, 50.0, layout, "anti_periodic:original_max_positions=20|linear:factor=3")
+    encoding = HeadRotary(
+        6,
+        num_heads=8,
+        num_kv_heads=4,
+        rope_theta=50.0,
+        layout=layout,
+        schedules="anti_periodic:original_max_positions=20|linear:factor=3",
+    )
     q, k, _ = qkv(positions, 8, 4, 6)
 
     def theta(key_head, c):
@@ -63,14 +70,14 @@ def test_without_schedules_it_is_the_authors_ms_poe(heads):
     def half(x):
         return torch.cat((-x[..., width // 2 :], x[..., : width // 2]), -1)
 
-    rotated = HeadRotary(width, heads).rotate(q, k, positions)
+    rotated = HeadRotary(width, num_heads=heads).rotate(q, k, positions)
     for ours, x in zip(rotated, (q, k), strict=True):
         assert_close(ours, x * cos + half(x) * sin, **EXACT)
 
 
 def test_one_schedule_for_all_heads_is_rope_and_a_cache_takes_rotated_keys():
     schedule = {"name": "yarn", "factor": 4.0, "original_max_positions": 64}
-    encoding = HeadRotary(16, 4, 2, schedules=[schedule])
+    encoding = HeadRotary(16, num_heads=4, num_kv_heads=2, schedules=[schedule])
     positions = Positions.arange(7, 3)
     q, k, _ = qkv(positions, 4, 2, 16)
     expected = Rotary(16, schedule=schedule).rotate(q, k, positions)
@@ -103,9 +110,9 @@ def test_schedules_that_do_not_fit_are_refused(options, named):
 def test_other_heads_and_axes_than_the_encodings_are_refused():
     q, k, v = qkv(Positions.arange(3), 6, 3)
     with pytest.raises(InputError, match="3 heads: this HeadRotary has 2 key heads"):
-        posenc.attention(q, k, v, HeadRotary(4, 4, 2), Positions.arange(3))
+        posenc.attention(q, k, v, HeadRotary(4, num_heads=4, num_kv_heads=2), Positions.arange(3))
     with pytest.raises(InputError, match="HeadRotary takes one coordinate per token, these positions have 2"):
-        posenc.attention(q[:, :4], k[:, :2], v[:, :2], HeadRotary(4, 4, 2), Positions.grid(1, 3))
+        posenc.attention(q[:, :4], k[:, :2], v[:, :2], HeadRotary(4, num_heads=4, num_kv_heads=2), Positions.grid(1, 3))
 
 
 # ---------------------------------------------------------------- learned frequencies
@@ -115,7 +122,9 @@ def test_other_heads_and_axes_than_the_encodings_are_refused():
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_learned_frequencies_turn_each_pair_by_the_formula(positions, layout, groups):
-    encoding = random(LearnedRotary(6, 50.0, layout, groups, schedule={"name": "linear", "factor": 3.0}))
+    encoding = random(
+        LearnedRotary(6, rope_theta=50.0, layout=layout, groups=groups, schedule={"name": "linear", "factor": 3.0})
+    )
     q, k, _ = qkv(positions, 4, 2, 6)
 
     def score(head, x, y, i, j):
@@ -183,7 +192,9 @@ def test_groups_that_do_not_divide_the_key_heads_are_refused():
 @EVERYWHERE
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_fope_is_its_formula(positions, layout):
-    encoding = FoPE(16, 4, 40, num_kv_heads=2, num_layers=2, rope_theta=50.0, layout=layout).double()
+    encoding = FoPE(
+        16, num_heads=4, train_length=40, num_kv_heads=2, num_layers=2, rope_theta=50.0, layout=layout
+    ).double()
     q, k, _ = qkv(positions, 4, 2, 16)
     frequencies = [50.0 ** (-2 * c / 16) for c in range(8)]
     frequencies = [theta for theta in frequencies if theta * 40 >= 2 * math.pi]
@@ -208,7 +219,7 @@ def test_fope_is_its_formula(positions, layout):
 
 def test_fope_is_the_authors_expression_where_every_pair_is_mixed():
     # olmo/model.py of the authors' repository: t * cos + rotate_half(t) * sin, cos and sin of einsum("bhtD,hDd->bhtd")
-    encoding = FoPE(8, 2, 10**6, pairs=4).double()
+    encoding = FoPE(8, num_heads=2, train_length=10**6, pairs=4).double()
     positions = Positions.arange(9)
     q, k, _ = qkv(positions, 2, 2, 8)
     theta = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
@@ -225,7 +236,7 @@ def test_fope_is_the_authors_expression_where_every_pair_is_mixed():
 
 def test_what_fope_leaves_out_passes_unchanged():
     # the published code pads sines with 1 instead of 0 there, which adds the rotated half of the vector (vllm#55204)
-    encoding = FoPE(16, 2, 64)
+    encoding = FoPE(16, num_heads=2, train_length=64)
     x = torch.randn(1, 2, 5, 16)
     rotated, _ = encoding.rotate(x, x, Positions.arange(5))
     outputs = encoding.cosines.shape[-1]
@@ -234,13 +245,13 @@ def test_what_fope_leaves_out_passes_unchanged():
 
 
 def test_fopes_weights_start_near_the_identity_and_are_stored():
-    encoding = FoPE(32, 4, 128, gain=0.0)
+    encoding = FoPE(32, num_heads=4, train_length=128, gain=0.0)
     inputs, outputs = encoding.cosines.shape[2:]
     assert encoding.cosines.sum().item() == 4 * outputs
     assert inputs >= outputs
     assert not list(encoding.parameters())
     assert set(encoding.state_dict()) == {"cosines", "sines"}
-    assert len(list(FoPE(32, 4, 128, trainable=True).parameters())) == 2
+    assert len(list(FoPE(32, num_heads=4, train_length=128, trainable=True).parameters())) == 2
 
 
 @pytest.mark.parametrize(
@@ -258,7 +269,7 @@ def test_fope_names_what_does_not_fit(options, named):
 @EVERYWHERE
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_imaginary_heads_score_the_imaginary_part(positions, layout):
-    encoding = RoPEPlusPlus(6, 50.0, layout)
+    encoding = RoPEPlusPlus(6, rope_theta=50.0, layout=layout)
     q, k, _ = qkv(positions, 4, 2, 6)
 
     def score(head, x, y, i, j):

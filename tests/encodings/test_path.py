@@ -37,20 +37,23 @@ def path_formula(encoding, positions):
 @BACKENDS
 @EVERYWHERE
 def test_path_is_its_formula(positions, backend):
-    encoding = random(PaTH(DIM, 4, 4, num_kv_heads=2, rank=3))
+    encoding = random(PaTH(DIM, num_heads=4, head_dim=4, num_kv_heads=2, rank=3))
     check_against_loops(encoding, positions, path_formula(encoding, positions), backend, kv_heads=2, heads=4)
 
 
 @pytest.mark.parametrize("conv_size", [0, 1, 9])
 def test_convolutions_of_any_size(conv_size):
     positions = carried.LAYOUTS["packed"]
-    encoding = random(PaTH(DIM, 3, 4, rank=None, conv_size=conv_size))
+    encoding = random(PaTH(DIM, num_heads=3, head_dim=4, rank=None, conv_size=conv_size))
     check_against_loops(encoding, positions, path_formula(encoding, positions))
     assert encoding.looks_back == max(conv_size - 1, 0)
 
 
 def test_gates_are_a_direction_and_a_logit_per_key_head():
-    encoding, x = random(PaTH(DIM, 4, 4, num_kv_heads=2, num_layers=2, rank=3)), torch.randn(2, 5, DIM).double()
+    encoding, x = (
+        random(PaTH(DIM, num_heads=4, head_dim=4, num_kv_heads=2, num_layers=2, rank=3)),
+        torch.randn(2, 5, DIM).double(),
+    )
     gates = encoding.gates(x, 1)
     w = (x @ encoding.down[1].T @ encoding.up[1].T).view(2, 5, 2, 4).transpose(1, 2)
     assert_close(gates[..., :-1], w, **EXACT)
@@ -74,7 +77,7 @@ def naive(q, k, v, w, beta):
 def test_values_and_gradients_are_those_of_the_equation(cut, request):
     if cut:
         request.getfixturevalue("tiles")  # blocks of queries, computed again for the gradient
-    positions, encoding = Positions.arange(14, causal=True), PaTH(DIM, 2, 5, conv_size=0).double()
+    positions, encoding = Positions.arange(14, causal=True), PaTH(DIM, num_heads=2, head_dim=5, conv_size=0).double()
     leaves = [x.requires_grad_() for x in (*qkv(positions, 2, 2, 5), torch.randn(2, 2, 14, 6).double())]
     out = posenc.attention(*leaves[:3], encoding, positions, gates=leaves[3])
     w, beta = leaves[3][..., :-1], 2 * leaves[3][..., -1:].sigmoid()
@@ -110,7 +113,7 @@ def authors(q, k, w, beta, size):
 
 
 def test_long_texts_equal_the_authors_expression():
-    positions, encoding = Positions.arange(192, causal=True), random(PaTH(DIM, 2, 8, conv_size=0))
+    positions, encoding = Positions.arange(192, causal=True), random(PaTH(DIM, num_heads=2, head_dim=8, conv_size=0))
     q, k, v = qkv(positions, 2, 2, 8)
     gates = encoding.gates(torch.randn(2, 192, DIM, dtype=torch.float64))
     w, beta = gates[..., :-1], 2 * gates[..., -1:].sigmoid()
@@ -125,7 +128,7 @@ def test_long_texts_equal_the_authors_expression():
 def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2**10)
     n, sizes = 512, []
-    positions, encoding = Positions.arange(n, causal=True), PaTH(DIM, 1, 8)
+    positions, encoding = Positions.arange(n, causal=True), PaTH(DIM, num_heads=1, head_dim=8)
     q, k, v = (x[:1].float().requires_grad_() for x in qkv(positions, 1, 1, 8))
     gates = encoding.gates(torch.randn(1, n, DIM))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
@@ -134,7 +137,7 @@ def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
 
 
 P = Positions.arange(4, causal=True)
-PATH = PaTH(DIM, 4, 4, num_kv_heads=2)
+PATH = PaTH(DIM, num_heads=4, head_dim=4, num_kv_heads=2)
 
 
 def call(encoding=PATH, positions=P, heads=4, width=4, gates=None):
@@ -150,10 +153,13 @@ REFUSED = {
     "prefix": (lambda: call(positions=P.with_prefix(2)), "causal positions"),
     "heads": (lambda: call(heads=6), "6 heads.*num_heads=4"),
     "width": (lambda: call(width=6), "head_dim 6.*head_dim=4"),
-    "layer": (lambda: PaTH(DIM, 4, 4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2), "num_layers=2"),
-    "rank": (lambda: PaTH(DIM, 4, 4, rank=0), "rank=0"),
-    "conv": (lambda: PaTH(DIM, 4, 4, conv_size=-1), "conv_size=-1"),
-    "key heads": (lambda: PaTH(DIM, 4, 4, num_kv_heads=3), "num_kv_heads=3"),
+    "layer": (
+        lambda: PaTH(DIM, num_heads=4, head_dim=4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2),
+        "num_layers=2",
+    ),
+    "rank": (lambda: PaTH(DIM, num_heads=4, head_dim=4, rank=0), "rank=0"),
+    "conv": (lambda: PaTH(DIM, num_heads=4, head_dim=4, conv_size=-1), "conv_size=-1"),
+    "key heads": (lambda: PaTH(DIM, num_heads=4, head_dim=4, num_kv_heads=3), "num_kv_heads=3"),
 }
 
 

@@ -24,7 +24,7 @@ def random(*shape: int) -> Tensor:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 3, 5), (6, 2, 8)])
 @pytest.mark.parametrize(("new", "cached"), [(9, 0), (3, 6)])
 def test_scores_are_the_formula(new, cached, heads, kv_heads, dim, base):
-    encoding = PoPE(dim, heads, num_layers=2, rope_theta=base).double()
+    encoding = PoPE(dim, num_heads=heads, num_layers=2, rope_theta=base).double()
     torch.nn.init.normal_(encoding.delta, -3.0, 4.0)  # some beyond the bounds
     q, k, p = random(heads, new, dim), random(kv_heads, new + cached, dim), Positions.arange(new, cached)
     for layer in range(2):
@@ -41,7 +41,7 @@ def test_scores_are_the_formula(new, cached, heads, kv_heads, dim, base):
 @pytest.mark.parametrize("init", ["uniform", "zero"])
 def test_scores_are_those_of_x_transformers(init):
     theirs = PolarEmbedding(24, 3, bias_uniform_init=False, base=10000)
-    encoding = PoPE(24, 3, init=init)
+    encoding = PoPE(24, num_heads=3, init=init)
     theirs.learned_bias.data.copy_(encoding.delta.data[0, :, None])
     q, k = torch.randn(2, 2, 3, 200, 24)
     freqs, bias = theirs(torch.arange(200))
@@ -54,7 +54,7 @@ def test_scores_are_those_of_x_transformers(init):
 
 
 def test_attention_keeps_the_scale_of_the_head_and_doubles_the_width():
-    encoding, p = PoPE(8, 2), Positions.arange(6, causal=True)
+    encoding, p = PoPE(8, num_heads=2), Positions.arange(6, causal=True)
     q, k, v = random(1, 2, 6, 8), random(1, 2, 6, 8), random(1, 2, 6, 3)
     wide = encoding.double().rotate(q, k, p)
     assert [x.shape[-1] for x in wide] == [16, 16]
@@ -63,21 +63,21 @@ def test_attention_keeps_the_scale_of_the_head_and_doubles_the_width():
 
 
 def test_phases_start_as_documented_and_stay_within_a_turn():
-    assert not PoPE(8, 2, init="zero").delta.any()
-    uniform = PoPE(64, 8, 4).delta
+    assert not PoPE(8, num_heads=2, init="zero").delta.any()
+    uniform = PoPE(64, num_heads=8, num_layers=4).delta
     assert uniform.shape == (4, 8, 64)
     assert uniform.min() >= -2 * math.pi
     assert uniform.max() <= 0
     assert_close(uniform.mean().item(), -math.pi, rtol=0, atol=0.2)  # 2048 draws: deviation 0.04
     q, k, p = random(1, 2, 4, 8), random(1, 2, 4, 8), Positions.arange(4)
-    bounded = PoPE(8, 2, init="zero").double()
+    bounded = PoPE(8, num_heads=2, init="zero").double()
     before = scores(bounded, q, k, p)
     bounded.delta.data.fill_(0.7)
     assert_close(scores(bounded, q, k, p), before, rtol=0, atol=0)
 
 
 def test_gradients_of_the_phases_the_queries_and_the_keys():
-    encoding, p = PoPE(4, 2, num_layers=2).double(), Positions.arange(3, 2, causal=True)
+    encoding, p = PoPE(4, num_heads=2, num_layers=2).double(), Positions.arange(3, 2, causal=True)
     inputs = tuple(x.requires_grad_() for x in (random(1, 2, 3, 4), random(1, 1, 5, 4)))
 
     def out(delta: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -93,14 +93,17 @@ def test_gradients_of_the_phases_the_queries_and_the_keys():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PoPE(0, 2), "head_dim=0"),
-        (lambda: PoPE(8, 0), "num_heads=0"),
-        (lambda: PoPE(8, 2, init="ones"), "unknown init"),
-        (lambda: PoPE(8, 2, rope_theta=-1.0), "base=-1.0"),
-        (lambda: PoPE(8, 2).rotate(*random(2, 1, 3, 4, 8), Positions.arange(4)), "q with 3 heads"),
-        (lambda: PoPE(8, 2).rotate(*random(2, 1, 2, 4, 6), Positions.arange(4)), "made with head_dim=8"),
-        (lambda: PoPE(8, 2, 2).rotate(*random(2, 1, 2, 4, 8), Positions.arange(4), 2), "layer 2"),
-        (lambda: PoPE(8, 2).rotate(*random(2, 1, 2, 4, 8), Positions.grid(2, 2)), "PoPE takes one coordinate"),
+        (lambda: PoPE(0, num_heads=2), "head_dim=0"),
+        (lambda: PoPE(8, num_heads=0), "num_heads=0"),
+        (lambda: PoPE(8, num_heads=2, init="ones"), "unknown init"),
+        (lambda: PoPE(8, num_heads=2, rope_theta=-1.0), "base=-1.0"),
+        (lambda: PoPE(8, num_heads=2).rotate(*random(2, 1, 3, 4, 8), Positions.arange(4)), "q with 3 heads"),
+        (lambda: PoPE(8, num_heads=2).rotate(*random(2, 1, 2, 4, 6), Positions.arange(4)), "made with head_dim=8"),
+        (lambda: PoPE(8, num_heads=2, num_layers=2).rotate(*random(2, 1, 2, 4, 8), Positions.arange(4), 2), "layer 2"),
+        (
+            lambda: PoPE(8, num_heads=2).rotate(*random(2, 1, 2, 4, 8), Positions.grid(2, 2)),
+            "PoPE takes one coordinate",
+        ),
     ],
 )
 def test_bad_input(make, message):

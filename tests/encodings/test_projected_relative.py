@@ -16,11 +16,11 @@ INTEGERS = {name: p for name, p in LAYOUTS.items() if name != "fractional"}
 
 
 def made(extent=4, **options):
-    return random(ProjectedRelative(DIM, 3, extent=extent, profiles=2, **options))
+    return random(ProjectedRelative(DIM, num_heads=3, extent=extent, profiles=2, **options))
 
 
 def test_it_is_declared_complete():
-    assert ProjectedRelative(8, 2).sites() == ("gates", "bias")
+    assert ProjectedRelative(8, num_heads=2).sites() == ("gates", "bias")
 
 
 @BACKENDS
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_formula(layout):
 
 
 def test_memory_is_linear_in_the_sequence():
-    encoding, sizes = ProjectedRelative(8, 2, extent=64, profiles=4), []
+    encoding, sizes = ProjectedRelative(8, num_heads=2, extent=64, profiles=4), []
     for n in (2048, 4096):
         q, k, v = torch.randn(3, 1, 2, n, 8).unbind()
         gates = gates_of(encoding, torch.randn(1, n, 8))
@@ -105,9 +105,9 @@ def call(encoding=None, positions=None, gates=None, heads=3):
 
 
 REFUSED = {
-    "extent": (lambda: ProjectedRelative(8, 2, extent=0), "extent=0"),
-    "profiles": (lambda: ProjectedRelative(8, 2, profiles=0), "profiles=0"),
-    "init_std": (lambda: ProjectedRelative(8, 2, init_std=-1.0), "init_std=-1"),
+    "extent": (lambda: ProjectedRelative(8, num_heads=2, extent=0), "extent=0"),
+    "profiles": (lambda: ProjectedRelative(8, num_heads=2, profiles=0), "profiles=0"),
+    "init_std": (lambda: ProjectedRelative(8, num_heads=2, init_std=-1.0), "init_std=-1"),
     "no gates": (call, "gates=0 tensors, projected_relative makes 1"),
     "heads": (lambda: call(heads=2, gates=torch.zeros(2, 2, 7, 2)), "num_heads=3"),
     "fractional": (lambda: call(positions=LAYOUTS["fractional"], gates=torch.zeros(2, 3, 7, 2)), "integer distances"),

@@ -54,9 +54,13 @@ def test_p_rope_is_its_formula(layout, base, fraction):
         )
     )  # fmt: skip
     p = Positions.arange(4, 5)
-    assert_close(scores(PRotary(12, base, layout, fraction), q[None], k[None], p)[0], expected, **EXACT)
+    assert_close(
+        scores(PRotary(12, rope_theta=base, layout=layout, fraction=fraction), q[None], k[None], p)[0],
+        expected,
+        **EXACT,
+    )
     if fraction == 0.7:
-        partial = Rotary(12, base, layout, rotary_dim=2 * int(fraction * 6))
+        partial = Rotary(12, rope_theta=base, layout=layout, rotary_dim=2 * int(fraction * 6))
         assert (scores(partial, q[None], k[None], p)[0] - expected).abs().max() > 0.01, "partial rotary differs"
 
 
@@ -70,11 +74,11 @@ def test_decoupled_rope_is_its_formula(layout, base, rotary_dim):
     expected = loops.table(
         q, k, lambda h, a, b, i, j: loops.score(a, b, channels, lambda c: (j - i - 5) * loops.theta(c, turning, base))
     )  # fmt: skip
-    encoding, p = DecoupledRotary(12, base, layout, rotary_dim), Positions.arange(4, 5)
+    encoding, p = DecoupledRotary(12, rope_theta=base, layout=layout, rotary_dim=rotary_dim), Positions.arange(4, 5)
     assert_close(scores(encoding, q[None], k[None], p)[0], expected, **EXACT)
     assert encoding.scale(12) == 12**-0.5
     if turning < 12:
-        first = scores(Rotary(12, base, layout, turning), q[None], k[None], p)[0]
+        first = scores(Rotary(12, rope_theta=base, layout=layout, rotary_dim=turning), q[None], k[None], p)[0]
         assert (first - expected).abs().max() > 0.1, "rotating the first channels gives other scores"
 
 
@@ -92,11 +96,13 @@ def test_xpos_is_its_formula(layout, base, gamma, scale_base):
             lambda c: loops.zeta(c, 10, gamma) ** (distance / scale_base),
         )  # fmt: skip
 
-    encoding = XPos(10, base, layout, gamma=gamma, scale_base=scale_base)
+    encoding = XPos(10, rope_theta=base, layout=layout, gamma=gamma, scale_base=scale_base)
     ours = scores(encoding, q[None], k[None], Positions.arange(4, 5))[0]
     expected = loops.table(q, k, one)
     assert_close(ours, expected, **EXACT)
-    assert (scores(Rotary(10, base, layout), q[None], k[None], Positions.arange(4, 5))[0] - expected).abs().max() > 1e-3
+    assert (
+        scores(Rotary(10, rope_theta=base, layout=layout), q[None], k[None], Positions.arange(4, 5))[0] - expected
+    ).abs().max() > 1e-3
 
 
 def test_zeta_has_the_values_of_the_authors_code():
@@ -117,13 +123,14 @@ def test_proportional_frequencies_are_those_of_transformers(head_dim, fraction, 
     rope = {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": fraction, "factor": factor}
     config = transformers.LlamaConfig(hidden_size=2 * head_dim, num_attention_heads=2, rope_parameters=rope)
     theirs, attention_factor = ROPE_INIT_FUNCTIONS["proportional"](config)
-    ours = frequencies.proportional(head_dim, base, fraction=fraction, factor=factor)
+    ours = frequencies.proportional(head_dim, base=base, fraction=fraction, factor=factor)
     assert_close(ours.inv_freq.float(), theirs, rtol=2e-6, atol=0)
     assert ours.attention_factor == attention_factor == 1
-    scaled = PRotary(head_dim, base, fraction=fraction).with_schedule("linear", factor=factor)
+    scaled = PRotary(head_dim, rope_theta=base, fraction=fraction).with_schedule("linear", factor=factor)
     assert torch.equal(scaled.inv_freq, ours.inv_freq)
     assert torch.equal(
-        Rotary(head_dim, base).with_schedule("proportional", fraction=fraction, factor=factor).inv_freq, ours.inv_freq
+        Rotary(head_dim, rope_theta=base).with_schedule("proportional", fraction=fraction, factor=factor).inv_freq,
+        ours.inv_freq,
     )
 
 
@@ -143,9 +150,9 @@ def test_fraction_1_is_rope_and_fraction_0_is_no_position():
 @pytest.mark.parametrize(
     "encoding",
     [
-        Rotary(12, 500.0, "interleaved", 8), PRotary(12, 500.0, "interleaved", 0.5),
-        DecoupledRotary(12, 500.0, "half", 8), XPos(12, 500.0, "half", 8, gamma=0.9, scale_base=33.0),
-        posenc.MRotary(24, 500.0, "interleaved", True, (4, 4, 4)),
+        Rotary(12, rope_theta=500.0, layout="interleaved", rotary_dim=8), PRotary(12, rope_theta=500.0, layout="interleaved", fraction=0.5),
+        DecoupledRotary(12, rope_theta=500.0, layout="half", rotary_dim=8), XPos(12, rope_theta=500.0, layout="half", rotary_dim=8, gamma=0.9, scale_base=33.0),
+        posenc.MRotary(24, rope_theta=500.0, layout="interleaved", interleaved=True, sections=(4, 4, 4)),
     ],
     ids=lambda e: e.name,
 )  # fmt: skip
@@ -225,9 +232,9 @@ def test_xpos_is_x_transformers():
     q, k = torch.randn(2, 3, 200, 40), torch.randn(2, 3, 200, 40)
     table, scale = theirs.forward_from_seq_len(200)
     expected = apply_rotary_pos_emb(q, table, scale) @ apply_rotary_pos_emb(k, table, 1 / scale).mT
-    ours = scores(XPos(40, 65536.0, rotary_dim=32), q, k, Positions.arange(200))
+    ours = scores(XPos(40, rope_theta=65536.0, rotary_dim=32), q, k, Positions.arange(200))
     assert_close(ours, expected, rtol=0, atol=1e-4)
-    other = scores(XPos(40, 65536.0, "half", rotary_dim=32), q, k, Positions.arange(200))
+    other = scores(XPos(40, rope_theta=65536.0, layout="half", rotary_dim=32), q, k, Positions.arange(200))
     assert (other - expected).abs().max() > 1, "the other layout gives other values"
     upside_down = apply_rotary_pos_emb(q, table, 1 / scale) @ apply_rotary_pos_emb(k, table, scale).mT
     assert (upside_down - expected).abs().max() > 1, "scaling keys up and queries down gives other values"
@@ -235,7 +242,7 @@ def test_xpos_is_x_transformers():
 
 def test_xpos_is_rotary_embedding_torch_whose_cached_pass_is_another():
     theirs = RotaryEmbedding(32, theta=65536, use_xpos=True)
-    q, k, rope = torch.randn(1, 2, 120, 32), torch.randn(1, 2, 120, 32), XPos(32, 65536.0)
+    q, k, rope = torch.randn(1, 2, 120, 32), torch.randn(1, 2, 120, 32), XPos(32, rope_theta=65536.0)
     rotated = theirs.rotate_queries_and_keys(q, k)
     expected = rotated[0] @ rotated[1].mT
     assert_close(scores(rope, q, k, Positions.arange(120)), expected, rtol=0, atol=1e-4)
@@ -285,7 +292,7 @@ def test_layers_without_position_are_smollm3():
         hidden_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=8, attn_implementation="sdpa",
         rope_parameters={"rope_type": "default", "rope_theta": 5e6}, use_sliding_window=False, pad_token_id=0,
     )  # fmt: skip
-    rope = Rotary(12, 5e6)
+    rope = Rotary(12, rope_theta=5e6)
     ours, x = PerLayer(rope, rope, rope, NoPE()), random(2, 20, 48)
     table = angles(torch.arange(20), 12, 5e6)
     mask = torch.zeros(20, 20, dtype=x.dtype).masked_fill(torch.ones(20, 20).triu(1).bool(), -torch.inf)[None, None]

@@ -1,6 +1,7 @@
 """Rotations over several axes: axial RoPE, M-RoPE, RoPE-Mixed."""
 
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -114,7 +115,7 @@ def test_axial_rope_is_llama4_vision(side):
     q, k = torch.randn(2, 1, 2, side**2 + 1, 32)
     theirs = llama4.vision_apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), table)
     grid = Positions.grid(side, side, prefix=1)
-    p = Positions.from_ids(grid.q.roll(-1, 1))  # its class token comes last
+    p = Positions.from_ids(grid.q.roll(-1, 1), placed=grid.q_placed.roll(-1, 1))  # its class token comes last
     ours = AxialRotary(32, **LLAMA4).rotate(q, k, p)
     assert_close(ours, tuple(x.transpose(1, 2) for x in theirs), **FLOAT32)
     wrong = AxialRotary(32, **LLAMA4 | {"start": 0}).rotate(q, k, p)
@@ -123,13 +124,11 @@ def test_axial_rope_is_llama4_vision(side):
 
 def test_images_packed_into_one_row_have_their_own_size():
     sizes, rope = [(2, 3), (4, 1), (3, 3)], AxialRotary(8, **DINOV3)
-    grids = [Positions.grid(h, w, prefix=1).q for h, w in sizes]
-    lengths = [g.shape[1] for g in grids]
+    grids = [Positions.grid(h, w, prefix=1) for h, w in sizes]
+    lengths = [g.num_keys for g in grids]
     documents = Positions.packed(lengths)
-    together = Positions.from_ids(torch.cat(grids, 1))
-    packed = Positions(
-        together.q, together.k, together.q_order, together.k_order, q_document=documents.q_document, k_document=documents.k_document
-    )  # fmt: skip
+    together = Positions.from_ids(torch.cat([g.q for g in grids], 1), placed=torch.cat([g.q_placed for g in grids], 1))
+    packed = replace(together, q_document=documents.q_document, k_document=documents.k_document)
     q, k, v = random(3, 2, 3, sum(lengths), 8)
     out = posenc.attention(q, k, v, rope, packed)
     for (h, w), a, b, c, ours in zip(sizes, *(x.split(lengths, 2) for x in (q, k, v, out)), strict=True):
@@ -199,7 +198,7 @@ def test_time_has_the_slowest_pairs_of_videorope(head_dim, sections):
 )
 def test_text_under_m_rope_is_rope(options):
     q, k, p = random(2, 3, 50, 16), random(2, 1, 50, 16), Positions.arange(50)
-    rope = Rotary(16, 1e6, options.get("layout", "half"))
+    rope = Rotary(16, rope_theta=1e6, layout=options.get("layout", "half"))
     assert_close(MRotary(16, **options).rotate(q, k, p), rope.rotate(q, k, p), rtol=0, atol=0)
     equal = Positions.from_ids(torch.arange(50)[None, :, None].expand(-1, -1, 3))
     assert_close(MRotary(16, **options).rotate(q, k, equal), rope.rotate(q, k, p), rtol=0, atol=0)
@@ -314,9 +313,9 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: AxialRotary(8, axes=3), "head_dim=8: each of 3 axes"),
         (lambda: AxialRotary(8, axes=0), "axes=0"),
         (lambda: AxialRotary(8, layout="neox"), "unknown layout"),
-        (lambda: MixedRotary(10, 2), "head_dim=10"),
-        (lambda: MixedRotary(8, 4, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4"),
-        (lambda: MixedRotary(8, 2, num_layers=0), "num_layers=0"),
+        (lambda: MixedRotary(10, num_heads=2), "head_dim=10"),
+        (lambda: MixedRotary(8, num_heads=4, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4"),
+        (lambda: MixedRotary(8, num_heads=2, num_layers=0), "num_layers=0"),
         (lambda: MRotary(16, sections=(4, 4)), r"sections=\(4, 4\)"),
         (lambda: MRotary(16, interleaved=True, time_last=True), "interleaved=True and time_last=True: pass one of them"),
         (lambda: MRotary(16, sections=(2, 2, 4), time_last=True), "as many of h as of w, or one more"),
@@ -325,8 +324,8 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: MRotary(16, schedule={"name": "ntks"}), "did you mean 'ntk'"),
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 8), Positions.grid(2, 2, 2)), "AxialRotary takes 2 coordinates"),
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 4), Positions.arange(8)), "made with head_dim=8"),
-        (lambda: MixedRotary(8, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
-        (lambda: MixedRotary(8, 1, 2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer 2"),
+        (lambda: MixedRotary(8, num_heads=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
+        (lambda: MixedRotary(8, num_heads=1, num_layers=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer 2"),
         (lambda: AxialRotary(8, centred=True).rotate(random(1, 1, 1, 8), random(1, 1, 4, 8), Positions.arange(1, 3)), "pass the full sequence"),
     ],
 )  # fmt: skip

@@ -81,6 +81,8 @@ def test_each_value_turns_by_its_distance(positions, arguments, backend):
 
 def dense(encoding: Encoding, positions: Positions, q, k, v, prefix=None):
     """The same with tensors, keys and values of a prefix beside it."""
+    if positions.q_valid is not None:  # padding is not read
+        q = q.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
     groups, (q_rotated, k_rotated) = q.shape[1] // k.shape[1], Rotary(8).rotate(q, k, positions)
     scores = (q_rotated @ k_rotated.repeat_interleave(groups, 1).mT * 8**-0.5).masked_fill(
         ~positions.mask(), -torch.inf
@@ -122,7 +124,7 @@ def test_it_is_deepseek_v4s_attention():
     module = deepseek.DeepseekV4Attention(config, 0).eval()
     torch.nn.init.normal_(module.sinks)
     x, ids = torch.randn(2, 9, 32), torch.arange(9)[None] + 3
-    positions = Positions.from_ids(ids, causal=True)
+    positions = Positions.from_ids(ids, causal=True, packed=False)
     hidden = torch.where(positions.with_window(3).mask(), 0.0, -torch.inf)
     tables = deepseek.DeepseekV4RotaryEmbedding(config)(x, ids, layer_type="main")
     given = {}
@@ -147,7 +149,7 @@ def test_it_is_deepseek_v4s_attention():
 def test_a_prefix_has_no_position(layout, backend):
     positions = LAYOUTS[layout]
     q, k, v = qkv(positions, 4, 2, 8)
-    prefix = random(PrefixKV(4, 8, length=2, num_kv_heads=2), 1.0)
+    prefix = random(PrefixKV(4, head_dim=8, length=2, num_kv_heads=2), 1.0)
     out = posenc.attention(q, k, v, Rotary(8) + RoVE(8) + prefix, positions, backend=backend)
     assert_close(out, dense(RoVE(8), positions, q, k, v, prefix.prefix_kv()), **EXACT)
 
@@ -168,7 +170,10 @@ def test_values_that_are_added_by_key_are_added_before_the_rotation():
 
 
 REFUSED = {
-    "by distance": (lambda: attend(RoVE(8) + Shaw(8, 3)), "adds to values by their distance and rotates them"),
+    "by distance": (
+        lambda: attend(RoVE(8) + Shaw(8, num_heads=3)),
+        "adds to values by their distance and rotates them",
+    ),
     "two": (lambda: RoVE(8) + Rotary(8) + RoVE(8, rotary_dim=4), "several encodings that rotate values"),
     "width": (lambda: attend(RoVE(6)), "v of width 8.*head_dim=6"),
     "odd": (lambda: RoVE(7), "head_dim=7"),

@@ -25,7 +25,7 @@ EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys
 
 
 def made(**options):
-    encoding = Shaw(6, 4, **options).double()
+    encoding = Shaw(6, num_heads=4, **options).double()
     for table in encoding.parameters():
         torch.nn.init.normal_(table)
     return encoding
@@ -79,7 +79,7 @@ def test_keys_are_wav2vec2_bert_and_seamless(source, causal, left, right, backen
     q, k, v = (p(x).unflatten(-1, (3, 8)).transpose(1, 2) for p in (module.linear_q, module.linear_k, module.linear_v))
 
     def ours(table, clip, clip_future):
-        encoding = Shaw(8, 3, clip=clip, clip_future=clip_future, terms="keys").double()
+        encoding = Shaw(8, num_heads=3, clip=clip, clip_future=clip_future, terms="keys").double()
         encoding.key_table.data[0, 0] = table
         y = posenc.attention(q, k, v, encoding, causal=causal, backend=backend)
         return module.linear_out(y.transpose(1, 2).flatten(2))
@@ -91,7 +91,7 @@ def test_keys_are_wav2vec2_bert_and_seamless(source, causal, left, right, backen
 
 def test_the_fixed_table_is_nezhas():
     # NEZHA, section 2.2: a_ij[2k] = sin((j - i) / 10000^(2k/d)), a_ij[2k+1] = cos(...); its code counts rows from 0
-    encoding, positions = Shaw(6, 4, clip=2, fixed=True), Positions.arange(7)
+    encoding, positions = Shaw(6, num_heads=4, clip=2, fixed=True), Positions.arange(7)
     assert not list(encoding.parameters())
     assert not encoding.state_dict()
     q, k, v = content.qkv(positions, kv_heads=4)
@@ -127,10 +127,12 @@ def test_invariants(positions):
 
 
 def test_only_the_wanted_tables_exist():
-    names = {terms: [n for n, _ in Shaw(4, 2, terms=terms).named_parameters()] for terms in ("keys", "values")}
+    names = {
+        terms: [n for n, _ in Shaw(4, num_heads=2, terms=terms).named_parameters()] for terms in ("keys", "values")
+    }
     assert names == {"keys": ["key_table"], "values": ["value_table"]}
-    assert Shaw(4, 2, clip=16).key_table.shape == (1, 1, 33, 4)
-    assert Shaw(4, 2, 3, clip=64, clip_future=8, per_head=True).value_table.shape == (3, 2, 73, 4)
+    assert Shaw(4, num_heads=2, clip=16).key_table.shape == (1, 1, 33, 4)
+    assert Shaw(4, num_heads=2, num_layers=3, clip=64, clip_future=8, per_head=True).value_table.shape == (3, 2, 73, 4)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +149,11 @@ def test_only_the_wanted_tables_exist():
 )
 def test_arguments_that_are_refused(options, message):
     with pytest.raises(posenc.InputError, match=message):
-        Shaw(4, 2, **options)
+        Shaw(4, num_heads=2, **options)
 
 
 def test_calls_that_are_refused():
-    encoding, x = Shaw(6, 4), torch.randn(1, 4, 3, 6)
+    encoding, x = Shaw(6, num_heads=4), torch.randn(1, 4, 3, 6)
     with pytest.raises(posenc.InputError, match="q with 2 heads"):
         posenc.attention(x[:, :2], x[:, :2], x[:, :2], encoding)
     with pytest.raises(posenc.InputError, match="integer positions only"):
@@ -159,6 +161,6 @@ def test_calls_that_are_refused():
     with pytest.raises(posenc.InputError, match="one coordinate"):
         posenc.attention(x, x, x, encoding, Positions.grid(1, 3))
     with pytest.raises(posenc.InputError, match="num_layers=2"):
-        posenc.attention(x, x, x, Shaw(6, 4, num_layers=2), layer=2)
+        posenc.attention(x, x, x, Shaw(6, num_heads=4, num_layers=2), layer=2)
     with pytest.raises(RuntimeError, match="size mismatch for key_table"):
-        encoding.load_state_dict(Shaw(6, 4, clip=5).state_dict())
+        encoding.load_state_dict(Shaw(6, num_heads=4, clip=5).state_dict())

@@ -97,7 +97,10 @@ REFUSED = {
     "prefix": (lambda: call(StickBreaking(), P.with_prefix(2)), "causal positions"),
     "sink": (lambda: call(StickBreaking(), sink=0.0), "no softmax for a sink"),
     "softmax_n": (lambda: call(StickBreaking() + posenc.SoftmaxN()), "no softmax for a sink"),
-    "prefix_kv": (lambda: call(StickBreaking() + posenc.PrefixKV(3, 4).double()), "no softmax for a sink or a prefix"),
+    "prefix_kv": (
+        lambda: call(StickBreaking() + posenc.PrefixKV(3, head_dim=4).double()),
+        "no softmax for a sink or a prefix",
+    ),
     "twice": (lambda: call(StickBreaking() + StickBreaking()), "takes the place of the softmax: return one"),
     "flex": (lambda: call(StickBreaking(), backend="flex"), "no weights but the softmax's"),
     "sizes": (lambda: StickBreaking(remainder=True, num_heads=2), "remainder=True with num_heads=2, head_dim=None"),

@@ -28,7 +28,7 @@ FRACTIONAL = Positions.from_ids(torch.tensor([0.0, 0.25, 1.5, -2.75, 40.125]))
 
 
 def made(cls=TransformerXL, **options):
-    encoding = cls(10, 4, 6, **options).double()
+    encoding = cls(10, num_heads=4, head_dim=6, **options).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoding
@@ -132,7 +132,7 @@ def test_it_is_xlnet(memory, clamp_len, kind, causal):
     assert len(r) == keys + (13 if kind == "bi" else 1)
     hidden = torch.ones(13, keys, dtype=torch.float64).triu(1 + memory)[:, :, None, None] if causal else None
     theirs = module(h, None, hidden, None, r, None, mems=mems)[0]
-    encoding = XLNet(24, 3, 8, clamp_len=None if clamp_len < 0 else clamp_len).double()
+    encoding = XLNet(24, num_heads=3, head_dim=8, clamp_len=None if clamp_len < 0 else clamp_len).double()
     encoding.u.data[0], encoding.v.data[0] = module.r_w_bias.data, module.r_r_bias.data
     encoding.projection.weight.data[0] = module.r.data.permute(1, 2, 0)
     together = torch.cat((mems, h))
@@ -142,7 +142,7 @@ def test_it_is_xlnet(memory, clamp_len, kind, causal):
     positions = Positions.arange(13, memory, causal=causal)
     y = posenc.attention(q, k, v, encoding, positions)
     assert_close(module.post_attention(h, y.permute(2, 0, 1, 3)), theirs, **FLOAT32_ANGLES)
-    other = XLNet(24, 3, 8, layout="interleaved", clamp_len=encoding.clamp_len).double()
+    other = XLNet(24, num_heads=3, head_dim=8, layout="interleaved", clamp_len=encoding.clamp_len).double()
     other.load_state_dict(encoding.state_dict())
     wrong = module.post_attention(h, posenc.attention(q, k, v, other, positions).permute(2, 0, 1, 3))
     assert (wrong - theirs).abs().max() > 1e-2, "the other layout gives other values"
@@ -175,7 +175,7 @@ def test_conformers_have_it_interleaved(source, kv_heads, length):
         torch.nn.init.normal_(getattr(module, name))
     theirs = module(x, r)[0] if source == "parakeet" else module(x, relative_position_embeddings=r)[0]
     query, key, value, out, linear, u, bias = (getattr(module, name) for name in names)
-    encoding = TransformerXL(24, 4, 6, layout="interleaved").double()
+    encoding = TransformerXL(24, num_heads=4, head_dim=6, layout="interleaved").double()
     encoding.u.data[0], encoding.v.data[0] = u.data, bias.data
     encoding.projection.weight.data[0] = linear.weight.data.view(4, 6, 24)
     q, k, v = (p(x).unflatten(-1, (-1, 6)).transpose(1, 2) for p in (query, key, value))
@@ -196,13 +196,13 @@ def test_gradients(clamp_len, positions):
 
 
 def test_parameters_per_layer():
-    shapes = {n: tuple(p.shape) for n, p in TransformerXL(8, 2, 4, num_layers=3).named_parameters()}
+    shapes = {n: tuple(p.shape) for n, p in TransformerXL(8, num_heads=2, head_dim=4, num_layers=3).named_parameters()}
     assert shapes == {
         "u": (1, 2, 4),
         "v": (1, 2, 4),
         "projection.weight": (3, 2, 4, 8),
     }  # one pair in the authors' code
-    assert XLNet(8, 2, 4, num_layers=3).u.shape == (3, 2, 4)  # untie_r of the released models
+    assert XLNet(8, num_heads=2, head_dim=4, num_layers=3).u.shape == (3, 2, 4)  # untie_r of the released models
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_arguments_that_are_refused(options, message):
 
 
 def test_calls_that_are_refused():
-    encoding, x = TransformerXL(8, 2, 4, num_layers=2), torch.randn(1, 2, 5, 4)
+    encoding, x = TransformerXL(8, num_heads=2, head_dim=4, num_layers=2), torch.randn(1, 2, 5, 4)
     with pytest.raises(posenc.InputError, match="q with 1 heads"):
         posenc.attention(x[:, :1], x[:, :1], x[:, :1], encoding)
     with pytest.raises(posenc.InputError, match="one coordinate"):
@@ -231,6 +231,6 @@ def test_calls_that_are_refused():
     with pytest.raises(posenc.InputError, match="num_layers=2"):
         posenc.attention(x, x, x, encoding, layer=2)
     with pytest.raises(posenc.InputError, match="integer positions only"):
-        posenc.attention(x, x, x, TransformerXL(8, 2, 4, clamp_len=3), FRACTIONAL)
+        posenc.attention(x, x, x, TransformerXL(8, num_heads=2, head_dim=4, clamp_len=3), FRACTIONAL)
     with pytest.raises(RuntimeError, match=r"size mismatch for projection\.weight"):
-        encoding.load_state_dict(TransformerXL(8, 2, 4, num_layers=3).state_dict())
+        encoding.load_state_dict(TransformerXL(8, num_heads=2, head_dim=4, num_layers=3).state_dict())

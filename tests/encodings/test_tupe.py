@@ -23,7 +23,7 @@ EVERYWHERE = pytest.mark.parametrize("positions", WHERE.values(), ids=WHERE.keys
 
 
 def made(cls=TUPE, **options):
-    encoding = cls(12, 10, 4, 6, **options).double()
+    encoding = cls(12, dim=10, num_heads=4, head_dim=6, **options).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     return encoding
@@ -43,7 +43,8 @@ def by_formula(encoding, q, k, v, positions):
     def bucket(m, n):
         if encoding.untie_cls and 0 in (m, n):
             return 16 if m == 0 else 32  # "[CLS] to others" is written last; 16 is what the buckets leave unused
-        return formulas.t5([n - m], encoding.bidirectional, 32, 128)[0]
+        both = not positions.causal if encoding.bidirectional is None else encoding.bidirectional
+        return formulas.t5([n - m], both, 32, 128)[0]
 
     def term(b, h, i, j, m, n):
         if encoding.untie_cls:
@@ -108,7 +109,7 @@ def test_cls_is_untied(cls):
 
 
 def test_content_and_position_share_a_scale():
-    assert TUPE(4, 8, 2, 4).scale(4) == pytest.approx(8**-0.5)
+    assert TUPE(4, dim=8, num_heads=2, head_dim=4).scale(4) == pytest.approx(8**-0.5)
     q, k, v = content.qkv(WHERE["bidirectional"])
     silent = made()
     for parameter in silent.query.parameters():
@@ -124,8 +125,11 @@ def test_structures_and_tables():
     assert (absolute.left.shape, absolute.right.shape) == ((1, 4, 3, 8), (1, 4, 9, 8))  # two columns for the reset
     assert isinstance(made(TUPER).bias(q, k, WHERE["cached"])[1], Relative)
     assert isinstance(made(TUPER, untie_cls=False).bias(q, k, WHERE["cached"])[1], Relative)
-    assert (len(TUPE(5, 8, 2, 4).table), len(TUPE(5, 8, 2, 4, untie_cls=False).table)) == (6, 5)
-    assert TUPER(5, 8, 2, 4).distances.shape == (2, 33)
+    assert (
+        len(TUPE(5, dim=8, num_heads=2, head_dim=4).table),
+        len(TUPE(5, dim=8, num_heads=2, head_dim=4, untie_cls=False).table),
+    ) == (6, 5)
+    assert TUPER(5, dim=8, num_heads=2, head_dim=4).distances.shape == (2, 33)
 
 
 def test_past_the_table():
@@ -156,9 +160,9 @@ def test_arguments_that_are_refused(options, message):
 
 
 def test_calls_that_are_refused():
-    encoding, x = TUPE(8, 8, 2, 4), torch.randn(1, 2, 3, 4)
+    encoding, x = TUPE(8, dim=8, num_heads=2, head_dim=4), torch.randn(1, 2, 3, 4)
     with pytest.raises(posenc.InputError, match="num_buckets=2"):
-        TUPER(8, 8, 2, 4, num_buckets=2)
+        TUPER(8, dim=8, num_heads=2, head_dim=4, num_buckets=2)
     with pytest.raises(posenc.InputError, match="q with 1 heads"):
         posenc.attention(x[:, :1], x[:, :1], x[:, :1], encoding)
     for ids, message in (([0.5, 1, 2], "integer positions only"), ([0, -1, 2], "position -1 is negative")):
@@ -167,4 +171,4 @@ def test_calls_that_are_refused():
     with pytest.raises(posenc.InputError, match="one coordinate"):
         posenc.attention(x, x, x, encoding, Positions.grid(1, 3))
     with pytest.raises(RuntimeError, match="size mismatch for table"):
-        encoding.load_state_dict(TUPE(9, 8, 2, 4).state_dict())
+        encoding.load_state_dict(TUPE(9, dim=8, num_heads=2, head_dim=4).state_dict())

@@ -19,7 +19,9 @@ LAYOUTS = {
     "padded": Positions.from_mask((torch.arange(N) >= torch.tensor([[0], [6]])).long(), causal=True),
     "packed": Positions.packed([5, 11, 7], causal=True),
     "packed, both ways": Positions.packed([5, 11, 7]),
-    "scattered": Positions.from_ids(torch.randperm(3 * N, generator=torch.Generator().manual_seed(0))[:N], causal=True),
+    "scattered": Positions.from_ids(
+        torch.randperm(3 * N, generator=torch.Generator().manual_seed(0))[:N], causal=True, packed=False
+    ),
     "shifted keys": Positions.cross(Positions.arange(N, 4), Positions.arange(N)),
     "window": Positions.arange(N, causal=True).with_window(4),
     "prefix": Positions.prefix_lm(9, N),
@@ -55,7 +57,7 @@ def tensors(queries, dtype=torch.float64):
 def test_equal_to_a_dense_mask(sides, layout, added, tiles):
     if added == "shaw" and layout == "scattered":
         return
-    window, positions = Window(*SIDES[sides]), LAYOUTS[layout]
+    window, positions = Window(SIDES[sides][0], after=SIDES[sides][1]), LAYOUTS[layout]
     rest = [] if added is None else [create(added, num_heads=H, head_dim=D)]
     qkv = tensors(positions.num_queries)
     expected = attention(*qkv, posenc.Sum(Masked(window), *rest), positions, backend="reference")
@@ -72,7 +74,7 @@ def test_equal_to_a_dense_mask(sides, layout, added, tiles):
     + [("per head", layout) for layout in ("plain", "causal", "padded", "packed", "scattered")],
 )
 def test_flex(sides, layout):
-    window, positions = Window(*SIDES[sides]), LAYOUTS[layout]
+    window, positions = Window(SIDES[sides][0], after=SIDES[sides][1]), LAYOUTS[layout]
     qkv = [x.detach() for x in tensors(positions.num_queries)]
     expected = attention(*qkv, Masked(window), positions, backend="reference")
     assert torch.allclose(attention(*qkv, window, positions, backend="flex"), expected, atol=1e-10)
@@ -86,7 +88,7 @@ def test_layers_have_their_own():
         expected = attention(q, k, v, posenc.Rotary(D), positions.with_window(3) if layer % 2 == 0 else positions)
         assert torch.allclose(attention(q, k, v, encoding, positions, layer=layer), expected, atol=1e-12)
     assert posenc.from_spec(encoding.spec()).spec() == encoding.spec()
-    per_head = Window([1, None, 3], 2)
+    per_head = Window([1, None, 3], after=2)
     assert posenc.from_spec(per_head.spec()).before == [1, None, 3]
     assert create("window:before=1,2,3,4").before == [1, 2, 3, 4]
 
@@ -103,8 +105,8 @@ def test_hidden_keys_are_skipped():
     ("make", "names"),
     [
         (lambda: Window(-1), "before=-1"),
-        (lambda: Window(1, [0, -2]), "after"),
-        (lambda: Window([1, 2], [1, 2, 3]), "per head"),
+        (lambda: Window(1, after=[0, -2]), "after"),
+        (lambda: Window([1, 2], after=[1, 2, 3]), "per head"),
         (lambda: attention(*tensors(N), Window([1, 2]), Positions.arange(N)), "num_heads=2"),
     ],
 )
@@ -116,7 +118,7 @@ def test_refused(make, names):
 def test_a_window_has_both_sides_where_the_future_is_visible():
     tokens = tensors(N)
     both = attention(*tokens, Window(2), Positions.arange(N))
-    torch.testing.assert_close(both, attention(*tokens, Window(2, 2), Positions.arange(N)))
-    assert not torch.equal(both, attention(*tokens, Window(2, 0), Positions.arange(N)))
+    torch.testing.assert_close(both, attention(*tokens, Window(2, after=2), Positions.arange(N)))
+    assert not torch.equal(both, attention(*tokens, Window(2, after=0), Positions.arange(N)))
     causal = Positions.arange(N, causal=True)
-    assert torch.equal(attention(*tokens, Window(2), causal), attention(*tokens, Window(2, 0), causal))
+    assert torch.equal(attention(*tokens, Window(2), causal), attention(*tokens, Window(2, after=0), causal))

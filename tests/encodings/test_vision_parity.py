@@ -103,7 +103,7 @@ def test_centred_axial_rope_is_timms_dinov3(temperature, half, height, width):
 def test_mixed_rope_is_timms(indexing, height, width):
     depth, heads, head_dim = 2, 3, 8
     module = pos_embed_sincos.RotaryEmbeddingMixed(heads * head_dim, depth, heads, grid_indexing=indexing)
-    encoding = MixedRotary(head_dim, heads, num_layers=depth)
+    encoding = MixedRotary(head_dim, num_heads=heads, num_layers=depth)
     first, second = module.freqs.data  # of x and y, or with "ij" of y and x
     encoding.frequency.data = torch.stack((second, first) if indexing == "xy" else (first, second), -1)
     q, table = torch.randn(2, heads, height * width, head_dim), module.get_embed([height, width])
@@ -188,7 +188,7 @@ def test_timms_reversed_coordinates_are_wrong_but_for_squares():
 
 
 def rows(height, width, prefix):
-    encoding = (ClassWindowTable if prefix else WindowTable)(1, height, width)
+    encoding = (ClassWindowTable if prefix else WindowTable)(1, height=height, width=width)
     encoding.table.data[0, :, 0] = torch.arange(encoding.table.shape[1])
     return dense(encoding, Positions.grid(height, width, prefix=prefix), 1)[0, 0].long()
 
@@ -207,7 +207,7 @@ def test_the_rows_of_offsets_are_timms(height, width):
 def test_window_tables_are_timms_rel_pos_bias(prefix, height, width):
     module = pos_embed_rel.RelPosBias((height, width), num_heads=3, prefix_tokens=prefix)
     torch.nn.init.normal_(module.relative_position_bias_table)
-    encoding = (ClassWindowTable if prefix else WindowTable)(3, height, width)
+    encoding = (ClassWindowTable if prefix else WindowTable)(3, height=height, width=width)
     encoding.table.data[0] = module.relative_position_bias_table.data
     ours = dense(encoding, Positions.grid(height, width, prefix=prefix), 3)
     assert_close(ours.float(), module.get_bias().detach(), rtol=0, atol=1e-6)
@@ -219,7 +219,9 @@ def test_log_window_is_timms_rel_pos_mlp(trained, height, width):
     module = pos_embed_rel.RelPosMlp(
         (height, width), num_heads=3, hidden_dim=6, mode="swin", pretrained_window_size=trained or (0, 0)
     ).eval()
-    encoding = LogWindow(3, *(trained or (height, width)), hidden=6, cosine=False)
+    encoding = LogWindow(
+        3, height=(trained or (height, width))[0], width=(trained or (height, width))[1], hidden=6, cosine=False
+    )
     mlp = module.mlp
     for ours, theirs in (
         (encoding.mlp.weight_in, mlp.fc1.weight), (encoding.mlp.bias_in, mlp.fc1.bias), (encoding.mlp.weight_out, mlp.fc2.weight)
@@ -233,7 +235,7 @@ def test_log_window_is_timms_rel_pos_mlp(trained, height, width):
 def test_attention_of_a_window_is_timms_swin(height, width):
     module = swin_transformer.WindowAttention(24, num_heads=3, window_size=(height, width)).eval()
     torch.nn.init.normal_(module.relative_position_bias_table)
-    encoding = WindowTable(3, height, width)
+    encoding = WindowTable(3, height=height, width=width)
     encoding.table.data[0] = module.relative_position_bias_table.data
     x = torch.randn(2, height * width, 24)
     q, k, v = module.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
@@ -249,7 +251,7 @@ def test_attention_of_a_window_is_timms_swin_v2(trained, height, width):
     ).eval()
     torch.nn.init.normal_(module.cpb_mlp[2].weight, std=0.3)
     module.logit_scale.data.copy_(torch.linspace(0.5, 6, 3)[:, None, None])
-    encoding = LogWindow(3, *(trained or (height, width)))
+    encoding = LogWindow(3, height=(trained or (height, width))[0], width=(trained or (height, width))[1])
     for ours, theirs in (
         (encoding.mlp.weight_in, module.cpb_mlp[0].weight), (encoding.mlp.bias_in, module.cpb_mlp[0].bias),
         (encoding.mlp.weight_out, module.cpb_mlp[2].weight), (encoding.temperature, module.logit_scale[:, 0, 0]),

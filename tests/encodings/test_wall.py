@@ -31,17 +31,19 @@ def wall_formula(encoding, positions):
 @BACKENDS
 @EVERYWHERE
 def test_wall_is_its_formula(positions, backend):
-    encoding = random(Wall(DIM, 4, 4))
+    encoding = random(Wall(DIM, num_heads=4, head_dim=4))
     check_against_loops(encoding, positions, wall_formula(encoding, positions), backend, kv_heads=2, heads=4)
 
 
 def test_gates_are_those_of_the_layer():
-    encoding, x = random(Wall(DIM, 3, 4, num_layers=2)), torch.randn(2, 5, DIM, dtype=torch.float64)
+    encoding, x = random(Wall(DIM, num_heads=3, head_dim=4, num_layers=2)), torch.randn(2, 5, DIM, dtype=torch.float64)
     for layer in (0, 1):
         logits = x @ encoding.weight[layer].T + encoding.bias_in[layer]
         expected = logits.sigmoid().log().view(2, 5, 3, 4).transpose(1, 2)
         assert_close(encoding.gates(x, layer), expected, **EXACT)
-    assert Wall(DIM, 2, 4).gates(torch.zeros(1, 1, DIM)).exp().min() > 0.999, "attention starts without position"
+    assert Wall(DIM, num_heads=2, head_dim=4).gates(torch.zeros(1, 1, DIM)).exp().min() > 0.999, (
+        "attention starts without position"
+    )
 
 
 def naive(q, k, v, gates):
@@ -57,7 +59,7 @@ def naive(q, k, v, gates):
 def test_values_and_gradients_are_those_of_the_authors_expression(rows, monkeypatch):
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", rows)  # blocks of queries, computed again for the gradient
     monkeypatch.setattr(sdpa, "LEAST_ROWS", 24)
-    positions, encoding = Positions.arange(90, causal=True), Wall(DIM, 2, 8).double()
+    positions, encoding = Positions.arange(90, causal=True), Wall(DIM, num_heads=2, head_dim=8).double()
     inputs = [*qkv(positions, 2, 2, 8), torch.nn.functional.logsigmoid(torch.randn(2, 2, 90, 8).double())]
     leaves = [x.requires_grad_() for x in inputs]
     out = posenc.attention(*leaves[:3], encoding, positions, gates=leaves[3])
@@ -69,7 +71,7 @@ def test_values_and_gradients_are_those_of_the_authors_expression(rows, monkeypa
 
 
 def test_no_decay_overflows_and_none_rounds_another():
-    positions, encoding = Positions.arange(200, causal=True), Wall(DIM, 1, 4)
+    positions, encoding = Positions.arange(200, causal=True), Wall(DIM, num_heads=1, head_dim=4)
     q, k, v = (x.float() for x in qkv(positions, 1, 1, 4))
     gates = -torch.rand(2, 1, 200, 4) / 50
     gates[:, :, 70], gates[:, :, 130:134] = (
@@ -83,7 +85,7 @@ def test_no_decay_overflows_and_none_rounds_another():
 def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2**10)
     n, sizes = 512, []
-    positions, encoding = Positions.arange(n, causal=True), Wall(DIM, 1, 8)
+    positions, encoding = Positions.arange(n, causal=True), Wall(DIM, num_heads=1, head_dim=8)
     q, k, v = (x[:1].float().requires_grad_() for x in qkv(positions, 1, 1, 8))
     gates = encoding.gates(torch.randn(1, n, DIM))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
@@ -94,7 +96,7 @@ def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
 def test_scale_temperatures_and_rotations_act_on_what_is_scored():
     positions = Positions.arange(6, causal=True)
     q, k, v = qkv(positions, 2, 2, 4)
-    encoding, x = random(Wall(DIM, 2, 4)), torch.randn(2, 6, DIM, dtype=torch.float64)
+    encoding, x = random(Wall(DIM, num_heads=2, head_dim=4)), torch.randn(2, 6, DIM, dtype=torch.float64)
     gates = gates_of(encoding, x)
     scaled = posenc.attention(q, k, v, encoding, positions, gates=gates, scale=0.25)
     assert_close(scaled, posenc.attention(q / 2, k, v, encoding, positions, gates=gates), **EXACT)
@@ -113,7 +115,7 @@ def test_scale_temperatures_and_rotations_act_on_what_is_scored():
 def test_a_prefix_of_keys_has_no_position():
     positions = Positions.arange(5, causal=True)
     q, k, v = qkv(positions, 2, 2, 4)
-    encoding, more = random(Wall(DIM, 2, 4)), random(PrefixKV(2, 4, length=3))
+    encoding, more = random(Wall(DIM, num_heads=2, head_dim=4)), random(PrefixKV(2, head_dim=4, length=3))
     gates = encoding.gates(torch.randn(2, 5, DIM, dtype=torch.float64))
     out = posenc.attention(q, k, v, encoding + more, positions, gates=gates)
     keys, values = more.prefix_kv()
@@ -136,7 +138,7 @@ def call(encoding, positions=P, heads=2, width=4, gates=None):
     )
 
 
-WALL = Wall(DIM, 2, 4)
+WALL = Wall(DIM, num_heads=2, head_dim=4)
 REFUSED = {
     "not causal": (lambda: call(WALL, P.with_causal(False)), "causal positions"),
     "prefix": (lambda: call(WALL, P.with_prefix(2)), "causal positions"),
@@ -146,10 +148,10 @@ REFUSED = {
     ),
     "heads": (lambda: call(WALL, heads=3), "3 heads.*num_heads=2"),
     "width": (lambda: call(WALL, width=6), "head_dim 6.*head_dim=4"),
-    "layer": (lambda: Wall(DIM, 2, 4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2), "num_layers=2"),
-    "size": (lambda: Wall(0, 2, 4), "dim=0"),
-    "bias": (lambda: Wall(DIM, 2, 4, init_bias="high"), "init_bias='high'"),
-    "two": (lambda: call(WALL + Wall(DIM, 2, 4)), "several"),
+    "layer": (lambda: Wall(DIM, num_heads=2, head_dim=4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2), "num_layers=2"),
+    "size": (lambda: Wall(0, num_heads=2, head_dim=4), "dim=0"),
+    "bias": (lambda: Wall(DIM, num_heads=2, head_dim=4, init_bias="high"), "init_bias='high'"),
+    "two": (lambda: call(WALL + Wall(DIM, num_heads=2, head_dim=4)), "several"),
     "map": (
         lambda: call(posenc.create("rope@rerope:window=2", head_dim=4) + WALL),
         "position map",

@@ -24,7 +24,7 @@ HALF = [[0.0, 0.5], [1.25, 2.0], [2.0, 0.0], [0.5, 3.0]]
 
 def rows(height, width, prefix=0):
     """The table's row of every pair of patches of a window, read off a table that holds its row numbers."""
-    encoding = (ClassWindowTable if prefix else WindowTable)(1, height, width)
+    encoding = (ClassWindowTable if prefix else WindowTable)(1, height=height, width=width)
     encoding.table.data[0, :, 0] = torch.arange(encoding.table.shape[1])
     return dense(encoding, Positions.grid(height, width, prefix=prefix), 1)[0, 0].long()
 
@@ -56,7 +56,10 @@ def swin_formula(encoding, at_q, at_k):
 @BACKENDS
 @pytest.mark.parametrize("causal", [True, False])
 def test_swin_is_its_formula_on_a_grid_and_by_patch_numbers(causal, backend):
-    encoding, at = random(WindowTable(3, 3, 4, num_layers=2)).requires_grad_(False), [divmod(n, 4) for n in range(12)]
+    encoding, at = (
+        random(WindowTable(3, height=3, width=4, num_layers=2)).requires_grad_(False),
+        [divmod(n, 4) for n in range(12)],
+    )
     formula = swin_formula(encoding, at, at)
     for positions in (Positions.grid(3, 4), Positions.arange(12), Positions.from_ids(torch.arange(12))):
         check_against_loops(encoding, positions.with_causal(causal), formula, backend)
@@ -73,7 +76,7 @@ def test_swin_attention_is_that_of_transformers(height, width, heads):
     module.relative_position_bias = swin.SwinRelativePositionBias(heads, (height, width))
     table = module.double().eval().relative_position_bias.relative_position_bias_table
     torch.nn.init.normal_(table)
-    encoding = WindowTable(heads, height, width).double()
+    encoding = WindowTable(heads, height=height, width=width).double()
     encoding.table.data[0] = table.data
     x = torch.randn(2, height * width, dim, dtype=torch.float64)
     q, k, v = (p(x).unflatten(-1, (heads, 8)).transpose(1, 2) for p in (module.q_proj, module.k_proj, module.v_proj))
@@ -87,7 +90,7 @@ def test_swin_attention_is_that_of_transformers(height, width, heads):
 
 
 def test_swin_depends_on_the_offset_alone_on_a_grid():
-    encoding, grid = random(WindowTable(2, 3, 4)), Positions.grid(3, 4)
+    encoding, grid = random(WindowTable(2, height=3, width=4)), Positions.grid(3, 4)
     moved = Positions.from_ids(grid.q + torch.tensor([40, 7]))
     assert torch.equal(dense(encoding, moved, 2), dense(encoding, grid, 2))
 
@@ -95,14 +98,14 @@ def test_swin_depends_on_the_offset_alone_on_a_grid():
 def test_swin_adds_to_a_bias_of_the_distance():
     # contiguous positions of which one term has made a grid: no strided view of one vector serves both
     positions, alibi = Positions.arange(12, causal=True), posenc.ALiBi(3)
-    encoding, (q, k, v) = random(WindowTable(3, 3, 4)), qkv(positions)
+    encoding, (q, k, v) = random(WindowTable(3, height=3, width=4)), qkv(positions)
     both = dense(encoding, positions, 3) + dense(alibi, positions, 3)
     wanted = (q @ k.mT / 2 + both).masked_fill(~positions.mask(), -torch.inf).softmax(-1) @ v
     assert_close(posenc.attention(q, k, v, encoding + alibi, positions), wanted, **EXACT)
 
 
 def test_swin_beyond_the_window_takes_the_edge():
-    encoding = random(WindowTable(2, 3, 3, beyond="clamp"))
+    encoding = random(WindowTable(2, height=3, width=3, beyond="clamp"))
     far = Positions.from_ids([[[5, 1]]], [[[0, 9], [4, 9], [3, 0], [9, 1]]])
     near = Positions.from_ids([[[2, 1]]], [[[0, 3], [1, 3], [0, 0], [4, 1]]])
     assert torch.equal(dense(encoding, far, 2), dense(encoding, near, 2))
@@ -111,7 +114,7 @@ def test_swin_beyond_the_window_takes_the_edge():
 def test_swin_depends_only_on_the_keys_that_a_query_sees():
     packed = Positions.packed([9, 9])
     apart = Positions.from_ids(torch.arange(18))
-    encoding = WindowTable(2, 3, 3)
+    encoding = WindowTable(2, height=3, width=3)
     dense(encoding, packed, 2)
     with pytest.raises(posenc.InputError, match="5 rows"):
         dense(encoding, apart, 2)
@@ -120,7 +123,7 @@ def test_swin_depends_only_on_the_keys_that_a_query_sees():
 @pytest.mark.parametrize("kind", [WindowTable, ClassWindowTable])
 @pytest.mark.parametrize(("old", "new"), [((3, 3), (5, 5)), ((3, 5), (6, 2)), ((4, 2), (4, 2)), ((4, 6), (2, 3))])
 def test_resized_tables_are_cubic_interpolations(old, new, kind):
-    encoding = random(kind(2, *old, num_layers=2)).requires_grad_(False)
+    encoding = random(kind(2, height=old[0], width=old[1], num_layers=2)).requires_grad_(False)
     actual = encoding.resized(*new)
     assert (actual.height, actual.width) == new
     for layer in range(2):
@@ -167,7 +170,7 @@ def test_beit_attention_is_that_of_transformers():
     )  # fmt: skip
     module, bias = beit.BeitAttention(config).double().eval(), beit.BeitRelativePositionBias(config).double()
     torch.nn.init.normal_(bias.relative_position_bias_table)
-    encoding, grid = ClassWindowTable(3, 4, 4).double(), Positions.grid(4, 4, prefix=1)
+    encoding, grid = ClassWindowTable(3, height=4, width=4).double(), Positions.grid(4, 4, prefix=1)
     encoding.table.data[0] = bias.relative_position_bias_table.data
     x = torch.randn(2, 17, 24, dtype=torch.float64)
     q, k, v = (p(x).unflatten(-1, (3, 8)).transpose(1, 2) for p in (module.q_proj, module.k_proj, module.v_proj))
@@ -186,7 +189,7 @@ def test_beit_of_transformers_is_right_for_squares_only():
     config = transformers.BeitConfig(num_attention_heads=2, image_size=(48, 80), patch_size=16)
     theirs = beit.BeitRelativePositionBias(config).double()
     torch.nn.init.normal_(theirs.relative_position_bias_table)
-    encoding = ClassWindowTable(2, 3, 5).double()
+    encoding = ClassWindowTable(2, height=3, width=5).double()
     encoding.table.data[0] = theirs.relative_position_bias_table.data
     actual = dense(encoding, Positions.grid(3, 5, prefix=1), 2)
     index = theirs.generate_relative_position_index((3, 5))
@@ -198,10 +201,10 @@ def test_beit_starts_without_position():
     assert not ClassWindowTable(2).table.any()
 
 
-def test_beit_takes_patch_numbers_with_the_class_at_minus_one():
-    encoding = random(ClassWindowTable(2, 3, 4))
-    numbered = Positions.from_ids(torch.arange(-1, 12))
-    assert torch.equal(dense(encoding, numbered, 2), dense(encoding, Positions.grid(3, 4, prefix=1), 2))
+def test_a_patch_number_of_minus_one_is_a_patch():
+    encoding = random(ClassWindowTable(2, height=3, width=4))
+    numbered, cells = Positions.from_ids([-1, 0, 5]), Positions.from_ids([[[-1, 3], [0, 0], [1, 1]]])
+    assert torch.equal(dense(encoding, numbered, 2), dense(encoding, cells, 2))
 
 
 # ---------------------------------------------------------------- Swin v2
@@ -228,7 +231,7 @@ def log_formula(encoding, at):
 
 @BACKENDS
 def test_log_window_is_its_formula(backend):
-    encoding = random(LogWindow(3, 4, 3, num_layers=2, hidden=6, cosine=False))
+    encoding = random(LogWindow(3, height=4, width=3, num_layers=2, hidden=6, cosine=False))
     full = log_formula(encoding, [divmod(n, 3) for n in range(12)])
     check_against_loops(encoding, Positions.grid(4, 3), full, backend)
     check_against_loops(encoding, Positions.arange(12, causal=True), full, backend)
@@ -245,7 +248,10 @@ def test_swin_v2_attention_is_that_of_transformers(height, width, trained, heads
     torch.set_default_dtype(torch.float64)  # its table of coordinates is made in the default dtype
     module = swinv2.Swinv2SelfAttention(config, dim, heads, (height, width), trained or [0, 0]).eval()
     torch.set_default_dtype(before)
-    mlp, encoding = module.continuous_position_bias_mlp, LogWindow(heads, *(trained or (height, width))).double()
+    mlp, encoding = (
+        module.continuous_position_bias_mlp,
+        LogWindow(heads, height=(trained or (height, width))[0], width=(trained or (height, width))[1]).double(),
+    )
     torch.nn.init.normal_(mlp[2].weight, std=0.3)
     # the last head is colder than the authors' floor of 1/100
     module.logit_scale.data.copy_(torch.linspace(0.5, 6, heads)[:, None, None])
@@ -280,11 +286,11 @@ def test_log_window_reads_a_table_where_offsets_repeat():
 def test_cosine_attention_forgets_the_length_of_queries_and_keys():
     positions = Positions.grid(2, 3)
     q, k, v = qkv(positions)
-    encoding = random(LogWindow(3, 2, 3))
+    encoding = random(LogWindow(3, height=2, width=3))
     assert_close(
         posenc.attention(3 * q, 0.1 * k, v, encoding, positions), posenc.attention(q, k, v, encoding, positions)
     )
-    plain = random(LogWindow(3, 2, 3, cosine=False))
+    plain = random(LogWindow(3, height=2, width=3, cosine=False))
     assert plain.rotate(q, k, positions) == (q, k)
     assert plain.scale(16) == 0.25
 
@@ -293,9 +299,9 @@ def test_cosine_attention_forgets_the_length_of_queries_and_keys():
 
 SQUARE, VIDEO = Positions.from_ids(Positions.grid(3, 3).q), Positions.grid(2, 2, frames=2)
 REFUSED = {
-    "rows": (lambda: dense(WindowTable(2, 2, 3), SQUARE, 2), "2 rows and 2 columns.*window of 2 x 3.*resized"),
-    "columns": (lambda: dense(WindowTable(2, 3, 2), SQUARE, 2), "window of 3 x 2.*clamp"),
-    "beit too": (lambda: dense(ClassWindowTable(2, 2, 3), SQUARE, 2), "window of 2 x 3"),
+    "rows": (lambda: dense(WindowTable(2, height=2, width=3), SQUARE, 2), "2 rows and 2 columns.*window of 2 x 3.*resized"),
+    "columns": (lambda: dense(WindowTable(2, height=3, width=2), SQUARE, 2), "window of 3 x 2.*clamp"),
+    "beit too": (lambda: dense(ClassWindowTable(2, height=2, width=3), SQUARE, 2), "window of 2 x 3"),
     "class": (lambda: dense(WindowTable(2), Positions.grid(2, 2, prefix=1), 2), "not in the image.*beit"),
     "class in v2": (lambda: dense(LogWindow(2), Positions.grid(2, 2, prefix=1), 2), "not in the image.*beit"),
     "axes": (lambda: dense(WindowTable(2), VIDEO, 2), "2 coordinates per token or one, not 3"),
@@ -304,7 +310,7 @@ REFUSED = {
     "heads": (lambda: dense(WindowTable(3), SQUARE, 2), "2 heads.*num_heads=3"),
     "layer": (lambda: dense(WindowTable(2, num_layers=2), SQUARE, 2, layer=2), "num_layers=2"),
     "beyond": (lambda: WindowTable(2, beyond="clip"), "beyond 'clip'"),
-    "size": (lambda: WindowTable(2, 3, 0), "width=0"),
+    "size": (lambda: WindowTable(2, height=3, width=0), "width=0"),
     "std": (lambda: WindowTable(2, init_std=-1), "init_std=-1"),
     "size of v2": (lambda: LogWindow(2, height=0), "height=0"),
 }  # fmt: skip

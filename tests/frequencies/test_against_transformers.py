@@ -32,21 +32,24 @@ def same(ours, theirs, rtol=1e-5):
 
 @given(head_dim=DIMS, base=BASES, factor=FACTORS)
 def test_linear(head_dim, base, factor):
-    same(frequencies.linear(head_dim, base, factor=factor), of_transformers("linear", head_dim, base, factor=factor))
+    same(
+        frequencies.linear(head_dim, base=base, factor=factor), of_transformers("linear", head_dim, base, factor=factor)
+    )
 
 
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, fraction=st.floats(0.02, 1))
 def test_proportional(head_dim, base, factor, fraction):
     options = {"factor": factor, "fraction": fraction}
     same(
-        frequencies.proportional(head_dim, base, **options), of_transformers("proportional", head_dim, base, **options)
+        frequencies.proportional(head_dim, base=base, **options),
+        of_transformers("proportional", head_dim, base, **options),
     )
 
 
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, trained=LENGTHS, length=st.integers(1, 400000))
 def test_dynamic_for_a_length(head_dim, base, factor, trained, length):
     theirs = of_transformers("dynamic", head_dim, base, factor=factor, max_positions=trained, seq_len=length)
-    ours = frequencies.dynamic(head_dim, base, length=length, original_max_positions=trained, factor=factor)
+    ours = frequencies.dynamic(head_dim, base=base, length=length, original_max_positions=trained, factor=factor)
     same(ours, theirs)
 
 
@@ -65,7 +68,9 @@ def test_yarn_with_all_options(head_dim, base, factor, length, slow, width, temp
     }
     options |= temperature
     # a ramp narrower than a pair magnifies the rounding of float32 by its steepness
-    same(frequencies.yarn(head_dim, base, **options), of_transformers("yarn", head_dim, base, **options), rtol=1e-4)
+    same(
+        frequencies.yarn(head_dim, base=base, **options), of_transformers("yarn", head_dim, base, **options), rtol=1e-4
+    )
 
 
 @given(
@@ -82,14 +87,14 @@ def test_longrope_short_and_long(data, base, factor, original, length, temperatu
     options = {"short_factor": data.draw(numbers), "long_factor": data.draw(numbers), "factor": factor}
     options |= {"original_max_positions": original} | temperature
     theirs = of_transformers("longrope", head_dim, base, seq_len=length, **options)
-    same(frequencies.longrope(head_dim, base, length=length, **options), theirs)
+    same(frequencies.longrope(head_dim, base=base, length=length, **options), theirs)
 
 
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS)
 def test_any_schedule_is_expressed_by_longrope_factors(head_dim, base, factor, length):
     """So a vector can be handed to plain transformers: short and long factors both the stretch."""
-    ours = frequencies.yarn_paper(head_dim, base, factor=factor, original_max_positions=length)
-    numbers = frequencies.stretch(ours, head_dim, base).tolist()
+    ours = frequencies.yarn_paper(head_dim, base=base, factor=factor, original_max_positions=length)
+    numbers = frequencies.stretch(ours, head_dim, base=base).tolist()
     theirs = of_transformers(
         "longrope", head_dim, base, short_factor=numbers, long_factor=numbers, factor=factor,
         attention_factor=ours.attention_factor, original_max_positions=length, seq_len=length + 1,
@@ -122,9 +127,9 @@ def test_gpt_oss_does_not_round_the_ramp():
     module = gpt_oss.GptOssRotaryEmbedding(config)
     given = config.rope_parameters
     options = {"factor": given["factor"], "original_max_positions": given["original_max_position_embeddings"]}
-    unrounded = frequencies.yarn(config.head_dim, given["rope_theta"], **options, truncate=False)
+    unrounded = frequencies.yarn(config.head_dim, base=given["rope_theta"], **options, truncate=False)
     same(unrounded, (module.inv_freq, module.attention_scaling))
-    rounded = frequencies.yarn(config.head_dim, given["rope_theta"], **options)
+    rounded = frequencies.yarn(config.head_dim, base=given["rope_theta"], **options)
     assert (rounded.inv_freq / unrounded.inv_freq - 1).abs().max() > 0.04
 
 
@@ -181,7 +186,7 @@ def test_transformers_dynamic_overshoots():
 def test_float32_frequencies_drift():
     """transformers computes frequencies in float32: at position 131072 angles are off by thousandths of a radian."""
     theirs, _ = of_transformers("yarn", 128, 5e5, factor=8.0, original_max_positions=8192)
-    ours = frequencies.yarn(128, 5e5, factor=8.0, original_max_positions=8192).inv_freq
+    ours = frequencies.yarn(128, base=5e5, factor=8.0, original_max_positions=8192).inv_freq
     assert 1e-3 < (ours - theirs.double()).abs().max() * 131072 < 1e-2
 
 

@@ -28,7 +28,7 @@ SHAPES = {
 @given(first=TEXTS, second=TEXTS, at=st.floats(1, 1e6), **SHAPES)
 def test_numbers(first, second, head_dim, base, factor, length, at):
     actual = diff(first, second, head_dim, base, factor=factor, length=length, at=at)
-    full = [frequencies.create(frequencies.parse(text), head_dim, base) for text in actual.schedules]
+    full = [frequencies.create(frequencies.parse(text), head_dim, base=base) for text in actual.schedules]
     assert actual.attention_factors == tuple(f.attention_factor for f in full)
     assert [pair.pair for pair in actual.pairs] == list(range(head_dim // 2))
     for c, pair in enumerate(actual.pairs):

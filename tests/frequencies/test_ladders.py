@@ -34,13 +34,13 @@ def radixes(head_dim, base, factor, length, progressive):
 @given(head_dim=DIMS, base=BASES, factor=st.floats(1, 64), length=LENGTHS)
 def test_mrrope_divides_by_the_product_of_the_radixes_before(progressive, head_dim, base, factor, length):
     options = {"factor": factor, "original_max_positions": length}
-    actual = frequencies.mrrope(head_dim, base, **options, progressive=progressive)
+    actual = frequencies.mrrope(head_dim, base=base, **options, progressive=progressive)
     product, expected = 1.0, []
     for pair, radix in enumerate(radixes(head_dim, base, factor, length, progressive)):
         expected.append(base ** (-2 * pair / head_dim) / product)
         product *= radix
     assert_close(actual.inv_freq, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
-    assert actual.attention_factor == frequencies.yarn(head_dim, base, **options).attention_factor
+    assert actual.attention_factor == frequencies.yarn(head_dim, base=base, **options).attention_factor
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_mrrope_is_the_expression_of_the_authors_code(dim, base, length, factor)
         f(dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)))
         for f, turns in ((math.floor, 32), (math.ceil, 1))
     )
-    plain = frequencies.default(dim, base).inv_freq.tolist()
+    plain = frequencies.default(dim, base=base).inv_freq.tolist()
     for progressive in (True, False):
         expected = []
         for i, f in enumerate(plain):
@@ -62,15 +62,19 @@ def test_mrrope_is_the_expression_of_the_authors_code(dim, base, length, factor)
                 else (i - low) / (high - low)
             )
             expected.append(f / factor ** (0 if i < low + 1 else 1 if i > high - 1 else middle))
-        actual = frequencies.mrrope(dim, base, factor=factor, original_max_positions=length, progressive=progressive)
+        actual = frequencies.mrrope(
+            dim, base=base, factor=factor, original_max_positions=length, progressive=progressive
+        )
         assert_close(actual.inv_freq, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 def test_radixes_grow_in_mrrope_and_shrink_in_the_papers_yarn():
     # the argument of MrRoPE: lambda_j < lambda_(j+1) under Pro, > under YaRN as its paper states it, equal under Uni
     def between(name, **options):
-        made = frequencies.create({"name": name, "factor": 8.0, "original_max_positions": 4096, **options}, 128, 1e4)
-        stretch = frequencies.stretch(made, 128, 1e4)
+        made = frequencies.create(
+            {"name": name, "factor": 8.0, "original_max_positions": 4096, **options}, 128, base=1e4
+        )
+        stretch = frequencies.stretch(made, 128, base=1e4)
         middle = stretch[(stretch > 1 + 1e-9) & (stretch < 8 - 1e-9)]
         return middle.log().diff().diff()
 
@@ -81,9 +85,9 @@ def test_radixes_grow_in_mrrope_and_shrink_in_the_papers_yarn():
 
 def test_a_ramp_within_one_pair_stays_finite():
     for progressive in (True, False):
-        made = frequencies.mrrope(8, 500.0, factor=4.0, original_max_positions=6, progressive=progressive)
+        made = frequencies.mrrope(8, base=500.0, factor=4.0, original_max_positions=6, progressive=progressive)
         assert bool(made.inv_freq.isfinite().all())
-        assert frequencies.stretch(made, 8, 500.0)[-1] == 4
+        assert frequencies.stretch(made, 8, base=500.0)[-1] == 4
 
 
 # -------------------------------------------------------------------- EVQ-Cosh
@@ -91,7 +95,7 @@ def test_a_ramp_within_one_pair_stays_finite():
 
 @given(head_dim=DIMS, base=BASES, tau=st.floats(1e-3, 20))
 def test_evq_cosh_is_the_inverse_of_its_density(head_dim, base, tau):
-    actual = frequencies.evq_cosh(head_dim, base, tau=tau).inv_freq.tolist()
+    actual = frequencies.evq_cosh(head_dim, base=base, tau=tau).inv_freq.tolist()
     pairs = head_dim // 2
     for c, f in enumerate(actual):
         phi = -math.log(f) / math.log(base)
@@ -106,7 +110,7 @@ def test_evq_cosh_is_the_expression_of_the_authors_code():
         u = (torch.arange(head_dim // 2, dtype=torch.float64) + 0.5) / float(head_dim // 2)
         phi = 1.0 - (1.0 / tau) * torch.asinh((1.0 - u) * math.sinh(tau))
         theirs = torch.pow(torch.tensor(base, dtype=torch.float64), -phi)
-        assert_close(frequencies.evq_cosh(head_dim, base, tau=tau).inv_freq, theirs, rtol=1e-13, atol=0)
+        assert_close(frequencies.evq_cosh(head_dim, base=base, tau=tau).inv_freq, theirs, rtol=1e-13, atol=0)
 
 
 def test_evq_cosh_without_tau_follows_from_width_and_length_and_is_geometric_at_0():
@@ -154,7 +158,7 @@ def test_anti_periodic_refuses_no_length():
 def test_hope_is_tapered_hard_at_the_trained_length():
     # HoPE, as others read it (praxis, encoding/hope.py): pairs of less than one turn in training pass unrotated
     for base, length in ((1e4, 512), (5e5, 8192)):
-        actual = frequencies.tapered(64, base, original_max_positions=length, hard=True).inv_freq
+        actual = frequencies.tapered(64, base=base, original_max_positions=length, hard=True).inv_freq
         expected = [f if f > 2 * math.pi / length else 0.0 for f in (base ** (-2 * c / 64) for c in range(32))]
         assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=0)
         assert 0 < sum(f == 0 for f in expected) < 32

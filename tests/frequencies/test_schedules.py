@@ -27,11 +27,11 @@ INTERPOLATE = [*BY_FACTOR, "dynamic"]
 def made(name, head_dim, base, factor, length):
     """A schedule by its name, for texts of factor times the trained length."""
     shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(factor * length)}
-    return create(complete({"name": name}, **shape), head_dim, base)
+    return create(complete({"name": name}, **shape), head_dim, base=base)
 
 
 def plain(head_dim, base):
-    return frequencies.default(head_dim, base).inv_freq
+    return frequencies.default(head_dim, base=base).inv_freq
 
 
 # -------------------------------------------------------------------- known values
@@ -65,13 +65,13 @@ SMOL = {
 
 @pytest.mark.parametrize("text", KNOWN)
 def test_known_stretches(text):
-    actual = stretch(create(complete(parse(text), **SHORT), 64, 1e4), 64, 1e4)
+    actual = stretch(create(complete(parse(text), **SHORT), 64, base=1e4), 64, base=1e4)
     assert actual[PAIRS].tolist() == pytest.approx(KNOWN[text], rel=1e-5)
 
 
 @pytest.mark.parametrize("text", SMOL)
 def test_known_stretches_of_smollm2(text):
-    actual = stretch(made(text, 64, 1e5, 4.0, 8192), 64, 1e5)
+    actual = stretch(made(text, 64, 1e5, 4.0, 8192), 64, base=1e5)
     assert actual[PAIRS].tolist() == pytest.approx(SMOL[text], rel=1e-5)
 
 
@@ -80,7 +80,7 @@ def test_known_frequencies():
     assert plain(64, 1e4)[PAIRS].tolist() == pytest.approx(known, rel=1e-6)
     known = [1, 2.371374e-1, 5.623413e-2, 1.333521e-2, 3.162278e-3, 7.498942e-4, 1.778279e-4, 4.216965e-5, 1.433013e-5]
     assert plain(64, 1e5)[PAIRS].tolist() == pytest.approx(known, rel=1e-6)
-    assert wavelengths(frequencies.default(64, 1e5)).gt(8192).sum() == 12  # SmolLM2's pairs without a full turn
+    assert wavelengths(frequencies.default(64, base=1e5)).gt(8192).sum() == 12  # SmolLM2's pairs without a full turn
 
 
 # -------------------------------------------------------------------- what holds for all
@@ -112,7 +112,7 @@ def test_factor_1_is_the_default(name, head_dim, base, length):
 @pytest.mark.parametrize("name", INTERPOLATE)
 @given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, factor=FACTORS, length=LENGTHS)
 def test_pairs_are_slowed_more_and_more_up_to_factor(name, head_dim, base, factor, length):
-    actual = stretch(made(name, head_dim, base, factor, length), head_dim, base)
+    actual = stretch(made(name, head_dim, base, factor, length), head_dim, base=base)
     most = math.ceil(factor * length) / length if name == "dynamic" else factor
     assert bool((actual > 1 - 1e-12).all() and (actual < most * (1 + 1e-12)).all())
     assert bool((actual.diff() > -1e-9).all())
@@ -123,7 +123,7 @@ def test_float64_on_the_cpu_whatever_the_defaults(name):
     needed = {"new_base": 5e5, "stretch": [1.0] * 32, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
     schedule = complete({"name": name}, **SHORT, **needed)
     with torch.device("meta"):
-        actual = create(schedule, 64, 1e4)
+        actual = create(schedule, 64, base=1e4)
     assert (actual.inv_freq.dtype, actual.inv_freq.device.type, actual.inv_freq.shape) == (torch.float64, "cpu", (32,))
     assert isinstance(actual.attention_factor, float)
 
@@ -131,13 +131,13 @@ def test_float64_on_the_cpu_whatever_the_defaults(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_each_can_be_written_down_pair_by_pair(name):
     needed = {"new_base": 5e5, "stretch": [3.0] * 32, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
-    actual = create(complete({"name": name}, **SHORT, **needed), 64, 1e4)
+    actual = create(complete({"name": name}, **SHORT, **needed), 64, base=1e4)
     data = {
         "name": "explicit",
-        "stretch": stretch(actual, 64, 1e4).tolist(),
+        "stretch": stretch(actual, 64, base=1e4).tolist(),
         "attention_factor": actual.attention_factor,
     }
-    again = create(data, 64, 1e4)
+    again = create(data, 64, base=1e4)
     torch.testing.assert_close(again.inv_freq, actual.inv_freq, rtol=1e-15, atol=0)
     assert again.attention_factor == actual.attention_factor
     encoding = Rotary(64, schedule=data)
@@ -150,38 +150,41 @@ def test_each_can_be_written_down_pair_by_pair(name):
 @given(head_dim=DIMS, base=BASES, factor=FACTORS)
 def test_interpolation_is_position_over_factor(head_dim, base, factor):
     position = torch.arange(0, 5000, 37, dtype=torch.float64)[:, None]
-    interpolated = frequencies.linear(head_dim, base, factor=factor).inv_freq
+    interpolated = frequencies.linear(head_dim, base=base, factor=factor).inv_freq
     torch.testing.assert_close(position * interpolated, position / factor * plain(head_dim, base), rtol=1e-14, atol=0)
 
 
 @given(head_dim=DIMS, base=BASES, first=FACTORS, second=FACTORS)
 def test_interpolations_multiply(head_dim, base, first, second):
-    once = stretch(frequencies.linear(head_dim, base, factor=first), head_dim, base)
-    twice = once * stretch(frequencies.linear(head_dim, base, factor=second), head_dim, base)
-    at_once = frequencies.linear(head_dim, base, factor=first * second)
-    torch.testing.assert_close(twice, stretch(at_once, head_dim, base), rtol=1e-14, atol=0)
+    once = stretch(frequencies.linear(head_dim, base=base, factor=first), head_dim, base=base)
+    twice = once * stretch(frequencies.linear(head_dim, base=base, factor=second), head_dim, base=base)
+    at_once = frequencies.linear(head_dim, base=base, factor=first * second)
+    torch.testing.assert_close(twice, stretch(at_once, head_dim, base=base), rtol=1e-14, atol=0)
 
 
 @given(head_dim=DIMS, base=BASES, factor=FACTORS)
 def test_mixed_lies_between_fixed_and_linear(head_dim, base, factor):
-    ends = frequencies.ntk_fixed(head_dim, base, factor=factor), frequencies.linear(head_dim, base, factor=factor)
+    ends = (
+        frequencies.ntk_fixed(head_dim, base=base, factor=factor),
+        frequencies.linear(head_dim, base=base, factor=factor),
+    )
     for exponent, end in zip((1.0, 0.0), ends, strict=True):
-        mixed = frequencies.ntk_mixed(head_dim, base, factor=factor, exponent=exponent)
+        mixed = frequencies.ntk_mixed(head_dim, base=base, factor=factor, exponent=exponent)
         torch.testing.assert_close(mixed.inv_freq, end.inv_freq, rtol=1e-13, atol=0)
-    mixed = frequencies.ntk_mixed(head_dim, base, factor=factor).inv_freq
+    mixed = frequencies.ntk_mixed(head_dim, base=base, factor=factor).inv_freq
     assert bool((mixed <= ends[0].inv_freq * (1 + 1e-12)).all() and (mixed >= ends[1].inv_freq * (1 - 1e-12)).all())
 
 
 @given(head_dim=DIMS.filter(lambda d: d > 2), base=BASES, factor=FACTORS)
 def test_ntk_is_a_change_of_base(head_dim, base, factor):
     for schedule, power in ((frequencies.ntk, head_dim / (head_dim - 2)), (frequencies.ntk_old, 1)):
-        actual = schedule(head_dim, base, factor=factor).inv_freq
+        actual = schedule(head_dim, base=base, factor=factor).inv_freq
         for other in (
-            frequencies.abf(head_dim, base, new_base=base * factor**power),
-            frequencies.default(head_dim, base * factor**power),
+            frequencies.abf(head_dim, base=base, new_base=base * factor**power),
+            frequencies.default(head_dim, base=base * factor**power),
         ):
             torch.testing.assert_close(actual, other.inv_freq, rtol=1e-13, atol=0)
-    changed = stretch(frequencies.abf(head_dim, base, new_base=5 * base), head_dim, base)
+    changed = stretch(frequencies.abf(head_dim, base=base, new_base=5 * base), head_dim, base=base)
     torch.testing.assert_close(changed, 5.0 ** (torch.arange(0, head_dim, 2).double() / head_dim), rtol=1e-13, atol=0)
 
 
@@ -234,10 +237,10 @@ OF = st.sampled_from([None, "linear", "ntk_mixed", "yarn"])
 @given(name=OF, head_dim=DIMS, base=BASES, factor=FACTORS)
 def test_resonance_meets_the_same_angles_in_every_turn(name, head_dim, base, factor):
     of = None if name is None else made(name, head_dim, base, factor, 4096)
-    actual = frequencies.resonance(head_dim, base, of=of)
+    actual = frequencies.resonance(head_dim, base=base, of=of)
     waves = wavelengths(actual)
     torch.testing.assert_close(waves, waves.round(), rtol=1e-14, atol=0)
-    before = of or frequencies.default(head_dim, base)
+    before = of or frequencies.default(head_dim, base=base)
     assert bool(((waves - wavelengths(before)).abs() <= 0.5 + 1e-9 * waves).all())
     positions = torch.arange(50, dtype=torch.float64)[:, None]
     again = positions + 3 * waves.round()
@@ -270,7 +273,7 @@ def test_tapered_fades_the_slowest():
 
 def test_a_schedule_may_be_of_another():
     data = {"name": "resonance", "of": {"name": "yarn", "factor": 4.0, "original_max_positions": 2048}}
-    actual = create(data, 64, 1e4)
+    actual = create(data, 64, base=1e4)
     expected = frequencies.resonance(64, of=frequencies.yarn(64, factor=4, original_max_positions=2048))
     assert torch.equal(actual.inv_freq, expected.inv_freq)
     assert parse("yarn:factor=4.0:original_max_positions=2048+resonance") == data
@@ -326,17 +329,17 @@ def test_completed_by_what_it_needs():
         (lambda: frequencies.linear(64, factor=math.inf), "factor=inf"),
         (lambda: frequencies.linear(64, factor=True), "factor=True: pass a number"),
         (lambda: frequencies.linear(64.0, factor=2), "head_dim=64.0: pass an integer"),
-        (lambda: frequencies.default(64, True), "base=True: pass a number"),
+        (lambda: frequencies.default(64, base=True), "base=True: pass a number"),
         (lambda: frequencies.ntk_mixed(64, factor=2, exponent=True), "exponent=True: pass a number"),
         (lambda: frequencies.proportional(64, fraction=True), "fraction=True: pass a number"),
         (lambda: frequencies.tapered(64, pairs=2.5), "pairs=2.5: pass an integer"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=9.5), "original_max_positions=9.5: pass an integer"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, beta_fast=math.nan), "beta_fast=nan"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, attention_factor=True), "attention_factor=True"),
-        (lambda: create("yarn", 64, 1e4), "schedule='yarn': pass a dict"),
+        (lambda: create("yarn", 64, base=1e4), "schedule='yarn': pass a dict"),
         (lambda: frequencies.ntk(2, factor=2), "head_dim=2: NTK"),
         (lambda: frequencies.abf(64, new_base=0), "new_base=0: must be a positive number"),
-        (lambda: frequencies.abf(64, -1.0, new_base=5.0), "base=-1.0: must be a positive number"),
+        (lambda: frequencies.abf(64, base=-1.0, new_base=5.0), "base=-1.0: must be a positive number"),
         (lambda: frequencies.explicit(64, stretch=[1.0] * 31), r"stretch has shape \(31,\): .*each of the 32 pairs"),
         (lambda: frequencies.explicit(4, stretch=[1.0, 0.0]), "stretch: frequencies are divided by it"),
         (lambda: frequencies.explicit(4, stretch=[1.0, math.nan]), "stretch: .* above 0"),
@@ -344,7 +347,7 @@ def test_completed_by_what_it_needs():
         (lambda: frequencies.dynamic(64, length=0, original_max_positions=5), "length=0: must be"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=0), "original_max_positions=0: must be"),
         (lambda: frequencies.dynamic(64, length=9, original_max_positions=3, factor=0.5), "factor=0.5"),
-        (lambda: frequencies.ntk(64, -1.0, factor=4.0), "base=-1.0: must be a positive number"),
+        (lambda: frequencies.ntk(64, base=-1.0, factor=4.0), "base=-1.0: must be a positive number"),
         (lambda: frequencies.yarn(-4, factor=4.0, original_max_positions=9), "dim=-4: .*even and at least 2"),
         (lambda: frequencies.resonance(64, of=frequencies.default(32)), "head_dim=64: has 32 pairs, but 16"),
         (lambda: stretch(frequencies.default(32), 64), "head_dim=64: has 32 pairs, but 16"),
@@ -357,16 +360,16 @@ def test_completed_by_what_it_needs():
         (lambda: longrope(long_factor=[0.0] * 32), "long_factor: frequencies are divided by it"),
         (lambda: longrope(factor=None), "longrope needs a temperature"),
         (lambda: longrope(original_max_positions=1), "original_max_positions=1: the temperature"),
-        (lambda: create({"name": "yran"}, 64, 1e4), "unknown schedule 'yran': did you mean 'yarn'"),
-        (lambda: create({}, 64, 1e4), "unknown schedule None"),
-        (lambda: create({"name": "yarn", "factor": 2}, 64, 1e4), "schedule 'yarn' needs original_max_positions"),
-        (lambda: create({"name": "yarn"}, 64, 1e4), "schedule 'yarn' needs factor and original_max_positions"),
-        (lambda: create({"name": "ntk", "factor": "4x"}, 64, 1e4), "option factor='4x' of schedule 'ntk': pass a number"),
-        (lambda: create({"name": "ntk", "factor": True}, 64, 1e4), "factor=True of schedule 'ntk': pass a number"),
-        (lambda: create({"name": "explicit", "stretch": "1"}, 2, 1e4), "stretch='1' of .*: pass a list or a tensor"),
-        (lambda: create({"name": "ntk", "factor": 4, "of": {"name": "linear"}}, 64, 1e4), "unknown option of schedule 'ntk' 'of'"),
-        (lambda: create({"name": "resonance", "of": {"name": "ntk"}}, 64, 1e4), "schedule 'ntk' needs factor"),
-        (lambda: create({"name": "resonance", "of": "ntk"}, 64, 1e4), "option of='ntk' of schedule 'resonance'"),
+        (lambda: create({"name": "yran"}, 64, base=1e4), "unknown schedule 'yran': did you mean 'yarn'"),
+        (lambda: create({}, 64, base=1e4), "unknown schedule None"),
+        (lambda: create({"name": "yarn", "factor": 2}, 64, base=1e4), "schedule 'yarn' needs original_max_positions"),
+        (lambda: create({"name": "yarn"}, 64, base=1e4), "schedule 'yarn' needs factor and original_max_positions"),
+        (lambda: create({"name": "ntk", "factor": "4x"}, 64, base=1e4), "option factor='4x' of schedule 'ntk': pass a number"),
+        (lambda: create({"name": "ntk", "factor": True}, 64, base=1e4), "factor=True of schedule 'ntk': pass a number"),
+        (lambda: create({"name": "explicit", "stretch": "1"}, 2, base=1e4), "stretch='1' of .*: pass a list or a tensor"),
+        (lambda: create({"name": "ntk", "factor": 4, "of": {"name": "linear"}}, 64, base=1e4), "unknown option of schedule 'ntk' 'of'"),
+        (lambda: create({"name": "resonance", "of": {"name": "ntk"}}, 64, base=1e4), "schedule 'ntk' needs factor"),
+        (lambda: create({"name": "resonance", "of": "ntk"}, 64, base=1e4), "option of='ntk' of schedule 'resonance'"),
         (lambda: parse("yarn:factor"), "option factor of yarn: write factor=value"),
         (lambda: parse("yarn:head_dim=4"), "unknown option of schedule 'yarn' 'head_dim"),
         (lambda: parse("resonance:of=yarn"), "unknown option of schedule 'resonance' 'of=yarn'"),

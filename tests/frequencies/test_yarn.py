@@ -24,7 +24,7 @@ LENGTHS = st.integers(64, 200000)
 def test_yarn_is_that_of_transformers(head_dim, base, factor, length, truncate, fast):
     options = {"factor": factor, "original_max_positions": length, "truncate": truncate, "beta_fast": fast}
     inv_freq, attention_factor = of_transformers("yarn", head_dim, base, **options)
-    ours = frequencies.yarn(head_dim, base, **options)
+    ours = frequencies.yarn(head_dim, base=base, **options)
     torch.testing.assert_close(ours.inv_freq.float(), inv_freq, rtol=1e-5, atol=0)
     assert ours.attention_factor == pytest.approx(attention_factor)
 
@@ -33,7 +33,7 @@ def test_yarn_is_that_of_transformers(head_dim, base, factor, length, truncate, 
 def test_llama3_is_that_of_transformers(head_dim, base, factor, length, high):
     options = {"factor": factor, "original_max_positions": length, "low_freq_factor": 1.0, "high_freq_factor": high}
     inv_freq, attention_factor = of_transformers("llama3", head_dim, base, **options)
-    ours = frequencies.llama3(head_dim, base, **options)
+    ours = frequencies.llama3(head_dim, base=base, **options)
     # at the ramp's ends float32 loses digits of turns - low_freq_factor, up to turns * 2^-22 of the range
     torch.testing.assert_close(ours.inv_freq.float(), inv_freq, rtol=1e-4, atol=0)
     assert ours.attention_factor == attention_factor == 1.0
@@ -42,8 +42,8 @@ def test_llama3_is_that_of_transformers(head_dim, base, factor, length, high):
 @pytest.mark.parametrize("name", SCALED)
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS)
 def test_fast_frequencies_stay_and_slow_ones_are_divided(name, head_dim, base, factor, length):
-    plain = frequencies.default(head_dim, base).inv_freq
-    scaled = frequencies.create({"name": name, "factor": factor, "original_max_positions": length}, head_dim, base)
+    plain = frequencies.default(head_dim, base=base).inv_freq
+    scaled = frequencies.create({"name": name, "factor": factor, "original_max_positions": length}, head_dim, base=base)
     stretch = plain / scaled.inv_freq
     assert bool((stretch > 1 - 1e-12).all() and (stretch < factor + 1e-9).all())
     assert bool((stretch.diff() > -1e-9).all())
@@ -56,8 +56,8 @@ def test_fast_frequencies_stay_and_slow_ones_are_divided(name, head_dim, base, f
 @given(head_dim=DIMS, base=BASES, factor=FACTORS, length=LENGTHS)
 def test_llama3_is_the_papers_yarn_with_other_limits(head_dim, base, factor, length):
     options = {"factor": factor, "original_max_positions": length}
-    paper = frequencies.yarn_paper(head_dim, base, **options, beta_slow=1.0, beta_fast=4.0, attention_factor=1.0)
-    llama3 = frequencies.llama3(head_dim, base, **options)
+    paper = frequencies.yarn_paper(head_dim, base=base, **options, beta_slow=1.0, beta_fast=4.0, attention_factor=1.0)
+    llama3 = frequencies.llama3(head_dim, base=base, **options)
     assert torch.equal(paper.inv_freq, llama3.inv_freq)
     assert paper.attention_factor == llama3.attention_factor
 
@@ -93,10 +93,10 @@ def test_rotary_under_yarn_is_llama_under_yarn():
 def test_llama3_with_both_limits_the_same_is_a_step():
     """Llama 4 Scout's rope_scaling: factor 16, low and high 1 (Meta's default for scaled RoPE)."""
     options = {"factor": 16.0, "original_max_positions": 8192, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
-    ours = frequencies.llama3(128, 5e5, **options).inv_freq
+    ours = frequencies.llama3(128, base=5e5, **options).inv_freq
     theirs = llama.LlamaRotaryEmbedding(llama_config("llama3", 128, 5e5, **options)).inv_freq
     torch.testing.assert_close(ours.float(), theirs, rtol=1e-6, atol=0)
-    plain = frequencies.default(128, 5e5).inv_freq
+    plain = frequencies.default(128, base=5e5).inv_freq
     assert sorted({round(x) for x in (plain / ours).tolist()}) == [1, 16]
 
 
@@ -105,7 +105,7 @@ def test_llama3_with_both_limits_the_same_is_a_step():
     [
         (lambda: frequencies.yarn(64, factor=0.5, original_max_positions=10), "factor=0.5"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=0), "original_max_positions=0"),
-        (lambda: frequencies.yarn(64, 1.0, factor=2, original_max_positions=10), "base=1.0: .* above 1"),
+        (lambda: frequencies.yarn(64, base=1.0, factor=2, original_max_positions=10), "base=1.0: .* above 1"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=10, beta_fast=1, beta_slow=2), "beta_slow=2, beta_fast=1"),
         (lambda: frequencies.yarn_paper(64, factor=2, original_max_positions=9, beta_slow=0), "0 < beta_slow < beta_fast"),
         (lambda: frequencies.yarn(64, factor=2, original_max_positions=9, attention_factor=0), "attention_factor=0"),

@@ -110,8 +110,20 @@ def test_code_beside_the_weights_is_not_run(model, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_links_are_followed(model, tmp_path):
-    """As in the cache of the hub."""
+def test_links_are_followed_in_the_cache_of_the_hub_alone(model, tmp_path):
     (model / "model.safetensors").rename(tmp_path / "blob")
     (model / "model.safetensors").symlink_to(tmp_path / "blob")
-    assert posenc.load(model)[0].config.model_type == "llama"
+    with pytest.raises(InputError, match="is a link to a file outside of the folder: put the file itself there"):
+        posenc.load(model)
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/0f", tmp_path / "models--a--b/blobs"
+    blobs.mkdir(parents=True)
+    (model / "model.safetensors").unlink()
+    shutil.copytree(model, snapshot)
+    (tmp_path / "blob").rename(blobs / "1c")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/1c")
+    assert posenc.load(snapshot)[0].config.model_type == "llama"
+    (blobs / "1c").rename(blobs.parent / "1c")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to("../../1c")
+    with pytest.raises(InputError, match="is a link to a file outside of the folder"):
+        posenc.load(snapshot)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from posenc.errors import InputError
+from posenc.lab import train
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.experiment import Run
-from posenc.lab.measure import measure
+from posenc.lab.measure import behaviour, measure
 from posenc.lab.train import Training
 
 
@@ -36,7 +37,7 @@ def run(tiny, corpus):
 def advanced(steps, run, corpus, folder):
     """A training that was written after each of its first steps."""
     training = Training(run, corpus.train)
-    checkpoint = Checkpoints(folder, OFTEN).of(training)
+    checkpoint = Checkpoints(folder, OFTEN).of(training, lambda: behaviour(run, corpus))
     for _ in range(steps):
         training.advance()
         checkpoint.save_if_due()
@@ -45,7 +46,7 @@ def advanced(steps, run, corpus, folder):
 
 def resumed(run, corpus, folder, minutes=OFTEN):
     training = Training(run, corpus.train)
-    return training, Checkpoints(folder, minutes).of(training)
+    return training, Checkpoints(folder, minutes).of(training, lambda: behaviour(run, corpus))
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
@@ -74,6 +75,17 @@ def test_a_damaged_checkpoint_is_deleted_with_a_warning_and_the_training_starts_
             training, _ = resumed(run, corpus, tmp_path)
         assert not training.losses, what
         assert not path.exists()
+
+
+def test_the_checkpoint_of_another_program_is_deleted_with_a_warning_and_the_training_starts_over(
+    run, corpus, tmp_path, monkeypatch
+):
+    advanced(2, run, corpus, tmp_path)
+    monkeypatch.setattr(train, "WARM_UP", 0.5)
+    with pytest.warns(UserWarning, match=r"another program's: .* is .* here and .* there: it is deleted"):
+        training, _ = resumed(run, corpus, tmp_path)
+    assert not training.losses
+    assert not Checkpoints(tmp_path, OFTEN).path(run).exists()
 
 
 def test_a_measured_run_is_that_of_one_that_was_never_stopped(run, corpus, tmp_path):

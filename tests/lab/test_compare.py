@@ -56,7 +56,7 @@ def test_results_hold_every_number(finished):
 def test_worker_processes_measure_what_this_process_measures(finished):
     settings, text, directory, _ = finished
     run = Run("t5", 1, settings, text.digest)
-    before = Store(directory).load(run.id, RunRecord)
+    before = Store(directory).load(run.id, RunRecord).record
     with flushed_denormals():
         here = measure(run, text)
     assert here.losses == pytest.approx(before.losses, abs=1e-4)

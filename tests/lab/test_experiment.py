@@ -95,7 +95,10 @@ class Repeat(Experiment):
 
     def make_model(self, encoding):
         return Transformer(
-            TransformerConfig(LETTERS, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim), encoding
+            TransformerConfig(
+                LETTERS, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads, head_dim=self.head_dim
+            ),
+            encoding,
         )
 
     def load(self, source, **options):

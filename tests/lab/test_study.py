@@ -1,5 +1,6 @@
 """The study engine, on a study that squares numbers: what is stored, resumed, interrupted, refused and reported."""
 
+import contextlib
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import pytest
 from posenc import InputError
 from posenc.lab.engines import ProcessPool
 from posenc.lab.files import write_atomically
-from posenc.lab.store import Store
+from posenc.lab.store import LOCK, Store
 from posenc.lab.study import Interrupted, Pace, Progress, Study, run
 from posenc.report.terminal import Display, times
 
@@ -93,7 +94,7 @@ def test_every_number_is_in_the_results_and_in_the_folder(engine, tmp_path):
     assert (results["answer"], results["command"]) == ("3 of 3", "it")
     assert json.loads((tmp_path / "results.json").read_text()) == results
     assert (tmp_path / "page.txt").read_text() == "3 of 3"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells", "page.txt", "results.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "cells", "page.txt", "results.json"]
     assert len(list((tmp_path / "cells").iterdir())) == 3
 
 
@@ -142,7 +143,7 @@ class Raising(Progress):
 def test_an_error_leaves_what_was_stored(tmp_path):
     with pytest.raises(InputError, match=r"^numbers=3: has no square today$"):
         run(Squares([1, 3, 5], fails_at=3), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "cells"]
     assert run(Squares([1, 3, 5]), tmp_path)["numbers"]["kept_from_before"] == 1
 
 
@@ -162,6 +163,34 @@ def test_refusals_come_before_any_file(tmp_path):
         run(Squares([1]), tmp_path)
     assert run(Squares([1]), tmp_path, begin=lambda: begun.append(1))["complete"]
     assert begun
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_two_runs_never_share_a_folder_whatever_the_order_of_their_steps(empty, tmp_path, monkeypatch):
+    """The first run ends after the second has opened the lock file and before it locks it. If the first removed the file, the
+    second would hold what has no name, and the third would make the file anew."""
+    fcntl = pytest.importorskip("fcntl")
+    if not empty:
+        write_atomically(tmp_path / "cells" / "a.json", "")
+    first, flock = Store(tmp_path).lock("first"), fcntl.flock
+    first.__enter__()
+    running = [first]
+
+    def late(file, operation):
+        if running and operation & fcntl.LOCK_EX:
+            running.pop().__exit__(None, None, None)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    holding = 0
+    with contextlib.ExitStack() as held:
+        for name in ("second", "third"):
+            with contextlib.suppress(InputError):
+                held.enter_context(Store(tmp_path).lock(name))
+                holding += 1
+    assert not running
+    assert holding == 1
+    assert {path.name for path in tmp_path.iterdir()} - {LOCK} == (set() if empty else {"cells"})
 
 
 def test_two_cells_with_equal_facts_are_refused(tmp_path):

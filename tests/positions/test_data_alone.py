@@ -41,7 +41,10 @@ def test_a_table_of_visible_offsets_follows_the_calls_causality():
 def test_an_encoder_and_a_decoder_share_positions_and_an_encoding():
     torch.manual_seed(0)
     encoding = posenc.Rotary(8) + posenc.LogN(4)
-    models = [Transformer(TransformerConfig(11, 16, 2, 2, causal=causal), encoding) for causal in (False, True)]
+    models = [
+        Transformer(TransformerConfig(11, dim=16, num_layers=2, num_heads=2, causal=causal), encoding)
+        for causal in (False, True)
+    ]
     x, shared = torch.randint(11, (2, 9)), Positions.arange(9)
     for model in models:
         assert torch.equal(model(x, shared), model(x, Positions.arange(9)))
@@ -120,7 +123,7 @@ class Packed:
 def test_no_graph_outlives_its_outputs(name):
     shape = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": 16, "causal": True}
     encoding = posenc.create(name, **shape)
-    model = Transformer(TransformerConfig(11, 16, 2, 2), encoding)
+    model = Transformer(TransformerConfig(11, dim=16, num_layers=2, num_heads=2), encoding)
     p, saved = Positions.arange(4, causal=True), []
 
     def pack(tensor):

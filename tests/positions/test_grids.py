@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import InputError, Positions
-from posenc.positions.ids import prefix_index, prefix_tokens
+from posenc.positions.ids import unplaced_index
 
 SIZES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4)
 
@@ -25,7 +25,10 @@ def test_patches_are_counted_row_by_row_and_frame_by_frame(height, width, frames
     positions = Positions.grid(height, width, frames, prefix=prefix)
     axes = 2 if frames is None else 3
     want = [[t, y, x][-axes:] for t in range(frames or 1) for y in range(height) for x in range(width)]
-    assert places(positions) == [[-1] * axes] * prefix + want
+    assert places(positions) == [[0] * axes] * prefix + want
+    assert (positions.q_placed is None) == (prefix == 0)
+    assert positions.q_placed is positions.k_placed
+    assert prefix == 0 or positions.q_placed.tolist() == [[False] * prefix + [True] * len(want)]
     assert positions.mask().all()
     assert positions.images == (((height, width) if frames is None else (frames, height, width)),)
 
@@ -61,7 +64,7 @@ def test_padded_images_are_separate_rows(sizes, prefix):
 @given(data=st.data(), sizes=SIZES, prefix=st.integers(0, 2), causal=st.booleans())
 def test_taken_tokens_keep_place_document_and_whom_they_see(data, sizes, prefix, causal):
     full = Positions.grids(sizes, prefix=prefix).with_causal(causal)
-    apart = prefix_tokens(full.q)[0].tolist()
+    apart = [False] * full.num_queries if full.q_placed is None else (~full.q_placed[0]).tolist()
     patches = [n for n in range(full.num_queries) if not apart[n]]
     count = data.draw(st.integers(1, len(patches)))
     rows = [data.draw(st.permutations(patches))[:count] for _ in range(2)]
@@ -113,8 +116,8 @@ def test_text_taken_apart_is_attended_as_where_the_rest_is_hidden(name, backend)
 
 def test_places_among_the_tokens_before_the_patches():
     positions = Positions.grids([(1, 2), (2, 1)], prefix=2)
-    assert prefix_index(positions.q, positions.q_document).tolist() == [[0, 1, -1, -1, 0, 1, -1, -1]]
-    assert prefix_index(Positions.grid(1, 2, prefix=2).q, None).tolist() == [[0, 1, -1, -1]]
+    assert unplaced_index(positions.q_placed, positions.q_document).tolist() == [[0, 1, -1, -1, 0, 1, -1, -1]]
+    assert unplaced_index(Positions.grid(1, 2, prefix=2).q_placed, None).tolist() == [[0, 1, -1, -1]]
 
 
 def test_an_image_is_the_first_frame_of_a_video():
@@ -146,7 +149,7 @@ def test_moved_tokens_are_of_no_known_image():
         (lambda: Positions.grid(2, 2).take([1, 1]), r"names a token twice"),
         (lambda: Positions.grid(2, 2).take([0.5]), r"integers"),
         (lambda: Positions.grids([(2, 2)] * 3 + [(1, 1)], padded=True).take([[0], [1]]), r"for the 4 rows"),
-        (lambda: Positions.grid(2, 2, prefix=2).take([1, 2]), r"without coordinates.*not the first"),
+        (lambda: Positions.grid(2, 2, prefix=2).take([1, 2]), r"without a place.*not the first"),
         (lambda: Positions.grid(2, 2, prefix=2).take([1, 0, 2]), r"out of their order"),
         (lambda: Positions.arange(2, 3).take([0]), r"2 queries that are not the 5 keys cannot be taken apart"),
         (lambda: Positions.arange(4).shard(0, 2).take([0]), r"are a shard already"),

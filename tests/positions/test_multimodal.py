@@ -311,14 +311,6 @@ def test_a_cache_and_padding_leave_attention_as_it_is(rule):
     assert_close(posenc.attention(q, k, v, encoding, padded)[:, :, 3:], full, rtol=1e-10, atol=1e-12)
 
 
-def test_mixed_is_deprecated():
-    with pytest.warns(DeprecationWarning, match=r"use Positions\.multimodal"):
-        former = Positions.mixed([2, (2, 3), 4], 2, causal=True)
-    now = Positions.multimodal([2, (2, 3), 4], "qwen2_vl", 2, causal=True)
-    assert torch.equal(former.q, now.q)
-    assert torch.equal(former.mask(), now.mask())
-
-
 def test_every_rule_is_on_the_page():
     page = (Path(__file__).parents[2] / "docs/vision-grid.md").read_text()
     assert all(f"| `{rule}`" in page or f", `{rule}`" in page for rule in RULES)

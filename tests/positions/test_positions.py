@@ -1,5 +1,6 @@
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import InputError, Positions
-from posenc.positions.ids import prefix_tokens
 
 
 def dense(positions: Positions) -> list[list[list[bool]]]:
@@ -81,7 +81,7 @@ def test_padding_mask_counts_real_tokens(mask, expected):
 
 def test_ids_keep_their_values_and_order_decides_causality():
     ids = torch.tensor([[7, 0, 3]])
-    p = Positions.from_ids(ids, causal=True)
+    p = Positions.from_ids(ids, causal=True, packed=False)
     assert p.q.equal(ids)
     assert torch.equal(p.mask()[0, 0], torch.ones(3, 3).tril().bool())
     tail = Positions.from_ids(torch.tensor([3.5]), torch.tensor([0.5, 1.5, 3.5]), causal=True)
@@ -157,7 +157,8 @@ def test_moving_and_sharing():
         (lambda: Positions.packed([2], cu_seqlens=[0, 2]), "exactly one"),
         (lambda: Positions.packed([2, 0]), "at least one token"),
         (lambda: Positions.packed(cu_seqlens=[1, 2]), "cu_seqlens"),
-        (lambda: Positions.packed(cu_seqlens=[0, 3, 3, 5]), "cu_seqlens"),
+        (lambda: Positions.packed(cu_seqlens=[0, 3, 2, 5]), "cu_seqlens"),
+        (lambda: Positions.packed(cu_seqlens=[0, 0]), "cu_seqlens"),
         (lambda: Positions.packed(document_ids=torch.zeros(1, 0).long()), "document_ids"),
         (lambda: Positions.from_ids(torch.tensor([True])), "a mask goes to from_mask"),
         (lambda: Positions.from_ids([0, 1, 2], [0, 1]).with_causal(True), "2 keys for 3 causal queries"),
@@ -176,7 +177,7 @@ def test_bad_input_is_named(make, message):
     [
         Positions.arange(7), Positions.arange(3, 4), Positions.arange(2, torch.tensor([5, 0, 3])),
         Positions.from_mask(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])), Positions.packed([2, 1, 4]),
-        Positions.packed(document_ids=torch.tensor([[3, 1, 3, -1, 1], [0, 0, 0, 0, 0]])), Positions.from_ids([5, 5, 2]),
+        Positions.packed(document_ids=torch.tensor([[3, 1, 3, -1, 1], [0, 0, 0, 0, 0]])), Positions.from_ids([5, 5, 2], packed=False),
         Positions.from_mask(torch.tensor([[0, 1, 1, 1]]), 2),
     ],
 )  # fmt: skip
@@ -203,11 +204,6 @@ def test_text_and_image_meet():
         Positions.cross(image, Positions.grid(2, 2, 2))
 
 
-def test_prefix_tokens_are_minus_one_on_every_axis():
-    assert prefix_tokens(torch.tensor([[-1, -1], [-1, 0]])).tolist() == [True, False]
-    assert not prefix_tokens(torch.tensor([[-1.0, -1.0]])).any(), "the corner of an image that spans -1 .. 1"
-
-
 @pytest.mark.parametrize("make", [lambda: Positions.arange(2.5), lambda: Positions.packed([2.7, 3.9])])
 def test_numbers_of_tokens_are_integers(make):
     with pytest.raises(posenc.InputError, match=r"integer"):
@@ -221,3 +217,79 @@ def test_positions_print_in_a_line():
     assert repr(Positions.grid(2, 3)) == "Positions(6 queries, 6 keys, 2 axes)"
     assert repr(Positions.arange(8).shard(0, 2)) == "Positions(4 queries from 0, 8 keys from 0, a shard)"
     assert repr(Positions.arange(4, device="meta")) == "Positions(4 queries from 0, 4 keys from 0)"
+
+
+def test_documents_of_no_tokens_are_none():
+    """FlashAttention's convention, where static shapes pad cu_seqlens with its total."""
+    for starts in ([0, 3, 3, 5], [0, 0, 3, 5], [0, 3, 5, 5, 5]):
+        p = Positions.packed(cu_seqlens=torch.tensor(starts), causal=True)
+        assert torch.equal(p.mask(), Positions.packed([3, 2], causal=True).mask())
+        assert p.q.tolist() == [[0, 1, 2, 0, 1]]
+        assert p.lengths().tolist() == [[3, 3, 3, 2, 2]]
+        assert p.visible_counts().tolist() == [[1, 2, 3, 1, 2]]
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    rope, padded = posenc.Rotary(8), Positions.packed(cu_seqlens=[0, 3, 5, 5, 5], causal=True)
+    assert torch.equal(
+        posenc.attention(q, k, v, rope, padded), posenc.attention(q, k, v, rope, Positions.packed([3, 2], causal=True))
+    )
+
+
+# ---------------------------------------------------------------- positions that fall
+
+
+RESTARTS = [0, 1, 2, 0, 1, 0, 0, 1]
+
+
+def test_restarts_are_documents():
+    lengths = [3, 2, 1, 2]
+    for causal in (False, True):
+        p, packed = Positions.from_ids(RESTARTS, packed=True, causal=causal), Positions.packed(lengths, causal=causal)
+        assert torch.equal(p.mask(), packed.mask())
+        assert torch.equal(p.visible_counts(), packed.visible_counts())
+    rows = Positions.from_ids([[0, 1, 2, 0], [4, 9, 3, 4]], packed=True)
+    assert rows.k_document.tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
+    tail = Positions.from_ids(RESTARTS[-2:], RESTARTS, packed=True, causal=True)
+    assert torch.equal(tail.mask(), Positions.packed(lengths, causal=True).mask()[:, :, -2:])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Positions.from_ids(RESTARTS, causal=True),
+        lambda: Positions.from_ids(RESTARTS).with_causal(True),
+        lambda: Positions.from_ids(RESTARTS).to("cpu").moved(lambda at, order: at * 2.0).with_causal(True),
+        lambda: Positions.from_ids([2], [0, 1, 0, 1, 2], causal=True),
+        lambda: Positions.from_ids([[0, 1, 2], [1, 1, 0]], causal=True),
+        lambda: Positions.from_ids([0.5, 0.25], causal=True),
+        lambda: posenc.Transformer(posenc.TransformerConfig(5, dim=16, num_heads=2), posenc.Rotary(8))(
+            torch.zeros(1, 8, dtype=torch.long), Positions.from_ids(RESTARTS)
+        ),
+    ],
+)
+def test_causal_positions_that_fall_are_refused_with_the_remedies(make):
+    with pytest.raises(
+        posenc.InputError, match=r"position_ids fall from .*packed=True .*Positions.packed.*packed=False"
+    ):
+        make()
+
+
+def test_positions_that_may_fall():
+    """In any order without causality, on several axes, as one text where that is said, and where tokens share a position."""
+    assert Positions.from_ids([3, 1, 2]).mask().all()
+    assert Positions.from_ids([[[1, 0], [0, 1]]], causal=True).causal
+    assert Positions.from_ids([3, 1, 2], causal=True, packed=False).mask()[0, 0, 2].all()
+    assert Positions.from_ids([3, 1, 2], packed=False).moved(lambda at, order: at + 1).with_causal(True).causal
+    draft = Positions.from_ids([0, 1, 2, 2, 3, 3], causal=True)  # a tree, by depth
+    assert draft.visible_counts().tolist() == [[1, 2, 3, 4, 5, 6]]
+    with pytest.raises(posenc.InputError, match="packed=True reads documents from positions on one axis"):
+        Positions.from_ids([[[1, 0], [0, 1]]], packed=True)
+    with pytest.raises(posenc.InputError, match="packed=1"):
+        Positions.from_ids([0, 1], packed=1)
+
+
+def test_positions_that_a_mask_goes_beside_do_not_count():
+    beside = replace(Positions.arange(4, causal=True), counted=False)
+    for positions in (beside, beside.moved(lambda at, order: at), beside.with_window(2), beside.keys(0, 2)):
+        for count in (positions.visible_counts, positions.lengths):
+            with pytest.raises(posenc.InputError, match=r"which a 4-D mask hides.*position_ids that start again"):
+                count()

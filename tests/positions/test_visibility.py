@@ -142,7 +142,11 @@ def test_taken_tokens_see_what_they_saw():
 @pytest.mark.parametrize("rotated", [False, True])
 def test_a_prefix_is_decoded_with_a_cache(rotated):
     torch.manual_seed(0)
-    model = Transformer(TransformerConfig(11, 16, 2, 2), posenc.Rotary(8) + posenc.ALiBi(2)).double().eval()
+    model = (
+        Transformer(TransformerConfig(11, dim=16, num_layers=2, num_heads=2), posenc.Rotary(8) + posenc.ALiBi(2))
+        .double()
+        .eval()
+    )
     x, cache = torch.randint(11, (2, 7)), Cache(rotated)
     steps = [model(x[:, :4], Positions.prefix_lm([3, 2], 4), cache)]
     steps += [model(x[:, i : i + 1], Positions.prefix_lm([3, 2], 1, offset=i), cache) for i in range(4, 7)]

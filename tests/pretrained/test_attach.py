@@ -1,7 +1,9 @@
 """Extended models against plain transformers and brute force, in every way that a model is run."""
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -363,8 +365,24 @@ def test_a_users_masks_are_applied(kind: str) -> None:
     assert (mapped(x, attention_mask=allowed[None, None]).logits - mapped(x).logits).abs().max() > 0.1
     with pytest.raises(InputError, match=r"keys before a query"):
         mapped(x, attention_mask=prefix[None, None])
-    with pytest.raises(InputError, match=r"log_n scales by the number of keys that are visible"):
+    with pytest.raises(InputError, match=r"reads how many or which tokens are visible, which a 4-D mask hides"):
         extended(kind, "log_n")(x, attention_mask=allowed[None, None])
+
+
+def test_no_mask_is_alive_after_a_pass() -> None:
+    model, x = extended("llama", "rerope:window=12"), tokens(1, 40)
+    cache = posenc.pretrained.attach.attached(model).cache
+    mask = torch.ones(1, 1, 40, 40, dtype=torch.bool).tril()
+    alive = weakref.ref(mask)
+    with torch.no_grad():
+        model(x, attention_mask=mask)
+    del mask
+    gc.collect()
+    assert alive() is None
+    assert not cache.entries
+    with pytest.raises(InputError, match=r"keys before a query"):
+        model(x, attention_mask=torch.ones(1, 1, 40, 40, dtype=torch.bool))
+    assert not cache.entries, "nor after one that failed"
 
 
 def test_a_model_made_to_see_both_ways_does() -> None:

@@ -101,11 +101,11 @@ def test_an_attention_factor_overwritten(llama):
 
 def test_trap_2_rope_theta_lost(llama):
     llama.config.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": None}
-    finding = one(llama, "config_not_buildable")
-    assert "TypeError" in finding.evidence
+    finding = one(llama, "parameter_impossible")
+    assert finding.evidence == "rope_theta=None in rope_parameters: must be a number above 0"
     assert doctor(llama).wrong
     del llama.config.rope_parameters["rope_theta"]
-    one(llama, "config_not_buildable")
+    one(llama, "parameter_impossible")
 
 
 def test_trap_3_truncate_of_a_layer_type():
@@ -115,7 +115,7 @@ def test_trap_3_truncate_of_a_layer_type():
     parameters |= YARN | {"original_max_position_embeddings": 4096, "truncate": False}
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     finding = one(model, "truncate_ignored")
-    asked = posenc.frequencies.yarn(16, 10000.0, factor=4.0, original_max_positions=4096, truncate=False)
+    asked = posenc.frequencies.yarn(16, base=10000.0, factor=4.0, original_max_positions=4096, truncate=False)
     off = (model.model.rotary_emb.full_attention_inv_freq.double() - asked.inv_freq).abs().max() * 16383
     assert finding.measured == pytest.approx(float(off), rel=1e-4)
     parameters["truncate"] = True
@@ -229,26 +229,13 @@ def test_an_attention_that_ignores_padding(llama):
     assert set(names(llama)) == {"padding_differs", "packing_leaks"}
 
 
-def test_attention_that_differs_from_the_formula(llama):
-    def biased(module, query, key, value, attention_mask, scaling, **_):
-        return attention_without_a_mask(module, query, key, value, attention_mask, 0.7 * scaling)
-
-    AttentionInterface.register("biased", biased)
-    transformers.AttentionMaskInterface.register("biased", transformers.masking_utils.eager_mask)
-    llama.set_attn_implementation("biased")
-    one(llama, "attention_differs")
-
-
-def test_positions_that_count_the_padding(llama):
-    def by_position(module, query, key, value, attention_mask, scaling, position_ids, **_):
-        query = query * (1 + position_ids[:, None, :, None]).log()
-        return attention_without_a_mask(module, query, key, value, attention_mask, scaling)
-
-    AttentionInterface.register("by_position", by_position)
-    transformers.AttentionMaskInterface.register("by_position", transformers.masking_utils.eager_mask)
-    llama.set_attn_implementation("by_position")
-    assert "positions_from_padding" in names(llama)
-    assert not {"padding_differs", "sees_the_future"} & {*names(llama)}
+def test_positions_that_count_the_padding():
+    """Ministral 3 multiplies queries by a number that grows with their positions."""
+    growing = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 1.0}
+    model = small_model("ministral3", rope_parameters=growing | {"original_max_position_embeddings": 4})
+    assert "positions_from_padding" in names(model)
+    assert not {"padding_differs", "sees_the_future", "attention_differs"} & {*names(model)}
+    assert "positions change its queries" in doctor(model).model.computed.unchecked[0]
 
 
 @pytest.mark.parametrize("method", ["rerope:window=8", "log_n"])
@@ -337,15 +324,95 @@ def test_a_length_beyond_what_the_schedule_stretches_to():
     ("parameters", "name", "measured"),
     [
         (YARN | {"attn_factor": 1.1}, "parameter_ignored", None),
-        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 32}, "parameter_ignored", None),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 16}, "parameter_ignored", None),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 32}, "parameter_unread", None),
         ({"rope_type": "default", "rope_theta": 1e4, "factor": 4.0}, "parameter_ignored", None),
         ({"rope_type": "linear", "rope_theta": 1e4, "factor": 0.5}, "factor_below_one", 0.5),
-        (YARN | {"attention_factor": -1.0}, "attention_factor_impossible", -1),
-        (YARN | {"attention_factor": 1.0}, "attention_factor_differs", 1),
+        (YARN | {"attention_factor": -1.0}, "parameter_impossible", -1),
+        (YARN | {"attention_factor": 1.2}, "attention_factor_differs", 1.2),
     ],
 )
 def test_parameters_that_nobody_meant(parameters, name, measured):
     assert one(small_model("llama", rope_parameters=parameters), name).measured == measured
+
+
+IMPOSSIBLE = [
+    YARN | {key: value} for key in ("factor", "attention_factor", "beta_fast", "rope_theta", "original_max_position_embeddings")
+    for value in (math.nan, math.inf, 0, -1.0)
+] + [
+    YARN | {"beta_fast": 1.0, "beta_slow": 32.0},
+    YARN | {"factor": 1e30},
+    YARN | {"partial_rotary_factor": 1.5},
+    YARN | {"rope_theta": "1e4"},
+    *({"rope_type": "linear", "rope_theta": 1e4, "factor": value} for value in (None, math.nan, 0.0, -2.0)),
+    *(
+        {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16,
+         "low_freq_factor": low, "high_freq_factor": high}
+        for low, high in ((4.0, 1.0), (math.nan, 4.0), (1.0, 0.0))
+    ),
+    *(
+        {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+         "short_factor": [1.0] * 8, "long_factor": wrong}
+        for wrong in ([0.0] * 8, [math.nan] * 8, [1.0] * 7, 2.0, ["1"] * 8)
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parameters", IMPOSSIBLE, ids=str)
+def test_numbers_that_cannot_be(parameters, llama, tmp_path):
+    """A finding in doctor, with a configuration alone too, and a refusal everywhere else: by the same rule."""
+    plain = llama.config.rope_parameters
+    llama.save_pretrained(tmp_path)
+    llama.config.rope_parameters = parameters
+    diagnosis = doctor(llama)
+    assert {finding.name for finding in diagnosis.findings} == {"parameter_impossible"}
+    assert diagnosis.wrong
+    for refuses in (lambda: posenc.extend(llama, "yarn", factor=4), lambda: posenc.to_hf(llama, tmp_path / "new")):
+        with pytest.raises(InputError, match=r"in rope_parameters: "):
+            refuses()
+    assert not (tmp_path / "new").exists()
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"rope_parameters": parameters}))
+    with pytest.raises(InputError):
+        posenc.load(tmp_path)
+    llama.config.rope_parameters = plain
+    assert names(llama) == []
+
+
+@pytest.mark.parametrize("scaling", [{"type": "linear", "factor": 4.0}, {"factor": 2.0}, {}])
+def test_a_scaling_that_is_set_after_loading(scaling, llama, tmp_path):
+    llama.config.rope_scaling = scaling
+    assert doctor(llama).wrong
+    for refuses in (lambda: posenc.extend(llama, "yarn", factor=4), lambda: posenc.to_hf(llama, tmp_path / "new")):
+        with pytest.raises(InputError, match="was set after the model was made, which changes no frequencies"):
+            refuses()
+
+
+def test_advice_on_attn_factor_is_computed():
+    """DeepSeek-R1-0528-Qwen3-8B, whose authors switch the temperature off."""
+    parameters = YARN | {"attn_factor": 0.8782488562869419}
+    finding = one(small_model("llama", rope_parameters=parameters), "parameter_ignored")
+    assert finding.evidence.endswith("multiplies 1.1386 by it: write attention_factor=1 in its place")
+    assert names(small_model("llama", rope_parameters=YARN | {"attention_factor": 1.0})) == []
+
+
+def published(model_type, **parameters):
+    return small_model(model_type, rope_parameters={"rope_theta": 1e4} | parameters, max_position_embeddings=64)
+
+
+def test_parameters_that_a_family_reads_itself():
+    """Phi-3.5-MoE and HunYuan as published, in small."""
+    mscale = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
+    lists = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "original_max_position_embeddings": 16}
+    model = published("phimoe", rope_type="longrope", **mscale, **lists)
+    diagnosis = doctor(model)
+    assert not diagnosis.findings
+    assert "attention factor 1.243163121" in str(diagnosis)
+    for model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        ntk = {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
+        found = doctor(published(model_type, rope_type="dynamic", type="dynamic", **ntk)).findings
+        assert {finding.name for finding in found} == {"parameter_unread"}
+        assert not any("alpha" in finding.evidence for finding in found)
 
 
 def test_parameters_that_are_meant():
@@ -377,21 +444,22 @@ def test_llama_4s_scaling_is_served(tmp_path):
 
 def test_a_configuration_that_cannot_be_built_says_why(llama):
     llama.config.rope_parameters = {"rope_type": "su", "rope_theta": 1e4, "factor": 4.0}
-    assert "it is called 'longrope' now" in one(llama, "config_not_buildable").evidence
+    assert "it is called longrope now" in one(llama, "parameter_impossible").evidence
 
 
-def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(llama, monkeypatch):
-    original = type(llama).set_attn_implementation
+def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(monkeypatch):
+    model = small_model("hunyuan_v1_dense")  # whose attention is not computed, and compared with eager
+    original = type(model).set_attn_implementation
 
     def half(self, name, **options):
         original(self, name, **options)
         if name == "eager":
             raise RuntimeError("no")
 
-    monkeypatch.setattr(type(llama), "set_attn_implementation", half)
+    monkeypatch.setattr(type(model), "set_attn_implementation", half)
     with pytest.raises(RuntimeError, match="no"):
-        doctor(llama)
-    assert llama.config._attn_implementation == "sdpa"
+        doctor(model)
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.slow
@@ -482,7 +550,7 @@ def test_weights_in_the_wrong_layout_are_seen_by_reading(demo):
     model, tokenizer = demo
     assert names(model, tokenizer) == []
     state = model.state_dict()
-    swapped = posenc.convert_layout(state, 64, "half", "interleaved", names=["q_proj", "k_proj"])
+    swapped = posenc.convert_layout(state, 64, source="half", target="interleaved", names=["q_proj", "k_proj"])
     before = {name: tensor.clone() for name, tensor in state.items() if "q_proj" in name or "k_proj" in name}
     model.load_state_dict({name: swapped[name] for name in before}, strict=False)
     try:
@@ -504,6 +572,7 @@ def test_the_model_is_left_as_it_was(extended):
     state = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     modes, rng = [module.training for module in model.modules()], torch.get_rng_state()
     implementation, attributes = model.config._attn_implementation, dict(vars(rotary))
+    hooks = [list(module._forward_hooks) for module in model.modules()]
     doctor(model)
     assert torch.equal(torch.get_rng_state(), rng)
     assert [module.training for module in model.modules()] == modes
@@ -516,7 +585,7 @@ def test_the_model_is_left_as_it_was(extended):
     after = dict((*model.named_parameters(), *model.named_buffers()))
     assert after.keys() == state.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert [list(module._forward_hooks) for module in model.modules()] == hooks
 
 
 def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch):
@@ -533,7 +602,7 @@ def test_an_error_while_examining_leaves_the_model_as_it_was(llama, monkeypatch)
 )
 def test_the_base_bound(dim, base, first):
     """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
-    inv_freq = posenc.frequencies.default(dim, base).inv_freq
+    inv_freq = posenc.frequencies.default(dim, base=base).inv_freq
     assert FrequencyTable(inv_freq, 1.0, {}).base_bound() == first
 
 

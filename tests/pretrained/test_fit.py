@@ -172,7 +172,7 @@ def test_an_interrupted_fit_resumes_from_its_checkpoint(search, tmp_path, monkey
     assert len(seen) <= len(found.losses) + 1, "what was done is not done again"
     assert posenc.extend(model, "fit", **again).fitting == found
     assert len(seen) <= len(found.losses) + 1
-    with pytest.raises(InputError, match=r"fit.pt.*: is of another model, text or settings"):
+    with pytest.raises(InputError, match=r"fit.safetensors.*: is of another model, text or settings"):
         posenc.extend(model, "fit", **again | {"seed": 1})
 
 

@@ -61,6 +61,20 @@ def test_llama_cpp_computes_every_architecture_and_schedule(tmp_path):
     assert differs(models[tmp_path / "llama-linear.gguf"][0], tokens(2, 60), plain) > 0.1, "the schedule matters"
 
 
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {"smollm3", "olmo2", "gemma"}))
+def test_what_is_written_without_a_tokenizer_is_read(name, tmp_path):
+    """By posenc.load, extended or not; transformers reads no GGUF files of SmolLM3, OLMo 2 and Gemma 1."""
+    for method in (None, "linear", "yarn"):
+        model = model_of(name)
+        if method:
+            posenc.extend(model, method, factor=4)
+        to_gguf(model, tmp_path / f"{method}.gguf", dtype="float32")
+        again, tokenizer = posenc.load(tmp_path / f"{method}.gguf", dtype="float32")
+        assert tokenizer is None
+        ids = tokens(1, 60)
+        torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("method", ["linear", "ntk", "yarn"])
 def test_the_flags_that_to_hf_prints(method, tmp_path):
     """On the file of the model before; within its length, since xllamacpp cannot override the context."""

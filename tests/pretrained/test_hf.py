@@ -176,6 +176,38 @@ def test_cached_padded_and_packed_tokens_are_read_as_alone(encoding: str) -> Non
         close(packed[:, 7:], model(x[:, 7:]).logits)
 
 
+class OwnLogN(posenc.Encoding):
+    """A user's encoding, which reads how many keys a query sees."""
+
+    shift_invariant = True
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        return q * positions.visible_counts().to(q.dtype).log1p()[:, None, :, None], k
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [*KINDS, "cope", "log_n:train_length=4+rope", "path", "normalized+alibi", OwnLogN(), OwnLogN() + posenc.ALiBi(4)],
+)
+@torch.no_grad()
+def test_documents_packed_by_a_mask_are_read_as_alone_or_refused(encoding: Any) -> None:
+    if isinstance(encoding, str):
+        model = encoded(encoding)
+    else:
+        model = encoded("alibi")
+        model.model.encoding = encoding
+    x, ids = tokens(1, 18), torch.cat((torch.arange(7), torch.arange(11)))[None]
+    mask = torch.block_diag(torch.ones(7, 7).tril(), torch.ones(11, 11).tril()).bool()[None, None]
+    try:
+        packed = model(x, position_ids=ids, attention_mask=mask, use_cache=False).logits
+    except InputError as refused:
+        if "4-D mask" not in str(refused):
+            raise
+        return
+    close(packed[:, :7], model(x[:, :7], use_cache=False).logits)
+    close(packed[:, 7:], model(x[:, 7:], use_cache=False).logits)
+
+
 @pytest.mark.parametrize("encoding", FEW)
 @torch.no_grad()
 def test_generation_writes_what_a_pass_over_the_text_predicts(encoding: str) -> None:

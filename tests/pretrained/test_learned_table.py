@@ -8,7 +8,7 @@ import transformers
 
 import posenc
 from posenc import InputError
-from posenc.pretrained.learned_table import TABLES, extend_table, has_learned_table, restore_table, rows_of_table
+from posenc.pretrained.learned_table import TABLES, has_learned_table, rows_of_table
 
 L, TARGET, ALPHA = 12, 40, 0.4
 SMALL = {
@@ -162,13 +162,3 @@ def test_other_models_are_named():
     assert not has_learned_table(llama)
     with pytest.raises(InputError, match=r"unknown method 'hierarchical'"):
         posenc.extend(llama, "hierarchical", factor=2)
-
-
-def test_the_former_names_are_deprecated():
-    model = small("bert")
-    before = table(model)
-    with pytest.warns(DeprecationWarning, match=r"posenc.extend"):
-        assert extend_table(model, "hierarchical", factor=2, alpha=0.3).target_length == 2 * L
-    with pytest.warns(DeprecationWarning, match=r"posenc.restore"):
-        restore_table(model)
-    assert table(model) is before

@@ -2,7 +2,6 @@
 
 import json
 import os
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -250,10 +249,3 @@ def test_rulers_needle_in_lm_eval_on_a_real_model(tmp_path):
     assert row["sample_len"] == 2
     assert row["600,none"] == 1
     assert all(len(tokenizer(s["arguments"][0][0]).input_ids) > 400 for s in results["samples"]["niah_single_1"])
-
-
-def test_folders_that_name_the_former_module_still_load():
-    with pytest.warns(DeprecationWarning, match=r"posenc.pretrained.lm_eval"):
-        former = import_module("posenc.harness")
-    assert former.dataset is harness.dataset
-    assert former.write is harness.write

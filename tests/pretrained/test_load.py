@@ -2,16 +2,18 @@
 
 import json
 import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+import posenc
 from posenc.errors import InputError
 from posenc.pretrained import load, loss_by_position
 from posenc.pretrained.readers import read_config
-from references import gguf_files, smollm2
+from references import gguf_files, llama_cpp, smollm2
 from references.small_models import small_model
 
 WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
@@ -93,6 +95,29 @@ def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, mo
     assert arrays == [np.ndarray]
 
 
+def test_gguf_files_are_read_by_threads_and_nothing_stays_patched(llama, tmp_path, capsys):
+    """transformers takes its reader from gguf's module, which all threads share."""
+    import gguf
+
+    before, models = gguf.GGUFReader, {}
+    for name in "ab":
+        gguf_files.write(tmp_path / f"{name}.gguf", llama, WORDS)
+
+    def read(name):
+        for _ in range(3):
+            models[name] = load(tmp_path / f"{name}.gguf")[0]
+
+    threads = [threading.Thread(target=read, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gguf.GGUFReader is before
+    assert torch.equal(logits(models["a"]), logits(models["b"]))
+    lines = capsys.readouterr().err.splitlines()  # a line for each file, since there is no terminal for a progress bar
+    assert sorted(lines) == sorted(f"posenc: unpacking the 21 tensors of {name}.gguf" for name in "aaabbb")
+
+
 def test_divisors_of_the_frequencies_in_a_gguf_file_are_read(llama, tmp_path):
     """llama.cpp's form of Llama 3's schedule, which transformers' reader drops."""
     llama3 = {
@@ -107,13 +132,50 @@ def test_divisors_of_the_frequencies_in_a_gguf_file_are_read(llama, tmp_path):
     torch.testing.assert_close(logits(model), logits(scaled), rtol=1e-4, atol=1e-4)
 
 
-def test_other_scalings_in_a_gguf_file_are_refused(llama, tmp_path):
-    scaling = [("llama.rope.scaling.type", "yarn"), ("llama.rope.scaling.factor", 4.0)]
-    gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS, fields=scaling)
-    with pytest.raises(InputError, match=r"rope\.scaling\.type=yarn"):
-        load(tmp_path)
-    gguf_files.write(tmp_path / "tiny.gguf", llama, WORDS, fields=[("llama.rope.scaling.type", "none")])
-    torch.testing.assert_close(logits(load(tmp_path)[0]), logits(llama), rtol=1e-4, atol=1e-5)
+def key(name, value):
+    return (f"llama.rope.{name}", value)
+
+
+SCALINGS = {
+    "the old key": [key("scale_linear", 4.0)],
+    "no type": [key("scaling.factor", 4.0)],
+    "two keys": [key("scaling.factor", 2.0), key("scale_linear", 4.0)],
+    "attention factor": [key("scaling.attn_factor", 1.2)],
+    "linear and attention factor": [key("scaling.type", "linear"), key("scaling.factor", 4.0), key("scaling.attn_factor", 1.2)],
+    "yarn": [key("scaling.type", "yarn"), key("scaling.factor", 4.0), key("scaling.original_context_length", 16)],
+    "yarn's options": [
+        key("scaling.type", "yarn"), key("scaling.factor", 4.0), key("scaling.original_context_length", 16),
+        key("scaling.yarn_beta_fast", 16.0), key("scaling.yarn_log_multiplier", 0.5), key("scaling.attn_factor", 1.1),
+    ],
+    "none": [key("scaling.type", "none"), key("scaling.factor", 4.0)],
+}  # fmt: skip
+
+
+def test_every_scaling_of_a_gguf_file_is_read_as_llama_cpp_does(llama, tmp_path):
+    """Also with divisors beside it."""
+    paths = {}
+    for name, fields in SCALINGS.items():
+        for freqs in (None, torch.linspace(1, 3, 8)):
+            path = tmp_path / f"{name}{'' if freqs is None else ' and divisors'}.gguf"
+            gguf_files.write(path, llama, WORDS, rope_freqs=freqs, fields=fields)
+            paths[path] = IDS.tolist()
+    found = llama_cpp.log_probabilities(paths, 64)
+    plain = logits(llama)[0, -1].log_softmax(-1)
+    moved = set()
+    for path, (wanted,) in found.items():
+        ours = logits(load(path)[0])[0, -1].log_softmax(-1)
+        assert max(abs(value - float(ours[token])) for token, value in wanted.items()) < 1e-3, path.stem
+        if (ours - plain).abs().max() > 0.05:
+            moved.add(path.stem)
+    assert moved == {path.stem for path in paths} - {"none"}
+
+
+def test_a_list_by_the_length_of_the_context_is_refused(llama, tmp_path):
+    model = small_model("phi3")
+    posenc.extend(model, "ntk_mixed", factor=4)
+    posenc.to_gguf(model, tmp_path / "phi3.gguf")
+    with pytest.raises(InputError, match=r"depend on the length of the context.*rope_factors_long"):
+        load(tmp_path / "phi3.gguf")
 
 
 def test_nothing_that_could_run_code_is_read(folder, llama, monkeypatch):
@@ -202,13 +264,19 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "su", "rope_theta": 1e4, "factor": 4.0}, r"unknown rope_type 'su': it is called 'longrope' now"),
-        ({"rope_type": "yarnn", "rope_theta": 1e4}, r"unknown rope_type 'yarnn': did you mean 'yarn'"),
+        (
+            {"rope_type": "su", "rope_theta": 1e4, "factor": 4.0},
+            r"unknown rope_type 'su' in rope_parameters: it is called longrope now",
+        ),
+        (
+            {"rope_type": "yarnn", "rope_theta": 1e4},
+            r"unknown rope_type 'yarnn' in rope_parameters: did you mean 'yarn'",
+        ),
         (
             LONGROPE | {"short_factor": [1.0] * 4},
-            r"short_factor in rope_parameters has 4 numbers: give one for each of the 8",
+            r"short_factor of 4 numbers in rope_parameters: give one for each of the 8",
         ),
-        (LONGROPE | {"long_factor": [2.0] * 9}, r"long_factor in rope_parameters has 9 numbers"),
+        (LONGROPE | {"long_factor": [2.0] * 9}, r"long_factor of 9 numbers"),
         (
             {"rope_type": "default", "rope_theta": "1e6"},
             r"rope_theta='1e6' in rope_parameters: write a number, without",

@@ -203,10 +203,3 @@ def test_rounded_frequencies_are_known_and_what_has_run_is_no_obstacle() -> None
     assert model_structure(grown).rope.frequencies().inv_freq[-1] == 10000.0 ** (-14 / 16)
     with torch.device("meta"):
         assert model_structure(small_model("llama")).rope.rotary_dim == 16
-
-
-def test_the_former_name_is_deprecated() -> None:
-    import posenc.pretrained
-
-    with pytest.warns(DeprecationWarning, match=r"model_structure"):
-        assert posenc.pretrained.anatomy is model_structure

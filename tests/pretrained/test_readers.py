@@ -82,8 +82,8 @@ def test_all_agree_on_a_plain_model():
     assert [reading.program for reading in comparison.readings] == list(PROGRAMS)
     assert not comparison.differ
     assert not comparison.apart()
-    assert "All programs that run it compute the same positions." in str(comparison)
-    want = create({"name": "default"}, 16, 5e5).inv_freq
+    assert "SGLang, llama.cpp and DeepSpeed compute the same positions." in str(comparison)
+    want = create({"name": "default"}, 16, base=5e5).inv_freq
     for reading in comparison.readings:
         torch.testing.assert_close(reading.inv_freq, want, rtol=1e-6, atol=0)
 
@@ -125,7 +125,7 @@ def test_dynamic_is_four_schedules():
     short, long = read(fields), read(fields, length=4096)
     assert apart(short) == {"SGLang"}
     assert [len(group) for group in long.groups()["all layers"]] == [2, 2, 1]
-    stretched = create({"name": "dynamic", "factor": 2.0, "original_max_positions": 1024, "length": 2048}, 16, 1e4)
+    stretched = create({"name": "dynamic", "factor": 2.0, "original_max_positions": 1024, "length": 2048}, 16, base=1e4)
     torch.testing.assert_close(by_program(long)["SGLang"].inv_freq, stretched.inv_freq)
 
 
@@ -140,15 +140,15 @@ def test_longrope_outside_phi3():
 
 @pytest.mark.parametrize(
     ("length", "long"),
-    [(200, {"vLLM"}), (257, {"transformers 4", "transformers 5", "vLLM", "llama.cpp"}), (1000, None)],
+    [(200, {"vLLM", "llama.cpp"}), (257, {"transformers 4", "transformers 5", "vLLM", "llama.cpp"}), (1000, None)],
 )
 def test_phi3_by_the_length_of_the_text(length, long):
-    """vLLM decides by max_model_len, SGLang by the largest position, above the original length of 256."""
+    """vLLM decides by max_model_len, llama.cpp by its context, SGLang by the largest position, above the original length of 256."""
     scaling = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     phi3 = {"model_type": "phi3", "rope_theta": 1e4, "rope_scaling": scaling, "original_max_position_embeddings": 256}
     comparison = read(LLAMA | phi3, length)
     assert comparison.differ == (long is not None)
-    plain = create({"name": "default"}, 16, 1e4).inv_freq
+    plain = create({"name": "default"}, 16, base=1e4).inv_freq
     for reading in comparison.readings:
         divisor = 2 if long is None or reading.program in long else 1
         torch.testing.assert_close(reading.inv_freq, plain / divisor, rtol=1e-6, atol=0)
@@ -260,7 +260,7 @@ def test_the_header_of_a_gguf_file(tmp_path):
     comparison = compare(read_config(gguf_file(tmp_path / "model.gguf", rope_freq_base=5e4)))
     readings = by_program(comparison)
     assert list(readings) == ["transformers 5", "llama.cpp"]
-    torch.testing.assert_close(readings["llama.cpp"].inv_freq, create({"name": "default"}, 16, 5e4).inv_freq / 3)
+    torch.testing.assert_close(readings["llama.cpp"].inv_freq, create({"name": "default"}, 16, base=5e4).inv_freq / 3)
     assert apart(comparison)
 
 
@@ -310,17 +310,190 @@ def test_files_that_are_none(tmp_path):
         read(LLAMA, 0)
 
 
-def test_factors_for_another_number_of_pairs():
-    short = LONGROPE | {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
-    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": short})
-    assert [reading.program for reading in comparison.readings] == ["llama.cpp"]
-    assert "transformers 5: does not run it: it fails: RuntimeError" in str(comparison)
-
-
 def test_a_program_that_fails_is_reported_beside_the_others():
-    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear"}})
-    assert {each.program: each.why for each in comparison.refused}["transformers 4"].startswith(
-        "it fails: KeyError: 'factor'"
-    )
-    assert [reading.program for reading in comparison.readings] == ["llama.cpp"]
+    """transformers 4.57.6 raises KeyError at a table without a type, run."""
+    for scaling in ({}, {"factor": 2.0}):
+        comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": scaling})
+        refused = {each.program: each.why for each in comparison.refused}
+        assert refused == {"transformers 4": "it fails: KeyError: its rope_scaling has no rope_type"}
     assert transformers.__version__.startswith("5.")
+
+
+def names(comparison):
+    return {finding.name for finding in comparison.findings}
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        LONGROPE | {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4},
+        {"rope_type": "linear"},
+        YARN | {"factor": math.nan},
+        YARN | {"beta_fast": 1.0, "beta_slow": 32.0},
+        LLAMA3 | {"low_freq_factor": 4.0, "high_freq_factor": 1.0},
+        YARN | {"attention_factor": 0},
+    ],
+    ids=str,
+)
+def test_a_number_that_cannot_be_is_a_finding_and_no_rule_is_asked(scaling):
+    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": scaling})
+    assert names(comparison) == {"parameter_impossible"}
+    assert comparison.wrong
+    assert {each.program for each in comparison.not_known} == {*PROGRAMS} - {"transformers 5"}
+    assert "compute the same positions" not in str(comparison)
+
+
+def test_a_base_that_is_no_number():
+    for theta in (math.nan, None, 0.0, -1.0):
+        comparison = read(LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": theta}})
+        assert names(comparison) == {"parameter_impossible"}, theta
+        assert comparison.wrong
+
+
+def test_a_linear_factor_below_1_is_run_and_found():
+    """transformers 4 and llama.cpp run it: they divide by it."""
+    comparison = read(LLAMA | {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 0.25}})
+    assert names(comparison) == {"factor_below_one"}
+    assert comparison.wrong
+    want = create({"name": "default"}, 16, base=1e4).inv_freq * 4
+    for program in ("transformers 5", "transformers 4", "llama.cpp"):
+        torch.testing.assert_close(by_program(comparison)[program].inv_freq, want, rtol=1e-5, atol=0)
+
+
+def test_findings_need_no_weights():
+    for scaling, name in (
+        (YARN | {"attn_factor": 0.8782488562869419}, "parameter_ignored"),
+        ({"rope_type": "yarn", "factor": 4.0}, "original_length_missing"),
+        (YARN | {"factor": 16.0}, "length_not_declared"),
+        (YARN | {"factor": 2.0}, "declared_longer_than_stretched"),
+        (YARN | {"attention_factor": 1.2}, "attention_factor_differs"),
+        (LLAMA3 | {"original_max_position_embeddings": 1024}, "llama3_without_effect"),
+    ):
+        assert names(read(LLAMA | {"rope_theta": 1e4, "rope_scaling": scaling})) == {name}
+    vicuna = {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}, "max_sequence_length": 4096}
+    (finding,) = read(LLAMA | vicuna).findings
+    assert (finding.name, finding.measured) == ("longer_length_stated", 4)
+    (finding,) = read(LLAMA | {"model_type": "cohere", "model_max_length": 131072}).findings
+    assert (finding.name, finding.measured) == ("longer_length_stated", 128)
+
+
+def test_one_program_is_no_agreement():
+    comparison = read(small_model("deepseek_v3").config.to_dict())
+    assert [reading.program for reading in comparison.readings] == ["transformers 5"]
+    assert "Nothing is compared: transformers 5 alone is known to run it." in str(comparison)
+    assert {each.program for each in comparison.not_known} >= {"vLLM", "SGLang", "llama.cpp"}
+
+
+def test_the_factor_of_scores_in_latent_attention():
+    yarn = {
+        "type": "yarn",
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    }
+    deepseek = {"model_type": "deepseek_v3", "max_position_embeddings": 163840, "rope_theta": 1e4, "rope_scaling": yarn}
+    (reading,) = read(deepseek).readings
+    assert reading.note == "its attention multiplies scores by 1.874 too (mscale_all_dim)"
+
+
+def test_layers_without_rotation():
+    smollm3 = LLAMA | {"model_type": "smollm3", "num_hidden_layers": 8, "rope_theta": 1e4}
+    comparison = read(smollm3)
+    assert "2 of 8 layers do not rotate: 3, 7" in str(comparison)
+    assert not comparison.differ
+    assert apart(read(smollm3 | {"no_rope_layer_interval": 2})) == {"llama.cpp"}
+    llama4 = read({"model_type": "llama4_text", "num_hidden_layers": 8})
+    assert "2 of 8 layers do not rotate: 3, 7" in str(llama4)
+    assert llama4.windows == {"chunked_attention": 8192, "full_attention": None}
+    for fields, why in (
+        ({"model_type": "granitemoehybrid", "position_embedding_type": "nope"}, "position_embedding_type='nope'"),
+        ({"model_type": "falcon", "alibi": True}, "alibi=true"),
+        ({"model_type": "zamba2"}, "use_mem_rope=false"),
+    ):
+        with pytest.raises(InputError, match=f"its layers do not rotate: {why}"):
+            read(fields)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_layers_without_rotation_are_those_of_the_model(model_type):
+    model = small_model(model_type)
+    layers = model_structure(model).layers
+    (first, *_) = read(model.config.to_dict(), length=8).readings
+    rotates = {layer.module.layer_idx: layer.rotates for layer in layers if hasattr(layer.module, "layer_idx")}
+    assert set(first.unrotated) == {number for number, does in rotates.items() if not does}
+
+
+def test_families_own_modules_are_run():
+    """HunYuan states a base as alpha, PhiMoE an attention factor as mscale; its module takes short_factor at every length."""
+    hunyuan = {
+        "type": "dynamic",
+        "alpha": 1000.0,
+        "factor": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    fields = LLAMA | {"model_type": "hunyuan_v1_dense", "head_dim": 16, "rope_theta": 1e4, "rope_scaling": hunyuan}
+    comparison = read(fields)
+    want = create({"name": "default"}, 16, base=1e4 * 1000 ** (16 / 14)).inv_freq
+    torch.testing.assert_close(by_program(comparison)["transformers 5"].inv_freq, want, rtol=1e-5, atol=0)
+    assert names(comparison) == {"parameter_unread"}
+    mscale = dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
+    for lists, found in (({}, {"long_factor_ignored"}), ({"long_factor": [1.0] * 8}, set())):
+        table = LONGROPE | mscale | lists
+        comparison = read(LLAMA | {"model_type": "phimoe", "rope_theta": 1e4, "rope_scaling": table})
+        (reading,) = comparison.readings
+        assert reading.attention_factor == pytest.approx(1.243163121016122)
+        torch.testing.assert_close(
+            reading.inv_freq, create({"name": "default"}, 16, base=1e4).inv_freq, rtol=1e-5, atol=0
+        )
+        assert names(comparison) == found
+        assert reading.note == ("takes short_factor at every length" if found else "")
+
+
+def test_phi3s_first_files():
+    """Run in transformers 4.57.6: "su" is longrope, with the factor of the lengths and the long list."""
+    su = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    fields = {"model_type": "phi3", "rope_theta": 1e4, "rope_scaling": su, "original_max_position_embeddings": 256}
+    reading = by_program(read(LLAMA | fields))["transformers 4"]
+    assert reading.attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(256)))
+    torch.testing.assert_close(reading.inv_freq, create({"name": "default"}, 16, base=1e4).inv_freq / 2)
+
+
+def test_parts_of_several():
+    """Qwen2-VL as published is flat; others have a part for the language model, beside which a scaling does nothing."""
+    mrope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    comparison = read(LLAMA | {"model_type": "qwen2_vl", "rope_theta": 1e6, "rope_scaling": mrope})
+    assert comparison.model_type == "qwen2_vl_text"
+    assert by_program(comparison)["transformers 5"].base == 1e6
+    parent = {"model_type": "gemma3", "text_config": GEMMA}
+    assert names(read(parent)) == set()
+    comparison = read(parent | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    assert names(comparison) == {"scaling_beside_the_model"}
+    assert comparison.wrong
+    internvl = {"model_type": "internvl_chat", "llm_config": LLAMA | {"rope_theta": 1e4}}
+    assert read(internvl).model_type == "llama"
+
+
+@pytest.mark.parametrize("model_type", ["internlm3", "iquestcoder", "bloom", "jamba"])
+def test_types_that_cannot_be_read_are_a_line(model_type):
+    with pytest.raises(InputError, match=model_type):
+        read({"model_type": model_type})
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
+def test_every_type_of_transformers_is_read_or_refused(part):
+    """By transformers' own values, a sixth of the types at a time."""
+    read_types = 0
+    for model_type in sorted(transformers.CONFIG_MAPPING)[part::6]:
+        try:
+            comparison = read({"model_type": model_type})
+        except InputError:
+            continue
+        read_types += 1
+        assert {finding.severity for finding in comparison.findings} <= {"note"}, model_type
+        assert str(comparison)
+        json.dumps(comparison.to_dict())
+    assert read_types > 30

@@ -43,7 +43,7 @@ def wanted(taken, schedule: str) -> frequencies.Frequencies:
     shape = {"factor": FACTOR, "original_max_positions": taken.trained_length}
     shape["length"] = int(FACTOR * taken.trained_length)
     data = frequencies.complete(frequencies.parse(schedule), **shape)
-    return frequencies.create(data, taken.rope.rotary_dim, taken.rope.rope_theta)
+    return frequencies.create(data, taken.rope.rotary_dim, base=taken.rope.rope_theta)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
@@ -141,7 +141,7 @@ ENCODINGS = {
     "learned from yarn": (lambda: trained(rope_theta=5e5, schedule=YARN), "longrope"),
     "untrained": (lambda: LearnedRotary(16), "default"),
     "untrained from yarn": (lambda: LearnedRotary(16, groups=2, schedule=YARN), "yarn"),
-    "one schedule": (lambda: HeadRotary(16, 2, schedules="linear:factor=2|linear:factor=2"), "linear"),
+    "one schedule": (lambda: HeadRotary(16, num_heads=2, schedules="linear:factor=2|linear:factor=2"), "linear"),
     "mrrope": (lambda: Rotary(16, schedule={**YARN, "name": "mrrope"}), "longrope"),
     "some pairs rest": (lambda: PRotary(16, fraction=0.5), "longrope"),
 }
@@ -190,7 +190,7 @@ def test_partial_rotations_say_which_share_of_the_channels_turns():
     ("make", "named"),
     [
         (lambda: trained(groups=2), "LearnedRotary: its frequencies differ by key head.*groups=1"),
-        (lambda: HeadRotary(16, 4), "HeadRotary: its frequencies differ by key head"),
+        (lambda: HeadRotary(16, num_heads=4), "HeadRotary: its frequencies differ by key head"),
         (lambda: trained(layout="interleaved"), "layout='interleaved'.*convert_layout"),
         (lambda: XPos(16), "encoding=XPos"),
         (lambda: "rope", "encoding='rope'"),

@@ -162,12 +162,11 @@ def test_the_softmax_factor_of_latent_attention(model_type):
         layer.self_attn.scaling = 32**-0.5
     finding = found(model, "softmax_scale_differs")
     asked = 32**-0.5 * (0.1 * math.log(4) + 1) ** 2
-    assert finding.evidence == (
-        f"2 of 2 layers multiply scores by {32**-0.5:.10g}, the configuration asks for {asked:.10g}"
-    )
+    stated = f"layers 0, 1 of 2: scores are multiplied by {32**-0.5:.10g}, the configuration asks for {asked:.10g}; "
+    assert finding.evidence.startswith(stated)
     assert finding.measured == pytest.approx((0.1 * math.log(4) + 1) ** -2)
     for layer in model.model.layers:
-        layer.self_attn.scaling = float(finding.evidence.split()[-1])
+        layer.self_attn.scaling = float(finding.evidence.partition("asks for ")[2].partition(";")[0])
     assert names(model) == []
 
 

@@ -79,10 +79,7 @@ def selective(scores: list[float]) -> float:
 
 
 def grid_alibi(head: int, heads: int, i: list[float], j: list[float]) -> float:
-    """Fuller et al. 2023: ALiBi's slopes, for a power of two of heads, times the Euclidean distance of two places; nothing
-    where one of them, at -1 on every axis, is none."""
-    if all(x == -1 for x in i) or all(x == -1 for x in j):
-        return 0.0
+    """Fuller et al. 2023: ALiBi's slopes, for a power of two of heads, times the Euclidean distance of two places."""
     return -(2 ** (-8 * (head + 1) / heads)) * math.dist(i, j)
 
 

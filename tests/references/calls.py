@@ -23,7 +23,7 @@ LAYOUTS = {
     "left padded": Positions.from_mask([[0, 0, 1, 1, 1, 1, 1], [1] * 7], causal=True),
     "packed": Positions.packed([3, 1, 3], causal=True),
     "per row": Positions.from_ids(IDS),
-    "fractional": Positions.from_ids(IDS / 4 + 0.1, causal=True),
+    "fractional": Positions.from_ids(IDS / 4 + 0.1, causal=True, packed=False),
 }
 CAUSAL = {name: p for name, p in LAYOUTS.items() if p.causal}
 EVERYWHERE = pytest.mark.parametrize("positions", LAYOUTS.values(), ids=LAYOUTS.keys())

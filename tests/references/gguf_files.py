@@ -33,7 +33,8 @@ def write(path, model, words, rope_freqs=None, fields=()):
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
     for key, value in fields:
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
+        kinds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        kinds[type(value)](key, value)
     for name, tensor in model.state_dict().items():
         array = tensor.float().numpy()
         for heads, projection in ((config.num_attention_heads, "q_proj"), (config.num_key_value_heads, "k_proj")):

@@ -16,7 +16,7 @@ from posenc.conformance.kinds import KINDS
 
 def turn(x, positions, base, rotary_dim=None, layout="half", sign=1, exponent=1.0):
     dim = rotary_dim or x.shape[-1]
-    angles = sign * positions.double()[:, None] * F.frequency_curve(dim, base) ** exponent
+    angles = sign * positions.double()[:, None] * F.frequency_curve(dim, base=base) ** exponent
     dtype = torch.promote_types(x.dtype, torch.float32)
     return F.rotary(x, angles.cos().to(dtype), angles.sin().to(dtype), layout=layout)
 
@@ -112,12 +112,12 @@ def declines():
 
 
 def codes(positions, dim, base, layout="interleaved", **options):
-    return F.sinusoidal(positions, dim, base, layout, **options)
+    return F.sinusoidal(positions, dim, base=base, layout=layout, **options)
 
 
 def by_tables(x, positions, base, layout="half", tables=None, first=-1, sines_first=False, half=None, angle=None):
     """RoPE with cos and sin tables of every channel; half and angle: what frequencies and angles are rounded to."""
-    frequencies = F.frequency_curve(x.shape[-1], base)
+    frequencies = F.frequency_curve(x.shape[-1], base=base)
     angles = positions.double()[:, None] * (frequencies.to(half).double() if half else frequencies)
     angles = angles.clamp(max=torch.finfo(angle).max).to(angle).double() if angle else angles
     spread = angles.repeat_interleave(2, -1) if (tables or layout) == "interleaved" else torch.cat((angles, angles), -1)
@@ -130,13 +130,13 @@ def by_tables(x, positions, base, layout="half", tables=None, first=-1, sines_fi
 
 
 def trailing(x, positions, base, rotary_dim):
-    return posenc.DecoupledRotary(x.shape[-1], base, "interleaved", rotary_dim).rotate_keys(
-        x, Positions.from_ids(positions)
-    )
+    return posenc.DecoupledRotary(
+        x.shape[-1], rope_theta=base, layout="interleaved", rotary_dim=rotary_dim
+    ).rotate_keys(x, Positions.from_ids(positions))
 
 
 def proportional(x, positions, base, fraction):
-    return posenc.PRotary(x.shape[-1], base, fraction=fraction).rotate_keys(x, Positions.from_ids(positions))
+    return posenc.PRotary(x.shape[-1], rope_theta=base, fraction=fraction).rotate_keys(x, Positions.from_ids(positions))
 
 
 def first_pairs(x, positions, base, fraction, exponent=None):
@@ -147,7 +147,7 @@ def first_pairs(x, positions, base, fraction, exponent=None):
 
 def ragged(x, offsets, base, change=lambda p: p):
     positions = change(offsets[:, None] + torch.arange(x.shape[2]))
-    return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.from_ids(positions.expand(len(x), -1)))
+    return posenc.Rotary(x.shape[-1], rope_theta=base).rotate_keys(x, Positions.from_ids(positions.expand(len(x), -1)))
 
 
 def at(x, offsets):
@@ -155,7 +155,7 @@ def at(x, offsets):
 
 
 def packed(x, cu_seqlens, base):
-    return posenc.Rotary(x.shape[-1], base).rotate_keys(x, Positions.packed(cu_seqlens=cu_seqlens))
+    return posenc.Rotary(x.shape[-1], rope_theta=base).rotate_keys(x, Positions.packed(cu_seqlens=cu_seqlens))
 
 
 def sharded(x, cu_seqlens, base, starts=(), ranks=1, rank=0, offset=True):
@@ -172,15 +172,15 @@ def sharded(x, cu_seqlens, base, starts=(), ranks=1, rank=0, offset=True):
 
 
 def m_rope(x, positions, base, sections, interleaved=False):
-    encoding = posenc.MRotary(x.shape[-1], base, interleaved=interleaved, sections=sections)
+    encoding = posenc.MRotary(x.shape[-1], rope_theta=base, interleaved=interleaved, sections=sections)
     return encoding.rotate_keys(x, Positions.from_ids(positions.T[None]))
 
 
 def fope(x, positions, base, cosines, sines, padding=None):
     heads, inputs, pairs = cosines.shape
-    curve = F.frequency_curve(x.shape[-1], base)
+    curve = F.frequency_curve(x.shape[-1], base=base)
     length = 1.01 * 2 * math.pi / float(curve[inputs - 1])  # as many frequencies complete a turn
-    encoding = posenc.FoPE(x.shape[-1], heads, math.ceil(length), rope_theta=base, pairs=pairs)
+    encoding = posenc.FoPE(x.shape[-1], num_heads=heads, train_length=math.ceil(length), rope_theta=base, pairs=pairs)
     encoding.cosines, encoding.sines = cosines[None], sines[None]
     turned = encoding.rotate_keys(x, Positions.from_ids(positions))
     if padding:  # as the authors' code
@@ -307,7 +307,7 @@ MUTANTS = [
     ("rotary", lambda x, p, b: turn(x, p.to(x.dtype), b), "with x in bfloat16, values are wrong from position 257 on; positions are rounded to bfloat16, which counts to 256; with x in float16, values are wrong from position 2049 on"),
     ("rotary", cached_dtype, "cached by shape only: float32 in, float64 out after a call of that shape in float64"),
     ("rotary", lambda x, p, b: x + p[:, None], "not shift-invariant"),
-    ("rotary", lambda x, p, b: 2 * x, "14 of 14 cases differ, in a way that is not known here"),
+    ("rotary", lambda x, p, b: x + x.square(), "14 of 14 cases differ, in a way that is not known here"),
     ("rotary", lambda x, p, b: None, "returns None, expected x turned"),
     ("rotary", lambda x, p, b: turn(x, p, b)[:, :1], "10 of 14 cases differ"),
     ("rotary_partial", lambda x, p, b, r: turn(x, p, b), "the complete head is turned: rotary_dim is ignored"),
@@ -362,7 +362,7 @@ MUTANTS = [
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: t - 1), "temperature lacks the + 1"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L, factor=lambda t: 2 * t), "temperature wrong (attention factor"),
     ("llama3", lambda d, b, s, L: (by_turns(d, b, s, L), 1.1), "temperature wrong (attention factor 1.1, expected 1"),
-    ("yarn", only_near, "refuses 6 of 54 legal cases: raises ValueError: too long for head_dim=64"),
+    ("yarn", only_near, "refuses 6 of 54 legal cases: raises ValueError: too long (; for head_dim=64"),
     ("yarn", lambda d, b, s, L: yarn(d, b, s, L).repeat(2), "54 of 54 cases differ"),
     ("yarn_paper", yarn, "ramp by pair number, as in the code (yarn)"),
     ("yarn_paper", lambda d, b, s, L: by_turns(d, b, s, L, 1, 32, lambda r, slow, fast: (fast - r) / (fast - slow)), "ramp inverted: high frequencies are divided, low ones unchanged"),
@@ -376,14 +376,14 @@ MUTANTS = [
     ("alibi", lambda n: right_slopes(n).sort(descending=True).values, "slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads: another order: sorted from large to small"),
     ("alibi", lambda n: -right_slopes(n), "the sign is wrong: slopes are negative"),
     ("alibi", lambda n: slopes(2 ** math.ceil(math.log2(n)))[:n], "those of the next power of two are used, cut off"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(-r, two, n, far), "direction reversed: it takes query minus key"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r, True, n, far), "the bidirectional flag is ignored: always bidirectional"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r, False, n, far), "the bidirectional flag is ignored: always causal"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r, not two, n, far), "the bidirectional flag is taken the wrong way round"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r, two, n, 128), "saturates at the wrong distance: max_distance is ignored"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r, two, 32, far), "num_buckets is ignored: 32 is used"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r + r.sign(), two, n, far), "off by one: distances are one too large"),
-    ("t5", lambda r, two, n, far: F.t5_bucket(r - r.sign(), two, n, far), "off by one: distances are one too small"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(-r, bidirectional=two, num_buckets=n, max_distance=far), "direction reversed: it takes query minus key"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, bidirectional=True, num_buckets=n, max_distance=far), "the bidirectional flag is ignored: always bidirectional"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, bidirectional=False, num_buckets=n, max_distance=far), "the bidirectional flag is ignored: always causal"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, bidirectional=not two, num_buckets=n, max_distance=far), "the bidirectional flag is taken the wrong way round"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, bidirectional=two, num_buckets=n, max_distance=128), "saturates at the wrong distance: max_distance is ignored"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r, bidirectional=two, num_buckets=32, max_distance=far), "num_buckets is ignored: 32 is used"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r + r.sign(), bidirectional=two, num_buckets=n, max_distance=far), "off by one: distances are one too large"),
+    ("t5", lambda r, two, n, far: F.t5_bucket(r - r.sign(), bidirectional=two, num_buckets=n, max_distance=far), "off by one: distances are one too small"),
     ("deberta", lambda r, n, far: deberta(-r, n, far), "direction reversed: it takes key minus query"),
     ("deberta", lambda r, n, far: deberta(r, 256, far), "buckets is ignored: 256 is used"),
     ("deberta", lambda r, n, far: deberta(r, n, 512), "max_position is ignored: 512 is used"),
@@ -439,7 +439,7 @@ RIGHT = [
     ("default", lambda d, b: {"inv_freq": from_scratch(d, b)}),
     ("yarn", lambda head_dim, base=10000, scale=1.0, max_position_embeddings=2048: yarn(head_dim, base, scale, max_position_embeddings)),
     ("sinusoidal", lambda positions, dim, max_wavelength=10000.0: codes(positions, dim, max_wavelength)),
-    ("t5", lambda relative_position, bidirectional=True, num_buckets=32, max_dist=128: F.t5_bucket(relative_position, bidirectional, num_buckets, max_dist)),
+    ("t5", lambda relative_position, bidirectional=True, num_buckets=32, max_dist=128: F.t5_bucket(relative_position, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_dist)),
     ("rotary", turn),
     ("rotary_interleaved", lambda x, positions, base: turn(x, positions, base, layout="interleaved")),
     ("rotary_partial", turn),

@@ -155,7 +155,7 @@ def _weights() -> dict[str, Tensor]:
             key = f"model.{name.replace('*', str(layer))}.weight"
             state[key] = part[0].clone() if "norm" in name else part.clone()
     head_dim = header["hidden_size"] // header["num_attention_heads"]
-    return convert_layout(state, head_dim, "interleaved", "half", names=["q_proj", "k_proj"])
+    return convert_layout(state, head_dim, source="interleaved", target="half", names=["q_proj", "k_proj"])
 
 
 if __name__ == "__main__":

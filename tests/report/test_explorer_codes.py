@@ -53,7 +53,7 @@ def test_a_narrow_head_still_turns_a_pair(ask):
 
 
 def test_frequencies_given_are_those_of_the_schedule(ask):
-    inv = frequencies.create(YARN, 16, 10000.0)
+    inv = frequencies.create(YARN, 16, base=10000.0)
     given = {"dim": 16, "invFreq": inv.inv_freq.tolist(), "attentionFactor": inv.attention_factor}
     (found,) = each(ask, f"given => posenc.codes.ENCODINGS.rope.codes({AT}, given)", [given])
     same(found, codes("rope", {"schedule": YARN}, 16)(torch.tensor(AT)), atol=1e-10)
@@ -204,7 +204,7 @@ def test_buckets_have_the_librarys_edges(ask, both, buckets, longest):
     given = {"bidirectional": both, "num_buckets": buckets, "max_distance": longest}
     function = f"o => Array.from({{ length: 10001 }}, (_, i) => posenc.biases.t5Bucket(i - 5000, {given})"
     function = function.replace("True", "true").replace("False", "false") + ")"
-    expected = t5_bucket(-distances, both, buckets, longest)
+    expected = t5_bucket(-distances, bidirectional=both, num_buckets=buckets, max_distance=longest)
     assert ask(function) == expected.tolist()
 
 

@@ -182,7 +182,7 @@ def test_schedules(ask):
         return [attentionFactor, ...invFreq, ...posenc.frequencies.wavelengths(invFreq)];
     }"""
     for given, found in zip(cases, each(ask, function, cases), strict=True):
-        expected = frequencies.create(given["schedule"], given["head_dim"], given["base"])
+        expected = frequencies.create(given["schedule"], given["head_dim"], base=given["base"])
         factor = torch.tensor([expected.attention_factor], dtype=torch.float64)
         same(found, torch.cat((factor, expected.inv_freq, frequencies.wavelengths(expected))))
 
@@ -213,7 +213,7 @@ REFUSED_SCHEDULES = [
 @pytest.mark.parametrize("schedule", REFUSED_SCHEDULES, ids=str)
 def test_what_the_library_refuses_of_a_schedule_the_page_refuses(ask, schedule):
     with pytest.raises(InputError):
-        frequencies.create(schedule, 16, 10000.0)
+        frequencies.create(schedule, 16, base=10000.0)
     (found,) = each(ask, "given => posenc.frequencies.create(given, 16, 10000).invFreq", [schedule])
     says(found, schedule)
 

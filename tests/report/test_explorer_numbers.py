@@ -146,7 +146,7 @@ def test_rotations_under_a_schedule(shown, choice):
 def test_which_pairs_turn_farther_than_in_training(shown, method):
     choice = {"encoding": "rope", "method": method, "dim": 32, "base": 5000, "length": 200, "trained": 50, "factor": 4}
     made = rotation(usual(choice))
-    trained = frequencies.wavelengths(frequencies.default(32, 5000.0))
+    trained = frequencies.wavelengths(frequencies.default(32, base=5000.0))
     reach = 33 if "rerope" in method else 200
     farther = (trained > 50) & (made.frequencies().inv_freq * reach > 50 / trained * 2 * torch.pi * (1 + 1e-9))
     counts = re.match(
@@ -288,7 +288,7 @@ def test_a_learned_table_and_learned_speeds(shown):
     found = shown(encoding="learned_rope", method="linear", factor=2)
     same(found["frequencies"]["invFreq"], speeds / 2, **TOLERANCE)
     found = shown(encoding="learned_rope:log_scale=zero")
-    same(found["frequencies"]["invFreq"], frequencies.default(48, 10000.0).inv_freq, **TOLERANCE)
+    same(found["frequencies"]["invFreq"], frequencies.default(48, base=10000.0).inv_freq, **TOLERANCE)
 
 
 # ------------------------------------------------------------------ words
@@ -416,9 +416,9 @@ def test_clock_hands_under_a_map_stand_at_the_distance_that_it_gives(shown):
     found = shown(
         encoding="rope", method="self_extend:window=8:group=4", at="3,30,7,12,31,20", line=64, token=2, key=1
     )["clocks"]
-    seen = float(position_maps.self_extend(8, 4).relative(Positions.arange(31, causal=True))[0, 30, 3])
+    seen = float(position_maps.self_extend(8, group=4).relative(Positions.arange(31, causal=True))[0, 30, 3])
     assert found["seen"] == seen
-    theta = frequencies.default(64, 10000.0).inv_freq
+    theta = frequencies.default(64, base=10000.0).inv_freq
     same([pair["query"] for pair in found["pairs"]], seen * theta, **TOLERANCE)
     assert {pair["key"] for pair in found["pairs"]} == {0}
     assert shown(encoding="rope", method="streaming:recent=5", at="3,30,7,12,31,20", line=64, token=2, key=4)["clocks"][
@@ -431,7 +431,7 @@ def test_clock_hands_under_a_map_stand_at_the_distance_that_it_gives(shown):
 
 def test_clock_hands_of_a_code(shown):
     found = shown(encoding="sinusoidal", dim=16, at="0,1,2,3,4,70", line=80, token=1)["clocks"]
-    theta = frequency_curve(16, 10000.0)
+    theta = frequency_curve(16, base=10000.0)
     same([pair["key"] for pair in found["pairs"]], 70 * theta, **TOLERANCE)
     finished = 64 * theta >= 2 * torch.pi
     assert [pair["known"] for pair in found["pairs"]] == finished.tolist()  # position 70 was not in training
@@ -447,4 +447,4 @@ def test_nothing_is_nothing(shown):
 
 def test_power_curves_turn_queries_too(shown):
     found = shown(encoding="rope", curve="power", exponent=0.5, dim=32)
-    same(found["frequencies"]["invFreq"], frequency_curve(32, 10000.0, "power", 0.5), **TOLERANCE)
+    same(found["frequencies"]["invFreq"], frequency_curve(32, base=10000.0, curve="power", exponent=0.5), **TOLERANCE)

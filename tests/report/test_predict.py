@@ -140,8 +140,8 @@ def test_every_extension_predicts_what_the_library_predicts(visit, weights):
         "llama3": rope.with_schedule("llama3", factor=4.0, **trained),
         "dynamic": rope.with_schedule("dynamic", length=n, **trained),
         "rerope": Mapped(rope, position_maps.rerope(5)),
-        "leaky_rerope": Mapped(rope, position_maps.leaky_rerope(5, 4.0)),
-        "self_extend": Mapped(rope, position_maps.self_extend(5, 4)),
+        "leaky_rerope": Mapped(rope, position_maps.leaky_rerope(5, factor=4.0)),
+        "self_extend": Mapped(rope, position_maps.self_extend(5, group=4)),
     }
     assert list(extended) == tab.locator("#predict-method option").evaluate_all("o => o.map(x => x.value)")[1:]
     plain = losses(read(weights, "rope", TEXT), TEXT)
@@ -171,7 +171,7 @@ def test_sliders_change_the_curve_by_keys_and_the_address(visit, weights):
     shown = values(tab)
     assert shown["address"] == tab.evaluate("location.hash") == "#method=leaky_rerope&factor=4.3&window=3"
     rope = made("rope").encoding
-    expected = losses(read(weights, "rope", TEXT, Mapped(rope, position_maps.leaky_rerope(3, 4.3))), TEXT)
+    expected = losses(read(weights, "rope", TEXT, Mapped(rope, position_maps.leaky_rerope(3, factor=4.3))), TEXT)
     same(shown["loss"], expected)
     assert tab.evaluate("document.querySelector('[data-view=loss] canvas').toDataURL()") != before
     tab.go_back()

@@ -74,7 +74,7 @@ def test_the_explorer_shows_a_and_b_in_turn(new_tab, tmp_path):
     for choice, schedule in (("A", "yarn:factor=8:beta_fast=16:original_max_positions=512"), ("B", "ntk:factor=4")):
         tab.get_by_role("radio", name=f"{choice}: ").check(force=True)
         tab.wait_for_function(f"document.getElementById('explorer-method').value === '{schedule.partition(':')[0]}'")
-        expected = create(parse(schedule), 64, 10000.0)
+        expected = create(parse(schedule), 64, base=10000.0)
         assert frequencies() == pytest.approx(expected.inv_freq.tolist())
 
 

@@ -41,20 +41,20 @@ TURNING = {
     "decoupled_rope": lambda: DecoupledRotary(12),
     "m_rope": lambda: MRotary(12),
     "axial_rope": lambda: AxialRotary(12),
-    "mixed_rope": lambda: MixedRotary(12, 4, num_layers=3, num_kv_heads=2),
-    "pope": lambda: PoPE(12, 4, num_layers=3),
+    "mixed_rope": lambda: MixedRotary(12, num_heads=4, num_layers=3, num_kv_heads=2),
+    "pope": lambda: PoPE(12, num_heads=4, num_layers=3),
 }
 SUMS = {
     "rope + alibi": lambda: Rotary(12) + ALiBi(4),
-    "rope + shaw": lambda: Rotary(12) + Shaw(12, 4),
+    "rope + shaw": lambda: Rotary(12) + Shaw(12, num_heads=4),
     "rope + log_n": lambda: LogN(4) + Rotary(12),
-    "rope + xlnet": lambda: Rotary(12) + posenc.XLNet(48, 4, 12),
-    "rope / none": lambda: PerLayer(Rotary(12), Rotary(12, 100.0), NoPE()),
+    "rope + xlnet": lambda: Rotary(12) + posenc.XLNet(48, num_heads=4, head_dim=12),
+    "rope / none": lambda: PerLayer(Rotary(12), Rotary(12, rope_theta=100.0), NoPE()),
     "rope / cope": lambda: PerLayer(Rotary(12), CoPE(12)),
     "alibi": lambda: ALiBi(4),
     "cope": lambda: CoPE(12),
     "rope + rove": lambda: Rotary(12) + posenc.RoVE(12, rotary_dim=6),
-    "deberta": lambda: DeBERTa(48, 4, 12, max_relative_positions=8),
+    "deberta": lambda: DeBERTa(48, num_heads=4, head_dim=12, max_relative_positions=8),
 }
 MOVED = pytest.mark.parametrize("name", TURNING)
 
@@ -199,12 +199,12 @@ class Turner(Encoding):
 @pytest.mark.parametrize(
     ("encoding", "message"),
     [
-        (Rotary(12) + DeBERTa(48, 4, 12, max_relative_positions=8), "reads the keys as they were before"),
+        (Rotary(12) + DeBERTa(48, num_heads=4, head_dim=12, max_relative_positions=8), "reads the keys as they were before"),
         (Rotary(12) + CoPE(12), "reads the keys as they were before"),
         (Rotary(12) + Reader(), "bias_reads_keys = False"),
         (XPos(12), "middle of all keys"),
         (AxialRotary(12, centred=True), "complete image"),
-        (posenc.FLOATER(4, 12, 48, num_layers=3, num_kv_heads=2), "FLOATER cannot rotate queries and keys apart"),
+        (posenc.FLOATER(4, head_dim=12, dim=48, num_layers=3, num_kv_heads=2), "FLOATER cannot rotate queries and keys apart"),
         (Turner(), "Turner cannot rotate queries and keys apart"),
         (PerLayer(Rotary(12), XPos(12)), "middle of all keys"),
     ],
@@ -217,7 +217,7 @@ def test_what_cannot_keep_rotated_keys_is_refused(encoding, message):
 
 
 def test_deberta_without_the_keys_term_may():
-    host = model(Rotary(12) + DeBERTa(48, 4, 12, max_relative_positions=8, terms="c2p"))
+    host = model(Rotary(12) + DeBERTa(48, num_heads=4, head_dim=12, max_relative_positions=8, terms="c2p"))
     tokens, cache = torch.randint(17, (1, 5)), Cache(rotated=True)
     parts = [host(tokens[:, :4], cache=cache), host(tokens[:, 4:], cache=cache)]
     assert_close(torch.cat(parts, 1), host(tokens), rtol=0, atol=1e-10)
@@ -226,7 +226,7 @@ def test_deberta_without_the_keys_term_may():
 def test_keys_that_are_not_as_wide_as_rotated_queries():
     q, k = torch.randn(1, 4, 3, 12), torch.randn(1, 2, 3, 12)
     with pytest.raises(InputError, match="12 wide, queries once rotated 24"):
-        posenc.attention(q, k, k, PoPE(12, 4), keys_rotated=True)
+        posenc.attention(q, k, k, PoPE(12, num_heads=4), keys_rotated=True)
 
 
 # ---------------------------------------------------------------- moving
@@ -250,7 +250,7 @@ def test_moved_keys_are_those_of_a_new_prefill(name, layer):
 
 
 @pytest.mark.parametrize(
-    "encoding", [AxialRotary(12), MRotary(24, interleaved=True), MixedRotary(12, 4)], ids=lambda e: e.name
+    "encoding", [AxialRotary(12), MRotary(24, interleaved=True), MixedRotary(12, num_heads=4)], ids=lambda e: e.name
 )
 def test_keys_move_on_a_grid(encoding):
     axes = encoding.axes
@@ -263,14 +263,14 @@ def test_keys_move_on_a_grid(encoding):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (Rotary(12), Rotary(12, 500000.0)),
+        (Rotary(12), Rotary(12, rope_theta=500000.0)),
         (Rotary(12, layout="interleaved"), Rotary(12, layout="interleaved", schedule=YARN)),
         (Rotary(12, schedule=YARN), Rotary(12)),
         (Rotary(12), PRotary(12, fraction=0.5)),
-        (DecoupledRotary(12), DecoupledRotary(12, 77.0)),
+        (DecoupledRotary(12), DecoupledRotary(12, rope_theta=77.0)),
         (Rotary(12, rotary_dim=6), Rotary(12, rotary_dim=6, schedule={"name": "linear", "factor": 4.0})),
         (MRotary(12), MRotary(12, schedule=YARN)),
-        (PoPE(12, 4), PoPE(12, 4, rope_theta=50.0)),
+        (PoPE(12, num_heads=4), PoPE(12, num_heads=4, rope_theta=50.0)),
     ],
 )
 def test_another_base_or_schedule(before, after):
@@ -284,7 +284,7 @@ def test_another_base_or_schedule(before, after):
 
 
 def test_many_steps_are_one_to_float32_rounding():
-    rope, raw = Rotary(64, 500000.0), torch.randn(1, 2, 20, 64)
+    rope, raw = Rotary(64, rope_theta=500000.0), torch.randn(1, 2, 20, 64)
     found, at = rope.rotate_keys(raw, Positions.arange(20)), 0
     for step in range(200):
         shift = 1000 if step % 2 else -13
@@ -325,9 +325,9 @@ def test_dropping_tokens_closes_the_gap(name):
         (lambda k: re_rotate(k, PerLayer(Rotary(12)), range(3)), "PerLayer is made of parts"),
         (lambda k: re_rotate(k, Rotary(12), range(3), into=Rotary(12, layout="interleaved")), "same head_dim, layout"),
         (lambda k: re_rotate(k, Rotary(12), range(3), into=Rotary(12, rotary_dim=6)), "same head_dim, layout"),
-        (lambda k: re_rotate(k, Rotary(12), range(3), into=PoPE(6, 4)), "same head_dim, layout"),
+        (lambda k: re_rotate(k, Rotary(12), range(3), into=PoPE(6, num_heads=4)), "same head_dim, layout"),
         (lambda k: re_rotate(k, Rotary(8), range(3)), "keys of width 12"),
-        (lambda k: re_rotate(k, PoPE(12, 4), range(3)), "they are 24 wide"),
+        (lambda k: re_rotate(k, PoPE(12, num_heads=4), range(3)), "they are 24 wide"),
         (lambda k: re_rotate(k, Rotary(12), range(4)), r"positions of shape \(1, 4\)"),
         (lambda k: re_rotate(k, Rotary(12), range(3), to=torch.zeros(5, 3)), r"to of shape \(5, 3\)"),
         (lambda k: re_rotate(k[0], Rotary(12), range(3)), "keys of shape"),

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties, proofs and pictures of any encoding: what it does to positions, computed."""
 
-import warnings
-from typing import Any
-
 from posenc.analysis.analyze import Analysis, analyze
 from posenc.analysis.bounds import (
     MODELS,
@@ -14,6 +11,7 @@ from posenc.analysis.bounds import (
     first_zero,
     longest_length,
     rope_bound,
+    safe_base,
     smallest_base,
 )
 from posenc.analysis.codes import Codes, codes_of
@@ -34,22 +32,6 @@ __all__ = [
     "MODELS", "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound",
     "bias", "bounded", "codes_of", "counter", "curves", "decay_integral", "deterministic", "digits", "equivariance",
     "expansion", "first_zero", "four_terms", "kernel", "longest_length", "phase_error", "properties", "random_dots",
-    "rope_bound", "rotation", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",
+    "rope_bound", "rotation", "safe_base", "scores", "shift_matrix", "smallest_base", "spectrum", "steps", "subspaces",
     "survival", "trained_model", "twins", "unique", "vector_model",
 ]  # fmt: skip
-
-
-REMOVED = {
-    "breakers": "call equivariance for each model",
-    "decay_asymptote": "use decay_integral",
-    "diagonal_parts": "use expansion, whose decay has the diagonal of H",
-}
-
-
-def __getattr__(name: str) -> Any:
-    new = {"Body": "VectorModel", "body_of": "vector_model"}.get(name)
-    if new is None:
-        hint = f": {REMOVED[name]}" if name in REMOVED else ""
-        raise AttributeError(f"module 'posenc.analysis' has no attribute {name!r}{hint}")
-    warnings.warn(f"posenc.analysis.{name} is now {new}", DeprecationWarning, stacklevel=2)
-    return globals()[new]

@@ -32,7 +32,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
 from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, as_json, check_integers, check_sizes, described, unknown
+from posenc.errors import InputError, as_json, check_integers, check_sizes, located, unknown
 from posenc.positions import Positions
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -467,6 +467,6 @@ def _section(name: str, question: AnalysisQuestion, target: Target) -> AnalysisS
         except Exception as error:
             if not target.runs_user_code:
                 raise
-            raise InputError(f"the encoding's code failed: {described(error)}") from error
+            raise InputError(f"the encoding's code failed: {located(error)}") from error
     pictures = tuple(question.pictures(target, finding))
     return AnalysisSection(name, question.title, finding, pictures, time.perf_counter() - started)

@@ -258,8 +258,8 @@ def longest_length(
     frequencies: Schedule | Tensor | None = None,
     limit: int = 1 << 20,
 ) -> int | None:
-    """The longest context that a base serves: the first distance m at which sum_c cos(m theta_c) < 0, from where a key
-    like the query is no longer preferred to a random one. None where there is none below `limit`.
+    """The longest context that a base serves: the first distance m at which sum_c cos(m theta_c) < 0, where a key
+    like the query is not preferred to a random one (at later distances it may be). None where there is none below `limit`.
 
     A necessary condition that the paper derives and finds confirmed, not a promise: Llama 2 was trained on more than
     twice its 1707. head_dim: channels that rotate. frequencies: a schedule as text or data (made for this base), or
@@ -277,7 +277,7 @@ def longest_length(
 def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = None, step: float = 1e-3) -> float:
     """The smallest base with sum_c cos(m theta_c) >= 0 at every distance m below `length`.
 
-    The bases that do so are no interval: some fail above the first that does not. So bases are tried upwards, each a
+    The bases that do so are no interval: some fail above the first that does not (`safe_base`: from where on none does). So bases are tried upwards, each a
     factor 1 + step above the last, and windows narrower than that are passed over (128k at head_dim 128: 4.87e6 with
     step 1e-4, 7.79e6 with 1e-3). With infinitely many pairs it is length / 0.6165, see `decay_integral`. schedule: made
     for each base, plain RoPE if None. A second for 8k, ten for 1M.
@@ -304,6 +304,28 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     )
 
 
+TRIED_UP_TO, TRIED_STEP = 8.0, 1e-2
+"""`safe_base` tries bases up to so many times the smallest, each so much of it above the last."""
+
+
+def safe_base(length: int, head_dim: int, smallest: float, *, schedule: Schedule | None = None) -> float:
+    """The base from which on every larger one that is tried has sum_c cos(m theta_c) >= 0 at every distance m below `length`.
+
+    Tried are bases a factor 1.01 apart, from 8 times the smallest down to the first that fails. smallest: the
+    `smallest_base`; other arguments as there. Seconds for 32k.
+
+    Raises:
+        InputError: as `smallest_base`.
+    """
+    check_sizes(length=length)
+    base = smallest * TRIED_UP_TO
+    while base > smallest:
+        if _negative_near_the_end(frequencies_of(schedule, head_dim, base), length) is not None:
+            return base * (1 + TRIED_STEP)
+        base /= 1 + TRIED_STEP
+    return smallest
+
+
 def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> Tensor | None:
     """Some of the distances below length at which the sum is negative; the longest fail first as a base grows."""
     for end in range(length, 0, -block):
@@ -319,6 +341,7 @@ def _negative_near_the_end(theta: Tensor, length: int, block: int = 1 << 12) -> 
 class BaseBound(Finding):
     """Bases against lengths: the smallest of each length, and those of models.
 
+    safe: the base of each length from which on larger ones serve too, see `safe_base`.
     limits: length / 0.6165, the smallest base with infinitely many pairs. longest: the longest length of each model.
     """
 
@@ -326,15 +349,16 @@ class BaseBound(Finding):
     schedule: str
     lengths: tuple[int, ...]
     bases: tuple[float, ...]
+    safe: tuple[float, ...]
     limits: tuple[float, ...]
     models: tuple[Model, ...]
     longest: tuple[int | None, ...]
 
     def sentences(self) -> list[str]:
         sentences = [
-            f"{self.head_dim} channels under {self.schedule} need a base of {base:.3g} for {length} positions; infinitely "
-            f"many would need {limit:.3g}."
-            for length, base, limit in zip(self.lengths, self.bases, self.limits, strict=True)
+            f"{self.head_dim} channels under {self.schedule} need a base of {base:.3g} for {length} positions, {_larger(base, safe)}; "
+            f"infinitely many would need {limit:.3g}."
+            for length, base, safe, limit in zip(self.lengths, self.bases, self.safe, self.limits, strict=True)
         ]
         for model, longest in zip(self.models, self.longest, strict=True):
             start = f"{model.name} (base {model.base:g}, {model.rotary_dim} channels, {model.length} positions)"
@@ -344,6 +368,14 @@ class BaseBound(Finding):
                 end = f"first negative at {longest}, {verdict} the length it was trained on."
             sentences.append(f"{start}: the sum of its cosines is {end}")
         return sentences
+
+
+def _larger(base: float, safe: float) -> str:
+    if safe <= base:
+        return f"and every larger one up to {base * TRIED_UP_TO:.3g} that was tried serves too"
+    return (
+        f"but some larger ones fail: from {safe:.3g} on every base up to {base * TRIED_UP_TO:.3g} that was tried serves"
+    )
 
 
 def base_bound(
@@ -363,12 +395,14 @@ def base_bound(
     if not lengths:
         raise InputError("lengths is empty: pass at least one")
     models = [model for model in MODELS if model.rotary_dim == head_dim] if models is None else models
+    bases = tuple(smallest_base(length, head_dim, schedule=schedule, step=step) for length in lengths)
     named = "plain RoPE" if schedule is None else schedule if isinstance(schedule, str) else schedules.as_text(schedule)
     return BaseBound(
         head_dim=head_dim,
         schedule=named,
         lengths=tuple(lengths),
-        bases=tuple(smallest_base(length, head_dim, schedule=schedule, step=step) for length in lengths),
+        bases=bases,
+        safe=tuple(safe_base(n, head_dim, base, schedule=schedule) for n, base in zip(lengths, bases, strict=True)),
         limits=tuple(length / CI_ZERO for length in lengths),
         models=tuple(models),
         longest=tuple(model.longest for model in models),
@@ -383,10 +417,10 @@ def frequencies_of(frequencies: Schedule | Tensor | None, head_dim: int, base: f
     """
     check_even("head_dim", head_dim)
     if frequencies is None:
-        return frequency_curve(head_dim, base)
+        return frequency_curve(head_dim, base=base)
     if not isinstance(frequencies, Tensor):
         data = schedules.parse(frequencies) if isinstance(frequencies, str) else frequencies
-        return schedules.create(data, head_dim, base).inv_freq
+        return schedules.create(data, head_dim, base=base).inv_freq
     if frequencies.shape != (head_dim // 2,) or not bool(frequencies.isfinite().all()):
         shape = tuple(frequencies.shape)
         raise InputError(f"frequencies {shape}: head_dim={head_dim} needs ({head_dim // 2},) finite numbers")

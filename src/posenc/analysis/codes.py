@@ -20,7 +20,7 @@ from posenc.attention import prepare
 from posenc.bias import dense_sum
 from posenc.encoding import Encoding, Sum, bias_of, gates_of
 from posenc.encodings import T5, Mapped, create
-from posenc.errors import InputError, check_integers, described, first_line
+from posenc.errors import InputError, check_integers, first_line, located
 from posenc.functional import Layout, turning
 from posenc.positions import Positions
 from posenc.pretrained.attach import RotaryModule, attached
@@ -111,7 +111,7 @@ class Codes:
         except InputError:
             raise
         except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise InputError(f"{self.name}: failed for {count} {self.of}s: {described(error)}") from error
+            raise InputError(f"{self.name}: failed for {count} {self.of}s: {located(error)}") from error
         shape = tuple(codes.shape)
         if (
             len(shape) != 2
@@ -540,7 +540,7 @@ def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
     text = Positions.arange(int(distances.max()) + 1, causal=True, device=device_of(encoding))
     if "augment" in encoding.sites():
         text = encoding.augment(text, 1)
-    return Positions.from_ids(text.q[:, -1:], text.q, causal=True)
+    return Positions.from_ids(text.q[:, -1:], text.q, causal=True, packed=False)
 
 
 def _reads_keys(part: Encoding, sizes: Sizes) -> bool:
@@ -634,8 +634,12 @@ def _bucketed(inner: Any) -> T5:
     stack = getattr(inner, "encoder", None) or inner.decoder
     table = next(m.relative_attention_bias for m in stack.modules() if hasattr(m, "relative_attention_bias")).weight
     config = inner.config
-    buckets = config.relative_attention_num_buckets, config.relative_attention_max_distance
-    encoding = T5(table.shape[1], not stack.is_decoder, *buckets)
+    encoding = T5(
+        table.shape[1],
+        bidirectional=not stack.is_decoder,
+        num_buckets=config.relative_attention_num_buckets,
+        max_distance=config.relative_attention_max_distance,
+    )
     with torch.no_grad():
         encoding.table.copy_(table.T.float())
     return encoding.to(table.device).eval()

@@ -69,7 +69,7 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     at = torch.arange(length)
     bits = binary_digits(at, digits).double()
     periods = 2.0 ** torch.arange(1, digits + 1, dtype=torch.float64)
-    theta = frequency_curve(2 * digits, base)
+    theta = frequency_curve(2 * digits, base=base)
     angles = at[:, None] * theta
     code = torch.cat((angles.sin(), angles.cos()), -1)
     return Counter(
@@ -185,13 +185,13 @@ def digits(
     at = torch.as_tensor(positions, device="cpu").flatten()
     if not len(at) or bool((at < 0).any()) or not bool(at.double().isfinite().all()):
         raise InputError(f"positions={positions}: digits are those of numbers from 0 on")
-    plain = frequency_curve(head_dim, base)
+    plain = frequency_curve(head_dim, base=base)
     if base <= 1:
         raise InputError(f"base={base}: digits need a base above 1")
     longest = math.ceil(check_factor(factor) * check_length(length, "length"))
     shape = {"factor": float(factor), "original_max_positions": length, "length": longest}
     given = schedules.complete(schedules.parse(schedule) if isinstance(schedule, str) else schedule, **shape)
-    inv_freq = schedules.create(given, head_dim, base).inv_freq
+    inv_freq = schedules.create(given, head_dim, base=base).inv_freq
     beta = _integer_if_close(base ** (2 / head_dim))
     units = beta ** torch.arange(len(plain), dtype=torch.float64, device="cpu")
     trained = (length * plain).clamp(max=math.tau)

@@ -145,7 +145,7 @@ def _of_transformer(model: Transformer, layers: int | None, name: str) -> Vector
             module.backend = "reference"  # the only one that is differentiable twice under every encoding
 
     def positions_at(x: Tensor, at: Tensor) -> Positions:
-        return encoding.augment(Positions.from_ids(at).with_causal(model.config.causal), len(x))
+        return encoding.augment(Positions.from_ids(at, packed=False).with_causal(model.config.causal), len(x))
 
     def join(x: Tensor, at: Tensor) -> Tensor:
         return encoding.embed(x, positions_at(x, at), 0)
@@ -326,7 +326,7 @@ def random_model(
 ) -> Transformer:
     """A small random model with an encoding, in float64: an encoder, or a decoder where the encoding allows no other. The
     model has the same weights under every encoding; the encoding's are N(0, 0.5^2), since zeros would hide it."""
-    causal_only = any(term.map or lookup(term.name).causal_only for term in read(encoding).terms)
+    causal_only = any(term.map or lookup(term.name, may_import=True).causal_only for term in read(encoding).terms)
     config = replace(config, causal=config.causal or causal_only)
     with seeded(seed):
         made = create(

@@ -178,7 +178,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None
     one_way = one_way or prepared.encoding.causal_only or needs_causal(acting, sizes)
     both = not one_way and prepared.fits(2 * length - 1)
     keys = torch.arange(2 * length - 1 if both else length)
-    at = Positions.from_ids([length - 1], keys, causal=not both)
+    at = Positions.from_ids([length - 1], keys, causal=not both, packed=False)
     drawn = torch.Generator().manual_seed(0)
     added = []
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):

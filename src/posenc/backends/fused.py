@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
-from posenc.errors import InputError
+from posenc.errors import InputError, check_devices
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, segments
 from posenc.positions.visibility import EVERYTHING, Region
@@ -184,6 +184,7 @@ def attend(
 
 @attend.register_fake
 def _(inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float) -> tuple[Tensor, Tensor]:
+    check_devices("posenc.attention", *inputs)
     q, v = inputs[0], inputs[2 * int(kinds.split()[0])]
     batch, heads, queries, _ = q.shape
     out = v.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
@@ -215,6 +216,7 @@ def _(
     inputs: list[Tensor], kinds: str, numbers: list[int], scale: float, dropout_p: float, results: list[Tensor],
     needs: list[bool],
 ) -> list[Tensor]:  # fmt: skip
+    check_devices("posenc.attention", *inputs, *results)
     always = 2 * int(kinds.split()[0]) + 1
     wanted = [x for at, (x, need) in enumerate(zip(inputs, needs, strict=True)) if need or at < always]
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]

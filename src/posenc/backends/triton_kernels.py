@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from posenc.backends.triton import DTYPES, recorded
-from posenc.errors import InputError, unknown
+from posenc.errors import InputError, check_devices, unknown
 from posenc.functional import Layout, overlaps, unaliased
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -364,6 +364,7 @@ def relative_attention(
 
 @relative_attention.register_fake
 def _(q, k, v, vector, products, row, scale, diagonal, precision):
+    check_devices("posenc.attention", q, k, v, vector, products, row)
     return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -402,6 +403,7 @@ def _backward(
 
 @_backward.register_fake
 def _(q, k, v, vector, products, row, lse, delta, dout, scale, diagonal, precision, of_vector, of_products, deterministic):  # fmt: skip
+    check_devices("posenc.attention", q, k, v, vector, products, row, lse, delta, dout)
     tables = [q.new_empty(x.shape if asked else (0,), dtype=torch.float32)
               for x, asked in ((vector, of_vector), (products, of_products))]  # fmt: skip
     return *(x.new_empty(x.shape) for x in (q, k, v)), *tables
@@ -570,6 +572,7 @@ def _rotary(
 
 @_rotary.register_fake
 def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int, sign: float) -> tuple[Tensor, Tensor]:
+    check_devices("posenc.functional.rotary", q, k, cos, sin)
     return torch.empty_like(q), torch.empty_like(k)
 
 

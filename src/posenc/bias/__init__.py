@@ -155,6 +155,11 @@ def _one_or(count: int, all_of_them: int) -> bool:
     return count == 1 or count == all_of_them
 
 
+def _rows(numbers: Tensor, positions: Positions) -> int:
+    """Rows of a term of numbers of the tokens and their positions: those of one that has not 1."""
+    return positions.batch if numbers.shape[0] == 1 else numbers.shape[0]
+
+
 def _on_one_device(tensors: dict[str, Tensor], q: Tensor) -> str | None:
     for name, x in tensors.items():
         if x.device != q.device:
@@ -383,7 +388,7 @@ class Factored(Score):
         shape = "(batch or 1, num_heads or 1, {}, m)"
         ranks = {"left": shape.format("num_queries"), "right": shape.format("num_keys")}
         _require_numbers("Factored", ranks, left=self.left, right=self.right)
-        self.batch: int = max(self.left.shape[0], self.right.shape[0])
+        self.batch: int = self.right.shape[0] if self.left.shape[0] == 1 else self.left.shape[0]
         self.num_heads: int = max(self.left.shape[1], self.right.shape[1])
         self.num_queries: int = self.left.shape[2]
         self.num_keys: int = self.right.shape[2]
@@ -434,7 +439,7 @@ class RunningSum(_OfPositions):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_numbers("RunningSum", {"gates": "(batch or 1, num_heads or 1, num_keys)"}, gates=self.gates)
-        self.batch: int = max(self.gates.shape[0], self.positions.batch)
+        self.batch: int = _rows(self.gates, self.positions)
         self.num_heads: int = self.gates.shape[1]
 
     def sums(self) -> tuple[Tensor, Tensor]:
@@ -475,7 +480,7 @@ class KeySlope(_OfPositions):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_numbers("KeySlope", {"slopes": "(batch or 1, num_heads or 1, num_keys)"}, slopes=self.slopes)
-        self.batch: int = max(self.slopes.shape[0], self.positions.batch)
+        self.batch: int = _rows(self.slopes, self.positions)
         self.num_heads: int = self.slopes.shape[1]
 
     def score_mod(self) -> ScoreMod:

@@ -210,7 +210,7 @@ class _EntriesLookup(NamedTuple):
 
 def cell(x: Tensor, b: Tensor, h: Tensor, *rest: Tensor) -> Tensor:
     """Read a (batch or 1, num_heads or 1, ...) tensor at (row, head, ...)."""
-    return x[(b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0, *rest)]
+    return x[(b if x.shape[0] != 1 else 0, h if x.shape[1] != 1 else 0, *rest)]
 
 
 class _DifferenceLookup(NamedTuple):
@@ -555,12 +555,12 @@ class SlopeTerm(Term):
     def lookup_numbers(self) -> int:
         return self.tensors[0].numel()
 
-    def collects(self, needs: list[bool]) -> None:
-        super().collects([needs[0], False, False])
-
     def enter(self, row: int, heads: Slice) -> None:
         self.slopes, self.of_slopes = self.part(0, row, heads)
-        self.of_query, self.of_key = (cut(x, row, (0, 1))[0] for x in self.tensors[1:])
+        (self.of_query, self.moves_query), (self.of_key, self.moves_key) = (
+            self.part(number, row, (0, 1)) for number in (1, 2)
+        )
+        self.of_query, self.of_key = self.of_query[0], self.of_key[0]
 
     def distances(self, tile: Tile) -> Tensor:
         """Those of a tile, (rows, columns): of positions counted from its first key, which float32 has exactly where the
@@ -579,6 +579,15 @@ class SlopeTerm(Term):
     def collect(self, grad: Tensor, tile: Tile) -> None:
         if self.of_slopes is not None:
             _accumulate(self.of_slopes[:, slice(*tile.keys)], -(grad * self.distances(tile)).sum(1))
+        if self.moves_query is None and self.moves_key is None:
+            return
+        queries, keys = slice(*tile.queries), slice(*tile.keys)
+        behind = (self.of_query[queries, None] - self.of_key[keys]).sign()
+        moved = -(grad * self.slopes[:, None, keys]).sum(0, keepdim=True) * behind
+        if self.moves_query is not None:
+            _accumulate(self.moves_query[:, queries], moved.sum(2))
+        if self.moves_key is not None:
+            _accumulate(self.moves_key[:, keys], -moved.sum(1))
 
 
 class EntriesTerm(Term):

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage; an error of the user's is one line."""
+"""The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage, 3 what conform tests could not be
+run; an error of the user's is one line."""
 
 import io
 import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from inspect import getdoc
+from typing import TextIO
 
 from posenc import __version__
 from posenc.cli.analyze import Analyze
@@ -24,7 +27,8 @@ from posenc.cli.explore import Explore
 from posenc.cli.extend import Extend
 from posenc.cli.listing import Cite, List
 from posenc.cli.predict import Predict
-from posenc.errors import InputError, unknown
+from posenc.errors import TRACEBACK, InputError, located, unknown, users_line
+from posenc.stopping import terminable
 
 COMMANDS: dict[str, type[Command]] = {
     "list": List,
@@ -43,49 +47,69 @@ COMMANDS: dict[str, type[Command]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Of the processes of a launcher, only the first one prints."""
+    """Run one command; returns the exit code. Of the processes of a launcher, only the first one prints its results; the others
+    print their errors."""
     try:
-        if os.environ.get("RANK", "0") == "0":
-            return _main(argv)
+        if not _follows():
+            return _main(argv, sys.stderr)
+        errors = sys.stderr
         with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            return _main(argv)
+            return _main(argv, errors, f" on rank {os.environ['RANK']}")
     finally:
         if argv is None:  # Ctrl-C while Python exits ends it at once, without a traceback of what cleans up
             with suppress(ValueError):  # in another thread than the first
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _main(argv: Sequence[str] | None) -> int:
+def _follows() -> bool:
+    """Whether this is one of a launcher's processes, and not the first."""
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    from posenc.lab.parallel import launched
+
+    return launched()
+
+
+def _main(argv: Sequence[str] | None, errors: TextIO, rank: str = "") -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, errors):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
     command = COMMANDS.get(arguments[0]) if arguments else None
     prog = f"posenc {arguments[0]}" if command else "posenc"
+
+    def say(what: str, error: object = None) -> None:
+        if isinstance(error, BaseException) and os.environ.get(TRACEBACK, "0") not in ("", "0"):
+            traceback.print_exception(error, file=errors)
+        print(f"{prog}: {what}", file=errors)
+
     try:
         if command is None:
             return _without_command(arguments)
         options = parse(command, arguments[1:], shlex.join(["posenc", *arguments]))
-        with remove_empty_dirs(getattr(options, "out", None)):
+        with terminable(), remove_empty_dirs(getattr(options, "out", None)):
             code = options.run()
         if sys.stdout is not None:  # the caller may have closed it
             sys.stdout.flush()
         return code
     except InputError as error:
         message = one_line(error)
-        print(f"{prog}: error: {with_flags(message, command) if command else message}", file=sys.stderr)
+        say(f"error{rank}: {with_flags(message, command) if command else message}", error)
         return USAGE
     except OSError as error:
         with suppress(OSError, AttributeError):  # write nothing more to it, not even when Python exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # the reader of our output has left
-            print(f"{prog}: failed: {one_line(error)}", file=sys.stderr)
+            say(f"failed{rank}: {one_line(error)}", error)
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
-    except MemoryError:
-        print(f"{prog}: failed: out of memory; use smaller sizes, or a machine with more memory", file=sys.stderr)
-    except RuntimeError as error:
-        print(f"{prog}: failed: {one_line(error)}", file=sys.stderr)
+        say(f"interrupted{rank}")
+    except MemoryError as error:
+        say(f"failed{rank}: out of memory; use smaller sizes, or a machine with more memory", error)
+    except Exception as error:
+        line = users_line(error)
+        if line is None and not isinstance(error, RuntimeError):
+            raise  # a bug of ours
+        say(f"failed{rank}: {one_line(error if line is None else located(error))}", error)
     return FAILED
 
 
@@ -100,7 +124,8 @@ def _without_command(arguments: Sequence[str]) -> int:
         usage="posenc COMMAND ...",
         description="Compare, extend and measure positional encodings.\n\ncommands:\n" + "\n".join(lines),
         epilog="posenc COMMAND --help lists the options of a command.\n"
-        "Exit codes: 0 done; 1 failed, interrupted, or a problem was found; 2 bad usage.",
+        "Exit codes: 0 done; 1 failed, interrupted, or a problem was found; 2 bad usage; "
+        "3 the function that conform tests could not be run.",
     )
     parser.add_argument("--version", action="version", version=f"posenc {__version__}")
     parser.parse_args(arguments)

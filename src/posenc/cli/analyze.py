@@ -27,7 +27,7 @@ LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "hea
 class Analyze(WithOutput):
     """Describe and plot what an encoding, your own function or a model does with positions."""
 
-    subject: Annotated[str, "what to analyse (below)", How("NAME|MODULE:OBJECT|MODEL", positional=True)]
+    subject: Annotated[str, "what to analyse (below)", How("NAME|MODULE:OBJECT|MODEL", positional=True, code=True)]
     length: Annotated[int, "positions to look at"] = 512
     trained: Annotated[int | None, "trained length (default: a model's own, else --length)"] = None
     dim: Annotated[int | None, "width of the model's input (default: an object's own, else 64)"] = None
@@ -108,7 +108,7 @@ class Analyze(WithOutput):
         if subject == DEMO or path.is_dir() or path.suffix == ".gguf":
             return load_model(subject, self.name, encoders=True)
         if colon and all(part.isidentifier() for part in attribute.split(".")):
-            return load_object(subject), None
+            return load_object(subject, may_import=True), None
         if path.is_file():
             raise InputError(f"{subject}: which object in it? Write {subject}:NAME")
         if subject.startswith(("/", "./", "../", "~")):

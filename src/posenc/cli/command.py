@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -26,6 +26,7 @@ import torch
 from posenc import __version__
 from posenc.errors import InputError, printable, unknown
 from posenc.lab.files import Folder
+from posenc.spec import names_code
 
 CONFIG = "config.yaml"
 MARK = "# posenc "
@@ -45,6 +46,7 @@ class How:
         positional: it is given without a flag.
         append: the flag takes one value and may be repeated.
         unless: settings which, given as flags, make the value in a file out of date.
+        code: its values may be MODULE:NAME or FILE:NAME, on the command line alone.
     """
 
     metavar: str | None = None
@@ -52,6 +54,7 @@ class How:
     positional: bool = False
     append: bool = False
     unless: tuple[str, ...] = ()
+    code: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,13 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
     path, as_json, printing = values.pop("config", None), values.pop("json", False), values.pop("print_config", False)
     if path is not None:
         in_file = read_settings(path, command)
-        values = {n: v for n, v in in_file.items() if values.keys().isdisjoint(known[n].how.unless)} | values
+        in_file = {
+            n: v for n, v in in_file.items() if n not in values and values.keys().isdisjoint(known[n].how.unless)
+        }
+        for name, value in in_file.items():
+            if known[name].how.code:
+                _check_names_no_code(path, known[name], _texts(value))
+        values |= in_file
     of_command = {name: each for name, each in known.items() if not each.section}
     missing = [each.written for name, each in of_command.items() if each.default is MISSING and name not in values]
     if missing:
@@ -277,20 +286,39 @@ def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
         raise InputError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
+def _check_names_no_code(path: str, setting: Setting, texts: Sequence[str]) -> None:
+    """Raises:
+    InputError: a text in a file names code, which only the command line may."""
+    for text in texts:
+        if names_code(text):
+            flag = "" if setting.how.positional else f"{setting.written} "
+            raise InputError(
+                f"--config {path}: {setting.key}: {text!r} names code, which a file cannot make posenc run: if it is yours, "
+                f"write it on the command line as well: {flag}{' '.join(texts)}"
+            )
+
+
 def _load(path: Path) -> Any:
     if path.suffix.lower() not in (".toml", ".yaml", ".yml"):
         raise InputError("must end in .yaml, .yml or .toml")
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix.lower() == ".toml":
-        return tomllib.loads(text)
+        return _parsed(tomllib.loads, text)
     try:
         yaml = import_module("yaml")
     except ImportError:
         raise InputError("needs PyYAML, or write TOML: pip install 'posenc[lab]'") from None
     try:
-        return yaml.load(text, yaml.BaseLoader)
+        return _parsed(lambda text: yaml.load(text, yaml.BaseLoader), text)
     except yaml.YAMLError as error:
         raise InputError(f"is not YAML: {error}") from None
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise InputError("its lists are nested too deep") from None
 
 
 def record(directory: str, command: Command, **resolved: Any) -> Folder:
@@ -307,12 +335,23 @@ def record(directory: str, command: Command, **resolved: Any) -> Folder:
     return folder
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
 def as_yaml(command: Command, **resolved: Any) -> str:
     """A command's settings as YAML that --config takes; without --out, so that a repeated run needs another folder."""
     values = command.config() | resolved
+    code = [
+        word
+        for name, setting in command.settings().items()
+        if setting.how.code and any(map(names_code, texts := _texts(values.get(name))))
+        for word in setting.words(list(texts) if setting.many else texts[0])
+    ]
+    again = " ".join([command.name, *code])  # code is imported from the command line alone
     head = f"""\
 {MARK}{command.name}: the settings of the run whose results are in this folder; every run into it writes them again.
-# Run it again: posenc {command.name} --config {CONFIG} --out NEW_FOLDER
+# Run it again: posenc {printable(again)} --config {CONFIG} --out NEW_FOLDER
 # It was: {printable(" ".join(command.typed.split()))}
 # By posenc {__version__}, torch {torch.__version__}, Python {platform.python_version()}
 

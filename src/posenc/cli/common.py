@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from posenc.lab.files import Folder
     from posenc.report.terminal import Display
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED, USAGE, NOT_RUN = 0, 1, 2, 3
 LONGEST_MESSAGE = 2400
 """Characters of an error message that are shown."""
 
@@ -257,14 +256,10 @@ def no_progress_bars() -> Iterator[None]:
         return
     from transformers.utils import logging
 
-    # The GGUF reader's bar has no setting: it is tqdm's own, which reads TQDM_DISABLE when torch imports it.
-    gguf: Any = import_module("transformers.modeling_gguf_pytorch_utils")
-    shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    gguf.tqdm = lambda tensors, **_: tensors
     try:
         yield
     finally:
-        gguf.tqdm = bar
         if shown:
             logging.enable_progress_bar()

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import How, record, settings_in
@@ -38,9 +39,9 @@ class Compare(StudyCommand):
         "text: predict the next token; vision: classify images; copy, reverse, recall, addition, sort, dyck, parity, induction, "
         "first_token or modular: answer generated questions; a class of your code, FILE:CLASS; several: one table of all (default: text, or "
         "the preset's)",
-        How("NAME"),
+        How("NAME", code=True),
     ] = ()
-    encodings: Annotated[tuple[str, ...], "what to compare (default: the preset's)", How("NAME")] = ()
+    encodings: Annotated[tuple[str, ...], "what to compare (default: the preset's)", How("NAME", code=True)] = ()
     preset: Annotated[Literal["quick", "standard", "thorough", "leaderboard", "gpu"], "size of the comparison"] = (
         "standard"
     )
@@ -127,8 +128,8 @@ class Compare(StudyCommand):
         from posenc.lab.leaderboard import compare_tasks
         from posenc.lab.parallel import launched
         from posenc.lab.tracking import Tracking
-        from posenc.report.compare import page, show
-        from posenc.report.leaderboard import pages, show_tasks
+        from posenc.report import compare as report
+        from posenc.report import leaderboard
         from posenc.report.terminal import Display
 
         launcher = (("workers", self.workers, None), ("engine", self.engine, "local"), ("device", self.device, "cpu"))
@@ -161,16 +162,15 @@ class Compare(StudyCommand):
                 "table": table,
             }  # fmt: skip
             if one:
-                return compare(*comparisons[0], self.out, render=page, **more)
-            return compare_tasks(
-                comparisons, self.out, pages=pages([each.settings.name for each, _ in comparisons]), **more
-            )
+                return compare(*comparisons[0], self.out, render=partial(report.page, may_import=True), **more)
+            tasks = [each.settings.name for each, _ in comparisons]
+            return compare_tasks(comparisons, self.out, pages=leaderboard.pages(tasks, may_import=True), **more)
 
         code, _ = run_study(
             self,
             Tracked(hint="" if self.preset == "quick" else "; --preset quick is a smaller comparison"),
             work,
-            show if one else show_tasks,
+            partial(report.show, may_import=True) if one else leaderboard.show_tasks,
             "runs",
         )
         return code
@@ -186,7 +186,7 @@ class Compare(StudyCommand):
         """Encodings, seeds and settings of a task: the preset's, with the given ones replaced."""
         from posenc.lab.compare import experiment, names
 
-        kind = experiment(task)
+        kind = experiment(task, may_import=True)
         if self.preset not in kind.presets:
             raise InputError(
                 f"preset={self.preset}: task {task} has none of this name; give {listed(list(kind.presets))}"
@@ -203,7 +203,7 @@ class Compare(StudyCommand):
             return super().config() | {"task": self.tasks}
         from posenc.lab.compare import experiment
 
-        kind = experiment(self.tasks[0])
+        kind = experiment(self.tasks[0], may_import=True)
         encodings, seeds, settings = self.planned(self.tasks[0])
         resolved = {
             "task": self.tasks,
@@ -252,7 +252,7 @@ class Compare(StudyCommand):
         from posenc.lab.machine import check_present
         from posenc.lab.parallel import world
 
-        kind = experiment(task)
+        kind = experiment(task, may_import=True)
         for name in self.given:
             if name not in (*settings_in(kind), *kind.data_options):
                 raise InputError(f"{name}: is for other tasks; leave it out of --task {task}")

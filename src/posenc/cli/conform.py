@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from posenc.cli.command import How
-from posenc.cli.common import DONE, FAILED, WithOutput
+from posenc.cli.common import DONE, FAILED, NOT_RUN, WithOutput
 
 
 @dataclass(kw_only=True)
@@ -14,7 +14,9 @@ class Conform(WithOutput):
     """Check your implementation against the authors' formulas, and say what is wrong with it."""
 
     function: Annotated[
-        str, "the function to test; MODULE may be a path to a .py file", How("MODULE:FUNCTION", positional=True)
+        str,
+        "the function to test; MODULE may be a path to a .py file",
+        How("MODULE:FUNCTION", positional=True, code=True),
     ]
     kind: Annotated[str, "what it implements (below)", How("KIND", flag="as")]
 
@@ -25,7 +27,7 @@ class Conform(WithOutput):
         return (
             f"{conventions()}\n\nArguments are passed by name where the function has these names, the rest in order to the"
             "\nremaining parameters. Arrays are passed as torch tensors; tensors, numpy arrays and lists may be returned."
-            "\nExit code 0: it conforms, 1: it does not."
+            "\nExit code 0: it conforms, 1: it does not, 3: it could not be run."
         )
 
     def run(self) -> int:
@@ -37,6 +39,6 @@ class Conform(WithOutput):
         if self.out:
             self.out = os.path.abspath(self.out)  # the tested code may change the folder
         with printing_to_stderr():  # what the tested code prints goes to stderr
-            verdict = conform(load_function(self.function), self.kind)
+            verdict = conform(load_function(self.function, may_import=True), self.kind)
         self.emit({"function": self.function, **verdict.to_dict()}, f"{self.function} as {verdict}")
-        return DONE if verdict.passed else FAILED
+        return NOT_RUN if verdict.passed is None else DONE if verdict.passed else FAILED

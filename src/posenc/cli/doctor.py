@@ -42,7 +42,7 @@ class Doctor(WithModel, WithOutput):
             needs("transformers", "lab")
             comparison = compare(read_config(self.model), self.length)
             self.emit({"command": self.typed, **comparison.to_dict()}, str(comparison))
-            return FAILED if comparison.differ else DONE
+            return FAILED if comparison.wrong else DONE
         if self.length is not None:
             raise InputError(f"length={self.length}: is for a configuration alone; add config_only, or leave it out")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from posenc.cli.command import How
 from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
+from posenc.scratch import replacing
 from posenc.spec import literal, parse_sum
 
 if TYPE_CHECKING:
@@ -208,8 +209,8 @@ class Extend(WithModel, WithOutput):
         report = resize(model, size, window_size=self.window_size, method=self.method, verify=self.verify)
         printed = [str(report)]
         if self.out is not None:
-            with no_progress_bars():
-                model.save_pretrained(self.out)
+            with no_progress_bars(), replacing(Path(self.out)) as made:
+                model.save_pretrained(made)
             printed.append(f"saved to {self.out}: transformers.{type(model).__name__}.from_pretrained loads it")
         results = {"command": self.typed, "model": self.model, "resizing": report.to_dict()}
         return self.emit(results, "\n\n".join(printed))

@@ -27,7 +27,9 @@ class List(WithOutput):
 class Cite(WithOutput):
     """Print the BibTeX entries of an encoding's papers."""
 
-    encoding: Annotated[str, "an encoding, or several joined by +", How("NAME", flag="name", positional=True)]
+    encoding: Annotated[
+        str, "an encoding, or several joined by +", How("NAME", flag="name", positional=True, code=True)
+    ]
 
     def run(self) -> int:
         from posenc.encodings.catalogue import cite

@@ -90,7 +90,7 @@ def _layouts(tested: EncodingUnderTest, causal: bool) -> dict[str, Positions]:
     if tested.is_text:
         layouts = {
             "contiguous": Positions.arange(LENGTH),
-            "scattered": Positions.from_ids(tested.ids(LENGTH).flip(0)[None]),
+            "scattered": Positions.from_ids(tested.ids(LENGTH).flip(0)[None], packed=False),
         }
     else:
         layouts = {"scattered": tested.document(LENGTH)}
@@ -310,8 +310,8 @@ def rows_are_independent(tested: EncodingUnderTest) -> None:
         further = [ids.flip(0), ids.roll(3, 0)] if same else [ids + 5, ids * 2]
         ids = torch.stack([ids, *further])
         order = torch.tensor([2, 0, 1])
-        together = model(x, Positions.from_ids(ids))
-        equal(model(x[order], Positions.from_ids(ids[order])), together[order], "permuted rows")
+        together = model(x, Positions.from_ids(ids, packed=False))
+        equal(model(x[order], Positions.from_ids(ids[order], packed=False)), together[order], "permuted rows")
 
 
 def shift_invariant_as_declared(tested: EncodingUnderTest) -> None:
@@ -331,13 +331,13 @@ def shift_invariant_as_declared(tested: EncodingUnderTest) -> None:
         bases[" of an image"] = Positions.grid(3, 3).q
     moves: dict[str, float] = {}
     for of, ids in bases.items():
-        here = model(x, Positions.from_ids(ids))
+        here = model(x, Positions.from_ids(ids, packed=False))
         far = tested.largest_shift(1003) if not of else 2
         axes = 1 if ids.dim() == 2 else ids.shape[2]
         for axis in range(axes):
             step = torch.tensor(far) if ids.dim() == 2 else far * (torch.arange(axes) == axis).long()
             try:
-                there = model(x, Positions.from_ids(ids + step))
+                there = model(x, Positions.from_ids(ids + step, packed=False))
             except InputError:  # out of a table
                 if declared:
                     raise
@@ -512,7 +512,7 @@ class AtIds(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens, Positions.from_ids(ids))
+        logits: Tensor = self.model(tokens, Positions.from_ids(ids, packed=False))
         return logits
 
 

@@ -5,13 +5,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posenc.conformance import golden
-from posenc.conformance.faults import ATTENTION_FACTORS, CLAMPS, FAULTS, expected_values
+from posenc.conformance.faults import (
+    ATTENTION_FACTORS,
+    CLAMPS,
+    FAULTS,
+    ROUNDINGS,
+    WIDTH_FACTORS,
+    Arguments,
+    expected_values,
+)
 from posenc.conformance.formulas import positions_of
 from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
@@ -23,19 +32,29 @@ UNKNOWN = "in a way that is not known here"
 UNWRITTEN = (
     "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
 )
+CAST = "float32 comes out for half precision: cast a module with x (module.to(x.dtype)), to test what a half-precision model has"
 FEW = 11
 """Faults of a kind of which more than two are tried together."""
-FaultNames = tuple[str, ...]
-"""Of a kind's formula, by the names in `FAULTS`; none: it is the right one."""
+VERDICTS = {True: "conforms", False: "does not conform", None: "could not be run"}
+
+
+SHOWN = 3
+"""Explanations that fit equally well, and exceptions, of which so many are shown."""
+NUDGE = 2.0**-20
+"""The relative error of float32's frequencies and angles, by which a value halfway between two of a short dtype goes either
+way."""
+MOST_HALFWAY = 0.1
+"""The share of the values of which that is tried."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """findings: sentences, none if the function conforms. notes: what was not tested. example: the first
+    """passed: None if the function could not be run: it answers no case, but raises an exception in each that it does not
+    decline. findings: sentences, none if the function conforms. notes: what was not tested. example: the first
     difference. largest_error: relative for schedules and slopes, otherwise absolute."""
 
     kind: str
-    passed: bool
+    passed: bool | None
     findings: tuple[str, ...]
     notes: tuple[str, ...]
     example: str | None
@@ -44,7 +63,7 @@ class Verdict:
 
     def __str__(self) -> str:
         error = "" if self.largest_error is None else f", largest error {self.largest_error:.2g}"
-        lines = [f"{self.kind}: {'conforms' if self.passed else 'does not conform'} ({self.cases} cases{error})"]
+        lines = [f"{self.kind}: {VERDICTS[self.passed]} ({self.cases} cases{error})"]
         lines += [f"- {finding}" for finding in self.findings]
         lines += [f"  {self.example}"] if self.example else []
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
@@ -57,7 +76,8 @@ class Verdict:
 def conform(function: Callable[..., Any], kind: str) -> Verdict:
     """Compare a function with the golden vectors and the invariants of a kind (`KINDS` lists them).
 
-    An exception of the function becomes a finding, except NotImplementedError, which means that a case is not supported.
+    An exception of the function becomes a finding, except NotImplementedError, which means that a case is not supported. A
+    function that answers no case at all could not be run, and is not judged.
 
     Raises:
         InputError: an unknown kind; a class, or a method without its object.
@@ -91,17 +111,20 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
         return Verdict(kind, False, (expected,), (), None, len(results), None)
     answered = [result for result in results if result.values is not None]
     findings = _refusals(results)
+    if all(result.raised for result in results):
+        return Verdict(kind, None, tuple(findings), tuple(notes), None, len(results), None)
     if 0 < len(results) < len(cases) / 2:
         findings.append(f"too few cases to judge: {len(results)} of {len(cases)} are offered")
     if answered:
-        faults: FaultNames | None = () if all(result.right for result in answered) else explain(kind, answered)
-        findings += _wrong_values(caller, answered, len(results), faults)
+        right = Explanation(kind)
+        found = [right] if all(result.right for result in answered) else explain(answered, right)
+        findings += _wrong_values(caller, answered, len(results), found)
         findings += _attention_factor(answered) + _half_precision_results(answered)
-        in_other_dtypes, skipped = _other_dtypes(caller, kind, faults)
+        in_other_dtypes, skipped = _other_dtypes(caller, found[0] if found else None)
         broken, untested = broken_invariants(caller)
         new = [f for f in broken if not any(f.partition(" (while checking: ")[0] in known for known in in_other_dtypes)]
         findings += in_other_dtypes + new + _state(caller, answered[0])
-        notes += skipped + untested
+        notes += skipped + untested + [CAST] * any("float16 in, float32 out" in finding for finding in broken)
     errors = [error for result in answered if (error := _largest_error(result)) is not None and math.isfinite(error)]
     unique = tuple(dict.fromkeys(findings))
     return Verdict(
@@ -112,26 +135,118 @@ def _verdict(caller: Caller, kind: str) -> Verdict:
 # -------------------------------------------------------------------- which faults explain the results
 
 
-def explain(
-    kind: str, results: Sequence[CaseResult], known: FaultNames = (), *, pairs: bool = True
-) -> FaultNames | None:
-    """One or two known faults, besides those given, that explain every result (of a kind with few, up to four); None if
-    there are none."""
-    candidates = [name for name in FAULTS[kind] if name not in known]
-    combined = [name for name in candidates if name not in CLAMPS] if pairs else []
-    wrong_first = sorted(results, key=lambda result: result.right)  # they reject a fault soonest
-    sizes = range(2, 5 if len(combined) <= FEW else 3)
-    for group in chain(combinations(candidates, 1), *(combinations(combined, size) for size in sizes)):
-        if all(_explained(kind, known + group, result) for result in wrong_first):
-            return known + group
+@dataclass(frozen=True)
+class Explanation:
+    """faults: of a kind's formula, by the names in `FAULTS`; none: it is the right one. times: what every value is multiplied
+    by besides, a number or the name of a `WIDTH_FACTORS`."""
+
+    kind: str
+    faults: tuple[str, ...] = ()
+    times: float | str = 1.0
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The faults, and the factor in words."""
+        if isinstance(self.times, float):
+            factor = "every value is 0" if self.times == 0 else f"every value is multiplied by {self.times:.6g}"
+            return self.faults if self.times == 1 else (*self.faults, factor)
+        dim = "dim" if "dim" in get_kind(self.kind).arguments else "head_dim"
+        return (*self.faults, f"every value is multiplied by {self.times.format(width=dim)}")
+
+    def values(self, arguments: Arguments, nudge: float = 0.0) -> Tensor:
+        """What a function with these faults returns, float64."""
+        factor = self.times if isinstance(self.times, float) else WIDTH_FACTORS[self.times](_width(arguments))
+        return expected_values(self.kind, arguments, self.faults, nudge=nudge) * factor
+
+    def fits(self, result: CaseResult) -> bool:
+        """Whether it is right about a result: up to either side of what was rounded, and anything where a short dtype
+        overflows."""
+        rounds = any(fault in names for names in ROUNDINGS.values() for fault in self.faults)
+        try:
+            expected = self.values(result.case.arguments)
+            wrong, overflows = result.wrong(expected), expected.isnan()
+            if wrong is None or (bool(overflows.any()) and not rounds) or bool(overflows.all()):
+                return False
+            wrong &= ~overflows
+            if rounds and 0 < wrong.double().mean() < MOST_HALFWAY:
+                for nudge in (NUDGE, -NUDGE):
+                    still = result.wrong(self.values(result.case.arguments, nudge))
+                    if still is None:
+                        return False
+                    wrong &= still
+            return not bool(wrong.any())
+        except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # faults that exclude one another
+            return False
+
+
+def explain(results: Sequence[CaseResult], known: Explanation) -> list[Explanation]:
+    """The fewest known faults, besides those given, that explain every result; several explanations where they fit equally
+    well, none if there is none. Tried are two of them, all roundings to a dtype, and of a kind with few up to four, each also
+    with a factor of all values."""
+    candidates = [name for name in FAULTS[known.kind] if name not in known.faults]
+    combined = [name for name in candidates if name not in CLAMPS]
+    roundings = [tuple(n for n in names if n in combined) for names in ROUNDINGS.values()]
+    # wrong and short ones reject a fault soonest
+    results = [
+        replace(r, case=_with_tensor(r.case)) for r in sorted(results, key=lambda r: (r.right, r.expected.numel()))
+    ]
+
+    def groups(size: int) -> Iterator[tuple[str, ...]]:
+        if size < 3 or len(combined) <= FEW:
+            yield from combinations(candidates if size == 1 else combined, size)
+        elif size == 3:
+            yield from (names for names in roundings if len(names) == size)
+
+    for size in range(1, 5):
+        for of_size, scaled in ((size, False), (size - 1, True)):
+            found = []
+            for group in groups(of_size):
+                explanation: Explanation | None = replace(known, faults=known.faults + group)
+                if scaled and explanation is not None:
+                    explanation = _scaled(explanation, results)
+                if explanation is not None and all(explanation.fits(result) for result in results):
+                    found.append(explanation)
+            if found:
+                return found
+    return []
+
+
+def _with_tensor(case: GoldenCase) -> GoldenCase:
+    """The case with x as a tensor, which need not be made for every fault."""
+    if "x" not in case.arguments:
+        return case
+    return replace(case, arguments={**case.arguments, "x": torch.tensor(case.arguments["x"], dtype=torch.float64)})
+
+
+def _scaled(explanation: Explanation, results: Sequence[CaseResult]) -> Explanation | None:
+    """The same with a factor of all values, as the largest and the smallest result have it."""
+    if results[0].convention.tolerance is no_tolerance or explanation.times != 1:
+        return None
+    ends = [results[0], max(results, key=lambda result: result.expected.numel())]
+    factors, widths = [], [_width(result.case.arguments) for result in ends]
+    for result in ends:
+        assert result.values is not None
+        try:
+            expected = explanation.values(result.case.arguments).flatten()
+        except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):
+            return None
+        size = float(expected @ expected)
+        if expected.numel() != result.values.numel() or not size > 0:
+            return None
+        factors.append(float(result.values.flatten() @ expected) / size)
+        if not math.isfinite(factors[-1]) or factors[0] == 1:
+            return None
+    if math.isclose(*factors, rel_tol=1e-4, abs_tol=1e-12):
+        return replace(explanation, times=factors[1] if abs(factors[1]) > 1e-12 else 0.0)
+    for name, factor in WIDTH_FACTORS.items():
+        if all(w and math.isclose(factor(w), found, rel_tol=1e-4) for w, found in zip(widths, factors, strict=True)):
+            return replace(explanation, times=name)
     return None
 
 
-def _explained(kind: str, faults: FaultNames, result: CaseResult) -> bool:
-    try:
-        return result.matches(expected_values(kind, result.case.arguments, faults))
-    except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # faults that exclude one another
-        return False
+def _width(arguments: Arguments) -> int:
+    """Of heads or codes; 0 where there are none."""
+    return len(arguments["x"][0][0][0]) if "x" in arguments else int(arguments.get("dim", 0))
 
 
 # -------------------------------------------------------------------- findings
@@ -143,7 +258,7 @@ def _refusals(results: Sequence[CaseResult]) -> list[str]:
         return [] if results else ["offers none of the cases"]
     why = refused[0].refusal
     if len(refused) == len(results):
-        return [why]
+        return list(dict.fromkeys(result.refusal for result in refused))[:SHOWN]
     return [f"refuses {len(refused)} of {len(results)} legal cases: {why} for {_described(refused[0].case)}"]
 
 
@@ -160,7 +275,9 @@ def _transposes(caller: Caller, results: Sequence[CaseResult]) -> bool:
     return all(right(result) for result in results)
 
 
-def _wrong_values(caller: Caller, answered: Sequence[CaseResult], cases: int, faults: FaultNames | None) -> list[str]:
+def _wrong_values(
+    caller: Caller, answered: Sequence[CaseResult], cases: int, found: Sequence[Explanation]
+) -> list[str]:
     wrong, convention = [result for result in answered if not result.right], caller.convention
     if not wrong:
         return []
@@ -168,15 +285,26 @@ def _wrong_values(caller: Caller, answered: Sequence[CaseResult], cases: int, fa
         return ["integers in, integers out: the values are cut to integers"]
     listed = {name: ", ".join(str(r.case.arguments.get(name)) for r in wrong) for name in convention.arguments}
     where = convention.failing.format(**{**listed, "count": len(wrong), "cases": cases})
-    if faults is None:
+    if not found:
         empty = any(result.values is not None and bool(result.values.isnan().any()) for result in wrong)
         return [f"{where} {UNWRITTEN}" if empty else f"{where}, {UNKNOWN}"]
-    causes = []
-    for fault in faults:
+
+    def worded(fault: str) -> str:
         name, ignored, rest = fault.partition(" is ignored")
         not_passed = ignored and name in caller.missing
-        causes.append(f"{name} was not passed, as the function has no parameter for it{rest}" if not_passed else fault)
-    return causes if convention.failing == Convention.failing else [f"{where}: {'; '.join(causes)}"]
+        return f"{name} was not passed, as the function has no parameter for it{rest}" if not_passed else fault
+
+    if len(found) == 1 and convention.failing == Convention.failing:
+        return [worded(cause) for cause in found[0].causes]
+    causes = _either([[worded(cause) for cause in each.causes] for each in found])
+    return [causes if convention.failing == Convention.failing else f"{where}: {causes}"]
+
+
+def _either(explanations: Sequence[Sequence[str]]) -> str:
+    """Causes in words, and what else fits."""
+    shown = ["; ".join(causes) for causes in explanations[:SHOWN]]
+    more = f", or {len(explanations) - SHOWN} others" if len(explanations) > SHOWN else ""
+    return ", or ".join(shown) + more + (" (each explains every result)" if len(explanations) > 1 else "")
 
 
 def _attention_factor(answered: Sequence[CaseResult]) -> list[str]:
@@ -220,9 +348,9 @@ TEXTS = {torch.bfloat16: 300, torch.float16: 2100}
 SPREAD = [0, 1, 3, 17, 100, 129, 250, 255, 256, 257, 300, 511, 700, 1023, 2047, 2049, 3001, 4095, 40000]
 
 
-def _other_dtypes(caller: Caller, kind: str, faults: FaultNames | None) -> tuple[list[str], list[str]]:
+def _other_dtypes(caller: Caller, known: Explanation | None) -> tuple[list[str], list[str]]:
     """Findings and notes on x in other dtypes, which must give the values of float32 up to the rounding of x's dtype, and
-    leave float32 as it was. faults: of the function in float32; None if they are not known."""
+    leave float32 as it was. known: the faults in float32; None if they are not known."""
     findings: list[str] = []
     notes: list[str] = []
     for dtype, width in WIDTHS.items() if "x" in caller.convention.arguments else ():
@@ -231,31 +359,28 @@ def _other_dtypes(caller: Caller, kind: str, faults: FaultNames | None) -> tuple
         for positions, base in texts if "positions" in caller.convention.arguments else texts[:1]:
             given = golden.example(caller.convention, positions, width)
             given = {**given, "x": golden.content(1, 1, len(positions), width), "base": base}
-            cases.append(GoldenCase(given, [] if faults is None else expected_values(kind, given, faults).tolist()))
+            cases.append(GoldenCase(given, [] if known is None else known.values(given).tolist()))
         results = [replace(run_case(caller, case, x=dtype), dtype=dtype) for case in cases]
         afterwards = [run_case(caller, case) for case in cases]
         name = dtype_name(dtype)
         if all(result.refusal == DECLINED for result in results):
             notes.append(f"not tried with x in {name}: the function answers with NotImplementedError")
             continue
-        findings += _compared(f"with x in {name}", results, kind, faults, diagnose=True)
-        findings += _compared(f"in float32, after calls with x in {name}", afterwards, kind, faults, diagnose=False)
+        findings += _compared(f"with x in {name}", results, known, diagnose=True)
+        findings += _compared(f"in float32, after calls with x in {name}", afterwards, known, diagnose=False)
     return findings, notes
 
 
-def _compared(
-    where: str, results: Sequence[CaseResult], kind: str, faults: FaultNames | None, *, diagnose: bool
-) -> list[str]:
+def _compared(where: str, results: Sequence[CaseResult], known: Explanation | None, *, diagnose: bool) -> list[str]:
     offered = [result for result in results if result.refusal != DECLINED]
     if refused := [result for result in offered if result.values is None]:
         return [f"{where}: {refused[0].refusal}"]
-    wrong = [result for result in offered if faults is not None and not result.right]
-    if faults is None or not wrong:
+    if known is None or not (wrong := [result for result in offered if not result.right]):
         return []
     if not diagnose:
         return [f"{where}, {_extent(wrong[0])}"]
-    cause = explain(kind, offered[::-1], faults, pairs=False)
-    return [f"{where}, {_extent(wrong[0])}" + (f": {cause[-1]}" if cause else f", {UNKNOWN}")]
+    found = [each.causes[len(known.causes) :] for each in explain(offered, known)]
+    return [f"{where}, {_extent(wrong[0])}" + (f": {_either(found)}" if found else f", {UNKNOWN}")]
 
 
 def _extent(result: CaseResult) -> str:

@@ -22,18 +22,26 @@ Formula = Callable[..., Any]
 Faults = dict[str, dict[str, Any] | Callable[[Formula], Formula]]
 
 
-def expected_values(kind: str, arguments: Arguments, faults: Sequence[str] = ()) -> Tensor:
-    """The values of a kind's formula, with some of its faults, float64."""
+def expected_values(kind: str, arguments: Arguments, faults: Sequence[str] = (), *, nudge: float = 0.0) -> Tensor:
+    """The values of a kind's formula, with some of its faults, float64. nudge: the relative error that frequencies and angles
+    have before they are rounded."""
     formula, changed = KINDS[kind].formula, [FAULTS[kind][name] for name in faults]
+    if nudge:
+        formula = then(frequency=lambda f: f * (1 + nudge), angle=lambda a: a * (1 + nudge))(formula)
     for fault in changed:
         formula = formula if isinstance(fault, dict) else fault(formula)
     for fault in changed:
         if isinstance(fault, dict):
             arguments = {**arguments, **{k: v(arguments) if callable(v) else v for k, v in fault.items()}}
+    return torch.as_tensor(_called(formula, arguments), dtype=torch.float64)
+
+
+def _called(formula: Formula, arguments: Arguments) -> Any:
+    """A formula of the arguments that it has parameters for."""
     parameters = inspect.signature(formula).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}
-    return torch.as_tensor(formula(**arguments), dtype=torch.float64)
+    return formula(**arguments)
 
 
 def instead(other: Formula) -> Callable[[Formula], Formula]:
@@ -43,12 +51,29 @@ def instead(other: Formula) -> Callable[[Formula], Formula]:
 
 def variant(**options: Any) -> Callable[[Formula], Formula]:
     """The same formula, with options that a convention does not have."""
-    return lambda formula: partial(formula, **options)
+    return lambda formula: lambda **given: _called(formula, {**options, **given})
 
 
 def result(change: Callable[[Any], Any]) -> Callable[[Formula], Formula]:
     """The formula's result, changed."""
-    return lambda formula: lambda **given: change(formula(**given))
+    return lambda formula: lambda **given: change(_called(formula, given))
+
+
+def then(**changes: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
+    """The formula with changes of its positions (at), frequencies or angles, after those of the faults before."""
+
+    def changed(formula: Formula) -> Formula:
+        def with_changes(**given: Any) -> Any:
+            both = {name: _after(change, given.get(name, formulas.unchanged)) for name, change in changes.items()}
+            return _called(formula, {**given, **both})
+
+        return with_changes
+
+    return changed
+
+
+def _after(change: Callable[[Tensor], Tensor], later: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: later(change(x))
 
 
 def each(change: Callable[[Any], Any], name: str = "positions") -> dict[str, Any]:
@@ -62,18 +87,35 @@ def each(change: Callable[[Any], Any], name: str = "positions") -> dict[str, Any
 
 def placed(change: Callable[[Tensor], Tensor]) -> Callable[[Formula], Formula]:
     """RoPE at changed positions, which are (batch or 1, 1, seq, 1)."""
+    return then(at=change)
 
-    def at(formula: Formula) -> Formula:
-        options = getattr(formula, "keywords", {})
-        return lambda **given: formulas.rotary(
-            given["x"], change(formulas.positions_of(given)), given["base"], **options
-        )
 
-    return at
+def along(axis: int, by_index: bool) -> Callable[[Formula], Formula]:
+    """RoPE in which rows of another axis turn, by the positions of the first tokens or by their index."""
+
+    def exchanged(formula: Formula) -> Formula:
+        def turned(**given: Any) -> Tensor:
+            x = torch.as_tensor(given["x"], dtype=torch.float64).transpose(axis, 2)
+            count, positions = x.shape[2], given["positions"]
+            nested = isinstance(positions[0], list)
+            rows = [
+                list(range(count)) if by_index else row[:count] * (count if len(row) == 1 else 1)
+                for row in (positions if nested else [positions])
+            ]
+            moved: Tensor = _called(formula, {**given, "x": x, "positions": rows if nested else rows[0]})
+            return moved.transpose(axis, 2)
+
+        return turned
+
+    return exchanged
+
+
+def _rounded_number(dtype: torch.dtype, number: float) -> float:
+    return _rounded(torch.tensor(float(number)), dtype).item()
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.clamp(max=torch.finfo(dtype).max).to(dtype).double()
+    return x.to(dtype).double()
 
 
 def _quarter_turn(angle: Tensor) -> Tensor:
@@ -90,6 +132,7 @@ UNTURNED = "x comes back as it was"
 BASES: Faults = {
     "base is ignored: 10000 is used": {"base": 10000.0},
     "wrong exponent: base^(-c/d), expected base^(-2c/d) (as of a head twice as wide)": {"base": lambda a: a["base"] ** 0.5},
+    "wrong exponent: base^(-4c/d), expected base^(-2c/d) (as of a head half as wide)": {"base": lambda a: a["base"] ** 2},
 }  # fmt: skip
 CLAMPS: Faults = {
     f"positions are clamped: {end - 1} is used from position {end} on": each(partial(min, end - 1))
@@ -109,16 +152,34 @@ POSITIONS: Faults = {
     **BASES,
     **CLAMPS,
 }  # fmt: skip
+ROUNDED: Faults = {
+    f"{what} {name}": then(**{option: partial(_rounded, dtype=dtype)})
+    for what, option in (("frequencies are stored in", "frequency"), ("angles are rounded to", "angle"))
+    for name, (dtype, _) in SHORT_DTYPES.items()
+}
 TABLES: Faults = {
-    **{
-        f"{what} {name}": variant(**{option: partial(_rounded, dtype=dtype)})
-        for what, option in (("frequencies are stored in", "frequency"), ("angles are rounded to", "angle"))
-        for name, (dtype, _) in SHORT_DTYPES.items()
-    },
-    "cos and sin are exchanged": variant(angle=_quarter_turn),
+    **ROUNDED,
+    "cos and sin are exchanged": then(angle=_quarter_turn),
     "axes 1 and 2 come back exchanged: (batch, seq, heads, head_dim)": result(lambda x: x.transpose(1, 2)),
 }  # fmt: skip
-ROTATIONS: Faults = {BACKWARDS: each(lambda p: -p), UNTURNED: each(lambda p: 0), **TABLES, **POSITIONS}
+ALONG: Faults = {
+    f"x is turned along {what}, expected along its tokens: {one} n turns by {by}": along(axis, by_index)
+    for axis, what, one in ((1, "its heads (axis 1)", "head"), (0, "the batch (axis 0)", "row"))
+    for by_index, by in ((False, "the position of token n"), (True, "position n"))
+}
+LADDER: Faults = {
+    "the last frequency is 1/base: exponents c/(d/2 - 1), expected 2c/d": {
+        "base": lambda a: a["base"] ** (1 + 2 / ((a.get("rotary_dim") or len(a["x"][0][0][0])) - 2))
+    }
+}
+ROTATIONS: Faults = {
+    BACKWARDS: each(lambda p: -p),
+    UNTURNED: each(lambda p: 0),
+    **TABLES,
+    **LADDER,
+    **ALONG,
+    **POSITIONS,
+}
 HALF: Faults = {
     "layout is interleaved, expected half": variant(layout="interleaved"),
     "layouts are mixed: x is turned by halves with tables of interleaved pairs (repeat_interleave, expected cat)":
@@ -136,12 +197,21 @@ PLACES: Faults = {
     BACKWARDS: placed(lambda p: -p),
     UNTURNED: placed(lambda p: 0 * p),
     "positions start at 1 (position + 1 is used)": placed(lambda p: p + 1),
+    **{
+        f"positions are rounded to {name}, which counts to {last}": placed(partial(_rounded, dtype=dtype))
+        for name, (dtype, last) in SHORT_DTYPES.items()
+    },
+    **TABLES,
     **LAYOUT,
     **BASES,
+    **LADDER,
 }
 CODES: Faults = {
-    "cosines come where sines belong": variant(angle=_quarter_turn),
+    "cosines come where sines belong": then(angle=_quarter_turn),
     "the last frequency is 1/base: exponents c/(dim/2 - 1), expected 2c/dim": variant(endpoint=True),
+    "rows come in reverse: the first is that of the last position": result(lambda codes: codes.flip(0)),
+    "positions are negated: sines have the wrong sign": each(lambda p: -p),
+    **ROUNDED,
     **POSITIONS,
 }
 CONCATENATED: Faults = {"layout is interleaved, expected concat (all sines first)": variant(layout="interleaved")}
@@ -195,8 +265,41 @@ def _partial_rotary(head_dim: int, base: float, fraction: float) -> list[float]:
     return nonzero + [0.0] * (head_dim // 2 - len(nonzero))
 
 
-def _powers_of_two(num_heads: int) -> list[float]:
-    return [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)]
+def _powers_of_two(num_heads: int, *, first: int = 1) -> list[float]:
+    return [2 ** (-8 * (h + first) / num_heads) for h in range(num_heads)]
+
+
+def _two_ladders(
+    x: Any, positions: Any, base: float, first: Sequence[int], second: Sequence[int], **options: Any
+) -> Tensor:
+    """M-RoPE whose two channels of a pair turn by positions of the axes first[c] and second[c]."""
+    turned, given = [], torch.as_tensor(positions, dtype=torch.float64)
+    for axes in (first, second):
+        turned.append(formulas.rotary(x, given[list(axes)].T, base, **options))
+    half = len(first)
+    return torch.cat((turned[0][..., :half], turned[1][..., half:]), -1)
+
+
+def _by_channels(x: Any, positions: Any, base: float, sections: Sequence[int], **options: Any) -> Tensor:
+    """M-RoPE with the doubled sections as blocks of channels."""
+    axes = [axis for axis, count in enumerate(sections) for _ in range(2 * count)]
+    return _two_ladders(x, positions, base, axes[: len(axes) // 2], axes[len(axes) // 2 :], **options)
+
+
+def _mirrored(x: Any, positions: Any, base: float, sections: Sequence[int], **options: Any) -> Tensor:
+    """M-RoPE with the sections from the last to the first in the second half of the channels."""
+    axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+    return _two_ladders(x, positions, base, axes, axes[::-1], **options)
+
+
+def _own_ladders(formula: Formula) -> Formula:
+    """M-RoPE in which the frequencies begin anew for each axis."""
+
+    def ladders(**given: Any) -> Any:
+        each_axis = [f for count in given["sections"] for f in formulas.default(2 * count, given["base"])]
+        return _called(then(frequency=lambda f: torch.tensor(each_axis, dtype=torch.float64))(formula), given)
+
+    return ladders
 
 
 def _first_channels(
@@ -222,7 +325,7 @@ def _from_the_end(positions: Tensor) -> Tensor:
     begins = (positions.flatten() == 0).nonzero().flatten().tolist()
     ends = [*begins[1:], positions.numel()]
     counts = [torch.arange(end - begin).flip(0) for begin, end in zip(begins, ends, strict=True)]
-    return torch.cat(counts).double()[:, None]
+    return torch.cat(counts).double().view(positions.shape)
 
 
 def _unsquared(head_dim: int, **given: float) -> list[float]:
@@ -237,12 +340,21 @@ SECTIONS: Faults = {
     "height and width are exchanged": {"positions": lambda a: [a["positions"][axis] for axis in (0, 2, 1)]},
     "only time turns: height and width are ignored": {"positions": lambda a: [a["positions"][0]] * 3},
     "sections are taken from the last to the first": {"sections": lambda a: a["sections"][::-1]},
+    "sections are ignored: height and width have a third of the pairs each": {
+        "sections": lambda a: [(n := sum(a["sections"])) - 2 * (n // 3), n // 3, n // 3]
+    },
 }
 MANY: Faults = {
     **HALF,
     BACKWARDS: each(lambda p: -p),
     UNTURNED: each(lambda p: 0),
     **TABLES,
+    **LADDER,
+    **ALONG,
+    **{
+        f"positions are rounded to {name}, which counts to {last}": each(partial(_rounded_number, dtype))
+        for name, (dtype, last) in SHORT_DTYPES.items()
+    },
     "positions are ignored: row n is taken to be at position n": {
         "positions": lambda a: [list(range(len(a["positions"][0])))] * 3
     },
@@ -304,7 +416,7 @@ FAULTS: dict[str, Faults] = {
         **ROTATIONS,
     },
     "rotary_ragged": {
-        "offsets are ignored: every row begins at 0": placed(lambda p: torch.arange(p.shape[2])[:, None]),
+        "offsets are ignored: every row begins at 0": placed(lambda p: torch.arange(p.shape[2])[:, None].expand(p.shape)),
         "the offset of the first row is used for all": placed(lambda p: p[:1]),
         "only the first row of the batch is turned, the others come back as they were": placed(
             lambda p: torch.cat((p[:1], 0 * p[1:]))
@@ -328,10 +440,21 @@ FAULTS: dict[str, Faults] = {
         **PLACES,
     },
     "m_rope": {
-        "pairs are dealt in turn (m_rope_interleaved), expected in blocks": variant(interleaved=True), **SECTIONS, **MANY,
+        "pairs are dealt in turn (m_rope_interleaved), expected in blocks": variant(interleaved=True),
+        "sections are split twice in unlike ways: the doubled ones are blocks of channels, so the two channels of a pair turn by different axes":
+            instead(_by_channels),
+        "sections are split twice in unlike ways: in the second half of the channels they come from the last to the first":
+            instead(_mirrored),
+        "frequencies begin anew for each axis, expected one sequence over the head": _own_ladders,
+        **SECTIONS,
+        **MANY,
     },
     "m_rope_interleaved": {
-        "pairs are in blocks (m_rope), expected dealt in turn": variant(interleaved=False), **SECTIONS, **MANY,
+        "pairs are in blocks (m_rope), expected dealt in turn": variant(interleaved=False),
+        "the slices of height and width are shifted: they begin at pairs 0 and 1, expected 1 and 2": variant(begin=0),
+        "the slices of height and width are shifted: they begin at pairs 2 and 3, expected 1 and 2": variant(begin=2),
+        **SECTIONS,
+        **MANY,
     },
     "m_rope_ids": {
         "grids of videos are split into frames, though no text separates them: tokens after the first frame count as text": variant(
@@ -420,6 +543,9 @@ FAULTS: dict[str, Faults] = {
         "the sign is wrong: slopes are negative, expected positive": result(lambda slopes: [-slope for slope in slopes]),
         "those of the next power of two are used, cut off":
             instead(lambda num_heads: formulas.alibi(2 ** math.ceil(math.log2(num_heads)))[:num_heads]),
+        "they are of a model with twice the heads, the first half": instead(lambda num_heads: formulas.alibi(2 * num_heads)[:num_heads]),
+        "they are of a model with twice the heads, the second half": instead(lambda num_heads: formulas.alibi(2 * num_heads)[num_heads:]),
+        "heads are counted from 0: 2^(-8h/n), so the first slope is 1, expected 2^(-8(h+1)/n)": variant(first=0),
     },
     "t5": {
         "direction reversed: it takes query minus key": each(lambda r: -r, "relative_position"),
@@ -428,6 +554,8 @@ FAULTS: dict[str, Faults] = {
         "the bidirectional flag is taken the wrong way round": {"bidirectional": lambda a: not a["bidirectional"]},
         "saturates at the wrong distance: max_distance is ignored, 128 is used": {"max_distance": 128},
         "num_buckets is ignored: 32 is used": {"num_buckets": 32},
+        "logarithms are rounded to the nearest bucket, expected cut": variant(cut=round),
+        "logarithms are rounded up, expected cut": variant(cut=math.ceil),
         "off by one: distances are one too large": each(lambda r: r + (r > 0) - (r < 0), "relative_position"),
         "off by one: distances are one too small": each(lambda r: r - (r > 0) + (r < 0), "relative_position"),
     },
@@ -451,3 +579,19 @@ ATTENTION_FACTORS: dict[str, Callable[[float], float]] = {
     "temperature lacks the + 1": lambda expected: expected - 1,
 }
 """What an attention factor can be instead of the expected one."""
+ROUNDINGS: dict[str, tuple[str, ...]] = {
+    name: (
+        f"positions are rounded to {name}, which counts to {last}",
+        f"frequencies are stored in {name}",
+        f"angles are rounded to {name}",
+    )
+    for name, (_, last) in SHORT_DTYPES.items()
+}
+"""Dtype -> the faults of code that computes everything in it."""
+WIDTH_FACTORS: dict[str, Callable[[int], float]] = {
+    "1/sqrt({width})": lambda width: width**-0.5,
+    "sqrt({width})": lambda width: width**0.5,
+    "sqrt(2/{width}), so that rows of a code have length 1": lambda width: (2 / width) ** 0.5,
+    "{width}^(-1/4)": lambda width: width**-0.25,
+}
+"""What depends on the width alone and every value may be multiplied by, other than a number."""

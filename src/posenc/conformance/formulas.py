@@ -24,7 +24,7 @@ def unchanged(x: Tensor) -> Tensor:
 
 def rotary(
     x: Any, positions: Any, base: float, rotary_dim: int | None = None, *, layout: str = "half", trailing: bool = False,
-    tables: str | None = None, frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
+    tables: str | None = None, at: OfTensor = unchanged, frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
 ) -> Tensor:  # fmt: skip
     """x (batch, heads, seq, head_dim), each row turned by its position: pair c by the angle position * base^(-2c/d).
 
@@ -34,12 +34,14 @@ def rotary(
 
     positions: one of each row, or any shape that broadcasts to (batch, heads, seq, d/2).
 
-    Faults: tables is the layout of cos and sin; frequency and angle change the frequencies and the angles.
+    Faults: tables is the layout of cos and sin; at, frequency and angle change the positions (batch or 1, 1, seq, 1), the
+    frequencies and the angles.
     """
     x, positions = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(positions, dtype=torch.float64)
+    positions = at(positions[None, None, :, None] if positions.ndim == 1 else positions)
     d = rotary_dim or x.shape[-1]
     frequencies = frequency(torch.tensor(default(d, base), dtype=torch.float64))
-    angles = angle((positions[:, None] if positions.ndim == 1 else positions) * frequencies)
+    angles = angle(positions * frequencies)
     angles = _by_layout(tables or layout, angles, angles)
     return _turned(x, angles.cos(), angles.sin(), layout, x.shape[-1] - d if trailing else 0)
 
@@ -104,15 +106,27 @@ def positions_of(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def m_rope(
-    x: Any, positions: Any, base: float, sections: Sequence[int], *, interleaved: bool = False, **options: Any
+    x: Any,
+    positions: Any,
+    base: float,
+    sections: Sequence[int],
+    *,
+    interleaved: bool = False,
+    begin: int = 1,
+    **options: Any,
 ) -> Tensor:
     """M-RoPE, half layout: the pairs are dealt to time, height and width, positions (3, seq), as sections counts them.
 
     In blocks, one after the other (Qwen2-VL, Wang et al. 2024, section 2.1); interleaved: t h w t h w .. with the last
     ones to time (Qwen3-VL).
+
+    Faults: begin is the first pair of height in turn, expected 1.
     """
     if interleaved:
-        axes = [c % 3 if c % 3 and c < 3 * sections[c % 3] else 0 for c in range(sum(sections))]
+        axes = [0] * sum(sections)
+        for axis in (1, 2):
+            pairs = range(begin + axis - 1, 3 * sections[axis], 3)
+            axes[pairs.start : pairs.stop : 3] = [axis] * len(axes[pairs.start : pairs.stop : 3])
     else:
         axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
     return rotary(x, torch.as_tensor(positions, dtype=torch.float64)[axes].T, base, **options)
@@ -194,7 +208,7 @@ def softmax_scale(head_dim: int, factor: float, mscale: float, mscale_all_dim: f
 
 def sinusoidal(
     positions: Sequence[float], dim: int, base: float, *, layout: str = "interleaved", endpoint: bool = False,
-    angle: OfTensor = unchanged,
+    frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
 ) -> Tensor:  # fmt: skip
     """sin and cos of position * frequency_c, (seq, dim) (Vaswani et al. 2017, section 3.5).
 
@@ -202,11 +216,11 @@ def sinusoidal(
     endpoint the frequencies are base^(-c/(dim/2 - 1)), so the last one is 1/base (tensor2tensor's get_timing_signal_1d,
     fairseq, Whisper).
 
-    Faults: angle changes the angles.
+    Faults: frequency and angle change the frequencies and the angles.
     """
     pairs = dim // 2
     exponents = [c / (pairs - 1) if endpoint else 2 * c / dim for c in range(pairs)]
-    frequencies = torch.tensor([base**-exponent for exponent in exponents], dtype=torch.float64)
+    frequencies = frequency(torch.tensor([base**-exponent for exponent in exponents], dtype=torch.float64))
     angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
     return _by_layout(layout, angles.sin(), angles.cos())
 
@@ -331,16 +345,25 @@ def proportional(head_dim: int, base: float, fraction: float) -> Vector:
 # -------------------------------------------------------------------- biases
 
 
-def alibi(num_heads: int) -> Vector:
-    """ALiBi's slopes (Press et al. 2022, section 3; get_slopes in ofirpress/attention_with_linear_biases)."""
+def alibi(num_heads: int, *, first: int = 1) -> Vector:
+    """ALiBi's slopes (Press et al. 2022, section 3; get_slopes in ofirpress/attention_with_linear_biases).
+
+    Faults: first is the number of the first head, expected 1.
+    """
     lower = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * (h + 1) / lower) for h in range(lower)]
-    return slopes if lower == num_heads else slopes + alibi(2 * lower)[0::2][: num_heads - lower]
+    slopes = [2 ** (-8 * (h + first) / lower) for h in range(lower)]
+    return slopes if lower == num_heads else slopes + alibi(2 * lower, first=first)[0::2][: num_heads - lower]
 
 
-def t5(relative_position: Sequence[int], bidirectional: bool, num_buckets: int, max_distance: int) -> list[int]:
+def t5(
+    relative_position: Sequence[int], bidirectional: bool, num_buckets: int, max_distance: int, *,
+    cut: Callable[[float], int] = math.floor,
+) -> list[int]:  # fmt: skip
     """T5's buckets of key position minus query position (Raffel et al. 2020, section 2.1; _relative_position_bucket in
-    mesh_tensorflow/transformer/transformer_layers.py)."""
+    mesh_tensorflow/transformer/transformer_layers.py).
+
+    Faults: cut makes a step of the logarithm an integer.
+    """
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
 
@@ -348,7 +371,7 @@ def t5(relative_position: Sequence[int], bidirectional: bool, num_buckets: int, 
         distance = abs(relative) if bidirectional else max(-relative, 0)
         if distance >= exact:
             steps = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
-            distance = min(exact + math.floor(round(steps, 9)), side - 1)
+            distance = min(exact + cut(round(steps, 9)), side - 1)
         return distance + (side if bidirectional and relative > 0 else 0)
 
     return [bucket(relative) for relative in relative_position]

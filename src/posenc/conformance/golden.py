@@ -5,6 +5,9 @@ called with a case, and how its result compares."""
 import copy
 import inspect
 import json
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -175,10 +178,14 @@ def from_angles(function: Callable[..., Any], convention: Convention) -> Callabl
             return function(x, cos, sin)
         q, k = function(x, x.clone(), cos, sin)
         if not torch.equal(q, k):
-            raise ValueError("equal queries and keys at the same positions come back unequal")
+            raise WrongResult("equal queries and keys at the same positions come back unequal")
         return q
 
     return rotary
+
+
+class WrongResult(Exception):
+    """What is wrong with a result that has no values to compare."""
 
 
 TORCH_LACKS = "not implemented for '", "Could not run '"
@@ -197,7 +204,27 @@ def declines(error: BaseException) -> bool:
 def format_exception(error: BaseException) -> str:
     """An exception's type and first line."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}"
+    return f"{type(error).__name__}{': ' + text[0][:160] if text else ''}{_raised_at(error)}"
+
+
+def _raised_at(error: BaseException) -> str:
+    """The file and the line that raised, and those of the tested function where they are elsewhere."""
+    here = str(Path(__file__).parent)
+    frames = [
+        (f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(here)
+    ]
+    frames = [frame for frame in frames if not frame[0].startswith("<")]
+    if not frames:
+        return ""
+    called = f", called at {_short(*frames[0])}" if frames[0][0] != frames[-1][0] else ""
+    return f" ({_short(*frames[-1])}{called})"
+
+
+def _short(file: str, line: int | None) -> str:
+    """A line of a file, which is named from the folder on that it is imported from."""
+    roots = (os.path.abspath(root) + os.sep for root in sys.path)
+    names = [file.removeprefix(root) for root in roots if file.startswith(root)]
+    return f"{min(names, key=len, default=os.path.basename(file))}:{line}"
 
 
 # -------------------------------------------------------------------- results
@@ -206,7 +233,7 @@ def format_exception(error: BaseException) -> str:
 @dataclass(frozen=True, eq=False)
 class CaseResult:
     """A case and its result: float64 values, the dtype they had, and the attention factor of a schedule that returned
-    one; or, with values=None, the reason why there is none."""
+    one; or, with values=None, the reason why there is none, and whether it is that the function raised."""
 
     convention: Convention
     case: GoldenCase
@@ -214,6 +241,7 @@ class CaseResult:
     dtype: torch.dtype = torch.float64
     attention_factor: float | None = None
     refusal: str = ""
+    raised: bool = False
 
     @property
     def expected(self) -> Tensor:
@@ -252,10 +280,11 @@ def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseRes
     }
     try:
         returned = caller(given)
+    except WrongResult as wrong:
+        return CaseResult(convention, case, refusal=str(wrong))
     except (Exception, SystemExit) as error:
-        return CaseResult(
-            convention, case, refusal=DECLINED if declines(error) else f"raises {format_exception(error)}"
-        )
+        refusal = DECLINED if declines(error) else f"raises {format_exception(error)}"
+        return CaseResult(convention, case, refusal=refusal, raised=refusal != DECLINED)
     try:
         numbers, factor = _schedule(returned) if convention.returns == FREQUENCIES else (returned, None)
         if isinstance(numbers, (list, tuple)) and any(getattr(item, "ndim", 0) > 1 for item in numbers):

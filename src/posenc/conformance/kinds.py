@@ -36,7 +36,7 @@ Tolerance = Callable[[Tensor, Mapping[str, Any], float], Tensor]
 def angle_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Tensor:
     """Eight roundings of the result's dtype (at least float32), and position * 2^-22 for angles from frequencies in
     float32; times the largest |x| and the largest sum of weights. Padding, at negative offsets, must be finite."""
-    size = float(torch.tensor(arguments["x"]).abs().max()) if "x" in arguments else 1.0
+    size = float(torch.as_tensor(arguments["x"]).abs().max()) if "x" in arguments else 1.0
     sums = [torch.tensor(arguments[name]).abs().sum(-2).max() for name in ("cosines", "sines") if name in arguments]
     positions = formulas.positions_of(arguments)
     angles = (8 * eps + positions.abs() * 2.0**-22) * size * max(1.0, *map(float, sums), 1.0)

@@ -143,7 +143,7 @@ class CallSequences:
 
     def _base(self, name: str, ids: Tensor) -> Positions:
         if name == "ids":
-            return Positions.from_ids(ids)
+            return Positions.from_ids(ids, packed=False)
         return Positions.grid(3, 3) if name == "grid" else self.tested.layout(name)
 
     def _result(self, encoding: Encoding, positions: Positions, call: EncodingCall) -> list[Tensor] | str:

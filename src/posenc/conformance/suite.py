@@ -6,7 +6,6 @@ print(check(lambda config: MyEncoding(num_heads=config.num_heads)))
 """
 
 import traceback
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +25,6 @@ class Outcome:
     passed: bool | None
     reason: str = ""
     where: str = ""
-
-    @property
-    def holds(self) -> bool | None:
-        """The former name of `passed`."""
-        warnings.warn("Outcome.holds is now called Outcome.passed", DeprecationWarning, stacklevel=2)
-        return self.passed
 
     def __str__(self) -> str:
         details = "; ".join(filter(None, (self.reason, self.where)))

@@ -2,10 +2,11 @@
 """Every encoding by name, and how to make one from a name, a short text or a spec."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
+
+import torch
 
 from posenc import position_maps
 from posenc.encoding import Composite, Encoding, PerLayer, Sum
@@ -46,7 +47,7 @@ from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
 from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
-from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr, source_of
+from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr
 
 # fmt: off
 __all__ = [
@@ -90,6 +91,10 @@ ENCODINGS: dict[str, type[Encoding]] = {
 # fmt: on
 
 
+MOST_BYTES = 2**30
+"""What an encoding may take because of its options; the model's shape is not bounded here."""
+
+
 def create(
     name: str | EncodingSpec,
     *,
@@ -102,6 +107,7 @@ def create(
     causal: bool | None = None,
     grid: Sequence[int] | None = None,
     classes: Mapping[str, type[Encoding]] = {},
+    may_import: bool = True,
     **options: Any,
 ) -> Encoding:
     """Create an encoding by name for a model of the given shape; each uses the parts of the shape that it needs.
@@ -112,7 +118,8 @@ def create(
     is imported. options: keyword arguments of the class; they go with a single name. max_positions: the
     training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
     patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
-    is not given. classes: further encodings by name.
+    is not given. classes: further encodings by name. may_import: pass False for a name that was read from a file, which must
+    not be MODULE:CLASS or FILE:CLASS.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
@@ -137,7 +144,7 @@ def create(
 
     def layer(terms: Sequence[Spec], layers: int | None) -> Encoding:
         of_layer = shape | {"num_layers": layers}
-        made = {term: _single(term, of_layer, classes, options) for term in dict.fromkeys(terms)}
+        made = {term: _single(term, of_layer, classes, options, may_import) for term in dict.fromkeys(terms)}
         return made[terms[0]] if len(terms) == 1 else Sum(*(made[term] for term in terms))
 
     if len(spec.layers) == 1:
@@ -147,14 +154,18 @@ def create(
         acting = [spec.layers[i % len(spec.layers)] for i in range(num_layers)]
         turns = {terms: max(1, acting.count(terms)) for terms in turns}
     parts = {terms: layer(terms, layers) for terms, layers in turns.items()}
-    return PerLayer(*(parts[terms] for terms in spec.layers))
+    return PerLayer(*(parts[terms] for terms in spec.layers), num_layers=num_layers)
 
 
 def _single(
-    spec: Spec, shape: Mapping[str, Any], classes: Mapping[str, type[Encoding]], options: Mapping[str, Any]
+    spec: Spec,
+    shape: Mapping[str, Any],
+    classes: Mapping[str, type[Encoding]],
+    options: Mapping[str, Any],
+    may_import: bool,
 ) -> Encoding:
     """One term of an encoding's text. shape: what a class may take of the model's."""
-    name, cls = spec.name, classes.get(spec.name) or lookup(spec.name)
+    name, cls = spec.name, classes.get(spec.name) or lookup(spec.name, may_import=may_import)
     parameters = cls.arguments()
     options = {**options, **spec.values(name, parameters)}
     check_options(name, options, parameters, cls.__init__)
@@ -166,6 +177,7 @@ def _single(
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
     if missing:
         raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
+    check_affordable(name, cls, given, options)
     encoding = cls(**given, **options)
     return encoding if spec.map is None else Mapped(encoding, create_map(spec.map))
 
@@ -194,12 +206,15 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     arguments = dict(spec)
     name = arguments.pop("name", None)
     known = {**ENCODINGS, **{c.name: c for c in (Sum, PerLayer, Mapped)}, **classes}
-    cls = (known.get(name) if isinstance(name, str) else None) or lookup(name, load=False)
+    cls = (known.get(name) if isinstance(name, str) else None) or lookup(name, may_import=False)
     if issubclass(cls, Composite):
-        if set(arguments) - {"order"} != {"parts"}:
-            raise InputError(f"spec of {name!r}: needs 'parts' and may have 'order', got {sorted(arguments)}")
-        parts = [from_spec(part, classes) for part in arguments["parts"]]
-        return cls(*(parts[i] for i in arguments.get("order", range(len(parts)))))
+        parameters = cls.arguments()
+        if set(arguments) - {"order", *parameters} != {"parts"}:
+            may = " and ".join(map(repr, ("order", *parameters)))
+            raise InputError(f"spec of {name!r}: needs 'parts' and may have {may}, got {sorted(arguments)}")
+        parts = [from_spec(part, classes) for part in arguments.pop("parts")]
+        order = arguments.pop("order", range(len(parts)))
+        return cls(*(parts[i] for i in order), **arguments)
     parameters = cls.arguments()
     for argument, value in arguments.items():
         if argument not in parameters:
@@ -211,23 +226,52 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
     if missing:
         raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
+    check_affordable(str(name), cls, {}, arguments)
     return cls(**arguments)
 
 
-def lookup(name: object, load: bool = True) -> type[Encoding]:
-    """The class behind a name, or, if load is true, behind MODULE:CLASS or FILE:CLASS, which is imported.
+def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse options with which an encoding would take more than `MOST_BYTES`, before they are allocated. given: the model's
+    shape.
 
     Raises:
-        InputError: an unknown name, with the nearest one, or an object that is not a class of encodings.
+        InputError: names the options and the bytes.
+    """
+    sizes = {key: value for key, value in options.items() if isinstance(value, int) and value > 1}
+    if cls not in ENCODINGS.values() or math.prod([*sizes.values(), *_sizes(given.values())]) < MOST_BYTES // 64:
+        return
+    if not sizes:  # the model is as large
+        return
+    with torch.device("meta"):
+        made = cls(**given, **options)
+    size = sum(each.numel() * each.element_size() for each in {*made.parameters(), *made.buffers()})
+    if size > MOST_BYTES:
+        written = ", ".join(f"{key}={value}" for key, value in sizes.items())
+        raise InputError(f"{name} with {written}: takes {size:,} bytes; give sizes that take at most {MOST_BYTES:,}")
+
+
+def _sizes(values: Iterable[Any]) -> Iterator[int]:
+    yield from (value for value in values if isinstance(value, int) and value > 1)
+
+
+def lookup(name: object, *, may_import: bool) -> type[Encoding]:
+    """The class behind a name, or behind MODULE:CLASS or FILE:CLASS, which is imported. may_import: see `load_object`.
+
+    Raises:
+        InputError: an unknown name, with the nearest one, an object that is not a class of encodings, or a text from a file
+            that names code.
     """
     if isinstance(name, str) and name in ENCODINGS:
         return ENCODINGS[name]
-    if load and isinstance(name, str) and ":" in name:
+    if isinstance(name, str) and ":" in name:
         base, _, option = name.partition(":")
         if base in ENCODINGS:
             raise InputError(f"option {option} of {base}: write {option}=value")
         with printing_to_stderr():
-            return _loaded(name, source_of(name))
+            cls = load_object(name, may_import=may_import)
+        if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+            raise InputError(f"{name}: is a {type(cls).__name__}; name a subclass of posenc.Encoding")
+        return cls
     for known, cls in ENCODINGS.items():
         if str(name).lower() == cls.__name__.lower():
             raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
@@ -241,15 +285,6 @@ def lookup(name: object, load: bool = True) -> type[Encoding]:
     if isinstance(name, str) and name in PATTERNS:
         raise InputError(f"encoding {name!r}: is a pattern of layers; pass it to posenc.create, as a text")
     raise unknown("encoding", name, [*ENCODINGS, *PATTERNS])
-
-
-@cache
-def _loaded(target: str, source: bytes) -> type[Encoding]:
-    """source: of its file, so that an edited one is read again."""
-    cls = load_object(target)
-    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-        raise InputError(f"{target}: is a {type(cls).__name__}; name a subclass of posenc.Encoding")
-    return cls
 
 
 def create_map(spec: Spec) -> PositionMap:

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, pad
 
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.shared import check_beyond, normal_parameter
+from posenc.encodings.shared import check_beyond, make_orthogonal, normal_parameter
 from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
-from posenc.positions.ids import prefix_tokens
 
 MERGES = ("add", "multiply", "product", "concat")
 
@@ -37,7 +36,7 @@ class Absolute(Encoding):
     dim: int
     merge: str
 
-    def __init__(self, dim: int, merge: str = "add") -> None:
+    def __init__(self, dim: int, *, merge: str = "add") -> None:
         super().__init__()
         check_sizes(dim=dim)
         self.dim = dim
@@ -50,7 +49,7 @@ class Absolute(Encoding):
             self.projection: nn.Linear = nn.Linear(2 * self.dim, self.dim, bias=False)
             with torch.no_grad():
                 nn.init.eye_(self.projection.weight[:, : self.dim])
-                nn.init.orthogonal_(self.projection.weight[:, self.dim :])
+                make_orthogonal(self.projection.weight[:, self.dim :])
 
     def codes(self, positions: Positions) -> Tensor:
         """The codes of the queries' positions: (batch or 1, num_queries, dim)."""
@@ -100,6 +99,7 @@ class Sinusoidal(Absolute):
     equal_to = "transformers' XLM, Marian, RoFormer, Whisper, Wav2Vec2-Conformer"
 
     dim: int
+    _: KW_ONLY
     base: float = 10000.0
     layout: SinusoidalLayout = "interleaved"
     merge: str = "add"
@@ -110,7 +110,11 @@ class Sinusoidal(Absolute):
     frequencies: Tensor = field(init=False)
 
     def tables(self) -> dict[str, Tensor]:
-        return {"frequencies": frequency_curve(self.dim, self.base, self.curve, self.exponent, self.endpoint)}
+        return {
+            "frequencies": frequency_curve(
+                self.dim, base=self.base, curve=self.curve, exponent=self.exponent, endpoint=self.endpoint
+            )
+        }
 
     def code_frequencies(self) -> Tensor:
         return self.frequencies
@@ -130,7 +134,7 @@ class GridSinusoidal(Absolute):
     "interleaved" (DETR). x_first: begin with the last coordinate, as the authors' MAE does; DETR and ViTMAE in
     transformers begin with y.
 
-    Coordinates may be fractional: DETR's are 2 pi (y + 1) / height. Tokens at -1 on every axis, such as [CLS], get a
+    Coordinates may be fractional: DETR's are 2 pi (y + 1) / height. Tokens without a place, such as [CLS], get a
     zero code; text tokens are at their number on every axis. Raises InputError for other numbers of axes or too few
     channels. Source: Carion et al. 2020, "DETR"; He et al. 2022, "MAE"; as in their code.
     """
@@ -149,6 +153,7 @@ class GridSinusoidal(Absolute):
     one_axis = False
 
     dim: int
+    _: KW_ONLY
     axes: int = 2
     base: float = 10000.0
     layout: SinusoidalLayout = "concat"
@@ -164,7 +169,7 @@ class GridSinusoidal(Absolute):
             raise InputError(f"dim={self.dim}: needs a pair of channels for each of {self.axes} axes")
 
     def tables(self) -> dict[str, Tensor]:
-        return {"frequencies": frequency_curve(self.dim // (2 * self.axes) * 2, self.base)}
+        return {"frequencies": frequency_curve(self.dim // (2 * self.axes) * 2, base=self.base)}
 
     def codes(self, positions: Positions) -> Tensor:
         return self.remember(positions, "codes", lambda: self._codes(positions))
@@ -174,7 +179,8 @@ class GridSinusoidal(Absolute):
         if self.x_first:
             at = at.flip(-1)
         codes = sinusoidal_from(at, self.frequencies, self.layout).flatten(-2)
-        codes = codes.masked_fill(prefix_tokens(at)[..., None], 0)
+        if positions.q_placed is not None:
+            codes = codes * positions.q_placed[..., None]
         return pad(codes, (0, self.dim - codes.shape[-1]))
 
 
@@ -197,6 +203,7 @@ class Learned(Absolute):
     equal_to = "transformers' BERT, GPT-2"
 
     max_positions: int = field()  # required, though Encoding has a default
+    _: KW_ONLY
     dim: int
     merge: str = "add"
     init_std: float = 0.02
@@ -218,17 +225,17 @@ def rows_of(
     sizes: Sequence[int],
     beyond: str,
     remedy: str = "make it larger (max_positions=), pass beyond='clamp', or use an encoding without a table (rope, alibi)",
-    prefix: bool = False,
+    unplaced: bool = False,
     keys: bool = False,
 ) -> Tensor:
     """The rows that the queries' positions (or the keys') name in a learned table of a line or a grid: (batch or 1, n).
 
     sizes: of the table's axes. A position is a coordinate on each, or one number that counts the cells row by row.
     beyond: what a position outside gets: "clamp" the nearest row, else an error. remedy: what an error advises.
-    prefix: tokens at -1 on every axis are let through, as -1.
+    unplaced: tokens without a place are let through, with the row of position 0; else they are refused.
 
     Raises:
-        InputError: fractional, negative or too large positions.
+        InputError: fractional, negative or too large positions, or tokens without any.
     """
     name, at = type(user).__name__, positions.k if keys else positions.q
     at = at if at.dim() == 3 else at[..., None]
@@ -240,14 +247,16 @@ def rows_of(
         positions.require_one_axis(name)
     elif positions.axes != len(sizes):
         raise InputError(f"{name} takes {len(sizes)} coordinates per token (or one), got {positions.axes}")
-    apart = prefix_tokens(at) if prefix else None
+    placed = positions.k_placed if keys else positions.q_placed
+    if placed is not None and not unplaced:
+        raise InputError(f"{name} has no row for tokens without a place, such as [CLS]: drop them, or use grid_table")
     if not torch.compiler.is_compiling():
 
         def extent() -> tuple[list[int], list[int]]:
-            inside = (at if apart is None else at.masked_fill(apart[..., None], 0)).flatten(0, 1)
+            inside = at.flatten(0, 1)
             return inside.amin(0).tolist(), inside.amax(0).tolist()
 
-        lows, highs = positions.shared(("range", keys, prefix), extent)
+        lows, highs = positions.shared(("range", keys), extent)
         for low, high, size in zip(lows, highs, sizes, strict=True):
             if low < 0:
                 raise InputError(f"{name}: position {low} is negative; positions start at 0")
@@ -260,4 +269,4 @@ def rows_of(
     rows = at[..., 0]
     for axis in range(1, len(sizes)):
         rows = rows * sizes[axis] + at[..., axis]
-    return rows if apart is None else rows.masked_fill(apart, -1)
+    return rows

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -100,6 +100,7 @@ class SelectiveRotary(AccumulatedRotary):
     equal_to = "the authors' expression"
 
     head_dim: int
+    _: KW_ONLY
     dim: int
     num_heads: int
     num_kv_heads: int | None = None
@@ -129,7 +130,7 @@ class SelectiveRotary(AccumulatedRotary):
 
     def temperatures(self) -> Tensor:
         """Of each pair at the start."""
-        return frequencies.default(self.head_dim, self.rope_theta).inv_freq
+        return frequencies.default(self.head_dim, base=self.rope_theta).inv_freq
 
     def tables(self) -> dict[str, Tensor]:
         return {} if self.trainable else {"temperature": self.temperatures()}
@@ -173,6 +174,7 @@ class Mamba3Rotary(AccumulatedRotary):
     equal_to = "the authors' expression"
 
     head_dim: int
+    _: KW_ONLY
     dim: int
     num_heads: int
     num_kv_heads: int | None = None
@@ -218,6 +220,7 @@ class CARoPE(AccumulatedRotary):
     equal_to = "the formula"
 
     head_dim: int
+    _: KW_ONLY
     dim: int
     num_heads: int
     num_kv_heads: int | None = None

@@ -6,7 +6,7 @@ Every layer, query and key of one forward pass sees the same draw. The draws use
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_numbers, check_sizes, check_word
 from posenc.positions import Positions
-from posenc.positions.ids import exact, prefix_tokens
+from posenc.positions.ids import exact
 
 
 @dataclass(eq=False, repr=False)
@@ -46,13 +46,7 @@ class SHAPE(Encoding):
             return positions
         positions.require_full_sequence("SHAPE draws one shift for a complete sequence in training")
         shift = torch.randint(self.max_shift, (batch, 1), device=positions.q.device)
-
-        def shifted(ids: Tensor, order: Tensor) -> Tensor:
-            if ids.dim() == 2:
-                return ids + shift
-            return torch.where(prefix_tokens(ids)[..., None], ids, ids + shift[..., None])
-
-        return positions.moved(shifted)
+        return positions.moved(lambda ids, order: ids + (shift if ids.dim() == 2 else shift[..., None]))
 
 
 @dataclass(eq=False, repr=False)
@@ -79,6 +73,7 @@ class CAPE(Encoding):
     )
 
     max_shift: float = 5.0
+    _: KW_ONLY
     max_jitter: float = 0.5
     max_stretch: float = 1.03
     centre: bool = False
@@ -99,10 +94,6 @@ class CAPE(Encoding):
             return positions
         positions.require_full_sequence("CAPE draws one shift and stretch for a complete sequence in training")
         ids = positions.q
-        if ids.dim() == 3 and not torch.compiler.is_compiling() and bool(prefix_tokens(ids).any()):
-            raise InputError(
-                "CAPE moves every token, and [CLS] has no position to move from: give it the patches alone"
-            )
 
         def uniform(n: int, largest: float, axes: tuple[int, ...] = ()) -> Tensor:
             return (2 * torch.rand(batch, n, *axes, dtype=torch.float64, device=ids.device) - 1) * largest
@@ -138,6 +129,7 @@ class Randomized(Encoding):
     )
 
     max_length: int = 2048
+    _: KW_ONLY
     testing: str = "spread"
     continuous: bool = False
 

@@ -2,7 +2,7 @@
 """Rotations of more than two channels at a time, with learned generators or a learned basis, on one to three axes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -14,7 +14,7 @@ from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, no
 from posenc.errors import InputError, check_word
 from posenc.functional import Layout
 from posenc.positions import Positions
-from posenc.positions.ids import exact, prefix_tokens
+from posenc.positions.ids import exact
 
 
 @dataclass(eq=False, repr=False)
@@ -28,7 +28,7 @@ class LieRE(Encoding):
     On one axis scores depend on distances alone. On several axes the generators do not commute, so that scores depend on
     both positions (`ComRoPE` is the variant whose generators commute). One axis takes the generators' eigenvectors and a phase per token; several
     take a matrix exponential per token and block, which is slow: 100 times RoPE's time or more. Rotations are computed
-    in float64. Prefix tokens, at -1 on every axis of a grid, are not rotated. Raises InputError for sizes that do not divide.
+    in float64. Tokens without a place, such as [CLS], are not rotated. Raises InputError for sizes that do not divide.
     Source: Ostmeier et al. 2024, section 3.
     """
 
@@ -48,6 +48,7 @@ class LieRE(Encoding):
     equal_to = "the authors' code"
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     num_kv_heads: int | None = None
     num_layers: int = 1
@@ -86,12 +87,10 @@ class LieRE(Encoding):
         generator = self.generators(layer)[:, 0]
         return generator, generator.new_ones(1, self.blocks)
 
-    def turning(self, coordinates: Tensor, ids: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
+    def turning(self, coordinates: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
         """The rotation at (batch or 1, n, axes) coordinates, of (batch, num_kv_heads, group, n, blocks, block) in float64.
         Angles are float64, as positions may be large."""
         where = exact(coordinates.to(self.generator.device))
-        if ids.dim() == 3:
-            where = where.masked_fill(prefix_tokens(ids).to(where.device)[..., None], 0.0)
         one = self.multiples(layer)
         if one is None:
             angles = torch.einsum("bna,haxcd->bhnxcd", where, self.generators(layer))
@@ -118,19 +117,19 @@ class LieRE(Encoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)
         of_q, of_k = positions.coordinates(self.axes, type(self).__name__)
-        turning = self.turning(of_q, positions.q, layer)
+        turning = self.turning(of_q, layer)
         same = positions.q is positions.k
-        return self.turn(q, turning), self.turn(k, turning if same else self.turning(of_k, positions.k, layer))
+        return self.turn(q, turning), self.turn(k, turning if same else self.turning(of_k, layer))
 
     def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, q=q)
         coordinates = positions.coordinates(self.axes, type(self).__name__)[0]
-        return self.turn(q, self.turning(coordinates, positions.q, layer))
+        return self.turn(q, self.turning(coordinates, layer))
 
     def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
         require_fit(positions, k=k)
         coordinates = positions.coordinates(self.axes, type(self).__name__)[1]
-        return self.turn(k, self.turning(coordinates, positions.k, layer))
+        return self.turn(k, self.turning(coordinates, layer))
 
 
 @dataclass(eq=False, repr=False)
@@ -153,6 +152,7 @@ class ComRoPE(LieRE):
         "learns nothing."
     )
 
+    _: KW_ONLY
     variant: Literal["ld", "ap"] = "ld"
 
     def setup(self) -> None:
@@ -201,7 +201,8 @@ class STRING(AxialRotary):
     )
     equal_to = "the formula"
 
-    num_heads: int = field(kw_only=True)
+    _: KW_ONLY
+    num_heads: int
     num_kv_heads: int | None = None
     num_layers: int = 1
     axes: int = 1

@@ -35,7 +35,9 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
     """
     if isinstance(encoding, str):
         terms = read(encoding).terms
-        cited = [each for t in terms for each in (lookup(t.name), *((create_map(t.map),) if t.map else ()))]
+        cited = [
+            each for t in terms for each in (lookup(t.name, may_import=True), *((create_map(t.map),) if t.map else ()))
+        ]
         cited = [*patterns_of(encoding), *cited]
         keys = tuple(dict.fromkeys(key for each in cited for key in each.papers))
     else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words as waves over position: complex-valued embeddings in which each word has its own frequencies."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posenc.encoding import Encoding, require_fit
+from posenc.encodings.shared import make_orthogonal
 from posenc.errors import InputError, check_positive
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -47,6 +48,7 @@ class ComplexOrder(Encoding):
     )
 
     dim: int
+    _: KW_ONLY
     base: float = 10000.0
 
     def setup(self) -> None:
@@ -59,7 +61,7 @@ class ComplexOrder(Encoding):
             nn.init.zeros_(self.frequency.weight)
             nn.init.zeros_(self.phase.weight)
             nn.init.eye_(self.projection.weight[:, : self.dim])
-            nn.init.orthogonal_(self.projection.weight[:, self.dim :])
+            make_orthogonal(self.projection.weight[:, self.dim :])
 
     def waves(self, x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Real and imaginary part of the words at the queries' positions: two (batch, seq, dim)."""

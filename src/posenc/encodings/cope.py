@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contextual position encoding: positions count the keys that the query selects."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -48,6 +48,7 @@ class CoPE(Encoding):
     causal_only = True
 
     head_dim: int
+    _: KW_ONLY
     num_layers: int = 1
     num_counts: int = 64
     scaled: bool = True
@@ -59,6 +60,7 @@ class CoPE(Encoding):
         check_head_dim(self, q, self.head_dim)
         if positions.sees_future:
             raise InputError("CoPE counts from a key up to its query: pass causal positions (causal=True)")
+        positions.require_counted()
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(dtype), k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scale = self.scale(self.head_dim)

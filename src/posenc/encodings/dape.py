@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DAPE: a bias of the distance, changed by what all heads score."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -50,6 +50,7 @@ class DAPE(Encoding):
     equal_to = "the authors' code"
 
     num_heads: int
+    _: KW_ONLY
     num_layers: int = 1
     kind: str = "kerple"
     hidden: int = 32
@@ -59,7 +60,7 @@ class DAPE(Encoding):
         if self.kind == "alibi":
             self.adapted: Encoding = ALiBi(self.num_heads)
         else:
-            self.adapted = (KERPLE if self.kind == "kerple" else FIRE)(self.num_heads, self.num_layers)
+            self.adapted = (KERPLE if self.kind == "kerple" else FIRE)(self.num_heads, num_layers=self.num_layers)
         self.shift_invariant = self.adapted.shift_invariant
         vars(self)["papers"] = (*type(self).papers, *self.adapted.papers)
         heads = self.num_heads
@@ -98,4 +99,4 @@ class DAPE(Encoding):
         q, k = (scores.new_empty(()).expand(*sizes, n, 1) for n in (positions.num_queries, positions.num_keys))
         (term,) = bias_of(self.adapted, q, k, positions, layer)
         keys = slice(first_key, first_key + scores.shape[3])
-        return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys)
+        return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys).to(scores)  # fractional ids

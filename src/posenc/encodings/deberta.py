@@ -2,7 +2,7 @@
 """DeBERTa: separate scores of content and distance, in both directions; absolute positions enter before the output."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -126,6 +126,7 @@ class DeBERTa(_Disentangled):
     equal_to = "transformers' DeBERTa"
 
     dim: int
+    _: KW_ONLY
     num_heads: int
     head_dim: int
     num_layers: int = 1
@@ -164,6 +165,7 @@ class DeBERTaV2(_Disentangled):
     equal_to = "transformers' DeBERTa-v2"
 
     dim: int
+    _: KW_ONLY
     num_heads: int
     head_dim: int
     num_layers: int = 1
@@ -177,7 +179,9 @@ class DeBERTaV2(_Disentangled):
 
     def setup(self) -> None:
         if self.position_buckets:
-            deberta_bucket(torch.zeros(1), self.position_buckets, self.max_relative_positions)  # refuses bad sizes
+            deberta_bucket(
+                torch.zeros(1), num_buckets=self.position_buckets, max_distance=self.max_relative_positions
+            )  # refuses bad sizes
         super().setup()
         self.layer_norm: nn.Module = nn.LayerNorm(self.dim, eps=1e-7) if self.norm else nn.Identity()
         self.projections: list[Projections] = []
@@ -191,7 +195,7 @@ class DeBERTaV2(_Disentangled):
     def counted(self, distance: Tensor) -> Tensor:
         if not self.position_buckets:
             return distance
-        return deberta_bucket(distance, self.position_buckets, self.max_relative_positions)
+        return deberta_bucket(distance, num_buckets=self.position_buckets, max_distance=self.max_relative_positions)
 
     def share(self, projections: Sequence[Projections]) -> None:
         self.projections = list(projections)  # in a list, which registers nothing: the modules stay the model's
@@ -226,13 +230,13 @@ class EnhancedMaskDecoder(nn.Module):
     """
 
     def __init__(
-        self, max_positions: int, dim: int, steps: int = 2, beyond: str = "error", init_std: float = 0.02
+        self, max_positions: int, *, dim: int, steps: int = 2, beyond: str = "error", init_std: float = 0.02
     ) -> None:
         super().__init__()
         check_arguments(EnhancedMaskDecoder.__init__, locals())
         check_sizes(steps=steps)
         self.steps = steps
-        self.positions: Learned = Learned(max_positions, dim, init_std=init_std, beyond=beyond)
+        self.positions: Learned = Learned(max_positions, dim=dim, init_std=init_std, beyond=beyond)
 
     def forward(
         self, hidden: Tensor, layer: Callable[[Tensor, Tensor], Tensor], positions: Positions | None = None

@@ -2,9 +2,11 @@
 """Biases of the distance alone: a number per head and distance, added to the scores."""
 
 import math
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from posenc.encodings.shared import check_heads, normal_parameter
 from posenc.errors import InputError, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
-from posenc.positions.ids import exact, prefix_tokens
+from posenc.positions.ids import exact
 
 
 class _DistanceBias(Encoding):
@@ -28,20 +30,57 @@ class _DistanceBias(Encoding):
         raise NotImplementedError  # abstract: every subclass defines it
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
+        return self._relative(self.of_distance, q, positions, layer)
+
+    def _relative(self, of_distance: Callable[..., Tensor], q: Tensor, positions: Positions, layer: int) -> Relative:
         check_heads(self, q, self.num_heads)
         positions.require_one_axis(type(self).__name__)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        function = partial(self.of_distance, layer=self.own_layer(layer), dtype=dtype)
+        function = partial(of_distance, layer=self.own_layer(layer), dtype=dtype)
         term = Relative(function, self.num_heads, positions)
         return term.made_once(partial(self.remember, positions, ("vector", dtype))) if type(self).constant else term
+
+
+class Bucketed(Protocol):
+    """What has T5's buckets of distances."""
+
+    bidirectional: bool | None
+    num_buckets: int
+    max_distance: int
+
+
+def bucket_of(encoding: Bucketed, distance: Tensor, causal: bool) -> Tensor:
+    """T5's bucket of query position minus key position. causal: whether the positions are."""
+    both = not causal if encoding.bidirectional is None else encoding.bidirectional
+    return t5_bucket(
+        -distance, bidirectional=both, num_buckets=encoding.num_buckets, max_distance=encoding.max_distance
+    )
+
+
+def check_buckets(encoding: Bucketed) -> None:
+    """Refuse sizes that a direction which positions may have does not take."""
+    for causal in (False, True):
+        bucket_of(encoding, torch.zeros(1, dtype=torch.long), causal)
+
+
+def warn_of_half(encoding: Bucketed, table: Tensor, positions: Positions) -> None:
+    """Warn where half of a table that learns is of keys that no query sees."""
+    if not encoding.bidirectional or positions.sees_future or torch.compiler.is_compiling():
+        return
+    if table.requires_grad and torch.is_grad_enabled():
+        warnings.warn(
+            f"posenc: {type(encoding).__name__} has bidirectional=True and the positions are causal: half of its "
+            f"{encoding.num_buckets} buckets are of keys after the query and never learn; leave bidirectional out",
+            stacklevel=3,
+        )
 
 
 @dataclass(eq=False, repr=False)
 class T5(_DistanceBias):
     """T5's learned bias per head and bucket of distances; scores are not divided by the square root of head_dim.
 
-    num_heads: heads of the model. bidirectional: separate buckets for keys after the query; a causal decoder has
-    none. num_buckets, max_distance: how distances are bucketed, see `functional.t5_bucket`. init_std: of the table
+    num_heads: heads of the model. bidirectional: separate buckets for keys after the query; None: where positions are not
+    causal. num_buckets, max_distance: how distances are bucketed, see `functional.t5_bucket`. init_std: of the table
     (T5's own is dim^-1/2). scaled: divide scores by the square root of head_dim after all (MPNet does).
     One table serves every layer. Source: Raffel et al. 2020, section 2.1.
     """
@@ -60,26 +99,28 @@ class T5(_DistanceBias):
     equal_to = "transformers' T5, MPNet"
 
     num_heads: int
-    bidirectional: bool = True
+    _: KW_ONLY
+    bidirectional: bool | None = None
     num_buckets: int = 32
     max_distance: int = 128
     init_std: float = 0.02
     scaled: bool = False
 
     def setup(self) -> None:
-        t5_bucket(
-            torch.zeros(1, dtype=torch.long), self.bidirectional, self.num_buckets, self.max_distance
-        )  # refuses bad sizes
+        check_buckets(self)
         self.table: nn.Parameter = normal_parameter(self.num_heads, self.num_buckets, init_std=self.init_std)
 
-    def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
-        bucket = t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)
-        return self.table.to(dtype)[head, bucket]
+    def of_distance(
+        self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, causal: bool = True
+    ) -> Tensor:
+        """causal: whether the positions are, which decides where bidirectional is None."""
+        return self.table.to(dtype)[head, bucket_of(self, distance, causal)]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         if positions.fractional:
             raise InputError("T5 has buckets for integer distances only: round the positions, or use ALiBi or KERPLE")
-        return super().bias(q, k, positions, layer)
+        warn_of_half(self, self.table, positions)
+        return self._relative(partial(self.of_distance, causal=positions.causal), q, positions, layer)
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0
@@ -122,7 +163,7 @@ class GridALiBi(ALiBi):
 
     num_heads: any number of heads; the slopes are ALiBi's. Positions are (y, x) or (t, y, x), in patches, fractional
     ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a position; here
-    such as [CLS], at -1 on every axis, are at no distance from any: their bias is zero both ways.
+    such as [CLS] are at no distance from any: their bias is zero both ways.
     Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
     (their "X-ALiBi") it is the same bias, with `Positions.cross`.
     """
@@ -149,11 +190,13 @@ class GridALiBi(ALiBi):
         dtype = torch.promote_types(q.dtype, torch.float32)
 
         def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = (i - j).square().sum(-1).to(dtype).sqrt()
-            unplaced = prefix_tokens(i) | prefix_tokens(j)
-            return self.of_distance(head, distance.masked_fill(unplaced, 0), layer, dtype)
+            squares = (i - j)[..., :-1].square().sum(-1).to(dtype)
+            apart = squares > 0  # the slope of a root at 0 is infinite
+            distance = torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+            both_placed = i[..., -1] * j[..., -1]
+            return self.of_distance(head, distance * both_placed.to(dtype), layer, dtype)
 
-        return Positional(of_positions, self.num_heads, positions)
+        return Positional(of_positions, self.num_heads, positions.marked())
 
 
 @dataclass(eq=False, repr=False)
@@ -185,6 +228,7 @@ class KERPLE(_DistanceBias):
     )
 
     num_heads: int
+    _: KW_ONLY
     num_layers: int = 1
     kind: str = "log"
     bound: float = 0.01
@@ -223,12 +267,13 @@ class Sandwich(_DistanceBias):
     constant = True
 
     num_heads: int
+    _: KW_ONLY
     dim_bar: int = 128
     base: float = 10000.0
 
     def setup(self) -> None:
         check_even("dim_bar", self.dim_bar)
-        self.frequencies: list[float] = frequency_curve(self.dim_bar, self.base).tolist()
+        self.frequencies: list[float] = frequency_curve(self.dim_bar, base=self.base).tolist()
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         distance, total = exact(distance), torch.zeros((), device=distance.device)
@@ -255,6 +300,7 @@ class Sines(_DistanceBias):
     use_when = "Take it as the smallest learned bias, for texts up to train_length; `t5` serves longer ones."
 
     num_heads: int
+    _: KW_ONLY
     train_length: int
     init_std: float = 0.02
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FIRE: a learned function of the distance, as a share of how far back a query can look."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -44,6 +44,7 @@ class FIRE(Encoding):
     )
 
     num_heads: int
+    _: KW_ONLY
     num_layers: int = 1
     hidden: int = 32
     threshold: float | None = None

@@ -7,7 +7,7 @@ torch.export, since how many steps there are depends on the largest position. Pl
 a training step at 512 positions takes 2.4 times as long with 128 channels, since 10,000 small stages are recorded.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +19,8 @@ from posenc.bias import KeyValues
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.shared import kv_heads_of, normal_parameter
-from posenc.errors import InputError, check_positive, unknown
+from posenc.errors import InputError, check_devices, check_positive, unknown
+from posenc.functional import intercepted
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -213,11 +214,13 @@ def _floor(positions: Tensor) -> Tensor:
 
 @flow.register_fake
 def _(initial, weight1, bias1, weight2, bias2, positions, known, step, substeps):  # type: ignore[no-untyped-def]
+    check_devices("FLOATER", initial, weight1, bias1, weight2, bias2, positions, known)
     return initial.new_empty(*positions.shape, *initial.shape)
 
 
 @flow_backward.register_fake
 def _(gradient, initial, weight1, bias1, weight2, bias2, positions, known, step, substeps):  # type: ignore[no-untyped-def]
+    check_devices("FLOATER", gradient, initial, weight1, bias1, weight2, bias2, positions, known)
     return tuple(torch.empty_like(x) for x in (initial, weight1, bias1, weight2, bias2))
 
 
@@ -274,6 +277,7 @@ class FLOATER(Encoding):
     equal_to = "torchdiffeq's solvers"
 
     num_heads: int
+    _: KW_ONLY
     head_dim: int
     dim: int
     num_kv_heads: int | None = None
@@ -289,7 +293,7 @@ class FLOATER(Encoding):
         check_positive(step=self.step)
         if self.solver != "rk4":
             _torchdiffeq(self.solver)
-        self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, self.base)
+        self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, base=self.base)
         width = self.num_heads * self.head_dim
         self.initial: nn.Parameter = normal_parameter(3, self.num_layers, width, init_std=self.init_std)
         self.first: nn.Linear = nn.Linear(width + 1, width)
@@ -361,7 +365,10 @@ class FLOATER(Encoding):
         if ids is not k:
             rows = max(ids.shape[0], k.shape[0])
             ids = torch.cat((ids.expand(rows, -1), k.expand(rows, -1)), 1)
-        eager = not torch.compiler.is_compiling()
+        check_devices("FLOATER", ids, *self.parameters())
+        if ids.requires_grad:
+            raise InputError("FLOATER: positions that need a gradient; its flow has none for them: pass ids.detach()")
+        eager = not torch.compiler.is_compiling() and not intercepted()
         if eager and ids.is_inference():
             ids = ids.clone()  # positions made in inference mode may meet training later
         initial, dynamics = self._system()

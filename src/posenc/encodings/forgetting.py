@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Forgetting Transformer: scores fall by the forget gates of the tokens in between."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -45,6 +45,7 @@ class FoX(Encoding):
     bias_reads_keys = False
 
     num_heads: int
+    _: KW_ONLY
     dim: int
     num_layers: int = 1
     init_bias: float = 0.0

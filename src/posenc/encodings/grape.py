@@ -2,7 +2,7 @@
 """GRAPE's additive form: a penalty that grows with the distance by a slope that each key sets."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -46,6 +46,7 @@ class GRAPEA(ContentBias):
     equal_to = "the authors' code"
 
     num_heads: int
+    _: KW_ONLY
     head_dim: int
     num_layers: int = 1
     unit: bool = True

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -48,6 +48,7 @@ class HeadRotary(AxesRotary):
     axes = 1
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     num_kv_heads: int | None = None
     rope_theta: float = 10000.0
@@ -76,7 +77,7 @@ class HeadRotary(AxesRotary):
     def ladders(self) -> list[frequencies.Frequencies]:
         """The frequencies of each schedule."""
         assert isinstance(self.schedules, list)
-        return [frequencies.create(schedule, self.head_dim, self.rope_theta) for schedule in self.schedules]
+        return [frequencies.create(schedule, self.head_dim, base=self.rope_theta) for schedule in self.schedules]
 
     def tables(self) -> dict[str, Tensor]:
         ladders = torch.stack([made.inv_freq for made in self.ladders()])
@@ -115,6 +116,7 @@ class LearnedRotary(AxesRotary):
     axes = 1
 
     head_dim: int
+    _: KW_ONLY
     rope_theta: float = 10000.0
     layout: Layout = "half"
     groups: int = 1
@@ -125,13 +127,13 @@ class LearnedRotary(AxesRotary):
         check_positive(rope_theta=self.rope_theta)
         check_integers(1, groups=self.groups)
         self.schedule = dict(self.schedule or {"name": "default"})
-        start = frequencies.create(self.schedule, self.head_dim, self.rope_theta)
+        start = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta)
         self.attention_factor = start.attention_factor
         self.log_scale = nn.Parameter(torch.zeros(self.groups, self.head_dim // 2))
 
     def tables(self) -> dict[str, Tensor]:
         assert self.schedule is not None
-        return {"frequency": frequencies.create(self.schedule, self.head_dim, self.rope_theta).inv_freq[:, None]}
+        return {"frequency": frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).inv_freq[:, None]}
 
     def vectors(self, layer: int) -> Tensor:
         return self.frequency * self.log_scale.double().exp()[..., None]
@@ -157,9 +159,9 @@ class LearnedRotary(AxesRotary):
         if not 0 <= group < self.groups:
             raise InputError(f"group={group}: must lie between 0 and {self.groups - 1}")
         ladder = frequencies.Frequencies(self.vectors(0)[group, :, 0].detach().cpu())
-        stretch = frequencies.stretch(ladder, self.head_dim, self.rope_theta).tolist()
+        stretch = frequencies.stretch(ladder, self.head_dim, base=self.rope_theta).tolist()
         schedule = {"name": "explicit", "stretch": stretch, "attention_factor": self.attention_factor}
-        return Rotary(self.head_dim, self.rope_theta, self.layout, schedule=schedule)
+        return Rotary(self.head_dim, rope_theta=self.rope_theta, layout=self.layout, schedule=schedule)
 
 
 @dataclass(eq=False, repr=False)
@@ -195,6 +197,7 @@ class FoPE(AxesRotary):
     axes = 1
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     train_length: int
     num_kv_heads: int | None = None
@@ -230,7 +233,7 @@ class FoPE(AxesRotary):
                 self.register_buffer(name, weights)
 
     def tables(self) -> dict[str, Tensor]:
-        curve = frequency_curve(self.head_dim, self.rope_theta)
+        curve = frequency_curve(self.head_dim, base=self.rope_theta)
         return {"frequency": curve[curve >= 2 * math.pi / self.train_length, None]}
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
@@ -241,16 +244,17 @@ class FoPE(AxesRotary):
         weights = self.get_parameter(name) if self.trainable else self.get_buffer(name)
         return weights[self.own_layer(layer)].double()
 
-    def cos_sin(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = self.angles(coordinates, ids, layer)
+    def cos_sin(
+        self, coordinates: Tensor, placed: Tensor | None, layer: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        angles = self.angles(coordinates, placed, layer)
         cos, sin = angles.cos() @ self.weights("cosines", layer), angles.sin() @ self.weights("sines", layer)
         missing = self.head_dim // 2 - cos.shape[-1]
         cos, sin = nn.functional.pad(cos, (0, missing), value=1.0), nn.functional.pad(sin, (0, missing))
-        return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
+        return cos.to(coordinates.device, dtype), sin.to(coordinates.device, dtype)
 
     def table(self, side: str, positions: Positions, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        ids = positions.q if side == "q" else positions.k
-        return self.cos_sin(self.coordinates(positions)[side == "k"], ids, layer, dtype)
+        return self.cos_sin(self.coordinates(positions)[side == "k"], None, layer, dtype)
 
 
 class RoPEPlusPlus(Rotary):

@@ -94,7 +94,7 @@ class Mapped(Encoding):
         branch = positions.branch
         if branch is None:
             raise InputError(f"a position map ({self.map}) has no rotation for all pairs: it takes posenc.attention")
-        return positions.shared((self, branch), lambda: _moved(positions, branch))
+        return positions.shared(("moved", branch), lambda: _moved(positions, branch))
 
 
 class Turned(Mapped):

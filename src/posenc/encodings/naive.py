@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Baselines: no position at all, and three simple encodings that the literature rejects."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -41,6 +41,7 @@ class _Scalar(Absolute):
     """
 
     dim: int
+    _: KW_ONLY
     merge: str = "add"
     spread: str = "learned"
     init_std: float = 0.02
@@ -76,6 +77,7 @@ class Normalized(_Scalar):
     extrapolates = "no: the step shrinks with the length"
     use_when = "Take it to see why a code must not depend on the length of a text; `sinusoidal` does not."
 
+    _: KW_ONLY
     length: int | None = None
 
     def setup(self) -> None:
@@ -124,6 +126,7 @@ class Binary(Absolute):
     use_when = "Take it to see why neighbours need similar codes; `sinusoidal` is the same idea without jumps."
 
     dim: int
+    _: KW_ONLY
     merge: str = "add"
     bits: int | None = None
     signed: bool = False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PaTH: every token between a key and its query reflects the query, in a direction that the token sets."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -46,6 +46,7 @@ class PaTH(Encoding):
     causal_only = True
 
     dim: int
+    _: KW_ONLY
     num_heads: int
     head_dim: int
     num_kv_heads: int | None = None

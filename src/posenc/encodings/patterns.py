@@ -7,7 +7,7 @@ from inspect import signature
 from typing import Any
 
 from posenc.errors import InputError, check_integers, check_numbers, check_positive
-from posenc.spec import EncodingSpec, Spec, check_options, parse
+from posenc.spec import MOST_LAYERS, EncodingSpec, Spec, check_layers, check_options, parse
 
 PATTERNS: dict[str, "Pattern"] = {}
 """Every pattern by name."""
@@ -38,6 +38,8 @@ def _pattern(models: str, *papers: str) -> Callable[[Callable[..., str]], Callab
 def _turns(most: str, every: int, last: str) -> str:
     """`most` in all layers but each `every`-th, which has `last`."""
     check_integers(2, every=every)
+    if every > MOST_LAYERS:
+        raise InputError(f"every={every}: write at most {MOST_LAYERS} layers")
     return "/".join([most] * (every - 1) + [last])
 
 
@@ -129,7 +131,11 @@ def read(text: str | EncodingSpec, classes: Container[str] = ()) -> EncodingSpec
         InputError: options that a pattern does not take, two patterns in a sum, or a position map on one.
     """
     spec = parse(text) if isinstance(text, str) else text
-    return EncodingSpec(tuple(layer for terms in spec.layers for layer in _expanded(terms, classes)))
+    layers: list[tuple[Spec, ...]] = []
+    for terms in spec.layers:
+        layers += _expanded(terms, classes)
+        check_layers(str(text), len(layers))
+    return EncodingSpec(tuple(layers))
 
 
 def patterns_of(text: str) -> list[Pattern]:

@@ -2,7 +2,7 @@
 """Polar codes: magnitudes depend on content, phases on position."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -45,6 +45,7 @@ class PoPE(Encoding):
     equal_to = "x-transformers"
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     num_layers: int = 1
     rope_theta: float = 10000.0
@@ -58,7 +59,7 @@ class PoPE(Encoding):
             nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
 
     def tables(self) -> dict[str, Tensor]:
-        return {"inv_freq": frequency_curve(2 * self.head_dim, self.rope_theta)}
+        return {"inv_freq": frequency_curve(2 * self.head_dim, base=self.rope_theta)}
 
     def angles(self, ids: Tensor) -> Tensor:
         """(batch or 1, n) positions -> (batch or 1, 1, n, head_dim), float64 where the device has it."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inkling's relative bias: each token mixes learned functions of the distance."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -44,6 +44,7 @@ class ProjectedRelative(Encoding):
     equal_to = "transformers' Inkling, x-transformers"
 
     dim: int
+    _: KW_ONLY
     num_heads: int
     num_layers: int = 1
     profiles: int = 16

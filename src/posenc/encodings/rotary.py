@@ -2,7 +2,7 @@
 """The rotary family: queries and keys are rotated by an angle that grows with their position."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
@@ -38,6 +38,7 @@ class PairwiseRotary(Encoding):
     """Base of the encodings that turn pairs of channels by their position times a frequency; see `Rotary` for the arguments."""
 
     head_dim: int
+    _: KW_ONLY
     rope_theta: float = 10000.0
     layout: Layout = "half"
     rotary_dim: int | float | None = None
@@ -64,7 +65,7 @@ class PairwiseRotary(Encoding):
 
     def frequencies(self) -> frequencies.Frequencies:
         """The schedule's frequencies, one per rotated pair."""
-        return frequencies.create(self.schedule, self.rotated, self.rope_theta)
+        return frequencies.create(self.schedule, self.rotated, base=self.rope_theta)
 
     def tables(self) -> dict[str, Tensor]:
         return {"inv_freq": self.frequencies().inv_freq}
@@ -248,13 +249,14 @@ class PRotary(Rotary):
     def __init__(
         self,
         head_dim: int,
+        *,
         rope_theta: float = 10000.0,
         layout: Layout = "half",
         fraction: float = 0.75,
         schedule: Mapping[str, Any] | None = None,
     ) -> None:
         self.fraction = fraction  # first: the base computes the frequencies
-        super().__init__(head_dim, rope_theta, layout, schedule=schedule or {})
+        super().__init__(head_dim, rope_theta=rope_theta, layout=layout, schedule=schedule or {})
 
     def frequencies(self) -> frequencies.Frequencies:
         return frequencies.fastest(super().frequencies(), self.fraction)
@@ -287,6 +289,7 @@ class DecoupledRotary(Rotary):
     )
     equal_to = "transformers' DeepSeek-V3"
 
+    _: KW_ONLY
     layout: Layout = "interleaved"
     rotary_dim: int | float | None = None
 
@@ -329,6 +332,7 @@ class XPos(Rotary):
     equal_to = "x-transformers, rotary-embedding-torch"
     centres_keys = True
 
+    _: KW_ONLY
     layout: Layout = "interleaved"
     gamma: float = 0.4
     scale_base: float = 512.0

@@ -2,7 +2,7 @@
 """Rotations over several axes: each pair of channels turns by <its frequency vector, the token's coordinates>."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,7 +15,7 @@ from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
 from posenc.errors import InputError, check_positive
 from posenc.functional import Layout, check_even, frequency_curve, rotary
 from posenc.positions import Positions
-from posenc.positions.ids import exact, prefix_tokens
+from posenc.positions.ids import exact
 
 
 class AxesRotary(Encoding):
@@ -55,32 +55,32 @@ class AxesRotary(Encoding):
         """Coordinates of queries and keys, (batch or 1, n, axes)."""
         return positions.coordinates(self.axes, type(self).__name__)
 
-    def angles(self, coordinates: Tensor, ids: Tensor, layer: int) -> Tensor:
-        """The angles at (batch or 1, n, axes) coordinates, (batch or 1, heads or 1, n, pairs) in float64. ids: the
-        positions themselves, which tell prefix tokens."""
+    def angles(self, coordinates: Tensor, placed: Tensor | None, layer: int) -> Tensor:
+        """The angles at (batch or 1, n, axes) coordinates, (batch or 1, heads or 1, n, pairs) in float64; zero for tokens
+        that are not placed, (batch or 1, n)."""
         vectors = self.vectors(layer)
         where = exact(coordinates.to(vectors.device))[:, None, :, None, :]
         angles = (where * vectors.to(where.dtype)[..., None, :, :]).sum(-1)  # no matmul: autocast would round it
-        if ids.dim() == 3:
-            angles = angles.masked_fill(prefix_tokens(ids).to(angles.device)[:, None, :, None], 0.0)
-        return angles
+        return angles if placed is None else angles * placed.to(angles.device)[:, None, :, None]
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        return self.angles(self.coordinates(positions)[1], positions.k, layer)
+        return self.angles(self.coordinates(positions)[1], positions.k_placed, layer)
 
-    def cos_sin(self, coordinates: Tensor, ids: Tensor, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cos_sin(
+        self, coordinates: Tensor, placed: Tensor | None, layer: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         """cos and sin of `angles`, times the attention factor."""
-        angles = self.angles(coordinates, ids, layer)
+        angles = self.angles(coordinates, placed, layer)
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
-        return cos.to(ids.device, dtype), sin.to(ids.device, dtype)
+        return cos.to(coordinates.device, dtype), sin.to(coordinates.device, dtype)
 
     def table(self, side: str, positions: Positions, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The tables of `cos_sin` for one side, "q" or "k"; made once for all layers unless they are learned."""
         side = "q" if positions.q is positions.k else side
 
         def make() -> tuple[Tensor, Tensor]:
-            ids = positions.q if side == "q" else positions.k
-            return self.cos_sin(self.coordinates(positions)[side == "k"], ids, layer, dtype)
+            placed = positions.q_placed if side == "q" else positions.k_placed
+            return self.cos_sin(self.coordinates(positions)[side == "k"], placed, layer, dtype)
 
         return make() if self.learned else self.remember(positions, (side, dtype), make)
 
@@ -125,10 +125,10 @@ class AxialRotary(AxesRotary):
     centred: angles are 2 pi times the coordinate of the patch's centre, where the image spans -1 .. 1 on each axis;
         they depend on the size of the image, as `Positions.grid` knows it, or else on that of all tokens (of the
         packed document), which must then be there.
-    start: coordinate of the first patch. It matters only next to prefix tokens.
+    start: coordinate of the first patch. It matters only next to tokens without a place.
 
     Pixtral: rope_theta=10000, layout="half", x_first=False, dealt=True. DINOv3: layout="half", x_first=False,
-    centred=True. Llama 4 vision: rope_theta=10000, start=1. Prefix tokens, at -1 on every axis of a grid, are not
+    centred=True. Llama 4 vision: rope_theta=10000, start=1. Tokens without a place, such as [CLS], are not
     rotated. Raises InputError for a width that cannot be split. Source: Heo et al. 2024, section 3.1.
     """
 
@@ -145,6 +145,7 @@ class AxialRotary(AxesRotary):
     equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
 
     head_dim: int
+    _: KW_ONLY
     axes: int = 2
     rope_theta: float = 100.0
     layout: Layout = "interleaved"
@@ -175,7 +176,7 @@ class AxialRotary(AxesRotary):
 
     def tables(self) -> dict[str, Tensor]:
         pairs = self.head_dim // 2
-        each = frequency_curve(self.head_dim, self.rope_theta).unflatten(0, (-1, self.axes))
+        each = frequency_curve(self.head_dim, base=self.rope_theta).unflatten(0, (-1, self.axes))
         blocks = each.mT if self.dealt else each[:, :1].mT.expand(self.axes, -1)
         axis = torch.arange(self.axes, device="cpu").repeat_interleave(pairs // self.axes)
         axis = self.axes - 1 - axis if self.x_first else axis
@@ -227,6 +228,7 @@ class MRotary(AxesRotary):
 
     axes = 3
     head_dim: int
+    _: KW_ONLY
     rope_theta: float = 1000000.0
     layout: Layout = "half"
     interleaved: bool = False
@@ -247,11 +249,11 @@ class MRotary(AxesRotary):
         if len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs:
             raise InputError(f"sections={self.sections}: pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}")
         self.schedule = dict(self.schedule or {"name": "default"})
-        self.attention_factor = frequencies.create(self.schedule, self.head_dim, self.rope_theta).attention_factor
+        self.attention_factor = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).attention_factor
 
     def tables(self) -> dict[str, Tensor]:
         assert self.sections is not None
-        inv_freq = frequencies.create(self.schedule, self.head_dim, self.rope_theta).inv_freq
+        inv_freq = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).inv_freq
         pairs = torch.arange(len(inv_freq), device="cpu")
         _, height, width = self.sections
         if self.interleaved:
@@ -282,8 +284,8 @@ class MixedRotary(AxesRotary):
     heads than num_heads; frequencies are then per key head, since a key can only be compared with queries that turn
     as it does. axes: coordinates per token. rope_theta, layout: as in `AxialRotary`, from whose frequencies it starts,
     each head's axes turned by a random rotation. Angles are computed in float64 whatever the autocast, but casting
-    the model to bfloat16 rounds the frequencies; the authors train them without weight decay. Prefix tokens, at -1 on
-    every axis of a grid, are not rotated. Raises InputError for sizes that do not divide. Source: Heo et al. 2024,
+    the model to bfloat16 rounds the frequencies; the authors train them without weight decay. Tokens without a
+    place, such as [CLS], are not rotated. Raises InputError for sizes that do not divide. Source: Heo et al. 2024,
     section 3.2.
     """
 
@@ -298,6 +300,7 @@ class MixedRotary(AxesRotary):
     use_when = "Take it for images and video of other sizes than in training; `axial_rope` learns nothing."
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     num_layers: int = 1
     num_kv_heads: int | None = None
@@ -309,7 +312,7 @@ class MixedRotary(AxesRotary):
         super().setup()
         self.check_split()
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
-        curve = frequency_curve(self.head_dim, self.rope_theta)
+        curve = frequency_curve(self.head_dim, base=self.rope_theta)
         magnitude = curve[:: self.axes].float()  # theta^(-2 axes c / head_dim)
         turned = random_rotations(self.num_layers * kv_heads, self.axes).unflatten(0, (self.num_layers, kv_heads))
         directions = turned.flip(-1)[..., None, :]  # block a along the turned axis a, where x comes first

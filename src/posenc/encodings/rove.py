@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotated values: what a token contributes turns with its distance. For use with any encoding, as in `Rotary(64) + RoVE(64)`."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -41,6 +41,7 @@ class RoVE(PairwiseRotary):
     )
     equal_to = "transformers' DeepSeek-V4"
 
+    _: KW_ONLY
     trailing: bool = False
 
     def setup(self) -> None:

@@ -2,7 +2,7 @@
 """Selective attention: tokens select keys that later queries no longer need."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -58,6 +58,7 @@ class SelectiveAttention(Encoding):
     causal_only = True
 
     head_dim: int
+    _: KW_ONLY
     rope_theta: float | None = None
     layout: Layout = "half"
 
@@ -85,6 +86,7 @@ class SelectiveAttention(Encoding):
             raise InputError(
                 "selective_attention looks at the tokens between a key and its query: pass causal positions"
             )
+        positions.require_counted()
         dtype = torch.promote_types(q.dtype, torch.float32)
         queries = positions.gate(self.known_as, 1, self.head_dim).to(dtype)
         tokens = positions.shared("tokens as queries", partial(_as_queries, positions))

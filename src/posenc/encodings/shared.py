@@ -151,3 +151,8 @@ def bicubic(planes: Tensor, height: int, width: int) -> Tensor:
         return planes
     precise = planes.to(torch.promote_types(planes.dtype, torch.float32))
     return interpolate(precise[None], (height, width), mode="bicubic", align_corners=False)[0].to(planes.dtype)
+
+
+def make_orthogonal(matrix: Tensor) -> None:
+    """Fill a matrix, which needs no gradient, with a random orthogonal one; half precision has no decomposition of its own."""
+    matrix.copy_(nn.init.orthogonal_(torch.empty(matrix.shape, dtype=torch.float32, device=matrix.device)))

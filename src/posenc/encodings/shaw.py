@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shaw's relative positions: vectors per clipped distance, added to the keys and to the values."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -46,6 +46,7 @@ class Shaw(ContentBias):
     equal_to = "transformers' Wav2Vec2-BERT, SeamlessM4T v2 (keys)"
 
     head_dim: int
+    _: KW_ONLY
     num_heads: int
     num_layers: int = 1
     clip: int = 16

@@ -3,7 +3,7 @@
 `Rotary(64) + SoftmaxN()`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -59,6 +59,7 @@ class LearnedSink(Encoding):
     equal_to = "transformers' gpt-oss"
 
     num_heads: int
+    _: KW_ONLY
     num_layers: int = 1
 
     def setup(self) -> None:
@@ -93,6 +94,7 @@ class PrefixKV(Encoding):
     equal_to = "torch's MultiheadAttention(add_bias_kv=True)"
 
     num_heads: int
+    _: KW_ONLY
     head_dim: int
     length: int = 4
     num_kv_heads: int | None = None

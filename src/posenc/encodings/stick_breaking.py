@@ -2,7 +2,7 @@
 """Stick-breaking: each key, from the nearest on, takes its share of what nearer keys have left."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -45,6 +45,7 @@ class StickBreaking(Encoding):
     causal_only = True
 
     attend_current: bool = False
+    _: KW_ONLY
     remainder: bool = False
     num_heads: int | None = None
     head_dim: int | None = None

@@ -2,7 +2,7 @@
 """Learned tables other than one row per position: extended, multiplied, factorised, or of grids that can be resized."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from posenc.encodings.absolute import Absolute, Learned, rows_of
 from posenc.encodings.shared import bicubic, check_beyond, normal_parameter
 from posenc.errors import InputError, check_integers
 from posenc.positions import Positions
-from posenc.positions.ids import prefix_index, prefix_tokens
+from posenc.positions.ids import unplaced_index
 
 
 @dataclass(eq=False, repr=False)
@@ -40,6 +40,7 @@ class Hierarchical(Absolute):
     )
 
     rows: int
+    _: KW_ONLY
     dim: int
     alpha: float = 0.4
     merge: str = "add"
@@ -76,9 +77,9 @@ class Multiplicative(Learned):
     use_when = "Take it to compare products at the input with sums; `learned` adds the same table."
     equal_to = "the formula"
 
-    def __init__(self, max_positions: int, dim: int, plain: bool = False, beyond: str = "error") -> None:
+    def __init__(self, max_positions: int, *, dim: int, plain: bool = False, beyond: str = "error") -> None:
         self.plain = plain
-        super().__init__(max_positions, dim, "product" if plain else "multiply", init_std=0.0, beyond=beyond)
+        super().__init__(max_positions, dim=dim, merge="product" if plain else "multiply", init_std=0.0, beyond=beyond)
         if plain:
             nn.init.ones_(self.table)
 
@@ -108,6 +109,7 @@ class AxialTable(Absolute):
     one_axis = False
 
     max_positions: int = field()  # required, though Encoding has a default
+    _: KW_ONLY
     dim: int
     columns: int | None = None
     first_dim: int | None = None
@@ -137,8 +139,9 @@ class GridTable(Absolute):
     """A learned vector per patch of an image, resized bicubically to other images (ViT, DINOv2).
 
     dim: width of the model. height, width: patches of the image it is made for; where one is None it follows from
-    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix: separate rows for the first tokens at -1 (see `Positions.grid`), such as ViT's [CLS]; further ones,
-    such as registers, get a zero vector. init_std: of the table. beyond: what an image of another size gets: "resize",
+    max_positions, as near to a square as can be, or is ViT's 14. max_positions: the least number of patches. prefix:
+    separate rows for the first tokens without a place (see `Positions.grid`), such as ViT's [CLS]; further ones, such
+    as registers, get a zero vector. init_std: of the table. beyond: what an image of another size gets: "resize",
     the table interpolated to it, where the positions know it (those of `Positions.grid` do), whatever the size; the
     others take the patches as they are, and for one outside "error" refuses it, "clamp" gives it the nearest.
 
@@ -156,6 +159,7 @@ class GridTable(Absolute):
     one_axis = False
 
     dim: int
+    _: KW_ONLY
     height: int | None = None
     width: int | None = None
     max_positions: int | None = None
@@ -176,29 +180,28 @@ class GridTable(Absolute):
             self.prefix_table: nn.Parameter = normal_parameter(self.prefix, self.dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
-        table, ids = self.rows(positions)
-        apart = ids < 0
-        codes = embedding(ids.clamp(min=0), table)
+        codes, placed = self._of_patches(positions), positions.q_placed
+        if placed is None:
+            return codes
         if not self.prefix:
-            return codes.masked_fill(apart[..., None], 0)
-        number = self._prefix_numbers(positions).clamp(max=self.prefix)
-        rows = torch.cat((self.prefix_table, table.new_zeros(1, self.dim)))
-        return torch.where(apart[..., None], embedding(number.clamp(min=0), rows), codes)
+            return codes * placed[..., None]
+        number = self._unplaced_numbers(positions).clamp(max=self.prefix)
+        rows = torch.cat((self.prefix_table, codes.new_zeros(1, self.dim)))
+        return torch.where(placed[..., None], codes, embedding(number.clamp(min=0), rows))
 
-    def rows(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        """A table, and the row of it that each query has, -1 for prefix tokens."""
+    def _of_patches(self, positions: Positions) -> Tensor:
+        """The vectors of the queries' patches, (batch or 1, n, dim); any for tokens without a place."""
         size, images = self.size, positions.images
         if self.beyond != "resize" or images is None or positions.axes != 2 or set(images) == {size}:
             remedy = "use resized(height, width) for a larger image, or pass beyond='clamp'"
-            return self.table, rows_of(self, positions, size, self.beyond, remedy, prefix=True)
+            return embedding(rows_of(self, positions, size, self.beyond, remedy, unplaced=True), self.table)
         first, tables = 0, {}
         for other in dict.fromkeys(images):  # one table for each size, one after another
             tables[other] = first, self.at_size(*other)
             first += math.prod(other)
         known, _ = positions.of_images([(width, tables[height, width][0]) for height, width in images])
         ids = positions.q[..., 0] * known[..., 0] + positions.q[..., 1] + known[..., 1]
-        ids = ids.masked_fill(prefix_tokens(positions.q), -1)
-        return torch.cat([table for _, table in tables.values()]), ids
+        return embedding(ids, torch.cat([table for _, table in tables.values()]))
 
     def at_size(self, height: int, width: int) -> Tensor:
         """The table interpolated to an image of height x width patches, (height * width, dim)."""
@@ -213,16 +216,22 @@ class GridTable(Absolute):
             InputError: a size below 1.
         """
         other = GridTable(
-            self.dim, height, width, prefix=self.prefix, merge=self.merge, init_std=self.init_std, beyond=self.beyond
+            self.dim,
+            height=height,
+            width=width,
+            prefix=self.prefix,
+            merge=self.merge,
+            init_std=self.init_std,
+            beyond=self.beyond,
         ).to(self.table)
         other.load_state_dict(self.state_dict() | {"table": self.at_size(height, width).detach()})
         return other
 
-    def _prefix_numbers(self, positions: Positions) -> Tensor:
-        """Which of its document's prefix tokens each query is, counted from 0."""
+    def _unplaced_numbers(self, positions: Positions) -> Tensor:
+        """Which of its document's tokens without a place each query is, counted from 0; -1: a patch."""
         full = positions if positions.sharding is None else positions.unsharded
-        at = full.q if full.q.dim() == 3 else full.q[..., None]
-        return positions.local(prefix_index(at, full.q_document))
+        assert full.q_placed is not None
+        return positions.local(unplaced_index(full.q_placed, full.q_document))
 
 
 def _shape(count: int, height: int | None, width: int | None) -> tuple[int, int]:

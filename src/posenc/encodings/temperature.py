@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -80,6 +80,7 @@ class LogN(QueryScale):
     use_when = "Add it to any encoding for texts longer than train_length; `temperature` is one factor for all lengths."
 
     train_length: int
+    _: KW_ONLY
     clip: bool = True
 
     def setup(self) -> None:
@@ -138,6 +139,7 @@ class StepTemperature(QueryScale):
     equal_to = "transformers' Llama 4, Ministral 3"
 
     train_length: int
+    _: KW_ONLY
     beta: float = 0.1
     first: int = 1
 

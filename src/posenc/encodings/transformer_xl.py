@@ -2,7 +2,7 @@
 """Transformer-XL and XLNet: sinusoidal codes of the distance, projected to keys, against queries and learned biases."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -45,6 +45,7 @@ class TransformerXL(ContentBias):
     equal_to = "transformers' Wav2Vec2-Conformer, Parakeet"
 
     dim: int
+    _: KW_ONLY
     num_heads: int
     head_dim: int
     num_layers: int = 1
@@ -65,7 +66,7 @@ class TransformerXL(ContentBias):
         self.v: nn.Parameter = normal_parameter(pairs, self.num_heads, self.head_dim, init_std=self.init_std)
 
     def tables(self) -> dict[str, Tensor]:
-        frequencies = frequency_curve(self.dim, self.base)
+        frequencies = frequency_curve(self.dim, base=self.base)
         if self.clamp_len is None:
             return {"frequencies": frequencies}
         distances = torch.arange(-self.clamp_len, self.clamp_len + 1, device="cpu")
@@ -158,4 +159,5 @@ class XLNet(TransformerXL):
     )
     equal_to = "transformers' XLNet"
 
+    _: KW_ONLY
     untie: bool = True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TUPE: positions have separate projections and are compared separately from the words."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import torch
@@ -10,8 +10,8 @@ from torch.nn.functional import embedding
 
 from posenc.bias import Factored, Relative, Score
 from posenc.encodings.absolute import rows_of
+from posenc.encodings.distance import bucket_of, check_buckets, warn_of_half
 from posenc.encodings.shared import ContentBias, HeadProjection, check_beyond, normal_parameter
-from posenc.functional import t5_bucket
 from posenc.positions import Positions
 
 
@@ -45,6 +45,7 @@ class TUPE(ContentBias):
     )
 
     max_positions: int = field()  # required, though Encoding has a default
+    _: KW_ONLY
     dim: int
     num_heads: int
     head_dim: int
@@ -104,7 +105,7 @@ def _columns(like: Tensor, *columns: Tensor) -> list[Tensor]:
 class TUPER(TUPE):
     """TUPE-R: TUPE-A and T5's bias of the bucketed distance, both with [CLS] untied.
 
-    num_buckets, max_distance, bidirectional: the buckets, see `functional.t5_bucket`. With untie_cls the bias of the
+    num_buckets, max_distance, bidirectional: the buckets, as in `T5`. With untie_cls the bias of the
     row of [CLS] is bucket num_buckets / 2, which bidirectional buckets leave unused (causal ones share it), and that
     of its column an extra one, as in the authors' code. The rest: see `TUPE`. Source: Ke, He and Liu 2021, sections
     3.1 to 3.3.
@@ -124,31 +125,41 @@ class TUPER(TUPE):
     def __init__(
         self,
         max_positions: int,
+        *,
         dim: int,
         num_heads: int,
         head_dim: int,
-        bidirectional: bool = True,
+        bidirectional: bool | None = None,
         num_buckets: int = 32,
         max_distance: int = 128,
         untie_cls: bool = True,
         beyond: str = "error",
         init_std: float = 0.02,
     ) -> None:
-        super().__init__(max_positions, dim, num_heads, head_dim, untie_cls, beyond, init_std)
-        t5_bucket(torch.zeros(1, dtype=torch.long), bidirectional, num_buckets, max_distance)  # refuses bad sizes
+        super().__init__(
+            max_positions,
+            dim=dim,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            untie_cls=untie_cls,
+            beyond=beyond,
+            init_std=init_std,
+        )
         self.bidirectional = bidirectional
         self.num_buckets = num_buckets
         self.max_distance = max_distance
+        check_buckets(self)
         self.distances: nn.Parameter = normal_parameter(num_heads, num_buckets + untie_cls, init_std=init_std)
 
     def bias(  # type: ignore[override]
         self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0
     ) -> list[Score]:
+        warn_of_half(self, self.distances, positions)
         absolute = super().bias(q, k, positions, layer)
         table = self.distances.to(torch.promote_types(q.dtype, torch.float32))
 
         def of_distance(head: Tensor, distance: Tensor) -> Tensor:
-            return table[head, self.bucket(distance)]
+            return table[head, bucket_of(self, distance, positions.causal)]
 
         return [absolute, Relative(of_distance, self.num_heads, positions)]
 
@@ -158,10 +169,7 @@ class TUPER(TUPE):
 
         def instead(bucket: int, distance: Tensor) -> Tensor:
             """One bias in place of the distance's, (batch or 1, num_heads, n, 1)."""
-            return (table[:, bucket, None, None] - table[:, self.bucket(distance)]).transpose(0, 1)[..., None]
+            of_distance = bucket_of(self, distance, positions.causal)
+            return (table[:, bucket, None, None] - table[:, of_distance]).transpose(0, 1)[..., None]
 
         return from_cls + instead(self.num_buckets // 2, -positions.k), to_cls + instead(self.num_buckets, positions.q)
-
-    def bucket(self, distance: Tensor) -> Tensor:
-        """T5's bucket of query position minus key position."""
-        return t5_bucket(-distance, self.bidirectional, self.num_buckets, self.max_distance)

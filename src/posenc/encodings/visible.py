@@ -2,7 +2,7 @@
 """Which keys a layer and a head see: sliding windows, chunks. For use with any encoding, as in `Rotary(64) + Window(1023)`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -45,6 +45,7 @@ class Window(Encoding):
     bias_reads_keys = False
 
     before: Widths = 127
+    _: KW_ONLY
     after: Widths | Literal["before"] = "before"
 
     def setup(self) -> None:

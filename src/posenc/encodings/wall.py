@@ -2,7 +2,7 @@
 """Wall attention: each channel of a query forgets at a separate rate, which the tokens set."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import torch
@@ -44,6 +44,7 @@ class Wall(Encoding):
     causal_only = True
 
     dim: int
+    _: KW_ONLY
     num_heads: int
     head_dim: int
     num_layers: int = 1

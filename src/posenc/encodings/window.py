@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from posenc.encoding import Encoding, require_fit
 from posenc.encodings.shared import HeadPerceptron, bicubic, check_beyond, check_heads, normal_parameter
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.ids import exact, prefix_tokens
+from posenc.positions.ids import exact
 
 OfOffset = Callable[[Tensor, Tensor], Tensor]
 
@@ -44,29 +44,27 @@ class _PatchBias(Encoding):
         check_heads(self, q, self.num_heads)
         return self.on_grid(positions)
 
-    def refuse_prefix(self, grid: Positions) -> None:
-        """Refuse tokens that have no position on the grid."""
-        if not torch.compiler.is_compiling() and grid.shared(_prefixed, lambda: _prefixed(grid)):
+    def refuse_unplaced(self, grid: Positions) -> None:
+        """Refuse tokens that have no place on the grid."""
+        if grid.q_placed is not None or grid.k_placed is not None:
             raise InputError(
                 f"{type(self).__name__} has no bias for tokens that are not in the image: drop [CLS], or use beit"
             )
 
 
 def _cells(ids: Tensor, order: Tensor, width: int) -> Tensor:
-    # -1 is a prefix token, such as [CLS], and stays -1 on both axes
-    return torch.stack((ids // width, torch.where(ids == -1, ids, ids % width)), -1)
-
-
-def _prefixed(grid: Positions) -> bool:
-    return bool(prefix_tokens(grid.q).any() | prefix_tokens(grid.k).any())
+    return torch.stack((ids // width, ids % width), -1)
 
 
 def _reach(grid: Positions) -> tuple[int, int]:
     """The largest offset, in rows and columns, between a query and a key that it sees."""
     offset = (grid.q[:, :, None] - grid.k[:, None]).abs()
-    prefixes = prefix_tokens(grid.q)[:, :, None] | prefix_tokens(grid.k)[:, None]
-    unseen = ~grid.mask()[:, 0] | prefixes
-    rows, columns = offset.masked_fill(unseen[..., None], 0).flatten(0, 2).amax(0).tolist()
+    counted = grid.mask()[:, 0]
+    if grid.q_placed is not None:
+        counted = counted & grid.q_placed[:, :, None]
+    if grid.k_placed is not None:
+        counted = counted & grid.k_placed[:, None]
+    rows, columns = (offset * counted[..., None]).flatten(0, 2).amax(0).tolist()
     return rows, columns
 
 
@@ -92,7 +90,7 @@ class WindowTable(_PatchBias):
     `table` is (num_layers, (2 height - 1)(2 width - 1), num_heads); the offset (dy, dx), query minus key, has the row
     (dy + height - 1)(2 width - 1) + dx + width - 1. Positions are (y, x), or one number per patch, row by row: patch
     k is at (k // width, k % width), and then moving all numbers alike changes the rows they fall into.
-    Raises InputError for offsets past the table, fractional positions, and prefix tokens such as [CLS].
+    Raises InputError for offsets past the table, fractional positions, and tokens without a place such as [CLS].
     Source: Liu et al. 2021; microsoft/Swin-Transformer, models/swin_transformer.py.
     """
 
@@ -113,6 +111,7 @@ class WindowTable(_PatchBias):
     default_height: ClassVar[int] = 7
 
     num_heads: int
+    _: KW_ONLY
     height: int | None = None
     width: int = 7
     num_layers: int = 1
@@ -132,7 +131,7 @@ class WindowTable(_PatchBias):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative | Positional:
         grid = self.on_patches(q, positions)
-        self.refuse_prefix(grid)
+        self.refuse_unplaced(grid)
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         if len(sizes) == 1:
@@ -174,7 +173,7 @@ class WindowTable(_PatchBias):
         return bicubic(plane, 2 * height - 1, 2 * width - 1).flatten(-2).T
 
     def of_several(self, sizes: Sequence[tuple[int, ...]], grid: Positions) -> tuple[OfOffset, Positions]:
-        """(query place, key place) -> row of `entries`, where images have several sizes; places are (y, x, size's number)."""
+        """(query place, key place) -> row of `entries`, where images have several sizes; places are (y, x, .., size's number)."""
         assert grid.images is not None
         numbers, _ = grid.of_images([sizes.index(size) for size in grid.images])
         starts = [0, *accumulate((2 * height - 1) * (2 * width - 1) for height, width in sizes)]
@@ -183,7 +182,7 @@ class WindowTable(_PatchBias):
         )
 
         def row(i: Tensor, j: Tensor) -> Tensor:
-            height, width, start = of_size[i[..., 2]].unbind(-1)
+            height, width, start = of_size[i[..., -1]].unbind(-1)
             return start + _row(i[..., :2] - j[..., :2], height, width)
 
         places = torch.cat((grid.q.expand(len(numbers), -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1)
@@ -192,9 +191,8 @@ class WindowTable(_PatchBias):
     def resized(self, height: int, width: int) -> "WindowTable":
         """The same bias made for a window of another size, its table resized by bicubic interpolation, as the authors do
         to fine-tune at another window (microsoft/Swin-Transformer, utils.py)."""
-        other = type(self)(
-            self.num_heads, height, width, self.num_layers, self.train_length, self.init_std, self.beyond
-        )
+        given = {name: getattr(self, name) for name in self.arguments()} | {"height": height, "width": width}
+        other = type(self)(**given)
         offsets = self.table.shape[1] - self.special_rows
         layers = [torch.cat((self.at_size(one[:offsets], height, width), one[offsets:])) for one in self.table.detach()]
         other.table = nn.Parameter(torch.stack(layers))
@@ -206,7 +204,7 @@ class ClassWindowTable(WindowTable):
     """BEiT's table: Swin's for the patches, and three more entries per head for [CLS], which is not among them.
 
     Arguments are WindowTable's; the table starts at zero. Its last three rows are [CLS] to patch, patch to [CLS] and
-    [CLS] to [CLS]. [CLS] is any token at -1 on every axis, as in `Positions.grid(height, width, prefix=1)`.
+    [CLS] to [CLS]. [CLS] is any token without a place, as in `Positions.grid(height, width, prefix=1)`.
     Raises what WindowTable does. Source: Bao et al. 2022; microsoft/unilm, beit/modeling_finetune.py.
     """
 
@@ -223,6 +221,7 @@ class ClassWindowTable(WindowTable):
 
     default_height = 14
 
+    _: KW_ONLY
     width: int = 14
     init_std: float = 0.0
 
@@ -231,12 +230,13 @@ class ClassWindowTable(WindowTable):
         sizes = self.sizes(grid)
         entry = self.entries(q, layer, sizes)
         first = sum((2 * height - 1) * (2 * width - 1) for height, width in sizes)
+        grid = grid.marked()
         row: OfOffset = lambda i, j: _row(i - j, *sizes[0])  # noqa: E731
         if len(sizes) > 1:
             row, grid = self.of_several(sizes, grid)
 
         def of_positions(head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            from_class, to_class = prefix_tokens(i[..., :2]), prefix_tokens(j)
+            from_class, to_class = i[..., 2] == 0, j[..., 2] == 0
             special = torch.where(from_class, torch.where(to_class, first + 2, first), first + 1)
             return entry(head, torch.where(from_class | to_class, special, row(i, j)))
 
@@ -256,7 +256,7 @@ class LogWindow(_PatchBias):
     An offset of d patches along an axis of n enters as sign(d) log2(1 + 8 |d| / (n - 1)) / 3 (`log_spaced`). Any
     offset has a bias, fractional ones too. Positions are as in WindowTable. The MLP sees each offset once; in compiled
     code and for fractional offsets, once per pair of tokens.
-    Raises InputError for prefix tokens such as [CLS].
+    Raises InputError for tokens without a place such as [CLS].
     Source: Liu et al. 2022; microsoft/Swin-Transformer, models/swin_transformer_v2.py.
     """
 
@@ -272,6 +272,7 @@ class LogWindow(_PatchBias):
     equal_to = "transformers' Swin v2"
 
     num_heads: int
+    _: KW_ONLY
     height: int = 8
     width: int = 8
     num_layers: int = 1
@@ -290,7 +291,7 @@ class LogWindow(_PatchBias):
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         grid = self.on_patches(q, positions)
-        self.refuse_prefix(grid)
+        self.refuse_unplaced(grid)
         dtype = torch.promote_types(q.dtype, torch.float32)
         function = partial(self.of_offset, layer=self.own_layer(layer), dtype=dtype)
         return Relative(self.tabulated(function, grid) or function, self.num_heads, grid)
@@ -309,6 +310,10 @@ class LogWindow(_PatchBias):
         return lambda head, offset: table[head, _row(offset, rows + 1, columns + 1)]
 
     planes = ()
+
+    @property
+    def normalises(self) -> bool:  # type: ignore[override]
+        return self.cosine
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         require_fit(positions, q=q, k=k)

@@ -21,7 +21,7 @@ __all__ = ["Difference", "as_text", "complete", "create", "diff", "options_of", 
 __all__ += schedules.__all__
 
 
-def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequencies:
+def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Frequencies:
     """The frequencies of a schedule given as data: {"name": "ntk", "factor": 4}.
 
     Those that are applied to another take it as "of": {"name": "resonance", "of": {"name": "ntk", "factor": 4}}.
@@ -32,12 +32,12 @@ def create(schedule: Mapping[str, Any], head_dim: int, base: float) -> Frequenci
     name, function, options = _look_up(schedule)
     parameters = options_of(name)
     if isinstance(options.get("of"), Mapping) and "of" in parameters:
-        options["of"] = create(options["of"], head_dim, base)
+        options["of"] = create(options["of"], head_dim, base=base)
     check_options(f"schedule {name!r}", options, parameters, function)
     missing = [key for key, p in parameters.items() if p.default is p.empty and key not in options]
     if missing:
         raise InputError(f"schedule {name!r} needs {' and '.join(missing)}")
-    return function(head_dim, base, **options)
+    return function(head_dim, base=base, **options)
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def diff(
     given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]
     names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
     full = [as_text(schedule) for schedule in given]
-    made = [create(schedule, head_dim, base) for schedule in given]
+    made = [create(schedule, head_dim, base=base) for schedule in given]
     return compared((names[0], names[1]), (full[0], full[1]), (made[0], made[1]), head_dim, base, length, at)
 
 
@@ -119,7 +119,7 @@ def options_of(name: str) -> dict[str, Parameter]:
         InputError: an unknown name.
     """
     _, function, _ = _look_up({"name": name})
-    return {key: p for key, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return {key: p for key, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY and key != "base"}
 
 
 def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:

@@ -154,7 +154,7 @@ def compared(
     columns: Sequence[Tensor] = (
         turns,
         *(wavelengths(f) for f in frequencies),
-        *(stretch(f, head_dim, base) for f in frequencies),
+        *(stretch(f, head_dim, base=base) for f in frequencies),
         (second / first - 1).where(first != second, 0.0),  # two pairs at rest are the same
         (first - second).abs() * at,
     )

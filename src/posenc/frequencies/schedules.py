@@ -46,7 +46,7 @@ def wavelengths(frequencies: Frequencies) -> Tensor:
     return 2 * math.pi / frequencies.inv_freq
 
 
-def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> Tensor:
+def stretch(frequencies: Frequencies, head_dim: int, *, base: float = 10000.0) -> Tensor:
     """lambda_c, how many times slower than in plain RoPE of that base each pair turns: (head_dim/2,) float64.
 
     1 for a pair with its trained frequency, factor for an interpolated one, infinite for one that does not rotate.
@@ -60,12 +60,12 @@ def stretch(frequencies: Frequencies, head_dim: int, base: float = 10000.0) -> T
 # ---------------------------------------------------------------- all pairs alike, or more and more from pair to pair: interpolation, NTK, other bases
 
 
-def default(head_dim: int, base: float = 10000.0) -> Frequencies:
+def default(head_dim: int, *, base: float = 10000.0) -> Frequencies:
     """theta_c = base^(-2c/head_dim) (Su et al. 2021, RoFormer, arXiv 2104.09864, section 3.2.2)."""
     return Frequencies(rope_frequencies(head_dim, base))
 
 
-def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
+def linear(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequencies:
     """Position interpolation: every frequency divided by factor (Chen et al. 2023, arXiv 2306.15595, eq. 4).
 
     Needs fine-tuning (the paper's 1000 steps): neighbouring positions are closer than in training. SuperHOT
@@ -74,7 +74,7 @@ def linear(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencie
     return Frequencies(rope_frequencies(head_dim, base) / check_factor(factor))
 
 
-def abf(head_dim: int, base: float = 10000.0, *, new_base: float) -> Frequencies:
+def abf(head_dim: int, *, base: float = 10000.0, new_base: float) -> Frequencies:
     """Adjusted base frequency: plain RoPE of a new base (Xiong et al. 2023, section 4.1; arXiv 2309.16039).
 
     Needs continued training (Llama 2 Long: 10000 to 500000). Pair c is stretched (new_base/base)^(2c/head_dim) times.
@@ -84,7 +84,7 @@ def abf(head_dim: int, base: float = 10000.0, *, new_base: float) -> Frequencies
     return Frequencies(rope_frequencies(head_dim, new_base))
 
 
-def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
+def ntk(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequencies:
     """NTK-aware: base * factor^(d/(d-2)), so the fastest frequency stays and the slowest is divided by factor
     (bloc97, reddit.com/r/LocalLLaMA 14lz7j5, 2023).
 
@@ -92,28 +92,28 @@ def ntk(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
     """
     if head_dim == 2:
         raise InputError("head_dim=2: NTK scaling needs at least two frequencies (head_dim >= 4)")
-    return abf(head_dim, base, new_base=base * check_factor(factor) ** (head_dim / (head_dim - 2)))
+    return abf(head_dim, base=base, new_base=base * check_factor(factor) ** (head_dim / (head_dim - 2)))
 
 
-def ntk_old(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
+def ntk_old(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequencies:
     """NTK by the base alone: base * factor, so the slowest frequency is divided by less than factor, factor^((d-2)/d)
     (Su, kexue.fm/archives/9675).
 
     Works without fine-tuning.
     """
-    return abf(head_dim, base, new_base=base * check_factor(factor))
+    return abf(head_dim, base=base, new_base=base * check_factor(factor))
 
 
-def ntk_fixed(head_dim: int, base: float = 10000.0, *, factor: float) -> Frequencies:
+def ntk_fixed(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequencies:
     """NTK in every digit: frequency c is divided by factor^(2(c+1)/d), the fastest too, the slowest by factor
     (Su, kexue.fm/archives/9706).
 
     Works without fine-tuning. `ntk_mixed` with exponent 1; vLLM's rope type "ntk" without mixed_b.
     """
-    return ntk_mixed(head_dim, base, factor=factor, exponent=1.0)
+    return ntk_mixed(head_dim, base=base, factor=factor, exponent=1.0)
 
 
-def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: float = 0.625) -> Frequencies:
+def ntk_mixed(head_dim: int, *, base: float = 10000.0, factor: float, exponent: float = 0.625) -> Frequencies:
     """NTK mixed with interpolation: frequency c is divided by factor^((2(c+1)/d)^exponent)
     (Su, kexue.fm/archives/9706, whose best exponent is 0.625).
 
@@ -134,8 +134,8 @@ def ntk_mixed(head_dim: int, base: float = 10000.0, *, factor: float, exponent: 
 
 def yarn(
     head_dim: int,
-    base: float = 10000.0,
     *,
+    base: float = 10000.0,
     factor: float,
     original_max_positions: int,
     beta_fast: float = 32.0,
@@ -163,8 +163,8 @@ def yarn(
 
 def yarn_revised(
     head_dim: int,
-    base: float = 10000.0,
     *,
+    base: float = 10000.0,
     factor: float,
     original_max_positions: int,
     beta_fast: float = 32.0,
@@ -185,8 +185,8 @@ def yarn_revised(
 
 def yarn_paper(
     head_dim: int,
-    base: float = 10000.0,
     *,
+    base: float = 10000.0,
     factor: float,
     original_max_positions: int,
     beta_fast: float = 32.0,
@@ -204,8 +204,8 @@ def yarn_paper(
 
 def mrrope(
     head_dim: int,
-    base: float = 10000.0,
     *,
+    base: float = 10000.0,
     factor: float,
     original_max_positions: int,
     beta_fast: float = 32.0,
@@ -228,8 +228,8 @@ def mrrope(
 
 def llama3(
     head_dim: int,
-    base: float = 10000.0,
     *,
+    base: float = 10000.0,
     factor: float,
     original_max_positions: int,
     low_freq_factor: float = 1.0,
@@ -345,20 +345,20 @@ def dynamic_factor(length: int, original_max_positions: int, factor: float = 1.0
 
 
 def dynamic(
-    head_dim: int, base: float = 10000.0, *, length: int, original_max_positions: int, factor: float = 1.0
+    head_dim: int, *, base: float = 10000.0, length: int, original_max_positions: int, factor: float = 1.0
 ) -> Frequencies:
     """Dynamic NTK, frozen: `ntk` by what the text's length needs, nothing up to original_max_positions
     (emozilla, reddit.com/r/LocalLLaMA 14mrgpr, 2023).
 
     Works without fine-tuning. length: of the full sequence, generated tokens included. factor: see `dynamic_factor`.
     """
-    return ntk(head_dim, base, factor=dynamic_factor(length, original_max_positions, factor))
+    return ntk(head_dim, base=base, factor=dynamic_factor(length, original_max_positions, factor))
 
 
 def longrope(
     head_dim: int,
-    base: float = 10000.0,
     *,
+    base: float = 10000.0,
     short_factor: Sequence[float],
     long_factor: Sequence[float],
     original_max_positions: int,
@@ -396,7 +396,7 @@ def longrope(
 
 
 def evq_cosh(
-    head_dim: int, base: float = 10000.0, *, tau: float | None = None, original_max_positions: int | None = None
+    head_dim: int, *, base: float = 10000.0, tau: float | None = None, original_max_positions: int | None = None
 ) -> Frequencies:
     """EVQ-Cosh: pairs denser among the fast frequencies, base^(-phi_c) with phi_c = 1 - arcsinh((1 - u_c) sinh tau) / tau
     and u_c = (2c + 1) / head_dim (github.com/misaya-yang/hybrid-rope, paper/sections/03_theory.tex, eq. evq-practical).
@@ -419,7 +419,7 @@ def evq_cosh(
     return Frequencies(base ** (((rest * math.sinh(tau)).asinh() / tau if tau else rest) - 1))
 
 
-def anti_periodic(head_dim: int, base: float = 10000.0, *, original_max_positions: int) -> Frequencies:
+def anti_periodic(head_dim: int, *, base: float = 10000.0, original_max_positions: int) -> Frequencies:
     """Moebius RoPE: theta_c = pi (2c + 1) / original_max_positions, slowest first, so that over the trained length every
     pair makes an odd number of half turns and the rotation is -1 (Bae 2026, arXiv 2607.21405, abstract).
 
@@ -445,16 +445,16 @@ def fastest(frequencies: Frequencies, fraction: float) -> Frequencies:
     return replace(frequencies, inv_freq=torch.cat((frequencies.inv_freq[:rotating], zeros)))
 
 
-def proportional(head_dim: int, base: float = 10000.0, *, fraction: float = 0.75, factor: float = 1.0) -> Frequencies:
+def proportional(head_dim: int, *, base: float = 10000.0, fraction: float = 0.75, factor: float = 1.0) -> Frequencies:
     """p-RoPE: the fastest fraction of the frequencies, divided by factor, and zero for the rest
     (arXiv 2410.06205, section 6; rope_type "proportional" in transformers).
 
     Models are trained so (Gemma 4: 0.25).
     """
-    return fastest(linear(head_dim, base, factor=factor), fraction)
+    return fastest(linear(head_dim, base=base, factor=factor), fraction)
 
 
-def resonance(head_dim: int, base: float = 10000.0, *, of: Frequencies | None = None) -> Frequencies:
+def resonance(head_dim: int, *, base: float = 10000.0, of: Frequencies | None = None) -> Frequencies:
     """Resonance RoPE: wavelengths rounded to integer positions, 2 pi / round(2 pi / theta_c), so that a pair meets the
     same angles in every turn (Wang et al. 2024, arXiv 2403.00071).
 
@@ -466,8 +466,8 @@ def resonance(head_dim: int, base: float = 10000.0, *, of: Frequencies | None = 
 
 def tapered(
     head_dim: int,
-    base: float = 10000.0,
     *,
+    base: float = 10000.0,
     pairs: int | None = None,
     original_max_positions: int | None = None,
     hard: bool = False,
@@ -497,15 +497,15 @@ def tapered(
 
 
 def _given(head_dim: int, base: float, of: Frequencies | None) -> Frequencies:
-    return default(head_dim, base) if of is None else check_width(of, head_dim)
+    return default(head_dim, base=base) if of is None else check_width(of, head_dim)
 
 
 def explicit(
-    head_dim: int, base: float = 10000.0, *, stretch: Sequence[float] | Tensor, attention_factor: float = 1.0
+    head_dim: int, *, base: float = 10000.0, stretch: Sequence[float] | Tensor, attention_factor: float = 1.0
 ) -> Frequencies:
     """Any frequencies: pair c of plain RoPE divided by stretch[c], its lambda_c; infinity stops a pair.
 
-    Every schedule can be expressed like this: `explicit(d, base, stretch=stretch(frequencies, d, base))`. It is also what a
+    Every schedule can be expressed like this: `explicit(d, base=base, stretch=stretch(frequencies, d, base=base))`. It is also what a
     search finds (LongRoPE). stretch: head_dim/2 numbers above 0.
 
     Raises:
@@ -594,7 +594,7 @@ def first_negative(inv_freq: Tensor, limit: int = 1 << 20, block: int = 1 << 13)
 def rope_frequencies(head_dim: int, base: float) -> Tensor:
     """Plain RoPE's frequencies, (head_dim/2,) float64, which every schedule starts from."""
     check_even("head_dim", head_dim)
-    return frequency_curve(head_dim, base)
+    return frequency_curve(head_dim, base=base)
 
 
 def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:

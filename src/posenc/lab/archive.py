@@ -3,36 +3,45 @@
 
 DIR/<task>-<seed>.json.gz     the runs of one task and seed; equal runs give equal bytes
 
-A file is {"schema", "task", "seed", "settings", "data", "versions", "machines", "runs": {encoding: ...}}. Losses are rounded to
+A file is {"schema", "task", "seed", "settings", "data", "versions", "machines", "behaviours": {encoding: ...}, "runs": {encoding:
+...}}. Without "behaviours", which earlier files lack, the first point of seed 0's curve stands for them. Losses are rounded to
 0.001 nats and stored as integers, shares to 0.000001; of the training loss there are at most 50 means, one per `stride` steps.
 """
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from posenc.errors import InputError, unknown
-from posenc.lab.experiment import Run, versions
+from posenc.lab.experiment import Run
 from posenc.lab.files import Folder
+from posenc.lab.measure import first_steps, mean_loss
 from posenc.lab.results import CURVE_POINTS, LOSS, RunRecord, VariantScores
-from posenc.lab.study import identity
+from posenc.lab.store import Stored
+from posenc.lab.study import difference, identity, versions
+from posenc.spec import REFUSED, names_code, read_json
 
 __all__ = ["Part", "read", "write"]
 
 SUFFIX = ".json.gz"
 SCHEMA = 1
+MOST_BYTES = 2**26
+"""Of a file, unpacked."""
 LOSSES, SHARES = 1000, 1000000
 """Units of a stored loss and of any other stored number."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The runs of one task and seed, by encoding. settings, data, versions: all that their numbers depend on, beside the
-    machines that trained them, each as `posenc.lab.machine.describe` has it."""
+    """The runs of one task and seed, by encoding. settings, data: of all of them. versions: of the libraries that trained the last
+    of them. machines: as `posenc.lab.machine.describe` has each. behaviours: by encoding, see
+    `posenc.lab.measure.behaviour`."""
 
     task: str
     seed: int
@@ -41,6 +50,7 @@ class Part:
     versions: Mapping[str, str]
     machines: Sequence[Mapping[str, Any]]
     runs: Mapping[str, RunRecord]
+    behaviours: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -48,15 +58,23 @@ class Part:
         return f"{self.task}-{self.seed}{SUFFIX}"
 
     @property
-    def conditions(self) -> tuple[Any, ...]:
+    def conditions(self) -> dict[str, Any]:
         """What parts have in common whose runs can be put together."""
-        return self.task, self.seed, dict(self.settings), self.data, dict(self.versions)
+        return {"task": self.task, "seed": self.seed, "settings": dict(self.settings), "data": self.data}
 
-    def ids(self) -> dict[str, RunRecord]:
-        """The runs by `Run.id`."""
-        facts = {"seed": self.seed, "data": self.data, "task": self.task, "settings": self.settings, **self.versions}
-        records = {encoding: (identity(facts | {"encoding": encoding}), run) for encoding, run in self.runs.items()}
-        return {id: replace(run, run={**run.run, "id": id}) for id, run in records.values()}
+    def facts(self, encoding: str) -> dict[str, Any]:
+        """See `Run.facts`."""
+        return {"encoding": encoding, **self.conditions}
+
+    def behaviour(self, encoding: str) -> dict[str, float]:
+        """What the program computed that trained an encoding; of an archive without behaviours the mean loss of its first steps,
+        which is that of seed 0 alone."""
+        if encoding in self.behaviours or self.seed:
+            return dict(self.behaviours.get(encoding, {}))
+        losses = self.runs[encoding].losses
+        first = -(-len(losses) // CURVE_POINTS)
+        known = {mean_loss(first): fmean(losses[:first]), "tolerance": 1 / LOSSES}  # a loss is rounded
+        return known if 1 < first <= first_steps(len(losses)) else {}
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -66,13 +84,29 @@ class Part:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The part in a file."""
-        content = json.loads(gzip.decompress(data))
+        """The part in a file.
+
+        Raises:
+            InputError: a task or an encoding that names code.
+            ValueError: another content, or one that unpacks to more than `MOST_BYTES`.
+        """
+        content = read_json(_unpacked_bytes(data))
         if content.pop("schema") != SCHEMA:
             raise ValueError("is of another schema")
+        for what, names in (("task", [content["task"]]), ("encodings", content["runs"])):
+            if code := next(filter(names_code, names), None):
+                raise InputError(f"its {what} {code!r} {REFUSED}")
         facts = {"task": content["task"], "seed": content["seed"], **content["versions"]}
         runs = {name: _unpacked(run, facts | {"encoding": name}) for name, run in content.pop("runs").items()}
         return cls(**content, runs=runs)
+
+
+def _unpacked_bytes(data: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {MOST_BYTES:,} bytes")
+    return content
 
 
 def _packed(record: RunRecord) -> dict[str, Any]:
@@ -125,46 +159,39 @@ def _numbers(values: Sequence[int], unit: int) -> list[float]:
     return [value / unit for value in values]
 
 
-def write(directory: str | Path, done: Mapping[Run, RunRecord], machine: Mapping[str, Any]) -> list[Path]:
+def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine: Mapping[str, Any]) -> list[Path]:
     """Add finished runs to a folder of archives; returns the files written. machine: that trained them.
 
     Raises:
         InputError: runs of an encoding or a task in a file, whose code an archive does not have, or not in float32 on a CPU; a file
-            of other settings, data or versions.
+            of other settings or data.
     """
-    parts: dict[tuple[str, int], dict[Run, RunRecord]] = {}
-    for run, record in done.items():
+    parts: dict[tuple[str, int], dict[Run, Stored[RunRecord]]] = {}
+    for run, stored in done.items():
         if run.code:
             raise InputError(
                 f"encodings={run.encoding}: an archive has no code; archive the runs of posenc's encodings"
             )
         if facts := run.execution.facts():
             raise InputError(f"execution={facts}: archives are of runs in float32 on a CPU")
-        parts.setdefault((run.settings.name, run.seed), {})[run] = record
+        parts.setdefault((run.settings.name, run.seed), {})[run] = stored
     here, folder, paths = {part.name: part for part in _parts(directory)}, Folder(directory), []
     for (task, seed), runs in parts.items():
         first = next(iter(runs))
-        records = {run.encoding: record for run, record in runs.items()}
-        new = Part(task, seed, first.settings.to_dict(), first.data, versions(), [machine], records)
+        records = {run.encoding: stored.record for run, stored in runs.items()}
+        computed = {run.encoding: stored.behaviour for run, stored in runs.items()}
+        new = Part(task, seed, first.settings.to_dict(), first.data, versions(), [machine], records, computed)
         old = here.get(new.name, new)
         if old.conditions != new.conditions:
             raise InputError(
-                f"directory={str(directory)!r}: {new.name} was made {difference(old, new)}; give another folder, or remove it"
+                f"directory={str(directory)!r}: {new.name} has {difference(old.conditions, [new.conditions])}; give another "
+                "folder, or remove it"
             )
+        before = {encoding: old.behaviour(encoding) for encoding in old.runs}
         machines = [*(each for each in old.machines if each != machine), machine]
-        paths.append(folder.write(new.name, replace(new, machines=machines, runs={**old.runs, **records}).to_bytes()))
+        new = replace(new, machines=machines, runs={**old.runs, **records}, behaviours={**before, **computed})
+        paths.append(folder.write(new.name, new.to_bytes()))
     return paths
-
-
-def difference(old: Part, new: Part) -> str:
-    """What differs between two parts of a task and seed, in words."""
-    if old.versions != new.versions:
-        return f"by {in_words(old.versions)}, not {in_words(new.versions)}"
-    if old.data != new.data:
-        return "on other data"
-    changed = [name for name in {*old.settings, *new.settings} if old.settings.get(name) != new.settings.get(name)]
-    name = min(changed)
-    return f"with {name}={old.settings.get(name)}, not {new.settings.get(name)}"
 
 
 def in_words(versions: Mapping[str, str]) -> str:
@@ -194,12 +221,31 @@ def _parts(directory: str | Path) -> Iterator[Part]:
             part = Part.from_bytes(path.read_bytes())
             if part.name != path.name:
                 raise ValueError(f"it is {part.name}")
-        except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
+        except InputError as error:
+            raise InputError(f"directory={str(directory)!r}: {path.name}: {error}") from None
+        except (AttributeError, OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
             raise InputError(f"directory={str(directory)!r}: {path.name} is damaged ({error}); restore it") from None
         yield part
 
 
-def archived(directory: str | Path, wanted: Collection[tuple[str, str, int]] | None = None) -> dict[str, RunRecord]:
+def behaviours(parts: Sequence[Part]) -> dict[tuple[str, str, int], dict[str, float]]:
+    """What the programs computed, by task, encoding and seed. A seed whose file has none is taken to be of the program of seed
+    0, if that is of the same versions."""
+    first = {part.task: part for part in parts if part.seed == 0}
+    found: dict[tuple[str, str, int], dict[str, float]] = {}
+    for part in parts:
+        other = first.get(part.task, part)
+        for encoding in part.runs:
+            alike = other.versions == part.versions and encoding in other.runs
+            found[part.task, encoding, part.seed] = part.behaviour(encoding) or (
+                other.behaviour(encoding) if alike else {}
+            )
+    return found
+
+
+def archived(
+    directory: str | Path, wanted: Collection[tuple[str, str, int]] | None = None
+) -> dict[str, Stored[RunRecord]]:
     """The runs in a folder of archives, by `Run.id`; none where it has no archives. wanted: task, encoding and seed of those that
     are looked for, if not all.
 
@@ -208,11 +254,16 @@ def archived(directory: str | Path, wanted: Collection[tuple[str, str, int]] | N
     """
     parts = list(_parts(directory))
     found = {
-        id: record
-        for part in parts
-        for id, record in part.ids().items()
-        if wanted is None or (part.task, record.run["encoding"], part.seed) in wanted
+        key: Stored(part.runs[key[1]], part.facts(key[1]), behaviour, in_words(part.versions))
+        for (key, behaviour), part in zip(
+            behaviours(parts).items(), (part for part in parts for _ in part.runs), strict=True
+        )
+        if wanted is None or key in wanted
     }
     if parts and not found:
         raise InputError(f"directory={str(directory)!r}: has no runs of these tasks, encodings and seeds")
-    return found
+    return {(id := identity(each.facts)): replace(each, record=_named(each.record, id)) for each in found.values()}
+
+
+def _named(record: RunRecord, id: str) -> RunRecord:
+    return replace(record, run={**record.run, "id": id})

@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unfinished trainings on disk, so that an interrupted one continues bit for bit.
 
-DIR/checkpoints/<run id>.checkpoint is a SHA-256, which torch does not check, and what torch.save writes.
+DIR/checkpoints/<run id>.checkpoint is a SHA-256, and safetensors (`posenc.pretrained.state`).
 """
 
 import contextlib
 import hashlib
-import io
+import json
 import math
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors.torch import load, save
 
 from posenc.errors import InputError
 from posenc.lab.experiment import Run
 from posenc.lab.files import write_atomically
+from posenc.lab.study import disagreement
 from posenc.lab.train import Training
+from posenc.pretrained.state import STATE, packed, unpacked
+from posenc.spec import read_json
+
+Behave = Callable[[], Mapping[str, float]]
+"""Computes the behaviour of a run, see `posenc.lab.measure.behaviour`."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,10 @@ class Checkpoints:
         with contextlib.suppress(OSError):
             self.path(run).parent.rmdir()  # unless there are others
 
-    def of(self, training: Training) -> "TrainingCheckpoint":
-        """The checkpoint of a training, which continues from it if there is one. A damaged file is deleted with a warning."""
-        return TrainingCheckpoint(training, self)
+    def of(self, training: Training, behave: Behave) -> "TrainingCheckpoint":
+        """The checkpoint of a training, which continues from it if there is one. A file that is damaged or another program's is
+        deleted with a warning."""
+        return TrainingCheckpoint(training, self, behave)
 
 
 class TrainingCheckpoint:
@@ -58,8 +67,9 @@ class TrainingCheckpoint:
     seconds: spent on the training, in earlier processes too.
     """
 
-    def __init__(self, training: Training, checkpoints: Checkpoints) -> None:
+    def __init__(self, training: Training, checkpoints: Checkpoints, behave: Behave) -> None:
         self.training = training
+        self.behave = cache(behave)
         self.path: Path = checkpoints.path(training.run)
         # a machine of a cluster may not share the folder
         minutes = checkpoints.minutes if Path(checkpoints.directory).is_dir() else 0
@@ -67,8 +77,11 @@ class TrainingCheckpoint:
         self.started: float = time.perf_counter()
         self.written: float = self.started
         if self.interval and (stored := training.world.broadcast(self._read())) is not None:
-            training.restore(stored["training"])
-            self.started -= stored["seconds"]
+            if why := disagreement(self.behave(), stored["behaviour"]):
+                self._delete(f"is another program's: {why}")
+            else:
+                training.restore(stored["training"])
+                self.started -= stored["seconds"]
 
     @property
     def seconds(self) -> float:
@@ -85,11 +98,11 @@ class TrainingCheckpoint:
             return
         if not training.world.broadcast(time.perf_counter() - self.written >= self.interval):
             return
-        state = training.state()
+        state, behaviour = training.state(), self.behave()
         if not training.world.rank:
-            content = io.BytesIO()
-            torch.save({"training": state, "seconds": self.seconds}, content)
-            write_atomically(self.path, hashlib.sha256(content.getbuffer()).digest() + content.getbuffer())
+            structure, tensors = packed({"training": state, "seconds": self.seconds, "behaviour": dict(behaviour)})
+            content = save(tensors, {STATE: json.dumps(structure)})
+            write_atomically(self.path, hashlib.sha256(content).digest() + content)
         self.written = time.perf_counter()
 
     def _read(self) -> dict[str, Any] | None:
@@ -97,8 +110,14 @@ class TrainingCheckpoint:
             return None
         digest, content = (stored := self.path.read_bytes())[:32], stored[32:]
         if hashlib.sha256(content).digest() != digest:
-            warnings.warn(f"posenc: {self.path} is damaged: it is deleted, and the training starts over", stacklevel=2)
-            self.path.unlink()
+            self._delete("is damaged")
             return None
-        loaded: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+        # safetensors gives a file's metadata only: the head is its length in 8 bytes, and JSON
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        loaded: dict[str, Any] = unpacked(read_json(metadata[STATE]), load(content))
         return loaded
+
+    def _delete(self, why: str) -> None:
+        if not self.training.world.rank:
+            warnings.warn(f"posenc: {self.path} {why}: it is deleted, and the training starts over", stacklevel=3)
+            self.path.unlink()

@@ -2,24 +2,26 @@
 """The main job: train every encoding on the same data, test past the training length or size, write what was measured."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from posenc.encoding import PerLayer
-from posenc.errors import InputError, first_line, listed, unknown
+from posenc.errors import InputError, located, unknown, users_line
 from posenc.lab.archive import archived
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.engines import Engine, Tick, create
-from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment, versions
+from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
-from posenc.lab.measure import measure, work
+from posenc.lab.measure import behaviour, measure, work
 from posenc.lab.parallel import AllProcesses, follow, world
 from posenc.lab.results import Ranking, RunRecord, collect
-from posenc.lab.study import Progress, Results, Study, run
+from posenc.lab.store import Stored
+from posenc.lab.study import Progress, Results, Shared, Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.lab.train import build
@@ -34,8 +36,8 @@ EXPERIMENTS: dict[str, type[Experiment]] = {"text": Settings, "vision": ImageSet
 """The kinds of comparison by name."""
 
 
-def experiment(task: str) -> type[Experiment]:
-    """The kind of comparison of a name, or of "FILE:CLASS" or "MODULE:CLASS".
+def experiment(task: str, *, may_import: bool = False) -> type[Experiment]:
+    """The kind of comparison of a name, or of "FILE:CLASS" or "MODULE:CLASS". may_import: see `posenc.spec.load_object`.
 
     Raises:
         InputError: an unknown name, or what `posenc.lab.experiment.load_experiment` refuses.
@@ -44,7 +46,7 @@ def experiment(task: str) -> type[Experiment]:
         return EXPERIMENTS[task]
     if ":" not in task:
         raise unknown("task", task, EXPERIMENTS)
-    return load_experiment(task)
+    return load_experiment(task, may_import=may_import)
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,11 @@ class Comparison:
         for encoding in (each for each in self.encodings if each not in finished):
             try:
                 _try(Run.of(encoding, 0, self.settings, corpus.digest))
-            except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                raise InputError(f"encodings={encoding}: {first_line(error)}") from None
+            except Exception as error:
+                refusal = isinstance(error, ValueError | TypeError | RuntimeError | IndexError)
+                if not refusal and users_line(error) is None:
+                    raise
+                raise InputError(f"encodings={encoding}: {located(error)}") from error
 
 
 @torch.no_grad()
@@ -118,10 +123,10 @@ def _try(run: Run) -> None:
 class Table:
     """Finished runs that new encodings are compared with. notes: by task, what a reader has to know of them."""
 
-    runs: Mapping[Run, RunRecord] = field(default_factory=dict)
+    runs: Mapping[Run, Stored[RunRecord]] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, task: str) -> dict[Run, RunRecord]:
+    def of(self, task: str) -> dict[Run, Stored[RunRecord]]:
         """The runs of a task."""
         return {run: record for run, record in self.runs.items() if run.settings.name == task}
 
@@ -143,10 +148,24 @@ class ComparisonStudy(Study[Run, RunRecord]):
     def remote(self) -> "ComparisonStudy":
         return ComparisonStudy(self.comparison, self.corpus, self.checkpoints)  # without the table
 
-    def known(self) -> Mapping[Run, RunRecord]:
+    def known(self) -> Mapping[Run, Stored[RunRecord]]:
         return self.table.of(self.comparison.settings.name)
 
-    def archived(self, directory: str | Path) -> Mapping[str, RunRecord]:
+    def repeated(self, known: Collection[Run]) -> Sequence[Run]:
+        """One run of the table: that of the baseline, which every encoding is compared with."""
+        return [run for run in known if run.encoding == "none" and run.seed == 0]
+
+    def compared(self, cell: Run, known: RunRecord, measured: RunRecord) -> str:
+        s, pairs = self.comparison.settings, []
+        for condition in dict.fromkeys((s.trained_at, s.conditions[-1])):
+            there, here = (fmean(_scores(record, s, condition)) for record in (known, measured))
+            pairs.append(f"{s.criterion.value(here)}, not {s.criterion.value(there)}, at {s.spelled(condition)}")
+        return (
+            f"{s.name}: {cell.encoding}, seed {cell.seed}, of the table was trained here, too, and scores {' and '.join(pairs)}: "
+            "so far apart may another machine's numbers be."
+        )
+
+    def archived(self, directory: str | Path) -> Mapping[str, Stored[RunRecord]]:
         return archived(directory, self.wanted)
 
     @property
@@ -175,6 +194,13 @@ class ComparisonStudy(Study[Run, RunRecord]):
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()
 
+    def behaviour(self, cell: Run) -> Mapping[str, float]:
+        with flushed_denormals():
+            return behaviour(cell, self.corpus)
+
+    def kind(self, cell: Run) -> Run:
+        return replace(cell, seed=0)
+
     def work(self, job: Sequence[Run]) -> float:
         return sum(map(work, job))
 
@@ -187,9 +213,6 @@ class ComparisonStudy(Study[Run, RunRecord]):
 
     def stored(self, cell: Run, measured: RunRecord) -> None:
         self.checkpoints.remove(cell)
-
-    def stranger(self, measured: RunRecord) -> str:
-        return stranger(measured, [self.comparison])
 
     def presentable(self, done: Mapping[Run, RunRecord]) -> list[Run]:
         seeds = self.comparison.seeds_in(done)
@@ -261,7 +284,7 @@ def compare(
         here.require_equal("data", corpus.digest)
         engine = AllProcesses()
     if here.rank:
-        return follow(study)
+        return follow(Shared(study))
     pages = {"report.html": render} if render is not None else {}
     engine = engine or create("local", workers=workers)
     results = run(
@@ -273,17 +296,10 @@ def compare(
     return results
 
 
-def stranger(record: RunRecord, comparisons: Sequence[Comparison]) -> str:
-    """Why a run in another folder is of none of some comparisons."""
-    run, here = record.run, versions()
-    there = {name: run.get(name, "an earlier version") for name in here}
-    what = f"is of {run['encoding']}, seed {run['seed']}"
-    if there != here:
-        one, other = (listed([f"{name} {version}" for name, version in each.items()]) for each in (there, here))
-        return f"{what}, by {one}; here is {other}"
-    if run.get("task") not in [each.settings.name for each in comparisons]:
-        return f"{what}, of task {run.get('task')}, which is not compared here"
-    return f"{what}, with other settings, data, seeds or encodings than here"
+def _scores(record: RunRecord, settings: Experiment, condition: int) -> list[float]:
+    """What the model as trained scores under a condition, by example."""
+    trained, key = next(variant for variant in record.arms if variant.trained), settings.criterion.key
+    return trained.extra.get(key, trained.paired)[str(condition)]
 
 
 def names(texts: Sequence[str]) -> tuple[str, ...]:

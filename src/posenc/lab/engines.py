@@ -8,9 +8,8 @@ import platform
 import queue
 import signal
 import socket
-import tempfile
+import threading
 import time
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,11 +18,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
-from torch import multiprocessing
+import torch.multiprocessing  # tensors in shared memory, between processes
 
 import posenc
 from posenc.errors import InputError, unknown
-from posenc.lab.machine import cores, die_with_parent, keep_freed_memory
+from posenc.lab.machine import cores, keep_freed_memory
+from posenc.lab.processes import SPAWN, die_with_parent, shielded
+from posenc.scratch import scratch
+from posenc.stopping import INTERRUPT
 
 __all__ = ["ENGINES", "Engine", "InProcess", "ProcessPool", "Ray", "Tick", "Work", "create"]
 
@@ -120,14 +122,14 @@ class ProcessPool:
         """See `Engine`. The death of a worker ends the run."""
         if not work.jobs:
             return
-        context = multiprocessing.get_context("spawn")
-        reports = context.Queue()
-        with tempfile.TemporaryDirectory(prefix="posenc-") as folder:
-            shared = f"{folder}/shared.pt"
+        reports = SPAWN.Queue()
+        with scratch() as folder:
+            shared = str(folder / "shared.pt")
             torch.save(work.shared, shared)  # which workers map into their memory
-            pool = ProcessPoolExecutor(min(self.workers, len(work.jobs)), context, _start, (shared, reports))
+            pool = ProcessPoolExecutor(min(self.workers, len(work.jobs)), SPAWN, _start, (shared, reports))
             try:
-                pending = {pool.submit(_perform, work.function, i, job): job for i, job in enumerate(work.jobs)}
+                with shielded():  # the first call starts all processes
+                    pending = {pool.submit(_perform, work.function, i, job): job for i, job in enumerate(work.jobs)}
                 while pending:
                     finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                     with contextlib.suppress(queue.Empty):
@@ -154,7 +156,7 @@ def _start(shared: str, reports: Any) -> None:
     """In a new worker."""
     global _worker
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is `shielded`
     torch.set_num_threads(1)
     keep_freed_memory()
     _worker = torch.load(shared, mmap=True, weights_only=False), reports
@@ -279,7 +281,10 @@ class Ray:
             if self.address not in ("local", "auto"):
                 host, _, port = str(self.address).rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+            terminate = signal.getsignal(signal.SIGTERM)
             ray.init(**options)
+            if terminate is INTERRUPT and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, terminate)  # Ray's own ends the process without a report
         except (OSError, RuntimeError, ValueError) as error:
             ray.shutdown()
             raise InputError(
@@ -368,11 +373,3 @@ def create(name: str, **options: Any) -> Engine:
 def _check_workers(workers: int | None) -> None:
     if workers is not None and workers < 1:
         raise InputError(f"workers={workers}: must be at least 1")
-
-
-def __getattr__(name: str) -> Any:
-    former = {"Here": "InProcess", "Processes": "ProcessPool"}
-    if name not in former:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} is deprecated: use {former[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[former[name]]

@@ -5,14 +5,12 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from inspect import isabstract
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
-import posenc
 from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.encodings.patterns import read
@@ -139,7 +137,7 @@ class Experiment(ABC):
     encoding's tables, which see less signal than the rest; what an encoding reads tokens by has adamw_learning_rate.
 
     LEAST, MOST: limits of settings, by name. tokens_by, conditions_by: the settings that decide how long an example is in
-    training, and in the test.
+    training, and in the test. examples_by: the setting that is the number of held-out examples, if there is one.
     """
 
     name: ClassVar[str]
@@ -149,6 +147,7 @@ class Experiment(ABC):
     criterion: ClassVar[Criterion]
     tokens_by: ClassVar[str]
     conditions_by: ClassVar[str]
+    examples_by: ClassVar[str] = ""
     LEAST: ClassVar[dict[str, int]] = {"steps": 1, "batch_size": 1, "dim": 2, "num_layers": 1, "num_heads": 1}
     MOST: ClassVar[dict[str, int]] = {
         "steps": 10**8, "batch_size": 2**20, "dim": 2**16, "num_layers": 1000, "num_heads": 4096, "head_dim": 2**14,
@@ -340,19 +339,18 @@ class Experiment(ABC):
 
 def _clamped(term: Spec) -> Spec:
     """An encoding with beyond=clamp, if it has that option and the text leaves it open."""
-    if "beyond" in dict(term.options) or "beyond" not in lookup(term.name).arguments():
+    if "beyond" in dict(term.options) or "beyond" not in lookup(term.name, may_import=True).arguments():
         return term
     return replace(term, options=(*term.options, ("beyond", "clamp")))
 
 
-@cache  # the same class each time, so that equal settings are equal
-def load_experiment(target: str) -> type[Experiment]:
-    """The experiment of "FILE:CLASS" or "MODULE:CLASS", whose name this text then is.
+def load_experiment(target: str, *, may_import: bool) -> type[Experiment]:
+    """The experiment of "FILE:CLASS" or "MODULE:CLASS", whose name this text then is. may_import: see `load_object`.
 
     Raises:
         InputError: what `load_object` refuses, or no complete subclass of `Experiment`.
     """
-    cls = load_object(target)
+    cls = load_object(target, may_import=may_import)
     if not (isinstance(cls, type) and issubclass(cls, Experiment)):
         raise InputError(
             f"task={target}: is no subclass of posenc.lab.experiment.Experiment; docs/synthetic-lab.md has an example"
@@ -365,12 +363,8 @@ def load_experiment(target: str) -> type[Experiment]:
 
 
 def _unpickled(target: str, settings: Mapping[str, Any]) -> Experiment:
-    return load_experiment(target)().changed(**settings)
-
-
-def versions() -> dict[str, str]:
-    """Of the libraries that numbers depend on."""
-    return {"posenc": posenc.__version__, "torch": str(torch.__version__)}
+    """In another process of the same run, to which this one sent it."""
+    return load_experiment(target, may_import=True)().changed(**settings)
 
 
 def _digest(encoding: str, task: str) -> str:
@@ -405,7 +399,9 @@ class OverLengths(Experiment):
         return torch.zeros(1, self.tokens_at(condition), dtype=torch.long)
 
     def make_model(self, encoding: Encoding) -> Transformer:
-        config = TransformerConfig(self.rows, self.dim, self.num_layers, self.num_heads, head_dim=self.head_dim)
+        config = TransformerConfig(
+            self.rows, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads, head_dim=self.head_dim
+        )
         return Transformer(config, encoding)
 
 
@@ -444,9 +440,9 @@ class Run:
         return cls(encoding, seed, settings, data, _digest(encoding, settings.name), execution or Execution())
 
     def facts(self) -> dict[str, Any]:
-        """All that its numbers depend on, on one machine: its content and the versions of the libraries."""
+        """Its settings and data, as JSON's types."""
         facts = {"encoding": self.encoding, "seed": self.seed, "data": self.data, "task": self.settings.name}
-        facts |= {"settings": self.settings.to_dict(), **self.execution.facts(), **versions()}
+        facts |= {"settings": self.settings.to_dict(), **self.execution.facts()}
         return facts | ({"code": self.code} if self.code else {})
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from posenc.errors import InputError
+from posenc.scratch import replacing, sweep
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -17,16 +18,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         OSError: the old content is still there.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as made, made.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def digest_of(files: Iterable[Path]) -> str:
@@ -38,7 +33,7 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 class Folder:
-    """A folder to write results into, created if it is missing.
+    """A folder to write results into, created if it is missing. What a killed process has left half-written is removed.
 
     Raises:
         InputError: it cannot be created or written.
@@ -55,6 +50,7 @@ class Folder:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"directory={str(directory)!r}: {why}; give a folder that can be written") from None
+        sweep(self.directory)
 
     def write(self, name: str, content: str | bytes) -> Path:
         """Write a file, see `write_atomically`."""

@@ -2,7 +2,7 @@
 """Comparisons of the same encodings on several tasks, as one study: all cells in one folder, one table of all tasks."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -13,16 +13,16 @@ import torch
 
 import posenc
 from posenc.errors import InputError, listed
-from posenc.lab.archive import Part, archived, difference, in_words, read, write
+from posenc.lab.archive import Part, archived, behaviours, in_words, read, write
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment, stranger
+from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, Tick, create
-from posenc.lab.experiment import Dataset, Experiment, Run, versions
+from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe
 from posenc.lab.parallel import world
 from posenc.lab.results import RunRecord
-from posenc.lab.store import Store
-from posenc.lab.study import Progress, Results, Study, run
+from posenc.lab.store import Store, Stored
+from posenc.lab.study import Progress, Results, Study, difference, run
 
 __all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 
@@ -74,8 +74,11 @@ class Leaderboard(Study[Run, RunRecord]):
     def stored(self, cell: Run, measured: RunRecord) -> None:
         self._of(cell).stored(cell, measured)
 
-    def stranger(self, measured: RunRecord) -> str:
-        return stranger(measured, [study.comparison for study in self.studies.values()])
+    def behaviour(self, cell: Run) -> Mapping[str, float]:
+        return self._of(cell).behaviour(cell)
+
+    def kind(self, cell: Run) -> Run:
+        return self._of(cell).kind(cell)
 
     def presentable(self, done: Mapping[Run, RunRecord]) -> list[Run]:
         parts = {name: study.presentable(self._part(name, done)) for name, study in self.studies.items()}
@@ -113,10 +116,16 @@ class Leaderboard(Study[Run, RunRecord]):
     def remote(self) -> "Leaderboard":
         return Leaderboard([study.remote() for study in self.studies.values()])
 
-    def known(self) -> Mapping[Run, RunRecord]:
-        return {run: record for study in self.studies.values() for run, record in study.known().items()}
+    def known(self) -> Mapping[Run, Stored[RunRecord]]:
+        return {run: stored for study in self.studies.values() for run, stored in study.known().items()}
 
-    def archived(self, directory: str | Path) -> Mapping[str, RunRecord]:
+    def repeated(self, known: Collection[Run]) -> Sequence[Run]:
+        return [run for study in self.studies.values() for run in study.repeated(study.known().keys() & known)]
+
+    def compared(self, cell: Run, known: RunRecord, measured: RunRecord) -> str:
+        return self._of(cell).compared(cell, known, measured)
+
+    def archived(self, directory: str | Path) -> Mapping[str, Stored[RunRecord]]:
         return archived(
             directory, set[tuple[str, str, int]]().union(*(study.wanted for study in self.studies.values()))
         )
@@ -187,7 +196,7 @@ def archive(comparisons: Sequence[tuple[Comparison, Dataset]], directory: str | 
     """
     store = Store(directory)
     runs = [run for comparison, corpus in comparisons for run in comparison.runs(corpus)]
-    done = {run: record for run in runs if (record := store.load(run.id, RunRecord)) is not None}
+    done = {run: stored for run in runs if (stored := store.load(run.id, RunRecord)) is not None}
     if not done:
         raise InputError(f"directory={str(directory)!r}: has no finished run of these comparisons")
     machine = {name: value for name, value in describe(torch.device("cpu")).items() if name != "load"}
@@ -218,8 +227,9 @@ def against(
     most = min(map(partial(_seeds_of, names), parts.values()))
     if seeds is not None and not 1 <= seeds <= most:
         raise InputError(f"seeds={seeds}: the table has {most}; ask for at most so many")
+    computed = behaviours([part for of_task in parts.values() for part in of_task])
     comparisons: list[tuple[Comparison, Dataset]] = []
-    runs: dict[Run, RunRecord] = {}
+    runs: dict[Run, Stored[RunRecord]] = {}
     notes: dict[str, str] = {}
     for task, of_task in parts.items():
         first = of_task[0]
@@ -232,20 +242,18 @@ def against(
             warnings.warn(f"posenc: {task} is left out: {why}", stacklevel=2)
             continue
         for part in used:
-            if (part.settings, part.data, part.versions) != (first.settings, first.data, first.versions):
-                raise InputError(
-                    f"against={str(directory)!r}: {part.name} was made {difference(part, first)}, as the others were"
+            if (part.settings, part.data) != (first.settings, first.data):
+                changed = difference(part.conditions | {"seed": first.seed}, [first.conditions])
+                raise InputError(f"against={str(directory)!r}: {part.name} has {changed}, as the others have")
+            for name in names:
+                stored = Stored(
+                    part.runs[name], part.facts(name), computed[task, name, part.seed], in_words(part.versions)
                 )
-            runs |= {Run.of(name, part.seed, settings, corpus.digest): part.runs[name] for name in names}
+                runs[Run.of(name, part.seed, settings, corpus.digest)] = stored
         cpus = dict.fromkeys(machine["cpu"] for part in used for machine in part.machines)
         where = f"{listed([*cpus])} by {in_words(first.versions)}"
         notes[task] = f"The other encodings are those of a table of finished runs, trained on {where}."
         comparisons.append((Comparison((*encodings, *names), len(used), settings), corpus))
-        if first.versions != versions():
-            warnings.warn(
-                f"posenc: {task}: the table is by {in_words(first.versions)}, here is {in_words(versions())}",
-                stacklevel=2,
-            )
     if not comparisons:
         raise InputError(f"against={str(directory)!r}: no task has the same data here")
     return comparisons, Table(runs, notes)

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import platform
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,13 +130,6 @@ def keep_freed_memory(most: int = 2**28, piece: int = 2**25) -> None:
         library.mallopt(mmap_threshold, piece)
         library.mallopt(trim_threshold, most)
         library.mallopt(top_pad, 2**26)
-
-
-def die_with_parent() -> None:
-    """Have the system end this process when the one that started it is gone."""
-    set_parent_death_signal = 1  # of Linux's prctl.h
-    with _c_library() as library:
-        library.prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 @contextmanager

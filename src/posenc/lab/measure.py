@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """One cell of a comparison: a model trained and tested in this process."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
+from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.experiment import Dataset, Run, versions
+from posenc.lab.experiment import Dataset, Run
 from posenc.lab.parallel import executing
-from posenc.lab.results import RunRecord, VariantScores
+from posenc.lab.results import CURVE_POINTS, RunRecord, VariantScores
 from posenc.lab.train import Training, activation_bytes, diverged
 
+FEW_EXAMPLES = 2
+"""Held-out examples that `behaviour` tests."""
+MOST_FIRST = 8
+"""Steps from the first on that it takes."""
+HALF_TOLERANCE = 0.02
+"""Of a behaviour in bfloat16 or on a GPU, see `posenc.lab.study.TOLERANCE`."""
 TRAIN_COST = 3
 """A trained token costs about as much as this many tested ones."""
 
@@ -42,7 +51,7 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
     s = run.settings
     per_step = TRAIN_COST * s.batch_size * s.tokens
     training = Training(run, corpus.train)
-    checkpoint = checkpoints.of(training)
+    checkpoint = checkpoints.of(training, lambda: behaviour(run, corpus))
     on_progress(per_step * len(training.losses))
     while not training.finished:
         training.advance()
@@ -62,7 +71,7 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
         paired = _by_condition(scores.paired)
         scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))
     return RunRecord(
-        run={"id": run.id, "encoding": run.encoding, "seed": run.seed, "task": s.name, **versions()},
+        run={"id": run.id, "encoding": run.encoding, "seed": run.seed, "task": s.name},
         arms=scored,
         losses=[round(loss, 5) for loss in losses],
         parameters=sum(p.numel() for p in model.parameters()),
@@ -71,6 +80,46 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
         tokens_per_second=round(s.steps * s.batch_size * s.tokens / seconds, 1),
         memory_bytes=activation_bytes(model, corpus.train, s),
     )
+
+
+def behaviour(run: Run, corpus: Dataset) -> dict[str, float]:
+    """What this program computes in a few steps of a run, by which it is told from another program: the losses of the first
+    steps, of one amid the schedule and of the last, each at its learning rate, and then the mean loss of two held-out
+    examples of every variant under every condition. Under another encoding, optimiser, schedule, task or test these are others.
+
+    Of the first steps these are the running means, `first_steps`, which an archive has, too.
+    """
+    s = run.settings
+    first = min(s.steps, first_steps(s.steps))
+    steps = sorted({*range(first), s.steps // 2, s.steps - 1})
+    numbers: dict[str, float] = {"tolerance": HALF_TOLERANCE} if run.execution.facts() else {}
+    with executing(replace(run.execution, compiled=False)):  # compiling takes longer than these steps
+        training = Training(run, corpus.train)
+        try:
+            for step in steps:
+                training.losses += [0.0] * (step - len(training.losses))
+                training.advance()
+                numbers[f"loss of step {step + 1}"] = training.losses[-1]
+        except InputError:  # it diverges, and so does this program
+            return numbers
+        numbers |= {mean_loss(n): sum(training.losses[:n]) / n for n in range(2, first + 1)}
+        few = s.changed(**{s.examples_by: FEW_EXAMPLES}) if s.examples_by else s
+        for variant in few.variants(run.encoding, training.model.eval().encoding):
+            with training.drawing():
+                scores = few.evaluate(training.model, variant, corpus.test)
+            for condition, losses in scores.paired.items():
+                numbers[f"loss of {variant.name} at {few.spelled(condition)}"] = losses.mean().item()
+    return {name: round(value, 6) for name, value in numbers.items() if math.isfinite(value)}
+
+
+def first_steps(steps: int) -> int:
+    """How many first steps `behaviour` takes: as many as the first point of an archived curve stands for."""
+    return min(max(2, -(-steps // CURVE_POINTS)), MOST_FIRST)
+
+
+def mean_loss(steps: int) -> str:
+    """The name of the mean loss of the first steps in a behaviour."""
+    return f"mean loss of the first {steps} steps"
 
 
 def _by_condition(values: Mapping[int, torch.Tensor]) -> dict[str, list[float]]:

@@ -6,7 +6,6 @@ accelerate starts the processes' communication and torch's DDP or FSDP2 divides 
 """
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from posenc.distributed import gather, shard
 from posenc.encoding import Encoding
-from posenc.errors import InputError, first_line
+from posenc.errors import InputError
 from posenc.lab.engines import InProcess, Job, Result, Results, Shared, Ticks, Work
 from posenc.lab.experiment import Batch, Execution, Run
 from posenc.lab.machine import check_present, flushed_denormals
@@ -215,7 +214,7 @@ def launched() -> bool:
 @contextmanager
 def together(parallel: str | None = None, sequence_shards: int = 1) -> Iterator[World]:
     """Inside, all processes of a launcher call `posenc.lab.compare.compare` alike, and train each model together. Without a
-    launcher nothing changes. A process that fails prints its error, and the launcher ends the others.
+    launcher nothing changes. Where one fails, the launcher ends the others.
 
     Args:
         parallel: "ddp" or "fsdp"; None: as the accelerate config, or "ddp".
@@ -241,10 +240,6 @@ def together(parallel: str | None = None, sequence_shards: int = 1) -> Iterator[
     try:
         with flushed_denormals():  # as worker processes of one machine do
             yield here
-    except Exception as error:
-        if here.rank:  # the command line prints those of rank 0 only
-            print(f"posenc: error on rank {here.rank}: {first_line(error)}", file=sys.__stderr__, flush=True)
-        raise
     finally:
         _current.reset(token)
     if not joined:  # nor after an error: the others may wait in the group until the launcher ends them
@@ -289,9 +284,10 @@ class AllProcesses(InProcess):
 def follow(shared: Any) -> Any:
     """On the ranks above 0: compute a share of every job of `AllProcesses`, and return what rank 0 broadcasts at the end.
 
-    shared: what jobs share, such as a study.
+    shared: what jobs share, such as a `posenc.lab.study.Shared`.
     """
-    function, jobs = world().broadcast()
-    for job in jobs:
-        function(shared, job, lambda size, what="": None)  # rank 0 reports the work of all
-    return world().broadcast()
+    while isinstance(received := world().broadcast(), tuple):
+        function, jobs = received
+        for job in jobs:
+            function(shared, job, lambda size, what="": None)  # rank 0 reports the work of all
+    return received

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a study: every file is written completely or not at all, and by one run at a time.
 
-DIR/cells/<id>.json     what one cell measured; a cell whose file is there is not measured again
+DIR/cells/<id>.json     what one cell measured, and of what: see `Stored`
 DIR/results.json        every number of the report
 DIR/report.html         the report
 """
@@ -13,16 +13,29 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from posenc.errors import InputError
 from posenc.lab.files import Folder
+from posenc.scratch import sweep
 
 T = TypeVar("T")
 LOCK, OWNER = ".lock", ".running"
+
+
+@dataclass(frozen=True)
+class Stored(Generic[T]):
+    """A measurement, and of what it is one. facts: settings and data, whose hash names the file. behaviour: what the program
+    computed that measured it, see `posenc.lab.study.Study.behaviour`. program: its version and that of torch, in words."""
+
+    record: T
+    facts: dict[str, Any] = field(default_factory=dict)
+    behaviour: dict[str, float] = field(default_factory=dict)
+    program: str = ""
 
 
 class Store(Folder):
@@ -33,28 +46,28 @@ class Store(Folder):
         self.damaged: list[dict[str, str]] = []
         """Files that could not be read: what each was, where it is now, and why."""
 
-    def save(self, cell: str, record: object) -> None:
-        """Store what a cell measured: a dataclass; with a checksum.
+    def save(self, cell: str, stored: Stored[Any]) -> None:
+        """Store what a cell measured, whose record is a dataclass; with a checksum.
 
         Raises:
-            InputError: a number in it is not finite, which JSON cannot hold.
+            InputError: a number in the record is not finite, which JSON cannot hold.
         """
         import msgspec
 
-        plain = msgspec.to_builtins(record, str_keys=True)
+        plain = msgspec.to_builtins(stored.record, str_keys=True)
         try:
             json.dumps(plain, allow_nan=False)
         except ValueError:
-            name, value = next(_not_finite(plain, type(record).__name__))
+            name, value = next(_not_finite(plain, type(stored.record).__name__))
             raise InputError(f"{name}={value}: is not a finite number; store None there, or refuse the cell") from None
-        self.write(f"cells/{cell}.json", _sealed(record))
+        self.write(f"cells/{cell}.json", _sealed(stored))
 
-    def load(self, cell: str, kind: type[T]) -> T | None:
+    def load(self, cell: str, kind: type[T]) -> Stored[T] | None:
         """What a cell measured; None where it has not been measured, or where the file is damaged or does not fit the class:
         that is renamed, with a warning, and the cell is measured again."""
         import msgspec
 
-        path = self.directory / "cells" / f"{cell}.json"
+        path = self._path(cell)
         try:
             return _read(path, kind)
         except FileNotFoundError:
@@ -65,17 +78,30 @@ class Store(Folder):
             self._set_aside(path, "damaged", "is damaged", error)
         return None
 
+    def others(self, planned: Collection[str]) -> Iterator[Stored[Any]]:
+        """The cells in the folder that are not among the planned ones; damaged files are passed over."""
+        import msgspec
+
+        for path in sorted((self.directory / "cells").glob("*.json")):
+            if path.stem not in planned:
+                with contextlib.suppress(OSError, msgspec.DecodeError):
+                    yield _read(path, dict)
+
+    def set_aside(self, cell: str, why: str) -> None:
+        """Rename the file of a cell that is to be measured again."""
+        self._rename(self._path(cell), "outdated", why)
+
     def merge(
         self,
         directories: Sequence[str | Path],
         kind: type[T],
-        check: Callable[[str, T], object],
-        archived: Callable[[str | Path], Mapping[str, T]] = lambda directory: {},
+        check: Callable[[str, Stored[T]], object],
+        archived: Callable[[str | Path], Mapping[str, Stored[T]]] = lambda directory: {},
     ) -> int:
         """Copy the cells of other folders, which stay as they are, into this one: how many are new here.
 
-        kind: of the records. check: is called with the name and the record of each, and raises InputError for one that does not
-        belong here; then nothing is copied. archived: the records in a folder of another form, by name.
+        kind: of the records. check: is called with the name and the content of each, and raises InputError for one that does not
+        belong here; then nothing is copied. archived: the cells in a folder of another form, by name.
 
         Raises:
             InputError: a folder without cells, a damaged cell, or what `check` refuses.
@@ -85,14 +111,14 @@ class Store(Folder):
         new: dict[str, bytes] = {}
         for directory in directories:
             paths = sorted((Path(directory) / "cells").glob("*.json"))
-            records = archived(directory)
-            for name, record in records.items():
+            cells = archived(directory)
+            for name, stored in cells.items():
                 try:
-                    check(name, record)
+                    check(name, stored)
                 except InputError as error:
                     raise InputError(f"merge={str(directory)!r}: {error}; nothing was merged") from None
-                new[f"{name}.json"] = _sealed(record)
-            if not paths and not records:
+                new[f"{name}.json"] = _sealed(stored)
+            if not paths and not cells:
                 raise InputError(f"merge={str(directory)!r}: has no cells; name the folder of a run, its --out")
             for path in paths:
                 try:
@@ -105,14 +131,19 @@ class Store(Folder):
             self.write(f"cells/{name}", content)
         return len(new)
 
-    def _set_aside(self, path: Path, suffix: str, what: str, error: Exception) -> None:
+    def _path(self, cell: str) -> Path:
+        return self.directory / "cells" / f"{cell}.json"
+
+    def _rename(self, path: Path, suffix: str, why: str) -> str:
         aside = path.with_name(f"{path.name}.{suffix}")
         os.replace(path, aside)
         file, renamed = (str(each.relative_to(self.directory)) for each in (path, aside))
-        self.damaged.append({"file": file, "kept_as": renamed, "why": str(error)})
-        warnings.warn(
-            f"posenc: {path} {what} ({error}): it is renamed to {aside.name} and measured again", stacklevel=3
-        )
+        self.damaged.append({"file": file, "kept_as": renamed, "why": why})
+        return aside.name
+
+    def _set_aside(self, path: Path, suffix: str, what: str, error: Exception) -> None:
+        renamed = self._rename(path, suffix, str(error))
+        warnings.warn(f"posenc: {path} {what} ({error}): it is renamed to {renamed} and measured again", stacklevel=3)
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
@@ -125,15 +156,19 @@ class Store(Folder):
 
         owner = self.directory / OWNER
         try:
-            with FileLock(self.directory / LOCK, blocking=False):
+            with FileLock(self.directory / LOCK).acquire(blocking=False):
                 since = datetime.now(UTC).isoformat(timespec="seconds")
                 run = f"{command[:1000]} (process {os.getpid()} on {platform.node()}, since {since})"
-                self.write(OWNER, run)
+                for folder in (self.directory, self.directory / "cells", self.directory / "checkpoints", None):
+                    sweep(folder)
                 try:
+                    self.write(OWNER, run)
                     yield
                 finally:
                     owner.unlink(missing_ok=True)
-                    (self.directory / LOCK).unlink(missing_ok=True)
+                    if os.listdir(self.directory) == [LOCK]:  # a run that was refused leaves nothing
+                        with contextlib.suppress(OSError):  # Windows
+                            (self.directory / LOCK).unlink()
         except Timeout:
             run = owner.read_text() if owner.exists() else "another run"
             raise InputError(
@@ -141,22 +176,24 @@ class Store(Folder):
             ) from None
 
 
-def _read(path: Path, kind: type[T]) -> T:
-    """The record in a cell's file. Raises FileNotFoundError, and msgspec.DecodeError for another content."""
+def _read(path: Path, kind: type[T]) -> Stored[T]:
+    """The content of a cell's file. Raises FileNotFoundError, and msgspec.DecodeError for another content."""
     import msgspec
 
     sealed = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-    if sealed.keys() != {"sha256", "record"} or bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["record"]):
+    if sealed.keys() != {"sha256", "cell"}:
+        raise msgspec.DecodeError("is of an earlier version of posenc, or no cell")
+    if bytes(sealed["sha256"]) != b'"%s"' % _digest(sealed["cell"]):
         raise msgspec.DecodeError("its checksum is wrong")
-    return msgspec.json.decode(sealed["record"], type=kind)
+    return msgspec.json.decode(sealed["cell"], type=Stored[kind])  # type: ignore[valid-type]
 
 
-def _sealed(record: object) -> bytes:
-    """The file of a record."""
+def _sealed(stored: Stored[Any]) -> bytes:
+    """The file of a cell."""
     import msgspec
 
-    content = msgspec.json.encode(record)
-    return b'{"sha256":"%s","record":%s}' % (_digest(content), content)
+    content = msgspec.json.encode(stored)
+    return b'{"sha256":"%s","cell":%s}' % (_digest(content), content)
 
 
 def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:

@@ -9,19 +9,23 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Generic, TypeVar
 
-import posenc
-from posenc.errors import InputError
-from posenc.lab.engines import Engine, InProcess, Tick, Work
-from posenc.lab.store import Store
+import torch
 
-__all__ = ["Interrupted", "Pace", "Progress", "Results", "Study", "run"]
+import posenc
+from posenc.errors import InputError, listed
+from posenc.lab.engines import Engine, InProcess, Tick, Work
+from posenc.lab.store import Store, Stored
+from posenc.scratch import scratch
+
+__all__ = ["Interrupted", "Pace", "Progress", "Results", "Stored", "Study", "run"]
 
 C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
@@ -35,6 +39,10 @@ RESERVED = frozenset(
 )
 """Keys of results.json that `run` sets."""
 
+TOLERANCE = 3e-5
+"""How much two numbers of a behaviour may differ, as a share of the larger one or of 1, and be of one program. benchmarks/behaviour.py
+measures how far apart processors are, and programs."""
+
 
 class Interrupted(Exception):
     """Stopped from the keyboard before a single cell had finished."""
@@ -43,8 +51,8 @@ class Interrupted(Exception):
 class Study(ABC, Generic[C, M]):
     """What is measured, cell by cell.
 
-    A cell is frozen data that describes what is measured; equal cells give equal numbers. A job is one cell, or several that are
-    measured in one go.
+    A cell is frozen data that describes what is measured; equal cells give equal numbers, if the program is the same. A job is
+    one cell, or several that are measured in one go.
     """
 
     name: ClassVar[str]
@@ -58,7 +66,7 @@ class Study(ABC, Generic[C, M]):
 
     @abstractmethod
     def facts(self, cell: C) -> Mapping[str, Any]:
-        """All that the numbers of a cell depend on, as JSON's types: the hash of it names the cell's file."""
+        """The settings and data that the numbers of a cell depend on, as JSON's types: the hash of them names the cell's file."""
 
     @abstractmethod
     def measure(self, job: Sequence[C], tick: Tick) -> dict[C, M]:
@@ -74,6 +82,16 @@ class Study(ABC, Generic[C, M]):
         """What a cell measures: a dataclass of plain numbers, texts, lists and dicts."""
 
     # ---------------------------------------------------------------- with defaults
+
+    def behaviour(self, cell: C) -> Mapping[str, float]:
+        """What the program that measures a cell computes in a small fixed case, by name: a stored cell whose numbers differ by
+        more than rounding is of another program, and is measured again. Computed where the cell is measured, in a fraction of a
+        second. By default nothing is compared."""
+        return {}
+
+    def kind(self, cell: C) -> C:
+        """The cell whose behaviour is that of this one, too: it is computed once for all of a kind."""
+        return cell
 
     def check(self) -> None:
         """Refuse, before anything is measured, what could not be measured to its end.
@@ -109,17 +127,21 @@ class Study(ABC, Generic[C, M]):
     def stored(self, cell: C, measured: M) -> None:
         """A cell is in the store, from before or just now."""
 
-    def known(self) -> Mapping[C, M]:
+    def known(self) -> Mapping[C, Stored[M]]:
         """Cells that were measured elsewhere: they are reported, and neither measured nor stored here."""
         return {}
 
-    def archived(self, directory: str | Path) -> Mapping[str, M]:
+    def repeated(self, known: Collection[C]) -> Sequence[C]:
+        """Those of the known cells that are measured here as well, to see by how much this machine differs."""
+        return ()
+
+    def compared(self, cell: C, known: M, measured: M) -> str:
+        """By how much it differs there, in a sentence."""
+        raise NotImplementedError
+
+    def archived(self, directory: str | Path) -> Mapping[str, Stored[M]]:
         """Cells in a folder of another form than that of a study, by the hash of their facts."""
         return {}
-
-    def stranger(self, measured: M) -> str:
-        """Why a record in another folder is of none of the cells, in words."""
-        return "is of none of the cells"
 
     def presentable(self, done: Mapping[C, M]) -> Sequence[C]:
         """The cells of a first report, while others are still being measured; by default there is none."""
@@ -131,8 +153,68 @@ class Study(ABC, Generic[C, M]):
 
 
 def identity(facts: Mapping[str, Any]) -> str:
-    """A hash of what numbers depend on."""
+    """A hash of settings and data."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that measure here."""
+    return {"posenc": posenc.__version__, "torch": str(torch.__version__)}
+
+
+def program() -> str:
+    """The same in words."""
+    return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+LONGEST_VALUE = 40
+"""Characters of a setting that a difference spells out."""
+
+
+def disagreement(here: Mapping[str, float], there: Mapping[str, float]) -> str:
+    """Where two behaviours differ by more than rounding, in words; "" if they are of one program. Numbers that only one of them
+    has are not compared. Their "tolerance" takes the place of `TOLERANCE`."""
+    tolerance = max(each.get("tolerance", TOLERANCE) for each in (here, there))
+    here = {name: value for name, value in here.items() if name != "tolerance"}
+    apart = {name: _apart(here[name], there[name]) for name in here if name in there}
+    if not apart:
+        return "no number of its behaviour is known" if here or there else ""
+    worst = max(apart, key=lambda name: apart[name])
+    if apart[worst] <= tolerance:
+        return ""
+    return f"{worst} is {here[worst]:.4g} here and {there[worst]:.4g} there"
+
+
+def _apart(a: float, b: float) -> float:
+    return abs(a - b) / max(1.0, abs(a), abs(b))
+
+
+def difference(facts: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> str:
+    """In which settings and data a cell differs from the one of others that is most like it, in words."""
+    cell = _flat(_plain(facts))
+
+    def changed(other: dict[str, Any]) -> list[str]:
+        return [name for name in {**cell, **other} if cell.get(name) != other.get(name)]
+
+    nearest = min((_flat(_plain(other)) for other in others), key=lambda other: len(changed(other)))
+    pairs = [(name, str(cell.get(name)), str(nearest.get(name))) for name in changed(nearest)]
+    return listed(
+        [f"{name}={a}, not {b}" if max(len(a), len(b)) <= LONGEST_VALUE else f"other {name}" for name, a, b in pairs]
+    )
+
+
+def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts as a file has them, without tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    return plain
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts without nesting, by the last key."""
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 class Progress:
@@ -201,11 +283,12 @@ def run(
 ) -> dict[str, Any]:
     """Measure the cells that the folder does not have yet, and write results.json; returns its content.
 
-    directory: cells that are there are not measured again, and every new one is stored at once; None: nothing is written.
+    A stored cell is used if its settings and data are those of a cell here, and its behaviour is that of this program, see
+    `Study.behaviour`; else it is measured again. directory: every new cell is stored at once; None: nothing is written.
     engine: where jobs are computed; by default one after the other in this process. pages: file name -> what makes it
     from the results. begin: is called after every check, before the first measurement. share: (1, 4) is the first of four
-    shares of the cells, for one of four machines. merge: folders whose cells are copied first, or archives that the study reads. Ctrl-C ends the run: what was
-    measured is reported, with "complete": false.
+    shares of the cells, for one of four machines. merge: folders whose cells are copied first, or archives that the study
+    reads. Ctrl-C ends the run: what was measured is reported, with "complete": false.
 
     Raises:
         InputError: invalid settings, a folder that cannot be written, or another run in the folder.
@@ -218,19 +301,22 @@ def run(
     if not 1 <= part <= parts:
         raise InputError(f"share={part}/{parts}: write two numbers, as in 1/4 for the first of four shares")
     study.check()
-    with TemporaryDirectory() if directory is None else nullcontext(directory) as folder:
+    with scratch() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
         with store.lock(command or f"posenc.{study.name}, from Python"):
-            ids = _identities(study)
-            _merge(study, ids, store, merge)
+            facts = {cell: _plain(study.facts(cell)) for cell in study.cells()}
+            ids = _identities(facts)
+            _merge(study, ids, facts, store, merge)
             begin()
+            _report_others(study, ids, facts, store, progress or Progress())
             ids = dict(list(ids.items())[part - 1 :: parts])
-            return _run(study, ids, store, engine or InProcess(), progress or Progress(), command, pages or {})
+            return _run(study, ids, facts, store, engine or InProcess(), progress or Progress(), command, pages or {})
 
 
 def _run(
     study: Study[C, M],
     ids: Mapping[C, str],
+    facts: Mapping[C, dict[str, Any]],
     store: Store,
     engine: Engine,
     progress: Progress,
@@ -238,13 +324,20 @@ def _run(
     pages: Mapping[str, Callable[[Results], str]],
 ) -> dict[str, Any]:
     started, estimate = time.perf_counter(), None
-    done: dict[C, M] = {cell: measured for cell, measured in study.known().items() if cell in ids}
+    shared: Shared[C, M] = Shared(study if engine.in_process else study.remote())
+    known = {cell: stored for cell, stored in study.known().items() if cell in ids}
+    here: dict[C, Stored[M]] = {}
+    done: dict[C, M] = {}
 
     def read() -> None:
         for cell, id in ids.items():
-            if cell not in done and (measured := store.load(id, study.record(cell))) is not None:
-                done[cell] = measured
-                study.stored(cell, measured)
+            if cell not in here and (stored := store.load(id, study.record(cell))) is not None:
+                here[cell] = stored
+
+    def accept() -> None:
+        for cell in here.keys() - known.keys() - done.keys():
+            study.stored(cell, here[cell].record)
+        done.update({cell: stored.record for cell, stored in {**here, **known}.items() if cell not in done})
 
     def ticked(index: int, size: float, what: str) -> None:
         nonlocal estimate
@@ -272,6 +365,8 @@ def _run(
             raise InputError(f"{type(study).__name__}.results: has no 'settings'; add them, {{}} if there are none")
         results |= _checked(study, "results", numbers)
         ran_on = {"posenc": posenc.__version__, "engine": engine.name, "workers": engine.workers}
+        if sentences := [study.compared(cell, known[cell].record, here[cell].record) for cell in known if cell in here]:
+            results["repeated"] = sentences
         results["machine"] = results.get("machine", {}) | ran_on
         results |= _checked(study, "sentences", study.sentences(results))
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
@@ -280,20 +375,33 @@ def _run(
         return results
 
     read()
+    try:
+        wrong = _of_other_programs(study, shared, engine, here, known)
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    for cell, why in wrong.items():
+        if known.pop(cell, None) is None:
+            del here[cell]
+            store.set_aside(ids[cell], why)
+    _report_again(study, wrong, progress)
+    accept()
     before, presented = len(done), study.presentable(done)
-    jobs = study.jobs([cell for cell in ids if cell not in done])
+    again = [cell for cell in study.repeated(known) if cell not in here]
+    jobs = [*([cell] for cell in again), *study.jobs([cell for cell in ids if cell not in done])]
     pace = Pace(sum(map(study.work, jobs)))
     progress.started(study, len(ids), before, pace)
-    work = Work(_measure, study if engine.in_process else study.remote(), jobs, study.describe, **study.resources())
+    work = Work(_measure, shared, jobs, study.describe, **study.resources())
     try:
         with closing(engine.run(work, ticked)) as outcomes:
-            for job, measured in outcomes:
+            for job, (measured, behaviours) in outcomes:
                 for cell in (cell for cell in job if cell not in measured):
                     raise InputError(f"{type(study).__name__}.measure: returned no record of the cell {cell}")
                 for cell in job:
-                    store.save(ids[cell], measured[cell])
-                    done[cell] = measured[cell]
-                    study.stored(cell, measured[cell])
+                    here[cell] = Stored(measured[cell], facts[cell], behaviours[study.kind(cell)], program())
+                    store.save(ids[cell], here[cell])
+                    if cell in known:
+                        progress.say(study.compared(cell, known[cell].record, measured[cell]))
+                accept()
                 progress.finished(study.outcome(job, measured), measured, len(done))
                 part = study.presentable(done)
                 if len(presented) < len(part) < len(ids):
@@ -305,18 +413,86 @@ def _run(
                     write({cell: done[cell] for cell in part}, running=True)
     except KeyboardInterrupt:
         read()  # it may have come between storing a cell and counting it
+        accept()
         if not done:
             raise Interrupted from None
     return write({cell: done[cell] for cell in ids if cell in done}, running=False)
 
 
-def _merge(study: Study[C, M], ids: Mapping[C, str], store: Store, directories: Sequence[str | Path]) -> None:
-    """Copy cells of this study from other folders; refuse those of another one."""
+@dataclass
+class Shared(Generic[C, M]):
+    """What the jobs of a run share in a process: the study, or what it sends to other processes, and the behaviours so far."""
+
+    study: Any
+    behaviours: dict[C, dict[str, float]] = field(default_factory=dict)
+
+    def behaviour(self, kind: C) -> dict[str, float]:
+        if kind not in self.behaviours:
+            self.behaviours[kind] = dict(self.study.behaviour(kind))
+        return self.behaviours[kind]
+
+
+def _measure(shared: Shared[C, M], job: Sequence[C], tick: Tick) -> tuple[dict[C, M], dict[C, dict[str, float]]]:
+    """The records of a job's cells, and the behaviours of their kinds."""
+    kinds = dict.fromkeys(shared.study.kind(cell) for cell in job)
+    behaviours = {kind: shared.behaviour(kind) for kind in kinds}
+    return shared.study.measure(job, tick), behaviours
+
+
+def _behave(shared: Shared[C, M], kind: C, tick: Tick) -> dict[str, float]:
+    return shared.behaviour(kind)
+
+
+def _of_other_programs(
+    study: Study[C, M], shared: Shared[C, M], engine: Engine, here: Mapping[C, Stored[M]], known: Mapping[C, Stored[M]]
+) -> dict[C, str]:
+    """The cells whose behaviour is not that of this program, and where it differs. A known cell without a behaviour is taken as
+    it is."""
+    stored = {**here, **{cell: each for cell, each in known.items() if each.behaviour}}
+    kinds: dict[C, list[C]] = {}
+    for cell in stored:
+        kinds.setdefault(study.kind(cell), []).append(cell)
+    wrong: dict[C, str] = {}
+    work = Work(_behave, shared, list(kinds), lambda kind: f"behaviour of {kind}", **study.resources())
+    with closing(engine.run(work)) as outcomes:
+        for kind, behaviour in outcomes:
+            shared.behaviours[kind] = behaviour
+            for cell in kinds[kind]:
+                if why := disagreement(behaviour, stored[cell].behaviour):
+                    wrong[cell] = f"{why}; stored by {stored[cell].program or 'an unknown program'}"
+    return {cell: wrong[cell] for cell in stored if cell in wrong}
+
+
+def _report_again(study: Study[C, M], wrong: Mapping[C, str], progress: Progress) -> None:
+    """Say which cells are measured again, in a line for each kind."""
+    kinds = Counter((study.kind(cell), why) for cell, why in wrong.items())
+    for (kind, why), count in kinds.items():
+        progress.say(f"Behaviour: {study.describe([kind])} ({count} of the {study.unit}) is measured again: {why}")
+
+
+def _report_others(
+    study: Study[C, M], ids: Mapping[C, str], facts: Mapping[C, dict[str, Any]], store: Store, progress: Progress
+) -> None:
+    """Say which cells of the folder are of other settings or data, in a line for each difference."""
+    others = store.others(set(ids.values()))
+    reasons = Counter(difference(stored.facts, facts.values()) for stored in others)
+    for why, count in reasons.items():
+        progress.say(f"Settings and data: {count} of the {study.unit} in the folder are not used: they have {why}")
+
+
+def _merge(
+    study: Study[C, M],
+    ids: Mapping[C, str],
+    facts: Mapping[C, dict[str, Any]],
+    store: Store,
+    directories: Sequence[str | Path],
+) -> None:
+    """Copy cells of this study from other folders; refuse those of other settings or data."""
     planned = set(ids.values())
 
-    def check(id: str, record: M) -> None:
+    def check(id: str, stored: Stored[M]) -> None:
         if id not in planned:
-            raise InputError(study.stranger(record))
+            raise InputError(f"has {difference(stored.facts, facts.values())}")
 
     if directories:
         store.merge(directories, study.record(next(iter(ids))), check, study.archived)
@@ -330,18 +506,14 @@ def _checked(study: Study[Any, Any], method: str, made: Mapping[str, Any]) -> Ma
     return made
 
 
-def _identities(study: Study[C, Any]) -> dict[C, str]:
+def _identities(facts: Mapping[C, Mapping[str, Any]]) -> dict[C, str]:
     """Raises:
     InputError: two cells have equal facts."""
     cells: dict[str, C] = {}
-    for cell in study.cells():
-        other = cells.setdefault(identity(study.facts(cell)), cell)
+    for cell, of_cell in facts.items():
+        other = cells.setdefault(identity(of_cell), cell)
         if other != cell:
             raise InputError(
                 f"facts: the same for the cells {other} and {cell}, which would share a file; return what distinguishes them"
             )
     return {cell: id for id, cell in cells.items()}
-
-
-def _measure(study: Any, job: Sequence[Any], tick: Tick) -> Any:
-    return study.measure(job, tick)

@@ -39,7 +39,7 @@ RARE = 0.1
 """T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings(OverLengths):
     """Everything that the runs of one comparison of text share.
 
@@ -73,6 +73,7 @@ class Settings(OverLengths):
     criterion = Criterion()
     tokens_by = "length"
     conditions_by = "factors"
+    examples_by = "windows"
     LEAST = {"length": 8, **Experiment.LEAST, "windows": 2, "vocab_size": 1}
     MOST = {"length": 2**20, **Experiment.MOST, "windows": 10**6}
 
@@ -231,8 +232,18 @@ class Settings(OverLengths):
     def _term_limits(self, name: str, term: Encoding) -> list[str]:
         if isinstance(term, T5):
             distances = torch.arange(self.length)
-            buckets = t5_bucket(-distances, term.bidirectional, term.num_buckets, term.max_distance)
-            last = t5_bucket(torch.tensor([-(10**6)]), term.bidirectional, term.num_buckets, term.max_distance)
+            buckets = t5_bucket(
+                -distances,
+                bidirectional=bool(term.bidirectional),
+                num_buckets=term.num_buckets,
+                max_distance=term.max_distance,
+            )
+            last = t5_bucket(
+                torch.tensor([-(10**6)]),
+                bidirectional=bool(term.bidirectional),
+                num_buckets=term.num_buckets,
+                max_distance=term.max_distance,
+            )
             pairs = self.length - distances
             share = pairs[buckets == last].sum().item() / pairs.sum().item()
             if share < RARE:

@@ -118,13 +118,17 @@ def documents_of(
         raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
     if cu_seqlens is not None:
         edges = _token_counts("cu_seqlens", cu_seqlens, device)
-        if len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 1:
-            raise InputError(f"cu_seqlens={edges.tolist()}: must start at 0 and rise, one more entry than documents")
-        lengths = edges.diff()
+        if len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 0 or int(edges[-1]) == 0:
+            raise InputError(
+                f"cu_seqlens={shown(edges.tolist())}: must start at 0 and never fall, one more entry than documents, with a "
+                "token in one of them"
+            )
+        sizes = edges.diff()  # zeros for documents of no tokens, as FlashAttention allows
     if lengths is not None:
         sizes = _token_counts("lengths", lengths, device)
         if int(sizes.min()) < 1:
-            raise InputError(f"lengths={sizes.tolist()}: each document needs at least one token")
+            raise InputError(f"lengths={shown(sizes.tolist())}: each document needs at least one token")
+    if document_ids is None:
         document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
     documents = as_numbers("document_ids", document_ids)
     documents = documents[None] if documents.dim() == 1 else documents
@@ -231,29 +235,20 @@ def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
 
 
 def patch_coordinates(size: Sequence[int], prefix: int, device: torch.device | str | None) -> Tensor:
-    """The coordinates of an image's tokens: (prefix + patches, axes), those before the patches at -1 on every axis."""
+    """The coordinates of an image's tokens: (prefix + patches, axes), zeros for those before the patches."""
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in size), indexing="ij")
     patches = torch.stack(axes, -1).flatten(0, -2)
-    return torch.cat((patches.new_full((prefix, len(size)), -1), patches))
+    return torch.cat((patches.new_zeros(prefix, len(size)), patches))
 
 
-def prefix_tokens(coordinates: Tensor) -> Tensor:
-    """Which tokens have no coordinates on a grid, such as [CLS]: the integer -1 on every axis. (..., axes) -> (...) bool.
-    Fractional coordinates may run from -1 to 1, and have none."""
-    without = (coordinates == -1).all(-1)
-    return without & False if coordinates.is_floating_point() else without
-
-
-def prefix_index(coordinates: Tensor, documents: Tensor | None) -> Tensor:
-    """How many tokens without coordinates come before each such token in its document; -1 for others.
-    (batch or 1, n, axes) -> (batch or 1, n)."""
-    apart = prefix_tokens(coordinates)
+def unplaced_index(placed: Tensor, documents: Tensor | None) -> Tensor:
+    """How many tokens without a place come before each such token in its document; -1 for others. (batch or 1, n)."""
+    apart = ~placed
     if documents is None:
         return torch.where(apart, apart.cumsum(1) - 1, -1)
-    return torch.where(apart, index_in_document(documents.masked_fill(~apart, documents.min() - 1)), -1)
+    return torch.where(apart, index_in_document(documents.masked_fill(placed, documents.min() - 1)), -1)
 
 
 def first_frame(coordinates: Tensor) -> Tensor:
     """(..., 2) coordinates of an image's tokens as those of a video's first frame, (..., 3)."""
-    t = torch.where(prefix_tokens(coordinates), -1, 0).to(coordinates)
-    return torch.cat((t[..., None], coordinates), -1)
+    return torch.nn.functional.pad(coordinates, (1, 0))

@@ -72,7 +72,12 @@ def running_sums(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
 
 def convolved(x: Tensor, weight: Tensor, positions: Positions) -> Tensor:
     """sum_s weight[.., s] x[t - s] over the tokens before t in its document, s = 0 .. steps - 1, for each channel. x: (batch or 1,
-    heads, num_keys, width), of the keys; weight: (heads, width, steps)."""
+    heads, num_keys, width), of the keys; weight: (heads, width, steps).
+
+    Raises:
+        InputError: what is visible is not known (`Positions.counted`).
+    """
+    positions.require_counted()
     stored = positions.diagonal is not None and not positions.hides_tokens  # in their order
     order = None if stored else order_of(positions)
     x = x if order is None else at(x, order.keys)

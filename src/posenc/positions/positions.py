@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Positions`: positions, validity, documents and visibility of the tokens of one forward pass, in one object."""
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError, check_flags, check_integers, check_value, holds_integers, shown
+from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_value, holds_integers, shown
+from posenc.functional import intercepted
 from posenc.positions.ids import (
     Ids,
     as_indices,
@@ -22,16 +22,17 @@ from posenc.positions.ids import (
     first_frame,
     index_in_document,
     patch_coordinates,
-    prefix_index,
     prefix_mask,
     select,
     sizes_of,
+    unplaced_index,
 )  # fmt: skip
 from posenc.positions.multimodal import create_rule, multimodal_ids
 from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
     Branch,
+    Hidden,
     MaskMod,
     Region,
     VisibleBlocks,
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
-_TENSORS = ("q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "prefix")
+_TENSORS = (
+    "q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "q_placed", "k_placed", "prefix",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,6 +67,12 @@ class Positions:
         valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
         q_valid: (batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing.
         q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
+        counted: whether these positions say all of what is visible. False: a mask beside them hides more, as a 4-D mask of
+            transformers does, so `visible_counts` and `lengths` refuse to count.
+        any_order: whether the positions of one causal text may fall. False: nobody said so, and `with_causal` refuses it.
+        q_placed, k_placed: (batch or 1, n) bool; False marks tokens without a place, such as [CLS] and registers next to
+            the patches of an image. They are at 0 on every axis, wherever others are moved; encodings neither rotate
+            them nor give them a distance. None: every token has a place, as all text has.
         prefix: (batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`.
         window: how many tokens before and after it a query sees, counted by their order, see `with_window`.
         blocks: which blocks of tokens see one another, see `with_blocks`; a query sees what all of them leave.
@@ -89,6 +98,8 @@ class Positions:
     q_valid: Tensor | None = None
     q_document: Tensor | None = None
     k_document: Tensor | None = None
+    q_placed: Tensor | None = None
+    k_placed: Tensor | None = None
     prefix: Tensor | None = None
     window: Window | None = None
     blocks: tuple[VisibleBlocks, ...] = ()
@@ -96,6 +107,8 @@ class Positions:
     full_keys: "Positions | None" = None
     sharding: Shard | None = None
     images: tuple[tuple[int, ...], ...] | None = None
+    counted: bool = True
+    any_order: bool = True
     gates: tuple[Tensor, ...] = ()
     # what is known without reading a tensor is set by `with_known` alone: dataclasses.replace must not carry it over
     start: tuple[int, int] | None = field(default=None, init=False)
@@ -144,20 +157,74 @@ class Positions:
         return cls(q=q, k=k, q_order=q, k_order=k, causal=causal).with_known((offset, 0), diagonal=offset, span=span)
 
     @classmethod
-    def from_ids(cls, position_ids: Ids, key_ids: Ids | None = None, *, causal: bool = False) -> "Positions":
-        """Explicit positions: (n,), (batch, n) or (batch, n, axes), integer or fractional, in any order.
+    def from_ids(
+        cls,
+        position_ids: Ids,
+        key_ids: Ids | None = None,
+        *,
+        causal: bool = False,
+        packed: bool | None = None,
+        placed: Ids | None = None,
+    ) -> "Positions":
+        """Explicit positions: (n,), (batch, n) or (batch, n, axes), integer or fractional, of any sign.
 
         key_ids, when given, are the positions of all keys (cached ones first), so the queries are the last tokens.
+        packed: what it means that a position on one axis is not above the one before it. True: a document starts there,
+        which sees only itself. False: nothing; the row is one text, whose positions come in any order. None: nothing,
+        but positions that fall are refused once they are causal, where a document would silently see those before it.
+        placed: of coordinates on several axes, (n,) or (batch, n) ones and zeros, for all keys: zero marks a token without
+        a place, such as [CLS], whose coordinates are not read (see `q_placed`). None: all have one.
 
         Raises:
-            InputError: a wrong rank, a non-finite value, or fewer keys than causal queries.
+            InputError: a wrong rank, a non-finite value, fewer keys than causal queries, positions that fall where they are
+                causal and `packed` is not given, or packed or placed where they do not apply.
         """
         q = as_positions("position_ids", position_ids)
         k = q if key_ids is None else as_positions("key_ids", key_ids)
+        check_flags(causal=causal, **({} if packed is None else {"packed": packed}))
         k_order = torch.arange(k.shape[1], device=k.device)[None]
         q_order = torch.arange(k.shape[1] - q.shape[1], k.shape[1], device=q.device)[None]
         diagonal = k.shape[1] - q.shape[1]
-        return cls(q=q, k=k, q_order=q_order, k_order=k_order).with_known(diagonal=diagonal).with_causal(causal)
+        made = cls(q=q, k=k, q_order=q_order, k_order=k_order, any_order=packed is False or k.dim() == 3)
+        if packed:
+            made = made._packed_by_restarts()
+        if placed is not None:
+            made = made._placed(placed)
+        return made.with_known(diagonal=diagonal).with_causal(causal)
+
+    def _packed_by_restarts(self) -> "Positions":
+        """These positions on one axis, of documents that start where a position is not above the one before it."""
+        if self.num_keys < self.num_queries or self.k.dim() == 3:
+            raise InputError(
+                "packed=True reads documents from positions on one axis, of all keys: for others pass document ids to "
+                "Positions.packed or multimodal, or sizes to grids"
+            )
+        documents = torch.nn.functional.pad((self.k.diff(dim=1) <= 0).cumsum(1), (1, 0))
+        return replace(
+            self, q_document=documents[:, self.num_keys - self.num_queries :], k_document=documents, any_order=True
+        )
+
+    def _placed(self, placed: Ids) -> "Positions":
+        """These positions on several axes, where some tokens have no place, see `from_ids`."""
+        mask = as_numbers("placed", placed, self.k.device)
+        mask = as_mask("placed", mask[None] if mask.dim() == 1 else mask)
+        rows = self.k.shape[0] if len(self.k) == len(self.q) else 1
+        if self.k.dim() != 3 or mask.shape[1] != self.num_keys or len(mask) not in (1, rows):
+            raise InputError(
+                f"placed of shape {tuple(mask.shape)}: pass (n,) or (batch, n) for all {self.num_keys} keys, of positions on "
+                "several axes"
+            )
+        if not torch.compiler.is_compiling() and bool(mask.all()):
+            return self
+        of_q = mask[:, max(self.num_keys - self.num_queries, 0) :]
+        q = _kept(self.q, of_q)
+        return replace(
+            self,
+            q=q,
+            k=q if self.k is self.q else _kept(self.k, mask),
+            q_placed=of_q,
+            k_placed=of_q if self.k is self.q else mask,
+        )
 
     @classmethod
     def from_mask(cls, attention_mask: Ids, num_queries: int | None = None, *, causal: bool = False) -> "Positions":
@@ -188,7 +255,7 @@ class Positions:
         """Several documents in one sequence; each starts at position 0 and sees only itself.
 
         Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
-        (FlashAttention's convention); `document_ids`, (n,) or (batch, n), where negative ids mark padding.
+        (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or (batch, n), where negative ids mark padding.
 
         Raises:
             InputError: none or several of the three given, or lengths that are not positive.
@@ -230,8 +297,8 @@ class Positions:
     ) -> "Positions":
         """Patches of an image, row by row, at (y, x); of a video, frame by frame, at (t, y, x).
 
-        Positions are (1, prefix + height * width [* frames], 2 or 3). prefix: how many tokens without coordinates in
-        the image, such as [CLS], come first; they are at -1 on every axis (see `prefix_tokens`).
+        Positions are (1, prefix + height * width [* frames], 2 or 3). prefix: how many tokens without a place in the
+        image, such as [CLS], come first (see `q_placed`).
 
         Raises:
             InputError: a size below 1, or a negative prefix.
@@ -259,13 +326,16 @@ class Positions:
         images = sizes_of(sizes)
         rows = [patch_coordinates(size, prefix, device) for size in images]
         ids, lengths = torch.cat(rows)[None], torch.tensor([len(row) for row in rows], device=rows[0].device)
-        documents = valid = None
+        documents = valid = placed = None
         if len(images) > 1 and padded:
             ids = pad_sequence(rows, batch_first=True)
             valid = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         elif len(images) > 1:
             documents = torch.repeat_interleave(torch.arange(len(rows), device=ids.device), lengths)[None]
-        return cls._of_tokens(ids, None, False, valid, documents, images=tuple(images))
+        if prefix:
+            index = torch.arange(ids.shape[1], device=ids.device)[None]
+            placed = (index if documents is None else index_in_document(documents)) >= prefix
+        return cls._of_tokens(ids, None, False, valid, documents, placed, images=tuple(images))
 
     @classmethod
     def multimodal(
@@ -321,6 +391,7 @@ class Positions:
         causal: bool,
         valid: Tensor | None,
         documents: Tensor | None = None,
+        placed: Tensor | None = None,
         images: tuple[tuple[int, ...], ...] | None = None,
         span: tuple[int, int] | None = None,
     ) -> "Positions":
@@ -329,32 +400,15 @@ class Positions:
         queries = keys if num_queries is None else num_queries
         check_integers(1, keys, num_queries=queries)
         order, first = torch.arange(keys, device=ids.device)[None], keys - queries
-        q, q_order, q_valid, q_document = (
-            x if x is None or first == 0 else x[:, first:] for x in (ids, order, valid, documents)
+        q, q_order, q_valid, q_document, q_placed = (
+            x if x is None or first == 0 else x[:, first:] for x in (ids, order, valid, documents, placed)
         )
         assert q is not None
         assert q_order is not None
         return cls(
             q=q, k=ids, q_order=q_order, k_order=order, causal=causal, valid=valid, q_valid=q_valid,
-            q_document=q_document, k_document=documents, images=images,
+            q_document=q_document, k_document=documents, q_placed=q_placed, k_placed=placed, images=images,
         ).with_known(diagonal=first, span=span)  # fmt: skip
-
-    @classmethod
-    def mixed(
-        cls,
-        parts: Sequence[Any],
-        num_queries: int | None = None,
-        *,
-        causal: bool = False,
-        device: torch.device | str | None = None,
-    ) -> "Positions":
-        """Deprecated: `multimodal`, by the rule of Qwen2-VL.
-
-        Raises:
-            InputError: what `multimodal` refuses.
-        """
-        warnings.warn("Positions.mixed is deprecated: use Positions.multimodal", DeprecationWarning, stacklevel=2)
-        return cls.multimodal(parts, "qwen2_vl", num_queries, causal=causal, device=device)
 
     @classmethod
     def cross(cls, queries: "Positions", keys: "Positions") -> "Positions":
@@ -379,6 +433,7 @@ class Positions:
         together = queries.q_document is not None and keys.k_document is not None
         made = cls(
             q=q, k=k, q_order=queries.q_order, k_order=keys.k_order, valid=keys.valid, q_valid=queries.q_valid,
+            q_placed=queries.q_placed, k_placed=keys.k_placed,
             q_document=queries.q_document if together else None, k_document=keys.k_document if together else None,
         )  # fmt: skip
         if queries.start is not None and keys.start is not None:
@@ -408,14 +463,33 @@ class Positions:
         """The same tokens under another causality.
 
         Raises:
-            InputError: causal with fewer keys than queries.
+            InputError: causal with fewer keys than queries, or with positions of `from_ids` that fall, which may be those
+                of packed documents.
         """
         check_flags(causal=causal)
         if causal and self.num_keys < self.num_queries:
             raise InputError(
                 f"{self.num_keys} keys for {self.num_queries} causal queries: causal keys include the queries' own"
             )
-        return self if causal == self.causal else self.shared(("causal", causal), lambda: self._with(causal=causal))
+        if causal and not self.any_order:
+            self._refuse_restarts()
+        return (
+            self
+            if causal == self.causal
+            else self.shared(("causal", causal), lambda: self._with(causal=causal, any_order=True))
+        )
+
+    def _refuse_restarts(self) -> None:
+        if self.k.dim() == 3 or self.k.is_meta or torch.compiler.is_compiling():
+            return
+        falls = self.shared("falls", lambda: (self.k.diff(dim=1) < 0).nonzero()[:1].tolist())
+        for row, at in falls:
+            before, after = self.k[row, at : at + 2].tolist()
+            raise InputError(
+                f"position_ids fall from {before} to {after} in row {row}: a causal token sees every earlier one, also of "
+                "another document; for packed documents pass packed=True or use Positions.packed(lengths), for padding "
+                "Positions.from_mask, for one text in another order packed=False"
+            )
 
     def with_prefix(self, prefix_lengths: int | Sequence[int] | Tensor) -> "Positions":
         """The same tokens, causal, but for a prefix at the beginning of each row, or of each packed document, all of whose
@@ -568,7 +642,7 @@ class Positions:
         check_range(first, end, self.num_keys)
         if end is None:
             raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
-        parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "valid", "prefix")}
+        parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "k_placed", "valid", "prefix")}
         parts = {name: None if x is None else x[:, first:end] for name, x in parts.items()}
         blocks = tuple(each.select(lambda x: x, lambda x: x[:, first:end]) for each in self.blocks)
         return replace(self, **parts, blocks=blocks, full_keys=self, gates=()).with_known(
@@ -578,40 +652,57 @@ class Positions:
 
     def moved(self, move: Callable[[Tensor, Tensor], Tensor]) -> "Positions":
         """The same tokens at other positions: move(positions, order) -> positions is applied to queries and to keys, both
-        (batch or 1, n); the result is copied. Visibility is unchanged."""
-        q = move(self.q, self.q_order).clone()  # the caller may change theirs later
+        (batch or 1, n); the result is copied. Visibility is unchanged. Tokens without a place stay without one; moved to
+        one axis, as text has, every token is at its number."""
+        q = _kept(move(self.q, self.q_order), self.q_placed)
         same = self.q is self.k and self.q_order is self.k_order
-        k = q if same else move(self.k, self.k_order).clone()
+        k = q if same else _kept(move(self.k, self.k_order), self.k_placed)
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.moved(move))
-        return replace(self, q=q, k=k, sharding=sharding, images=None).with_known(diagonal=self.diagonal)
+        of_q, of_k = (None, None) if q.dim() == 2 else (self.q_placed, self.k_placed)
+        return replace(self, q=q, k=k, q_placed=of_q, k_placed=of_k, sharding=sharding, images=None).with_known(
+            diagonal=self.diagonal
+        )
+
+    def marked(self) -> "Positions":
+        """The same tokens with one more coordinate, for functions of positions: 1 for those that have a place, else 0."""
+
+        def mark(at: Tensor, placed: Tensor | None) -> Tensor:
+            of_all = at.new_ones(()) if placed is None else placed.to(at)
+            return torch.cat((at, of_all.expand(at.shape[:2])[..., None]), -1)
+
+        q = mark(self.q, self.q_placed)
+        same = self.q is self.k and self.q_placed is self.k_placed
+        return replace(self, q=q, k=q if same else mark(self.k, self.k_placed)).with_known(diagonal=self.diagonal)
 
     def take(self, index: Ids) -> "Positions":
         """Some of the tokens, in this order: (m,) indices, or (batch, m), one row each. Patches are dropped (He et al. 2022,
         "MAE") or reordered so; visibility is unchanged.
 
-        Tokens without coordinates, such as [CLS], differ by their order alone: of those in a document, the first stay the
+        Tokens without a place, such as [CLS], differ by their order alone: of those in a document, the first stay the
         first.
 
         Raises:
-            InputError: indices out of range or repeated, tokens without coordinates out of order or missing before others,
+            InputError: indices out of range or repeated, tokens without a place out of order or missing before others,
                 or positions that are a shard or whose keys are not the queries.
         """
         self._check_complete("be taken apart")
         index = as_indices("index", index, self.num_queries, self.batch)
         q, order = select(self.q, index), select(self.q_order, index)
-        document, valid, q_valid, prefix = (
-            None if x is None else select(x, index) for x in (self.q_document, self.valid, self.q_valid, self.prefix)
+        document, valid, q_valid, placed, prefix = (
+            None if x is None else select(x, index)
+            for x in (self.q_document, self.valid, self.q_valid, self.q_placed, self.prefix)
         )
-        if self.axes > 1 and not torch.compiler.is_compiling():
-            before = select(prefix_index(self.q, self.q_document), index)
-            if not torch.equal(before, prefix_index(q, document)):
+        if self.q_placed is not None and placed is not None and not torch.compiler.is_compiling():
+            before = select(unplaced_index(self.q_placed, self.q_document), index)
+            if not torch.equal(before, unplaced_index(placed, document)):
                 raise InputError(
-                    "index takes tokens without coordinates, such as [CLS], out of their order, or not the first"
+                    "index takes tokens without a place, such as [CLS], out of their order, or not the first"
                 )
+            placed = None if bool(placed.all()) else placed
         blocks = tuple(each.select(*[lambda x: select(x, index)] * 2) for each in self.blocks)
         return replace(
             self, q=q, k=q, blocks=blocks, q_order=order, k_order=order, valid=valid, q_valid=q_valid, q_document=document,
-            k_document=document, prefix=prefix, gates=(),
+            k_document=document, q_placed=placed, k_placed=placed, prefix=prefix, gates=(),
         ).with_known(span=self.span)  # fmt: skip
 
     def to(self, device: torch.device | str) -> "Positions":
@@ -680,7 +771,8 @@ class Positions:
         return replace(
             self, q=shard.take(self.q), k=self.k[:, :count], q_order=shard.take(self.q_order),
             k_order=self.k_order[:, :count], valid=cut(self.valid), q_valid=local(self.q_valid),
-            q_document=local(self.q_document), k_document=cut(self.k_document), prefix=cut(self.prefix), sharding=shard, gates=(), blocks=blocks,
+            q_document=local(self.q_document), k_document=cut(self.k_document), q_placed=local(self.q_placed),
+            k_placed=cut(self.k_placed), prefix=cut(self.prefix), sharding=shard, gates=(), blocks=blocks,
             full_keys=None if keys is None else self._among(shard),
         ).with_known(start, diagonal, span)  # fmt: skip
 
@@ -726,6 +818,7 @@ class Positions:
         if len(self.q) > 1:
             facts.append(f"{len(self.q)} rows")
         properties = {"causal": self.causal, "padded": self.valid is not None, "packed": self.k_document is not None}
+        properties |= {"some tokens without a place": self.q_placed is not None or self.k_placed is not None}
         properties |= {"with a prefix": self.prefix is not None, f"window {self.window}": self.window is not None}
         properties |= {"in blocks": bool(self.blocks)}
         properties |= {"a shard": self.sharding is not None, "a branch of a map": self.branch is not None}
@@ -793,7 +886,12 @@ class Positions:
         return torch.arange(longest, shortest - 1, -1, device=self.q.device)
 
     def lengths(self) -> Tensor:
-        """Tokens in each query's own document (or row), (batch or 1, num_queries)."""
+        """Tokens in each query's own document (or row), (batch or 1, num_queries).
+
+        Raises:
+            InputError: a mask beside these positions may separate documents (`counted`).
+        """
+        self.require_counted()
         if self.sharding is not None:
             return self.local(self.sharding.full.lengths())
         if self.q_document is None and self.valid is None:
@@ -891,6 +989,23 @@ class Positions:
         """Whether there is padding, or more than one document."""
         return self.valid is not None or self.q_valid is not None or self.q_document is not None
 
+    def hidden(self) -> tuple[Hidden | None, Hidden | None]:
+        """The queries that are padding, and the keys that no query sees: padding, and what comes after every query, as free
+        slots of a cache do. None: there are none. What only a window or a document hides is a token."""
+        if self.valid is None and self.q_valid is None and (not self.causal or self.q_order is self.k_order):
+            return None, None
+        return self.shared("hidden", self._hidden)
+
+    def _hidden(self) -> tuple[Hidden | None, Hidden | None]:
+        queries = None if self.q_valid is None else ~self.q_valid
+        keys = None if self.valid is None else ~self.valid
+        ahead = None if self.diagonal is None else self.num_keys - self.diagonal - self.num_queries
+        if self.causal and self.q_order is not self.k_order and (ahead is None or ahead > 0):
+            later = self.k_order > self.q_order.amax(1, keepdim=True)
+            later = later if self.prefix is None else later & ~self.prefix
+            keys = later if keys is None else keys | later
+        return Hidden.of(queries), Hidden.of(keys)
+
     @property
     def sees_future(self) -> bool:
         """Whether a query may see keys after itself."""
@@ -904,8 +1019,25 @@ class Positions:
             return EVERYTHING
         return Region(None if after is None else -after, None if before is None else before + 1)
 
+    def require_counted(self) -> None:
+        """Refuse positions that do not say all of what is visible, for what counts it.
+
+        Raises:
+            InputError: a mask beside these positions hides more (`counted`).
+        """
+        if not self.counted:
+            raise InputError(
+                "this encoding reads how many or which tokens are visible, which a 4-D mask hides: pass a 2-D mask, or position_ids that "
+                "start again with each packed document and use_cache=False"
+            )
+
     def visible_counts(self) -> Tensor:
-        """How many keys each query sees, (batch or 1, num_queries)."""
+        """How many keys each query sees, (batch or 1, num_queries).
+
+        Raises:
+            InputError: a mask beside these positions hides more (`counted`).
+        """
+        self.require_counted()
         if self.branch is not None and self.branch.most is not None:
             return self._with(branch=None).visible_counts().clamp(max=self.branch.most)
         if self.full_keys is not None:
@@ -941,7 +1073,7 @@ class Positions:
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
         """A value that depends on these positions and the key alone, computed once and without gradient. Positions
         that are derived from these start without it."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or intercepted():
             return make()
         if key not in self._memo:
             with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
@@ -962,6 +1094,13 @@ class Positions:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_memo": {}, "_pass_cache": None}  # copies are data alone
+
+
+def _kept(at: Tensor, placed: Tensor | None) -> Tensor:
+    """A copy of positions, (batch or 1, n) or (batch or 1, n, axes), with tokens without a place at 0 on every axis."""
+    if placed is None or at.dim() == 2:
+        return at.clone()  # the caller may change theirs later
+    return torch.where(placed[..., None], at, torch.zeros_like(at))
 
 
 def _span(q: Tensor, k: Tensor) -> tuple[int, int] | None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from posenc.functional import intercepted, transformed
+
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query index, key index) -> bool, FlexAttention's signature, broadcastable."""
 
@@ -17,6 +19,8 @@ Window = tuple[int | None, int | None]
 PositionMapping = Callable[[Tensor], Tensor]
 
 NO_LIMIT = -(2**62)
+ORDINARY = 1e4
+"""Numbers up to this size, times those of other tokens, are finite, and nothing once a weight of zero is put to them."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,52 @@ class Region:
 
 
 EVERYTHING = Region()
+
+
+class Hidden(NamedTuple):
+    """Tokens that are not read, whatever they hold.
+
+    mask: (batch or 1, n) bool. runs: (row, or -1 for all rows; first token, end) among which they all are; None: they cannot
+    be looked at without waiting for a device, or at all.
+    """
+
+    mask: Tensor
+    runs: list[tuple[int, int, int]] | None
+
+    @classmethod
+    def of(cls, mask: Tensor | None) -> "Hidden | None":
+        if mask is None or torch.compiler.is_compiling() or mask.device.type != "cpu" or transformed() or intercepted():
+            return None if mask is None else cls(mask, None)
+        runs = []
+        for row, tokens in enumerate(mask):
+            at = tokens.nonzero()
+            if len(at) > 0:
+                runs.append((row if mask.shape[0] > 1 else -1, int(at[0]), int(at[-1]) + 1))
+        return cls(mask, runs) if runs else None
+
+    def left_out(self, x: Tensor) -> Tensor:
+        """x (batch, heads, n, width) with nothing at these tokens that weights of zero would not take away; x itself where
+        that is known already."""
+        looks = self.runs is not None and not torch.compiler.is_compiling() and not transformed() and not intercepted()
+        if looks and all(_is_ordinary(x, *run) for run in self.runs or ()):
+            return x
+        return self.zeroed(x)
+
+    def zeroed(self, x: Tensor) -> Tensor:
+        """x (batch, heads, n, width) with zeros at these tokens."""
+        return x.masked_fill(self.mask[:, None, :, None], 0.0)
+
+
+def _is_ordinary(x: Tensor, row: int, first: int, end: int) -> bool:
+    part = x.detach()[:, :, first:end] if row < 0 else x.detach()[row, :, first:end]
+    if part.numel() == 0:
+        return True
+    return float(part.amin()) >= -ORDINARY and float(part.amax()) <= ORDINARY  # half the time of aminmax
+
+
+def left_out(hidden: Hidden | None, x: Tensor) -> Tensor:
+    """`Hidden.left_out`, of x itself where nothing is hidden."""
+    return x if hidden is None else hidden.left_out(x)
 
 
 class VisibleBlocks(NamedTuple):

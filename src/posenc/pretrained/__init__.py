@@ -23,22 +23,9 @@ kind), `rope_config` (the same as a configuration of transformers). `lm_eval` ha
 Importing these needs torch alone; using them needs transformers.
 """
 
-import warnings
-from typing import Any
-
 from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.load import load
 from posenc.pretrained.models import ModelStructure, model_structure
 from posenc.pretrained.nbce import nbce_generate, nbce_steps
 
 __all__ = ["ModelStructure", "load", "loss_by_position", "model_structure", "nbce_generate", "nbce_steps"]
-
-_RENAMED: dict[str, Any] = {"Anatomy": ModelStructure, "anatomy": model_structure}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        warnings.warn(f"{name} is deprecated: call it {new.__name__}", DeprecationWarning, stacklevel=2)
-        return new
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

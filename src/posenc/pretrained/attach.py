@@ -22,7 +22,6 @@ from posenc.attention import attention
 from posenc.bias import SoftCap
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
-from posenc.encodings.temperature import LogN
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
@@ -217,7 +216,7 @@ def attended(
     """The attention of a call under an encoding, `windowed` with the layer's sliding window. options: of `attention`.
 
     Raises:
-        InputError: attention weights asked for, or keys to be counted under a 4-D mask.
+        InputError: attention weights asked for.
     """
     if call.output_attentions:
         raise InputError(
@@ -226,11 +225,6 @@ def attended(
         )
     chosen = windowed
     if visible.allowed is not None:
-        if encoding is not None and any(isinstance(part, LogN) for part in encoding.modules()):
-            raise InputError(
-                "log_n scales by the number of keys that are visible, which a 4-D mask hides: pass a 2-D mask, or "
-                "position_ids that start again with each packed document and use_cache=False"
-            )
         # transformers takes a 4-D mask for complete, windows too
         mask = BoolMask(visible.allowed)
         chosen = mask if encoding is None else encoding + mask
@@ -301,7 +295,7 @@ class Attachment(ModelChange):
         decoder = structure.decoder
         super().__init__(decoder, report)
         self.structure, self.design, self.cache = structure, design, VisibilityCache()
-        self.hook: RemovableHandle | None = None
+        self.hooks: list[RemovableHandle] = []
         if design.rotations:
             layers = design.identity_layers, structure.family, structure.rotary, design.mapped_layers
             module = RotaryModule(design.rotations, *layers)
@@ -328,12 +322,15 @@ class Attachment(ModelChange):
             register_attention(NAME, attend, token_index)
         super().attach()
         if self.design.encodings:
-            self.hook = self.owner.register_forward_pre_hook(_begin_pass)
+            self.hooks = [
+                self.owner.register_forward_pre_hook(_begin_pass),
+                self.owner.register_forward_hook(_end_pass, always_call=True),
+            ]
 
     def detach(self) -> None:
         super().detach()
-        if self.hook is not None:
-            self.hook.remove()
+        for hook in self.hooks:
+            hook.remove()
 
 
 def softmax_scale(structure: ModelStructure, rope_parameters: Mapping[str, Any]) -> float:
@@ -351,9 +348,14 @@ def attached(model: Any) -> Attachment | None:
     return attachment if isinstance(attachment, Attachment) else None
 
 
+def _end_pass(decoder: Any, *_: Any) -> None:
+    """Forget the masks of a pass. A forward hook."""
+    getattr(decoder, RECORD).cache.entries.clear()
+
+
 def _begin_pass(decoder: Any, *_: Any) -> None:
-    """Forget the last pass, and refuse to run an extended decoder by an attention that ignores the extension. A forward
-    pre-hook.
+    """Refuse to run an extended decoder by an attention that ignores the extension, and forget what layers recomputed after
+    the last pass, as gradient checkpointing does. A forward pre-hook.
 
     Raises:
         InputError: names the implementation that was set, and how to go back.

@@ -2,54 +2,88 @@
 """A configuration as it is in a file: a config.json, or the header of a GGUF file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posenc.errors import InputError, described, on_one_line
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
+from posenc.spec import MOST_LAYERS, read_json
 
 __all__ = ["ConfigFile", "read_config"]
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 V4_HEADS: dict[str, int] = {"qwen3": 128, "qwen3_moe": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
                             "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip
 """Widths of a head in a configuration that does not state them, where they are not hidden_size / num_attention_heads."""
 
 
+PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
+"""Where a configuration of several parts has the language model's."""
+TABLES = ("rope_parameters", "rope_scaling")
+
+
 class ConfigFile:
     """A configuration, as a file has it.
 
-    raw: the fields of the language model. gguf: header of a GGUF file, by key, else None.
+    raw: the fields of the language model. outer: all fields. gguf: header of a GGUF file, by key, else None.
+
+    Raises:
+        InputError: no model_type.
     """
 
     def __init__(self, name: str, raw: Mapping[str, Any], gguf: Mapping[str, Any] | None = None) -> None:
-        inner = raw.get("text_config")
-        self.name, self.gguf = name, gguf
-        self.raw: dict[str, Any] = dict(inner if isinstance(inner, Mapping) else raw)
-        self.model_type = str(self.raw.get("model_type") or "")
-        if not self.model_type:
+        self.name, self.gguf, self.outer = name, gguf, dict(raw)
+        self.raw: dict[str, Any] = dict(raw)
+        for path in PARTS:
+            part: Any = raw
+            for key in path:
+                part = part.get(key) if isinstance(part, Mapping) else None
+            if isinstance(part, Mapping):
+                self.raw = dict(part)
+                break
+        if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
-        _check_contradictions(name, self.raw)
+
+    @cached_property
+    def model_type(self) -> str:
+        """Of the language model."""
+        try:
+            return str(self.hf.model_type)
+        except InputError:
+            return str(self.raw.get("model_type") or self.outer["model_type"])
 
     @cached_property
     def hf(self) -> Any:
-        """The configuration of transformers 5.
+        """The configuration of the language model in transformers 5.
 
         Raises:
-            InputError: transformers refuses it.
+            InputError: transformers does not know it, or refuses it.
         """
         from transformers import CONFIG_MAPPING
 
-        if self.model_type not in CONFIG_MAPPING:
-            raise InputError(f"transformers does not know the model type {self.model_type!r}")
-        fields = {key: value for key, value in json.loads(json.dumps(self.raw)).items() if key != "model_type"}
-        try:
-            return CONFIG_MAPPING[self.model_type](**fields)
-        except Exception as error:  # transformers raises errors of many types here
-            raise InputError(f"transformers refuses it: {described(error)}") from error
+        for fields in (self.outer, self.raw):
+            kind, layers = str(fields.get("model_type")), fields.get("num_hidden_layers") or 0
+            if not is_number(layers) or not layers <= MOST_LAYERS:
+                raise InputError(f"num_hidden_layers={layers!r}: must be a number of at most {MOST_LAYERS}")
+            if kind in CONFIG_MAPPING:
+                given = {key: value for key, value in json.loads(json.dumps(fields)).items() if key != "model_type"}
+                try:
+                    made: Any = CONFIG_MAPPING[kind](**given).get_text_config(decoder=True)
+                    if isinstance(made, Mapping):  # Mistral 3 leaves it as it is where the file has no vision part
+                        inner = {key: value for key, value in made.items() if key != "model_type"}
+                        made = CONFIG_MAPPING[made["model_type"]](**inner)
+                    return made
+                except Exception as error:  # transformers raises errors of many types here
+                    raise InputError(f"transformers refuses it: {described(error)}") from error
+        raise InputError(f"transformers does not know the model type {self.outer.get('model_type')!r}")
+
+    @property
+    def states_language_model(self) -> bool:
+        """Whether the file has the fields of the language model, and not of parts that each program completes by itself."""
+        return self.raw != self.outer or self.outer.get("model_type") == self.model_type
 
     @cached_property
     def head_dim(self) -> int:
@@ -73,34 +107,77 @@ class ConfigFile:
 
     def windows(self) -> dict[str, int | None]:
         """By layer type."""
-        window = getattr(self.hf, "sliding_window", None)
-        if not getattr(self.hf, "use_sliding_window", True):
-            window = None
+        fields = vars(self.hf)  # an attribute that differs within a layer type cannot be read from transformers' object
+        window = fields.get("sliding_window") if fields.get("use_sliding_window", True) else None
+        sizes = {SLIDING: window, CHUNKED: fields.get("attention_chunk_size"), FULL: None}
         types = getattr(self.hf, "layer_types", None) or [FULL if window is None else SLIDING]
-        return {kind: None if kind == FULL else window for kind in dict.fromkeys(types)}
+        return {kind: sizes[kind] for kind in dict.fromkeys(types) if kind in sizes}
 
-
-def _check_contradictions(name: str, raw: Mapping[str, Any]) -> None:
-    """Raises:
-    InputError: two fields for one number that differ."""
-    tables = {key: raw[key] for key in ("rope_parameters", "rope_scaling") if isinstance(raw.get(key), Mapping)}
-    for key, table in tables.items():
-        one, other = table.get("rope_type"), table.get("type")
-        if one and other and one != other and {one, other} not in ({"su", "longrope"}, {"mrope", "default"}):
-            raise InputError(f"{name}: {key} has rope_type={one!r} and type={other!r}: remove one of them")
-        theta = table.get("rope_theta")
-        if theta is not None and raw.get("rope_theta") not in (None, theta):
-            raise InputError(
-                f"{name}: rope_theta={raw['rope_theta']} and {key}.rope_theta={theta}: programs read different ones; remove one"
-            )
-    if len(tables) == 2:
-        parameters, scaling = tables.values()
-        for key in scaling.keys() & parameters.keys():
-            if scaling[key] != parameters[key]:
-                raise InputError(
-                    f"{name}: rope_parameters.{key}={parameters[key]!r} and rope_scaling.{key}={scaling[key]!r}: programs read "
-                    "different ones; remove one"
+    def contradictions(self) -> Iterator[str]:
+        """Two fields for one number that differ."""
+        tables = {key: self.raw[key] for key in TABLES if isinstance(self.raw.get(key), Mapping)}
+        for key, table in tables.items():
+            one, other = table.get("rope_type"), table.get("type")
+            if one and other and one != other and {one, other} not in ({"su", "longrope"}, {"mrope", "default"}):
+                yield f"{key} has rope_type={one!r} and type={other!r}: remove one of them"
+            theta = table.get("rope_theta")
+            if theta is not None and self.raw.get("rope_theta") not in (None, theta):
+                yield (
+                    f"rope_theta={self.raw['rope_theta']} and {key}.rope_theta={theta}: programs read different ones; remove one"
                 )
+        if len(tables) == 2:
+            parameters, scaling = tables.values()
+            for key in scaling.keys() & parameters.keys():
+                if scaling[key] != parameters[key]:
+                    yield (
+                        f"rope_parameters.{key}={parameters[key]!r} and rope_scaling.{key}={scaling[key]!r}: programs read "
+                        "different ones; remove one"
+                    )
+
+    def tables(self) -> Iterator[dict[str, Any]]:
+        """The file's tables of the rotation with the base that may stand beside them. "mrope" is "default"."""
+        for table in (self.raw.get(key) for key in TABLES):
+            if isinstance(table, Mapping):
+                nested = [each for each in table.values() if isinstance(each, Mapping)]
+                for each in nested or [table]:
+                    kind = each.get("rope_type", each.get("type", "default"))
+                    rope_type = {"rope_type": "default" if kind == "mrope" else kind}
+                    yield {"rope_theta": self.raw.get("rope_theta", 1e4), **each} | rope_type
+
+    def faults(self) -> Iterator[str]:
+        """Numbers in its tables that cannot be, and "su", which transformers 5 does not read."""
+        for table in self.tables():
+            yield from (sentence for sentence, _ in impossible_sentences(table))
+            if table["rope_type"] == "su":
+                yield unknown_type(table)
+
+    def beside(self) -> Iterator[str]:
+        """Tables of the rotation beside the part of the language model, where no module reads them."""
+        for key in TABLES:
+            table = self.outer.get(key)
+            if self.raw != self.outer and isinstance(table, Mapping) and table != self.raw.get(key):
+                yield f"{key} {dict(table)} stands beside the part that has the language model's fields"
+
+    def without_positions(self) -> str:
+        """Why no layer rotates; empty: some do."""
+        hf = self.hf
+        if getattr(hf, "position_embedding_type", "rope") not in ("rope", "rotary", "absolute"):
+            return f"position_embedding_type={hf.position_embedding_type!r}"
+        if getattr(hf, "alibi", False):
+            return "alibi=true, whose positions are biases of the distance"
+        if hf.model_type == "zamba2" and not hf.use_mem_rope:
+            return "use_mem_rope=false"
+        return ""
+
+    def unrotated(self) -> tuple[int, ...]:
+        """Numbers of the layers with attention that do not rotate queries and keys, where others do."""
+        stated = getattr(self.hf, "no_rope_layers", None)  # 1: it does rotate
+        if stated:
+            return tuple(number for number, rotates in enumerate(stated) if not rotates)
+        family = FAMILIES.get(self.model_type)
+        if family is None or family.full_rotates or vars(self.hf).get("sliding_window") is None:
+            return ()
+        return tuple(number for number, kind in enumerate(self.hf.layer_types) if kind == FULL)
 
 
 def read_config(path: str | Path) -> ConfigFile:
@@ -117,7 +194,7 @@ def read_config(path: str | Path) -> ConfigFile:
     if file.suffix == ".gguf":
         return _gguf_config(file)
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = read_json(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
     if not isinstance(raw, dict):
@@ -126,17 +203,16 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def _gguf_config(file: Path) -> ConfigFile:
-    from posenc.pretrained.load import needs, read_gguf
+    from posenc.pretrained.checked import check_gguf
+    from posenc.pretrained.load import needs, read_gguf, rotation_of
 
     needs("gguf", "gguf")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     try:
+        check_gguf(file)
         with read_gguf(file) as reader:
-            header = {key: value.contents() for key, value in reader.fields.items() if not key.startswith("tokenizer.")}
-            for tensor in reader.tensors:
-                if tensor.name.startswith(("rope_freqs", "rope_factors")):
-                    header[tensor.name] = torch.tensor(tensor.data).double().flatten().tolist()
+            header = rotation_of(reader)
             raw = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
     except (ValueError, OSError, IndexError) as error:
         raise InputError(f"{file}: this GGUF file cannot be read: {on_one_line(error)}") from None

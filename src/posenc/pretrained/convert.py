@@ -100,20 +100,20 @@ def _layout_of(encoding: RotaryKind) -> tuple[object, ...]:
 
 @overload
 def convert_layout(
-    weights: Tensor, head_dim: int, source: Layout, target: Layout, *,
+    weights: Tensor, head_dim: int, *, source: Layout, target: Layout,
     rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def convert_layout(
-    weights: Mapping[str, Tensor], head_dim: int, source: Layout, target: Layout, *,
+    weights: Mapping[str, Tensor], head_dim: int, *, source: Layout, target: Layout,
     rotary_dim: int | None = None, rotary_start: int = 0, axis: int = 0, names: Iterable[str],
 ) -> dict[str, Tensor]: ...  # fmt: skip
 def convert_layout(
     weights: Tensor | Mapping[str, Tensor],
     head_dim: int,
+    *,
     source: Layout,
     target: Layout,
-    *,
     rotary_dim: int | None = None,
     rotary_start: int = 0,
     axis: int = 0,
@@ -156,7 +156,9 @@ def convert_layout(
             f"rotary_dim={rotary_dim}, rotary_start={rotary_start}: the rotated channels must lie within head_dim={head_dim}"
         )
     of_head = torch.arange(head_dim, device="cpu")  # whatever the default device is
-    of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(width, source, target)
+    of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(
+        width, source=source, target=target
+    )
     if not isinstance(weights, Mapping):
         if names is not None:
             raise InputError("names are for a state dict: leave them out for a single tensor")

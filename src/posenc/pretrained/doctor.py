@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """doctor: how a model encodes positions, and what is wrong with it, each finding with a measured number."""
 
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +13,23 @@ from posenc import frequencies
 from posenc.errors import InputError, on_one_line
 from posenc.functional import Layout, layout_permutation
 from posenc.pretrained.attach import NAME, RotaryModule
+from posenc.pretrained.computed import Comparison
+from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import ROPE_PARAMETERS, check_model
+from posenc.pretrained.models import check_model
 from posenc.pretrained.probe import PROBE, FrequencyTable, Probe, differ
-from posenc.pretrained.rope_config import check_parameters
+from posenc.pretrained.stated import ORIGINAL, impossible_numbers, stated
 from posenc.pretrained.traps import (
     compiled,
     impossible_sections,
     multimodal,
     not_restored,
-    softmax_scale,
+    positions_of_text,
     uninitialised,
 )
 from posenc.pretrained.vision.doctor import describe, vision_evidence
 from posenc.pretrained.vision.models import find_vision_model
-
-STEP = 0.01
-"""Share of a length, or of a factor, that is no difference."""
-ORIGINAL = "original_max_position_embeddings"
 
 
 @torch.no_grad()
@@ -60,21 +56,29 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
         described = describe(vision)
         return diagnosis(described, vision_evidence(vision, described.parts))
     probe = Probe(model)
+    comparison = Comparison(probe)
     with evaluating(probe.model), probe.with_rotary(), probe.uncompiled():
-        evidence = list(_evidence(probe, tokenizer))
-    return diagnosis(probe.description(), iter(evidence))
+        evidence = list(_evidence(probe, comparison, tokenizer))
+    return diagnosis(probe.description(comparison.summary()), iter(evidence))
 
 
-def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
-    """First the configuration, then what the model does."""
+def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Evidence:
+    """First the configuration, then what the model does; a cause, and not what follows from it."""
+    if probe.attachment is None and (cannot := list(impossible_numbers(probe.config))):
+        yield from cannot
+        return
     of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
     differences = [] if of_posenc else list(configuration(probe))
     bypassed = list(_bypassed(probe))
     yield from (*differences, *bypassed)
     if probe.attachment is None:
-        yield from _stated(probe)
+        file = _stored(probe)
+        for text in () if file is None else file.contradictions():
+            yield "fields_contradict", text, None
+        for text in () if file is None else file.beside():
+            yield "scaling_beside_the_model", text, None
+        yield from stated(probe.config, file)
         yield from not_restored(probe)
-    yield from softmax_scale(probe)
     impossible = list(impossible_sections(probe))
     yield from impossible
     if bypassed or impossible:
@@ -85,14 +89,22 @@ def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
     if not_causal := list(_future(probe)):
         yield from not_causal
         return
-    for check in (_cache, _padding, _packing, _implementation, multimodal, compiled):
+    comparison.run()
+    if comparison.found:
+        yield from comparison.evidence()
+        return
+    for check in (positions_of_text, _cache, _padding, _packing, multimodal, compiled):
         yield from check(probe)
+    if comparison.unchecked:
+        yield from _implementation(probe)
     if tokenizer is None:
         return
     swapped = list(_layout(probe, tokenizer))
     yield from swapped
-    if not (differences or swapped or probe.attachment):  # else any base may look better
-        yield from _base(probe, tokenizer)
+    if differences or swapped or probe.attachment:  # else any base may look better
+        return
+    doubtful = list(_base(probe, tokenizer))
+    yield from doubtful or _plain_text(probe, tokenizer)
 
 
 # ------------------------------------------------------------------------------------------ the table and the configuration
@@ -101,7 +113,6 @@ def _evidence(probe: Probe, tokenizer: Any | None) -> Evidence:
 def configuration(probe: Probe) -> Evidence:
     """The frequencies in the model against those that its configuration gives."""
     try:
-        check_parameters(probe.config)
         rebuilt = probe.rebuilt_rotary()
     except Exception as error:  # transformers raises errors of many types here
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
@@ -148,13 +159,13 @@ def _compared(
 
 def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
     """Parameters of a layer type that transformers does not apply."""
-    stated, width = current.parameters, current.rotary_dim
-    kind, part = stated.get("rope_type"), stated.get("partial_rotary_factor")
-    if kind == "yarn" and stated.get("truncate") is False:
-        original = int(stated.get(ORIGINAL) or probe.length)
-        options = {key: stated[key] for key in ("beta_fast", "beta_slow") if stated.get(key) is not None}
+    given, width = current.parameters, current.rotary_dim
+    kind, part = given.get("rope_type"), given.get("partial_rotary_factor")
+    if kind == "yarn" and given.get("truncate") is False:
+        original = int(given.get(ORIGINAL) or probe.length)
+        options = {key: given[key] for key in ("beta_fast", "beta_slow") if given.get(key) is not None}
         untruncated = frequencies.yarn(
-            width, stated["rope_theta"], factor=stated["factor"], original_max_positions=original, truncate=False, **options
+            width, base=given["rope_theta"], factor=given["factor"], original_max_positions=original, truncate=False, **options
         ).inv_freq  # fmt: skip
         difference = (current.inv_freq.double().cpu() - untruncated).abs()
         if float((difference / untruncated).max()) > 1e-3:
@@ -163,8 +174,6 @@ def _ignored(probe: Probe, current: FrequencyTable, where: str) -> Evidence:
     if part is not None and kind != "proportional" and int(probe.head_dim * part) != width:
         text = f"{width} of {probe.head_dim} channels rotate{where}, asked for {int(probe.head_dim * part)}"
         yield "partial_rotary_ignored", text, width / probe.head_dim
-    if kind == "llama3" and stated.get(ORIGINAL) == probe.length:
-        yield "llama3_without_effect", f"original_max_position_embeddings is {probe.length} too", None
 
 
 def _bypassed(probe: Probe) -> Evidence:
@@ -186,79 +195,11 @@ def _bypassed(probe: Probe) -> Evidence:
 
 # ------------------------------------------------------------------------------------------ the configuration itself
 
-WITHOUT_EFFECT = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
-"""Keys that every type reads, and one with which YaRN's authors state that a model was trained under its schedule."""
 
-
-def _stated(probe: Probe) -> Evidence:
-    """Doubtful rope_parameters of a model that is not extended."""
-    stored = _stored(probe)
-    given = stored.get("rope_parameters") or {}
-    nested = [value for value in given.values() if isinstance(value, Mapping)]
-    if given and "rope_theta" not in stored and any("rope_theta" not in parameters for parameters in nested or [given]):
-        taken = next(iter(probe.parameters.values())).get("rope_theta")
-        text = f"rope_parameters in {probe.config.name_or_path}/config.json has no rope_theta; transformers took {taken:.10g}"
-        yield "base_not_stated", text, None
-    scaling = given or stored.get("rope_scaling") or {}
-    for name, parameters in probe.parameters.items():
-        where, kind = probe.where(name), str(parameters.get("rope_type", "default"))
-        if kind not in ROPE_PARAMETERS:
-            continue
-        read = WITHOUT_EFFECT | {*ROPE_PARAMETERS[kind]}
-        read |= set(getattr(probe.config, "ignore_keys_at_rope_validation", None) or ())
-        for key in sorted(key for key, value in parameters.items() if value is not None and key not in read):
-            text = f"{key}={parameters[key]} in rope_parameters{where}, whose rope_type is {kind}"
-            yield "parameter_ignored", text, None
-        factor = parameters.get("factor")
-        if not _is_number(factor):
-            continue
-        if "factor" in ROPE_PARAMETERS[kind] and factor < 1:
-            yield "factor_below_one", f"factor={factor}{where}, whose rope_type is {kind}", float(factor)
-        if kind in ("yarn", "longrope"):
-            yield from _temperature(parameters, kind, where)
-            missing = ORIGINAL not in stored and bool(scaling) and scaling.get(name, scaling).get(ORIGINAL) is None
-            yield from _lengths(probe, parameters, missing, where)
-
-
-def _temperature(parameters: Mapping[str, Any], kind: str, where: str) -> Evidence:
-    given, factor = parameters.get("attention_factor"), parameters["factor"]
-    if not _is_number(given):
-        return
-    if given <= 0:
-        yield "attention_factor_impossible", f"attention_factor={given}{where}", float(given)
-    elif kind == "yarn" and factor >= 1:
-        formula = 0.1 * math.log(factor) + 1
-        if not math.isclose(given, formula, rel_tol=STEP / 2):
-            text = f"attention_factor={given}{where}, and 0.1 ln {factor:g} + 1 is {formula:.4g}"
-            yield "attention_factor_differs", text, float(given)
-
-
-def _lengths(probe: Probe, parameters: Mapping[str, Any], missing: bool, where: str) -> Evidence:
-    """The length that a schedule stretches to against max_position_embeddings. missing: config.json does not state the
-    original length."""
-    original, factor, length = parameters.get(ORIGINAL), float(parameters["factor"]), probe.length
-    if not _is_number(original) or factor <= 1:
-        return
-    stretched = round(factor * original)
-    text = f"{factor:g} times {ORIGINAL}={original:g}{where} is {stretched}, and max_position_embeddings is {length}"
-    if missing and original == length:
-        text = f"factor={factor:g}{where} without {ORIGINAL} in config.json; max_position_embeddings is {length}"
-        yield "original_length_missing", text, stretched / length
-    elif stretched > length * (1 + STEP):
-        yield "length_not_declared", text, stretched / length
-    elif stretched * (1 + STEP) < length:
-        yield "declared_longer_than_stretched", text, length / stretched
-
-
-def _stored(probe: Probe) -> dict[str, Any]:
-    """config.json in the folder that the model was loaded from; empty where there is none."""
+def _stored(probe: Probe) -> ConfigFile | None:
+    """config.json in the folder that the model was loaded from."""
     file = Path(getattr(probe.config, "name_or_path", None) or "") / "config.json"
-    stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.parts[:-1] and file.is_file() else {}
-    return stored
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return read_config(file) if file.parts[:-1] and file.is_file() else None
 
 
 # ------------------------------------------------------------------------------------------ probes of the logits
@@ -358,7 +299,7 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
         return
     layout = probe.family.layout
     other: Layout = "interleaved" if layout == "half" else "half"
-    order = layout_permutation(probe.head_dim, other, layout)
+    order = layout_permutation(probe.head_dim, source=other, target=layout)
 
     def reorder(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         return output.unflatten(-1, (-1, probe.head_dim))[..., order].flatten(-2)
@@ -373,6 +314,24 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
     if swapped < loss - 0.5:
         text = f"loss {loss:.2f} on a plain text as rotated ({layout}), {swapped:.2f} as {other}"
         yield "layout_swapped", text, loss - swapped
+
+
+MOST_NATS = 1.0
+"""Nats a character of `TEXT` beyond which a model does not predict it. The frequencies of English words alone give about 1.5
+(2.14 bits; Shannon, Prediction and Entropy of Printed English, 1951). SmolLM2-135M needs 0.61, and 1.02 without its rotation."""
+
+
+def _plain_text(probe: Probe, tokenizer: Any) -> Evidence:
+    """The loss on a plain text, where the tokenizer has its words."""
+    ids = tokenizer(TEXT, return_tensors="pt", verbose=False).input_ids[:, : probe.length]
+    if ids.shape[1] < PROBE or int((ids == tokenizer.unk_token_id).sum() if tokenizer.unk_token_id is not None else 0):
+        return
+    losses = loss_by_position(probe.model, ids)[:, 1:]
+    read = len(tokenizer.decode(ids[0, 1:], skip_special_tokens=True))
+    nats = float(losses.sum()) / max(read, 1)
+    if nats > MOST_NATS:
+        text = f"loss {float(losses.mean()):.2f} a token on a plain English text, {nats:.2f} a character"
+        yield "text_not_predicted", text, nats
 
 
 PAGE, MOST_TOKENS, LEAST_TOKENS = "execmodel", 384, 200

@@ -7,13 +7,11 @@ llama-context.cpp, src/models, server-context.cpp).
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 
@@ -33,6 +31,7 @@ from posenc.pretrained.rope_config import (
     same_frequencies,
     writable,
 )
+from posenc.scratch import replacing, sweep
 
 __all__ = ["Export", "hf_rope_parameters", "rope_parameters_of", "to_hf"]
 
@@ -120,19 +119,15 @@ def to_hf(
     weights_dtype = dtype_of(dtype) or stored_dtype(inner)
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
-    scratch = folder.with_name(f".posenc-{uuid4().hex}")
-    scratch.mkdir(parents=True)
-    try:
-        inner.save_pretrained(scratch, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
+    sweep(folder.parent)
+    with replacing(folder) as made:
+        inner.save_pretrained(made, state_dict=None if weights_dtype == inner.dtype else _cast(inner, weights_dtype))
         config.architectures, config.dtype = inner.config.architectures, weights_dtype
-        config.save_pretrained(scratch)
+        config.save_pretrained(made)
         if tokenizer is not None:
-            _save_tokenizer(tokenizer, scratch, report.length)
+            _save_tokenizer(tokenizer, made, report.length)
         if overrides is not None:
-            (scratch / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            (made / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
     return report
 
 
@@ -336,7 +331,7 @@ def llama_cpp_keys(
 
     original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,).
     """
-    factor = stretch(wanted, rotary_dim, rope_theta).max().item()
+    factor = stretch(wanted, rotary_dim, base=rope_theta).max().item()
     if same_frequencies(wanted, Frequencies(loaded)):
         return {}
     if same_frequencies(wanted, Frequencies(loaded / factor)):
@@ -345,7 +340,7 @@ def llama_cpp_keys(
     if base is not None:
         return {"rope.freq_base": base}
     if 1 < factor < MAX_STRETCH and same_frequencies(
-        wanted, yarn(rotary_dim, rope_theta, factor=factor, original_max_positions=original)
+        wanted, yarn(rotary_dim, base=rope_theta, factor=factor, original_max_positions=original)
     ):
         yarn_keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
         return yarn_keys | {"rope.scaling.original_context_length": original}

@@ -318,8 +318,8 @@ def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
     if rope.schedule["name"] != "linear":
         return dict(schedule)
     unit = float(rope.schedule["factor"])
-    finer = create(_in_units(schedule, unit), rope.rotary_dim, rope.rope_theta)
-    divisors = unit * stretch(finer, rope.rotary_dim, rope.rope_theta)
+    finer = create(_in_units(schedule, unit), rope.rotary_dim, base=rope.rope_theta)
+    divisors = unit * stretch(finer, rope.rotary_dim, base=rope.rope_theta)
     return {"name": "explicit", "stretch": divisors.tolist(), "attention_factor": finer.attention_factor}
 
 
@@ -376,7 +376,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
     # a schedule may have another set for short texts
     lengths = (1, structure.loaded_length) if design.rotations else ()
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
-    before = [create(structure.ropes[main].at(n), dim, theta) for n in lengths]
+    before = [create(structure.ropes[main].at(n), dim, base=theta) for n in lengths]
     exact = structure.loaded_length if chosen.exact is None else min(chosen.exact, structure.loaded_length)
     if not all(same_frequencies(rotation, each) for each in before):
         exact = 0
@@ -392,7 +392,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         schedule=chosen.schedule,
         map=chosen.map,
         attention=(*_rotation_of(chosen), *(str(part) for part in chosen.attention.values())),
-        stretch=tuple(stretch(rotation, dim, theta).tolist()),
+        stretch=tuple(stretch(rotation, dim, base=theta).tolist()),
         attention_factor=rotation.attention_factor,
         exact_tokens=exact,
         tuning=chosen.tuning,

@@ -58,6 +58,8 @@ def diagnosis(description: Any, evidence: Evidence) -> Diagnosis:
     return Diagnosis(description, tuple(findings))
 
 
+_PATCH = "; or load the model again, without patches and kernels that replace its attention"
+
 FINDINGS: dict[str, tuple[Severity, str]] = {
     "config_not_applied": (
         "wrong",
@@ -73,7 +75,30 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "softmax_scale_differs": (
         "wrong",
-        "Set scaling of each layer's self_attn to the second number of the evidence",
+        "Set scaling of each layer's attention module to the second number of the evidence; if it is that, correct the attention",
+    ),
+    "not_rotated": ("wrong", f"Let attention rotate queries and keys by cos and sin{_PATCH}"),
+    "rotated_alone": ("wrong", f"Rotate queries and keys by the same cos and sin{_PATCH}"),
+    "rotated_twice": ("wrong", f"Rotate once, in the attention module or in its kernel{_PATCH}"),
+    "rotated_backwards": ("wrong", f"Turn by plus the position, x * cos + rotate_half(x) * sin{_PATCH}"),
+    "rotated_undeclared": (
+        "wrong",
+        "Correct no_rope_layers or layer_types in config.json, or leave the layer unrotated",
+    ),
+    "values_rotated": ("wrong", f"Rotate queries and keys alone{_PATCH}"),
+    "wrong_pairs": ("wrong", f"Pair the channels as transformers does for this model type{_PATCH}"),
+    "wrong_frequencies": ("wrong", f"Pass each layer the cos and sin of its own layer type{_PATCH}"),
+    "positions_shifted": ("wrong", f"Rotate queries and keys by the same position_ids{_PATCH}"),
+    "softcap_dropped": ("wrong", 'model.set_attn_implementation("eager"), which caps scores'),
+    "sinks_dropped": ("wrong", 'model.set_attn_implementation("eager"), or a kernel that takes s_aux'),
+    "window_differs": ("wrong", 'model.set_attn_implementation("eager"), or a mask function that heeds the window'),
+    "heads_mixed": (
+        "wrong",
+        "Share keys and values by repeat_interleave, as transformers' repeat_kv does, not by repeat",
+    ),
+    "text_not_predicted": (
+        "hazard",
+        "Compare weights, tokenizer and configuration with the model's first release; nothing, if it was not trained on English",
     ),
     "text_positions_differ": ("wrong", "Pass position_ids of one row, (batch, tokens), in every call"),
     "positions_of_another_prompt": (
@@ -123,12 +148,26 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "parameter_ignored": (
         "hazard",
-        "Write the name that transformers reads (attention_factor for attn_factor), or remove it",
+        "Write what the evidence names; where it names nothing, correct rope_type, or remove the key",
     ),
     "factor_below_one": ("wrong", "Write how many times longer texts become, 4 and not 0.25"),
-    "attention_factor_impossible": (
+    "parameter_impossible": (
         "wrong",
-        "Remove attention_factor from rope_parameters, and the schedule's formula holds",
+        "Write the number that the model was trained with; posenc.load and posenc.extend refuse this one",
+    ),
+    "fields_contradict": (
+        "hazard",
+        "Remove one of the two: transformers took that of rope_parameters, or of the table",
+    ),
+    "scaling_beside_the_model": ("wrong", "Move it into the part of the language model, text_config"),
+    "long_factor_ignored": (
+        "hazard",
+        "Take no longer texts in transformers, or posenc.extend(model, method, target_length=...)",
+    ),
+    "parameter_unread": ("note", "Nothing: without it, or where it is read, the numbers are the same"),
+    "longer_length_stated": (
+        "note",
+        "Write the length that the model was trained to as max_position_embeddings, from which posenc.extend counts",
     ),
     "attention_factor_differs": (
         "hazard",
@@ -144,10 +183,14 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
         "hazard",
         "Extend the model, posenc.extend(model, method, target_length=...), or cut texts",
     ),
-    "attention_differs": ("hazard", 'model.set_attn_implementation("eager"), or another one that agrees with it'),
+    "attention_differs": ("wrong", f'model.set_attn_implementation("eager"){_PATCH}'),
     "length_not_declared": (
         "hazard",
         "Set max_position_embeddings to factor times original_max_position_embeddings, or correct the latter",
+    ),
+    "length_edited": (
+        "hazard",
+        "Set max_position_embeddings back, and posenc.extend(model, method, target_length=...) for longer texts",
     ),
     "original_length_missing": (
         "hazard",
@@ -196,13 +239,13 @@ MEANINGS: dict[str, str] = {
         "RotaryEmbedding in their name that have original_inv_freq."
     ),
     "softmax_scale_differs": (
-        "Latent attention (DeepSeek) under YaRN multiplies its scores by the square of 0.1 mscale_all_dim "
-        "ln(factor) + 1, and this model does not. transformers up to 5.10.4 left it out for DeepSeek-V2 and "
-        "Mistral 4."
+        "Scores are multiplied by another number than the configuration asks for. In latent attention (DeepSeek) under YaRN "
+        "it has the square of 0.1 mscale_all_dim ln(factor) + 1, which transformers up to 5.10.4 left out for DeepSeek-V2 "
+        "and Mistral 4."
     ),
     "text_positions_differ": (
-        "A model for text with images gives a text without images other logits under 1-D position_ids, under "
-        "three equal rows, or without any."
+        "A text has other logits without position_ids than with 0, 1, 2, ...; or, in a model for text with images, than with "
+        "three equal rows of them."
     ),
     "positions_of_another_prompt": (
         "A text read in two calls with a cache has other logits than in one: the model counts on from its "
@@ -254,11 +297,24 @@ MEANINGS: dict[str, str] = {
     ),
     "base_not_stated": ("config.json has rope_parameters without rope_theta, and transformers took its default."),
     "base_doubtful": ("The model predicts a plain text better with rope_theta times 10 or a tenth of it."),
-    "parameter_ignored": ("rope_parameters has a key that transformers does not read for this rope_type."),
-    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
-    "attention_factor_impossible": (
-        "attention_factor multiplies cos and sin: at 0 all scores are equal, and a minus sign is lost."
+    "parameter_ignored": (
+        "rope_parameters has a key that transformers does not read for this rope_type, nor the model type's module."
     ),
+    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
+    "parameter_impossible": (
+        "No model was trained with such a number: it is NaN, infinite, 0, negative, no number, missing, or swapped with another."
+    ),
+    "fields_contradict": (
+        "The file states a number of the rotation twice, and the two differ: programs read different ones."
+    ),
+    "scaling_beside_the_model": (
+        "A file of several parts has a table of the rotation beside them, which no module reads: the model is not scaled."
+    ),
+    "long_factor_ignored": ("transformers' module for PhiMoE takes short_factor at every length."),
+    "parameter_unread": (
+        "rope_parameters has a key that transformers does not read for this rope_type, with a value that changes nothing."
+    ),
+    "longer_length_stated": ("The configuration states another, longer length than max_position_embeddings."),
     "attention_factor_differs": (
         "YaRN's attention_factor is not what its formula gives. This is right for a model that was trained so."
     ),
@@ -273,11 +329,38 @@ MEANINGS: dict[str, str] = {
     ),
     "batch_leaks": ("In a training's batch: another text in the same row changes the logits of the text behind it."),
     "positions_beyond_length": ("In a training's batch: texts are longer than max_position_embeddings."),
-    "attention_differs": ("The attention implementation gives other logits than the formula (eager)."),
+    "attention_differs": (
+        "Attention does not compute the formula under the configuration, and no mistake that is known here explains it; where "
+        "the formula is not computed, the attention implementation gives other logits than eager."
+    ),
+    "not_rotated": ("Attention rotates neither queries nor keys: the model sees no positions but the order of tokens."),
+    "rotated_alone": ("Attention rotates queries or keys alone: scores depend on absolute positions."),
+    "rotated_twice": ("Attention rotates queries, keys or both twice."),
+    "rotated_backwards": ("Attention rotates queries, keys or both by minus their position."),
+    "rotated_undeclared": ("A layer rotates that has no positions by its configuration."),
+    "values_rotated": ("Attention rotates values too."),
+    "wrong_pairs": (
+        "Attention pairs other channels than the model type does: interleaved ones for halves, the reverse, or those of "
+        "another part of a head."
+    ),
+    "wrong_frequencies": ("A layer rotates by the frequencies of another layer type."),
+    "positions_shifted": ("Attention rotates queries or keys by another token's position."),
+    "softcap_dropped": ("Attention leaves out attn_logit_softcapping."),
+    "sinks_dropped": ("Attention leaves out the learned sinks (gpt-oss)."),
+    "window_differs": ("A layer sees more or fewer keys than its sliding window has by the configuration."),
+    "heads_mixed": ("Query heads use the keys and values of another group (grouped-query attention)."),
+    "text_not_predicted": (
+        "The model needs more than 1 nat a character for a plain English text. The frequencies of words alone give 1.5, "
+        "SmolLM2-135M 0.6."
+    ),
     "length_not_declared": (
         "The frequencies are stretched for more tokens than max_position_embeddings, which other software "
         "takes for the limit. Either that length was not raised, or original_max_position_embeddings is "
         "wrong."
+    ),
+    "length_edited": (
+        "max_position_embeddings was raised after loading, and nothing stretches the frequencies: the model was not trained "
+        "for such positions."
     ),
     "original_length_missing": (
         "config.json has a factor without original_max_position_embeddings, for which transformers takes "

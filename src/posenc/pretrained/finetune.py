@@ -4,9 +4,7 @@ from a checkpoint."""
 
 import hashlib
 import json
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +24,9 @@ from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
+from posenc.pretrained.state import read, write
+from posenc.scratch import replacing, sweep
+from posenc.stopping import stoppable
 
 NOT_SETTINGS = {"progress", "checkpoint", "checkpoint_minutes"}
 """Arguments that change nothing in what is trained."""
@@ -50,7 +51,7 @@ class Finetuning(ChangeReport):
 
     @property
     def complete(self) -> bool:
-        """Whether all steps were done; False after Ctrl-C."""
+        """Whether all steps were done; False after Ctrl-C or SIGTERM."""
         return len(self.losses) == self.settings["steps"]
 
     def __str__(self) -> str:
@@ -103,8 +104,8 @@ def finetune(
         checkpoint: a folder in which the state is written every `checkpoint_minutes`, when the training stops and at its
             end; the same call resumes it, also with more steps. The file takes about three times the trained weights.
 
-    Ctrl-C ends the training after the current step: the model stays trained so far, and the result has as many losses as
-    there were steps.
+    Ctrl-C or SIGTERM ends the training after the current step: the model stays trained so far, and the result has as many
+    losses as there were steps. A second one raises KeyboardInterrupt.
 
     Raises:
         InputError: text that is shorter than a window or has tokens beyond the vocabulary, sizes below 1, half
@@ -193,7 +194,7 @@ def _train(
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     optimizer = torch.optim.AdamW(trained, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
     losses = [] if store is None else store.read(trained, optimizer, generator)
-    with _stoppable() as stopped:
+    with stoppable() as stopped:
         while len(losses) < settings["steps"] and not stopped:
             step, warmup = len(losses), settings["warmup"]
             rate = min(1.0, 0.1 + 0.9 * step / warmup) if warmup else 1.0
@@ -210,31 +211,10 @@ def _train(
                 if progress is not None:
                     progress(len(losses), losses[-1])
             except KeyboardInterrupt:
-                stopped.append(True)
+                stopped.append(signal.SIGINT)
             if store is not None and (stopped or store.due() or len(losses) == settings["steps"]):
                 store.write(trained, optimizer, generator, losses)
     return losses
-
-
-@contextmanager
-def _stoppable() -> Iterator[list[bool]]:
-    """Ctrl-C is noted in the list, so that the step is completed; a second one raises as usual. Another handler, or training
-    in another thread, is unchanged."""
-    stopped: list[bool] = []
-    default = signal.default_int_handler
-    ours = signal.getsignal(signal.SIGINT) is default and threading.current_thread() is threading.main_thread()
-
-    def note(number: int, frame: object) -> None:
-        stopped.append(True)
-        signal.signal(signal.SIGINT, default)
-
-    if ours:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield stopped
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, default)
 
 
 def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any], generator: torch.Generator) -> Tensor:
@@ -345,20 +325,22 @@ class StateFile:
 
     def save(self, state: dict[str, Any]) -> None:
         """Write it, atomically."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        torch.save(state | {"identity": self.identity}, temporary)
-        os.replace(temporary, self.path)
+        with replacing(self.path) as made:
+            write(made, state | {"identity": self.identity})
 
     def load(self) -> dict[str, Any] | None:
         """The state; None: there is no file.
 
         Raises:
-            InputError: it is of another run.
+            InputError: it is of another run, or damaged.
         """
+        sweep(self.path.parent)
         if not self.path.exists():
             return None
-        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            state: dict[str, Any] = read(self.path)
+        except ValueError as error:
+            raise InputError(f"checkpoint={str(self.path)!r}: cannot be read ({error}); {self.REMEDY}") from None
         if state["identity"] != self.identity:
             raise InputError(
                 f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, {self.REMEDY}"
@@ -367,12 +349,12 @@ class StateFile:
 
 
 class Checkpoint(StateFile):
-    """A training in a folder, finetuning.pt. minutes: between two writes. texts, settings: from `prepared`."""
+    """A training in a folder, finetuning.safetensors. minutes: between two writes. texts, settings: from `prepared`."""
 
     def __init__(
         self, folder: str | Path, minutes: float, model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
     ):
-        super().__init__(Path(folder) / "finetuning.pt", identity(model, texts, settings))
+        super().__init__(Path(folder) / "finetuning.safetensors", identity(model, texts, settings))
         self.steps: int = settings["steps"]
         self.every, self.written = 60 * minutes, time.perf_counter()
 

@@ -4,7 +4,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from inspect import signature
 from pathlib import Path
@@ -22,6 +22,7 @@ from posenc.pretrained.attach import Attachment, RotaryModule
 from posenc.pretrained.changes import Change, ChangeReport
 from posenc.pretrained.finetune import StateFile, identity, token_rows
 from posenc.pretrained.inference import check_tokens, evaluating
+from posenc.stopping import stoppable
 from posenc.tasks import create
 
 STEPS = {"gradient": 60, "evolution": 12}
@@ -98,7 +99,8 @@ class Fit:
     sum of squared logarithms of the stretches over the start's, is added to the loss. length: tokens of a window, None: of the new
     length; shorter windows skip positions up to there (PoSE). batch_size: windows a step, read one after the other. held_out:
     share of the text, at its end, on which stretches are compared. patience: readings of it without a gain after which
-    the search stops. checkpoint: a folder from which an interrupted search goes on, where the same call has run before.
+    the search stops. checkpoint: a folder from which an interrupted search goes on, where the same call has run before; the
+    first Ctrl-C or SIGTERM then completes the step and writes it.
     progress: called with the step, the number of steps and the loss on the held-out text.
 
     Raises:
@@ -175,7 +177,7 @@ class Fit:
 
     def _store(self, folder: Path, windows: "Windows") -> StateFile:
         of = identity(windows.model, windows.rows, self.settings | {"target": windows.target})
-        return StateFile(folder / "fit.pt", of)
+        return StateFile(folder / "fit.safetensors", of)
 
     def _search(self, module: "FittedRotary", windows: "Windows") -> list[tuple[int, float]]:
         """Search; the module then has the best that was found."""
@@ -190,27 +192,36 @@ class Fit:
             done, losses, best = state["done"], state["losses"], state["best"].to(best)
             generator.set_state(state["generator"])
             search.load(state["search"])
-        while True:
-            if done % every == 0 or done == steps:
-                if len(losses) == 0 or losses[-1][0] < done:
-                    loss = windows.mean(windows.held_out)
-                    if not losses and not math.isfinite(loss):
-                        raise InputError(
-                            f"model: its loss is {loss} before the fit; posenc.doctor(model) may find the cause"
-                        )
-                    if loss < min((each for _, each in losses), default=math.inf):
-                        best = module.values()
-                    losses.append((done, loss))
-                    if self.progress is not None:
-                        self.progress(done, steps, loss)
-                    if store is not None:
-                        found = {"done": done, "losses": losses, "best": best, "search": search.state()}
-                        store.save(found | {"generator": generator.get_state()})
-                stale = len(losses) - 1 - min(range(len(losses)), key=lambda i: losses[i][1])
-                if done == steps or stale >= self.patience:
-                    break
-            search.step(done / steps)
-            done += 1
+
+        def save() -> None:
+            if store is not None:
+                found = {"done": done, "losses": losses, "best": best, "search": search.state()}
+                store.save(found | {"generator": generator.get_state()})
+
+        with ExitStack() as handlers:
+            stopped = [] if store is None else handlers.enter_context(stoppable())
+            while True:
+                if done % every == 0 or done == steps:
+                    if len(losses) == 0 or losses[-1][0] < done:
+                        loss = windows.mean(windows.held_out)
+                        if not losses and not math.isfinite(loss):
+                            raise InputError(
+                                f"model: its loss is {loss} before the fit; posenc.doctor(model) may find the cause"
+                            )
+                        if loss < min((each for _, each in losses), default=math.inf):
+                            best = module.values()
+                        losses.append((done, loss))
+                        if self.progress is not None:
+                            self.progress(done, steps, loss)
+                        save()
+                    stale = len(losses) - 1 - min(range(len(losses)), key=lambda i: losses[i][1])
+                    if done == steps or stale >= self.patience:
+                        break
+                if stopped:
+                    save()
+                    raise KeyboardInterrupt
+                search.step(done / steps)
+                done += 1
         module.assign(best)
         return losses
 
@@ -223,7 +234,7 @@ class FittedRotary(RotaryModule):
         super().__init__(rotations, frozenset(), structure.family, structure.rotary)
         self.kinds = {kind for kind, rope in structure.ropes.items() if rope is structure.rope}
         of = rotations[next(iter(self.kinds & set(rotations)))]
-        self.learned = LearnedRotary(of.rotated, of.rope_theta, schedule=of.schedule).double()
+        self.learned = LearnedRotary(of.rotated, rope_theta=of.rope_theta, schedule=of.schedule).double()
         self.log_temperature = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def tables(self, kind: str, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from posenc.pretrained.export import llama_cpp_keys
 from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
+from posenc.scratch import replacing, sweep
 
 __all__ = ["GgufExport", "to_gguf"]
 
@@ -106,9 +106,9 @@ def to_gguf(
     _check_layers(structure, architecture, length)
     size = int(structure.config.vocab_size)
     vocabulary = _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
-    scratch = path.with_name(f".posenc-{uuid4().hex}.gguf")
-    writer = gguf.GGUFWriter(scratch, architecture.name)
-    try:
+    sweep(path.parent)
+    with replacing(path) as made:
+        writer = gguf.GGUFWriter(made, architecture.name)
         _write_keys(writer, structure, length, dtype)
         for key, value in rope.items():
             _add(writer, f"{architecture.name}.{key}", value)
@@ -120,9 +120,6 @@ def to_gguf(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
     shown = rope | {name: f"{len(tensor)} divisors" for name, tensor in tensors.items()}
     command = f"llama-server -m {path} -c {length}"
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)
@@ -166,7 +163,7 @@ def _rotation(
     if structure.rope_per_type:
         local = structure.ropes.get("sliding_attention")
         if local is not None:
-            plain = create({"name": "default"}, local.rotary_dim, local.rope_theta)
+            plain = create({"name": "default"}, local.rotary_dim, base=local.rope_theta)
             if not same_frequencies(wanted["sliding_attention"], plain):
                 raise InputError(
                     "model: llama.cpp rotates layers with a window by a plain base; extend full_attention alone"
@@ -182,7 +179,9 @@ def _expressed(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Keys and tensors of one rotation."""
     keys: dict[str, Any] = {"rope.freq_base": float(base)}
-    scaling = llama_cpp_keys(wanted, rotary_dim, base, original, create({"name": "default"}, rotary_dim, base).inv_freq)
+    scaling = llama_cpp_keys(
+        wanted, rotary_dim, base, original, create({"name": "default"}, rotary_dim, base=base).inv_freq
+    )
     if scaling is not None:
         return keys | scaling, {}
     if not architecture.divisors:
@@ -191,7 +190,7 @@ def _expressed(
         )
     if wanted.attention_factor != 1:
         keys["rope.scaling.attn_factor"] = float(wanted.attention_factor)
-    return keys, dict.fromkeys(architecture.divisors, stretch(wanted, rotary_dim, base).clamp(max=MAX_STRETCH))
+    return keys, dict.fromkeys(architecture.divisors, stretch(wanted, rotary_dim, base=base).clamp(max=MAX_STRETCH))
 
 
 def _check_layers(structure: ModelStructure, architecture: Architecture, length: int) -> None:

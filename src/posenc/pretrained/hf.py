@@ -30,7 +30,8 @@ from posenc.pretrained.attach import register_attention
 from posenc.pretrained.encoded_pass import NAME, GatedCache, Pass, Plan, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import token_index
-from posenc.pretrained.models import ModelStructure, head_dim_of, model_structure
+from posenc.pretrained.models import ModelStructure, model_structure
+from posenc.pretrained.parameters import head_dim_of
 from posenc.spec import Spec
 
 __all__ = ["register"]
@@ -220,7 +221,7 @@ def _made(config: Any) -> Encoding:
     return create(
         config.encoding, dim=config.hidden_size, num_heads=config.num_attention_heads, head_dim=head_dim_of(config),
         num_kv_heads=getattr(config, "num_key_value_heads", None), num_layers=config.num_hidden_layers,
-        max_positions=config.max_position_embeddings, causal=True,
+        max_positions=config.max_position_embeddings, causal=True, may_import=False,
     )  # fmt: skip
 
 
@@ -242,7 +243,7 @@ def _completed(text: Any, structure: ModelStructure) -> str:
                 f"{term.name} names a class to import, which a configuration from anywhere must not: register the class, "
                 "posenc.ENCODINGS['name'] = Class, before a model is made or loaded"
             )
-        arguments, written = lookup(term.name).arguments(), dict(term.options)
+        arguments, written = lookup(term.name, may_import=False).arguments(), dict(term.options)
         if "rope_theta" in written or "schedule" in written or "rope_theta" not in arguments:
             return term
         if arguments["rope_theta"].default is None:  # it rotates only where that is written

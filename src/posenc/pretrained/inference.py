@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
-from posenc.pretrained.models import rope_parameters_by_type, unwrap
+from posenc.pretrained.models import unwrap
+from posenc.pretrained.parameters import rope_parameters_by_type
 
 Progress = Callable[[int, int], object]
 """Called with the number of tokens done, and of all."""

@@ -3,7 +3,6 @@
 transformers saves, loads and trains it."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -141,26 +140,10 @@ def plan_table(
     return ModelChange(inner.base_model, report, changes)
 
 
-def extend_table(model: nn.Module, method: str, **options: Any) -> Any:
-    """Deprecated: `posenc.extend`."""
-    from posenc.pretrained.extend import extend
-
-    warnings.warn("extend_table is deprecated: call posenc.extend", DeprecationWarning, stacklevel=2)
-    return extend(model, method, **options)
-
-
-def restore_table(model: nn.Module) -> bool:
-    """Deprecated: `posenc.restore`."""
-    from posenc.pretrained.extend import restore
-
-    warnings.warn("restore_table is deprecated: call posenc.restore", DeprecationWarning, stacklevel=2)
-    return restore(model)
-
-
 def _resampled(rows: Tensor, length: int, method: str, alpha: float) -> Tensor:
     if method == "interpolate":
         return interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
-    encoding = Hierarchical(len(rows), rows.shape[1], alpha=alpha).to(rows)
+    encoding = Hierarchical(len(rows), dim=rows.shape[1], alpha=alpha).to(rows)
     with torch.no_grad():
         encoding.table.copy_(rows)
         return encoding.codes(Positions.arange(length, device=rows.device))[0]

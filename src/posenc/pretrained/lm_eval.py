@@ -199,7 +199,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Any:
 def _load(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,21 +3,40 @@
 dtype in which this machine computes fast."""
 
 import importlib.util
+import re
+import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from posenc.backends.precision import fastest_dtype, slower_than_float32
-from posenc.errors import InputError, check_word, on_one_line
+from posenc.errors import InputError, check_word, on_one_line, shown
+from posenc.frequencies import Frequencies
+from posenc.pretrained.checked import (
+    INDEX,
+    check_gguf,
+    check_model,
+    check_sizes_stated,
+    out_of_memory,
+    shapes_in,
+    weight_files,
+)
+from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
+from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
-from posenc.pretrained.rope_config import check_parameters
+from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
+from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
 
@@ -211,17 +230,20 @@ def _may_be_on_the_hub(name: str) -> bool:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors, which are
-    RuntimeErrors on a CPU, pass as they are.
+    """Name the model in what the parsers of its files raise, of many types. Out-of-memory errors pass as they are.
 
     Raises:
         InputError: what was read, and the error, which is also its cause.
     """
     try:
         yield
-    except (InputError, RuntimeError, MemoryError):
+    except InputError:
         raise
+    except RecursionError as error:
+        raise InputError(f"{what}a JSON file of it is nested too deep; get the files again") from error
     except Exception as error:
+        if out_of_memory(error):
+            raise
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise InputError(f"{what}{kind}{on_one_line(error)}") from error
 
@@ -236,11 +258,20 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             register()
         dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
+        faults = ConfigFile(name, stored).faults() if stored.get("model_type") else ()
+        for why in faults:  # at which transformers fails elsewhere
+            raise InputError(f"{name}: {why}")
+        shapes = shapes_in(_files(name, stored, local))
+        check_sizes_stated(name, stored, len(shapes))
         config = AutoConfig.from_pretrained(name, **safe) if dropped is None else dropped
+        _take_own_attention(config)
         text = config.get_text_config(decoder=True)
         if text.model_type in FAMILIES:
             check_parameters(text)
         auto = _auto_class(config, stored.get("architectures") or _CAUSAL, encoders)
+        with torch.device("meta"):
+            make = getattr(auto, "from_config", None) or auto._from_config
+            check_model(name, make(deepcopy(config)), shapes)
         options: dict[str, Any] = {"config": config, "dtype": AUTO if dtype is None else dtype, "use_safetensors": True}
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # `_check_complete` names those
         model, info = auto.from_pretrained(name, **options, **safe)
@@ -249,6 +280,31 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
     _check_complete(name, model, info)
     _warn_of(name, stored, model)
     return model, tokenizer
+
+
+def _files(name: str, stored: Mapping[str, Any], local: bool) -> list[Path]:
+    """The files with a model's weights, from the hub after the index is checked."""
+    stated = stored.get("transformers_weights")
+    if local:
+        return weight_files(Path(name), stated)
+    from transformers.utils.hub import cached_file
+
+    for file in (stated,) if stated else ("model.safetensors", INDEX):
+        first = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        if first is not None:
+            files = weight_files(Path(first).parent, file)
+            return [Path(str(cached_file(name, each.name))) for each in files]
+    raise InputError(f"{name}: contains no weights in safetensors (model.safetensors or {INDEX})")
+
+
+def _take_own_attention(config: Any) -> None:
+    """Leave the attention and the experts' implementation to transformers and posenc: a configuration may name a kernel of the hub,
+    which is code."""
+    for each in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if each is not None:
+            encoded = str(each.model_type).startswith(ENCODED)
+            each._attn_implementation = NAME if encoded else "eager" if each.output_attentions else None
+            each._experts_implementation = None
 
 
 def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
@@ -284,9 +340,18 @@ def _without_rotation(name: str, stored: dict[str, Any]) -> Any:
 def _check_safe(name: str, stored: Mapping[str, Any]) -> None:
     from transformers import CONFIG_MAPPING
 
-    weights = stored.get("transformers_weights") or ""
+    weights = str(stored.get("transformers_weights") or "")
     if weights.endswith(_PICKLES):
         raise InputError(f"{name}: its configuration names a pickle as its weights (transformers_weights: {weights})")
+    for part in (stored, *(value for value in stored.values() if isinstance(value, Mapping))):
+        if part.get("quantization_config"):
+            raise InputError(
+                f"{name}: its weights are quantised (quantization_config), which takes code of other packages: take the model in "
+                "float32, bfloat16 or float16, or as a GGUF file"
+            )
+    dtype = stored.get("dtype", stored.get("torch_dtype"))
+    if isinstance(dtype, str) and not isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype):
+        raise InputError(f"{name}: dtype={shown(dtype)} in its configuration: must be {', '.join(DTYPES)}, or left out")
     if "auto_map" in stored and stored.get("model_type") not in CONFIG_MAPPING:
         raise InputError(f"{name}: it needs code from the checkpoint, which posenc never runs")
 
@@ -315,11 +380,25 @@ def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> Non
             f"{name}: {len(missing)} of the weights of {type(model).__name__} are not in its files ({missing[0]}) and "
             "would be random: get the files that are missing, or the configuration that fits"
         )
+    if left := _left_over(model, info["unexpected_keys"]):
+        raise InputError(
+            f"{name}: {len(left)} of the weights in its files are not used by its configuration ({left[0]}), which has fewer layers or "
+            "another shape: get the configuration that fits"
+        )
     for weight, stored, wanted in sorted(info["mismatched_keys"]):
         raise InputError(
             f"{name}: its weights cannot be read: {weight} is {tuple(stored)} in its files and {tuple(wanted)} by its "
             "configuration, a mismatch: get the configuration that fits"
         )
+
+
+def _left_over(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
+    """The names in the files, which the model does not have, of layers beside those that it has: weights of another head, or buffers
+    of earlier versions, are left out on purpose."""
+    used = {re.sub(r"\.\d+\.", ".N.", name) for name, _ in model.named_parameters()}
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    used |= {name.removeprefix(prefix) for name in used}
+    return sorted(name for name in unexpected if re.sub(r"\.\d+\.", ".N.", name).removeprefix(prefix) in used)
 
 
 def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
@@ -341,8 +420,16 @@ def _extend_as_saved(model: Any) -> None:
 
     entry = getattr(model.config, "posenc", None)
     if entry is not None:
+        if not (
+            isinstance(entry, Mapping)
+            and isinstance(entry.get("method"), str)
+            and isinstance(entry.get("target_length"), int | None)
+        ):
+            raise InputError(
+                f"posenc={shown(entry)} in config.json: must be an object with method, a text, and target_length, an integer or null"
+            )
         del model.config.posenc  # extend writes it anew, and restore must not put it back
-        extend(model, entry["method"], target_length=entry["target_length"])
+        extend(model, entry["method"], target_length=entry.get("target_length"))
 
 
 # ------------------------------------------------------------------------------------------ GGUF
@@ -355,34 +442,77 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
     needs("gguf", "demo")
     from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers import modeling_gguf_pytorch_utils as reading
 
+    theirs: Any = reading.load_gguf_checkpoint  # shows a progress bar wherever it runs; this one on a terminal alone
+    quiet = vars(reading) | {"tqdm": partial(vars(reading)["tqdm"], disable=None)}
+    load_gguf_checkpoint = FunctionType(theirs.__code__, quiet, theirs.__name__, theirs.__defaults__)
     file = {"gguf_file": path.name, "local_files_only": True}
+    with _reading(f"{path}: this GGUF file cannot be read: "):
+        check_gguf(path)
     with _reading(f"{path}: this GGUF file cannot be read: "), read_gguf(path) as reader:
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
         config = AutoConfig.from_pretrained(path.parent, **file)
+        _take_layers(reader, config)
+        _take_frequencies(path, reader, config)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
+        if not sys.stderr.isatty():
+            print(f"posenc: unpacking the {len(reader.tensors)} tensors of {path.name}", file=sys.stderr, flush=True)
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
-        tokenizer = kind.from_pretrained(path.parent, **file)
-        _take_frequencies(path, reader, config)
+        tokenizer = None if _has_numbers_for_tokens(reader) else kind.from_pretrained(path.parent, **file)
+        check_model(str(path), empty, {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()})
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
-    loaded: Any = type(empty).from_pretrained(None, **options)
+    with _ONE_READER, _without_bars():
+        loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info)
     return model, tokenizer
 
 
 @contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers' progress bars on a terminal alone."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def _has_numbers_for_tokens(reader: Any) -> bool:
+    """Whether the vocabulary is none, or that which `to_gguf` writes for a model without a tokenizer."""
+    tokens = reader.fields.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return True
+    count = len(tokens.data)
+    return [tokens.contents(0), tokens.contents(count - 1)] == ["[0]", f"[{count - 1}]"]
+
+
+@contextmanager
 def read_gguf(path: Path) -> Iterator[Any]:
-    """gguf's reader of a file, which takes a second to make, and which transformers gets instead of making others."""
+    """gguf's reader of a file, which takes a second to make, and which transformers gets instead of making others: in this
+    thread alone, and one thread after the other."""
     import gguf
     import numpy as np
 
-    original = gguf.GGUFReader
+    with _ONE_READER:
+        yield from _read_gguf(path, gguf, np)
+
+
+_ONE_READER = threading.RLock()
+
+
+def _read_gguf(path: Path, gguf: Any, np: Any) -> Iterator[Any]:
+    original, mine = gguf.GGUFReader, threading.get_ident()
 
     class Reader(original):  # type: ignore[misc, valid-type]
         """Reads a plain array: each of the hundred thousand slices of a memmap takes four times as long."""
@@ -396,11 +526,15 @@ def read_gguf(path: Path) -> Iterator[Any]:
             self._array = mapped.view(np.ndarray)
 
     reader = Reader(path)
-    gguf.GGUFReader = lambda file, *rest: reader if Path(file) == path else original(file, *rest)  # type: ignore[assignment, misc]
+
+    def shared(file: Any, *rest: Any) -> Any:
+        return reader if threading.get_ident() == mine and Path(file) == path else original(file, *rest)
+
+    gguf.GGUFReader = shared
     try:
         yield reader
     finally:
-        gguf.GGUFReader = original  # type: ignore[misc]
+        gguf.GGUFReader = original
 
 
 class _Names:
@@ -428,23 +562,77 @@ def _gguf_dtype(reader: Any) -> torch.dtype | None:
     return next((_GGUF_DTYPES[name] for name in ("BF16", "F16") if name in kinds), torch.float32)
 
 
+SCALED = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear", ".rope.scaling.attn_factor")
+"""How the keys of a GGUF file end that scale its rotation."""
+
+
 def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
-    """Apply the scaling of frequencies in a GGUF file, which transformers' reader ignores."""
-    scalings = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
-    divisors = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_")}
-    parameters = config.rope_parameters
-    if parameters["rope_type"] != "default":
+    """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does.
+
+    Raises:
+        InputError: frequencies that depend on the length of the context.
+    """
+    from posenc.pretrained.programs import ALL, header_readings
+
+    header = rotation_of(reader)
+    keys = {key: value for key, value in header.items() if key.endswith((*SCALED, ".rope.freq_base_swa"))}
+    divisors = [name for name in header if name.startswith("rope_f")]
+    tables = getattr(config, "rope_parameters", None)
+    if not tables or not (keys or divisors) or tables.get("rope_type", "default") != "default":
         return
-    only = divisors.get("rope_freqs.weight") if len(divisors) == 1 else None
-    if only is not None and only.tensor_type.name == "F32":
-        factors = only.data.tolist()
-        config.rope_parameters = parameters | {
-            "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "factor": 1.0,
-            "attention_factor": 1.0, "original_max_position_embeddings": config.max_position_embeddings,
-        }  # fmt: skip
-    elif divisors or set(scalings) - {"none"}:
-        stated = ", ".join([*divisors, *(f"rope.scaling.type={kind}" for kind in scalings)])
+    if divisors and divisors != ["rope_freqs.weight"]:
         raise InputError(
-            f"{path}: its frequencies are scaled ({stated}), which transformers' GGUF reader ignores: "
-            "take the model's safetensors"
+            f"{path}: its frequencies depend on the length of the context ({', '.join(divisors)}), and llama.cpp chooses them "
+            "once for all texts: take the model's safetensors"
+        )
+    header["general.architecture"] = reader.fields["general.architecture"].contents()
+    length = int(config.max_position_embeddings)
+    found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
+    by_type = rope_parameters_by_type(config)
+    made = {}
+    for kind, parameters in by_type.items():
+        reading = found.get(kind or ALL) or found.get(FULL) or found[ALL]
+        if kind is None and SLIDING in found:
+            raise InputError(f"{path}: has two bases, and {config.model_type} rotates all layers alike")
+        made[kind] = {
+            **parameters,
+            **scaling_parameters(
+                Frequencies(reading.inv_freq, reading.attention_factor), reading.rotary_dim, reading.base,
+                int(next((v for k, v in header.items() if k.endswith(".rope.scaling.original_context_length")), length)),
+                length, named=config.model_type not in LONGROPE_ONLY,
+            ),
+            "rope_theta": reading.base,
+        }  # fmt: skip
+    config.rope_parameters = made.get(None, made)
+
+
+def rotation_of(reader: Any) -> dict[str, Any]:
+    """What gguf's reader of a file has of the rotation: keys, and tensors of divisors as lists."""
+    header = {key: value.contents() for key, value in reader.fields.items() if not key.startswith("tokenizer.")}
+    for tensor in reader.tensors:
+        if tensor.name.startswith(("rope_freqs", "rope_factors")):
+            if tensor.tensor_type.name != "F32":
+                raise InputError(f"tensor {tensor.name} is {tensor.tensor_type.name}, and must be F32")
+            header[tensor.name] = torch.tensor(tensor.data).double().flatten().tolist()
+    return header
+
+
+def _take_layers(reader: Any, config: Any) -> None:
+    """The width of a head, which transformers' reader takes for some architectures alone; and of Gemma 2 and 3 which layers have
+    a window, and what scales scores, as llama.cpp has them."""
+    architecture = reader.fields["general.architecture"].contents()
+    if (getattr(config, "pad_token_id", None) or 0) >= config.vocab_size:
+        config.pad_token_id = None  # transformers' default for the type, where the file states none
+    width = reader.fields.get(f"{architecture}.attention.key_length")
+    if width is not None and "head_dim" in vars(config) and not hasattr(config, "kv_lora_rank"):
+        config.head_dim = int(width.contents())
+    pattern = reader.fields.get(f"{architecture}.attention.sliding_window_pattern")
+    if pattern is not None and isinstance(pattern.contents(), list) and getattr(config, "layer_types", None):
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        config.layer_types = [kinds[bool(has_window)] for has_window in pattern.contents()]
+    largest = {"gemma2": 46, "gemma3": 62}.get(architecture)  # layers of the 27B, which divides by the width of a share
+    if largest is not None:
+        shared = config.num_hidden_layers == largest
+        config.query_pre_attn_scalar = (
+            config.hidden_size // config.num_attention_heads if shared else head_dim_of(config)
         )

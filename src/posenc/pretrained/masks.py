@@ -21,7 +21,7 @@ from posenc.encoding import Encoding
 from posenc.errors import InputError
 from posenc.positions import Positions
 
-FAR = 2**40
+FAR = 2**62
 """Beyond any position."""
 
 
@@ -153,7 +153,7 @@ def _from_mask(allowed: Tensor, position_ids: Tensor | None) -> Visibility:
     q = k if queries == keys else end - queries + 1 + k[:, :queries]
     positions = _positions(q, k, anyone.any(1), position_ids)
     causal = not torch.compiler.is_compiling() and not bool((anyone & (k[:, None] > q[:, :, None])).any())
-    return Visibility(positions.with_causal(causal), allowed)
+    return Visibility(replace(positions.with_causal(causal), counted=False), allowed)
 
 
 class BoolMask(Encoding):

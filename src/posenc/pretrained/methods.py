@@ -415,7 +415,7 @@ def served_by(rotation: Frequencies, rope: Rope) -> float:
     """The longest text in which no pair turns farther than in training: as many times the trained tokens as its slowest
     pair is slower. Infinite if even that one completed a turn in training, after which there are no new angles."""
     stretched = rope.schedule["name"] == "linear"
-    trained = rope.frequencies() if stretched else frequencies.default(rope.rotary_dim, rope.rope_theta)
+    trained = rope.frequencies() if stretched else frequencies.default(rope.rotary_dim, base=rope.rope_theta)
     slowest, now = float(trained.inv_freq[-1]), float(rotation.inv_freq[-1])
     if slowest * rope.original_length >= 2 * math.pi or now == 0:
         return math.inf

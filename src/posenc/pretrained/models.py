@@ -16,18 +16,7 @@ from posenc.errors import InputError, unknown
 from posenc.functional import Layout
 from posenc.pretrained.changes import RECORD, ModelChange
 from posenc.pretrained.families import ENCODED, Family, family_of
-
-ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "proportional": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
-}
-"""rope_type -> the keys of config.rope_parameters that transformers reads for it (modeling_rope_utils.py), besides those
-that every type has."""
+from posenc.pretrained.parameters import ROPE_PARAMETERS, check_parameters, head_dim_of, is_number
 
 
 @dataclass(frozen=True)
@@ -37,7 +26,8 @@ class Rope:
     rope_theta: base. rotary_dim: rotated channels of head_dim. schedule: for `posenc.frequencies.create`; one that depends
     on the length of the text is that of short texts. original_length: tokens that the frequencies were made for before
     this schedule stretched them; under "linear" those of the stretched model, which was trained so. head_dim: channels of a
-    head. layout: which of them are a pair. latent: the last ones rotate, not the first.
+    head. layout: which of them are a pair. latent: the last ones rotate, not the first. long_attention_factor: of texts beyond
+    original_length, where PhiMoE's module has one; it then turns by the frequencies of short texts.
     """
 
     rope_theta: float
@@ -47,11 +37,18 @@ class Rope:
     head_dim: int
     layout: Layout
     latent: bool
+    long_attention_factor: float | None = None
 
     def rotation(self, schedule: Mapping[str, Any]) -> Rotary:
         """The same channels, turned by the frequencies of a schedule."""
         made = DecoupledRotary if self.latent else Rotary
-        return made(self.head_dim, self.rope_theta, self.layout, self.rotary_dim, schedule)
+        return made(
+            self.head_dim,
+            rope_theta=self.rope_theta,
+            layout=self.layout,
+            rotary_dim=self.rotary_dim,
+            schedule=schedule,
+        )
 
     @property
     def scaled(self) -> bool:
@@ -60,11 +57,15 @@ class Rope:
 
     def at(self, length: int) -> dict[str, Any]:
         """The schedule for texts of a length, on which it may depend."""
+        if self.long_attention_factor is not None:
+            return dict(self.schedule) | (
+                {"attention_factor": self.long_attention_factor} if length > self.original_length else {}
+            )
         return dict(self.schedule) | ({"length": length} if "length" in self.schedule else {})
 
     def frequencies(self) -> frequencies.Frequencies:
         """inv_freq in float64 and attention_factor, as loaded."""
-        return frequencies.create(self.schedule, self.rotary_dim, self.rope_theta)
+        return frequencies.create(self.schedule, self.rotary_dim, base=self.rope_theta)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,9 @@ def model_structure(model: nn.Module) -> ModelStructure:
     config = decoder.config
     layers = attention_layers(decoder, family)
     parameters = config.rope_parameters
+    _check_set(parameters, config)
     rope_per_type = "rope_type" not in parameters
+    tables = [parameters[kind] for kind in parameters] if rope_per_type else [parameters]
     widths = {layer.layer_type: layer.head_dim for layer in layers}
 
     def rope(parameters: Mapping[str, Any], prefix: str, width: int) -> Rope:
@@ -187,7 +190,7 @@ def model_structure(model: nn.Module) -> ModelStructure:
         head_dim=layers[0].head_dim,
         num_heads=heads,
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or (1 if shared else heads)),
-        loaded_length=int(config.max_position_embeddings),
+        loaded_length=max([int(config.max_position_embeddings), *(stretched_length(config, p) or 0 for p in tables)]),
     )
 
 
@@ -229,28 +232,6 @@ def record_of(inner: Any) -> ModelChange | None:
     """The change of a transformers model that is in effect; None: there is none."""
     change: ModelChange | None = getattr(decoder_of(inner), RECORD, None)
     return change
-
-
-def head_dim_of(config: Any, layer_type: str | None = None) -> int:
-    """Width of an attention head, which some configurations leave to be computed."""
-    config = config_of(config, layer_type)
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def config_of(config: Any, layer_type: str | None) -> Any:
-    """The configuration of a layer type, where transformers has one: Gemma 4's head_dim differs."""
-    if layer_type not in (getattr(config, "layer_types", None) or ()):
-        return config
-    return getattr(config, "per_layer_config", {layer_type: config})[layer_type]
-
-
-def rope_parameters_by_type(config: Any) -> dict[str | None, Mapping[str, Any]]:
-    """config.rope_parameters by layer type; under None where all layers share them."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if not isinstance(parameters, Mapping):
-        return {}
-    nested = {name: value for name, value in parameters.items() if isinstance(value, Mapping)}
-    return dict(nested) or {None: parameters}
 
 
 def unwrap(model: Any) -> Any:
@@ -303,24 +284,70 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
     )
 
 
+def _check_set(parameters: Any, config: Any) -> None:
+    """Raises:
+    InputError: rope_parameters that transformers' constructor did not make, or numbers that cannot be."""
+    tables = (
+        [each for each in parameters.values() if isinstance(each, Mapping)] if isinstance(parameters, Mapping) else []
+    )
+    for table in tables or [parameters]:
+        if not isinstance(table, Mapping) or table.get("rope_type") is None or table.get("rope_theta") is None:
+            raise InputError(
+                f"config.rope_parameters={parameters}: was set after the model was made, which changes no frequencies; set it in "
+                'config.json and load the model anew, or posenc.extend(model, "linear", factor=...) on the model as it was made'
+            )
+    check_parameters(config)
+
+
 def _rope(
     rotary: nn.Module, parameters: Mapping[str, Any], config: Any, prefix: str, head_dim: int, family: Family
 ) -> Rope:
     """The rotation that config.rope_parameters states, after a check that the module computes with it."""
     buffer: Tensor = getattr(rotary, f"{prefix}original_inv_freq")  # a stateful schedule moves inv_freq itself
     length = int(config.max_position_embeddings)
-    original = int(parameters.get("original_max_position_embeddings") or length)
-    schedule = schedule_of(parameters, original, length)
+    original = int(parameters.get("original_max_position_embeddings") or stretched_length(config, parameters) or length)
+    schedule, beyond = schedule_of(parameters, original, length), None
+    if config.model_type == "phimoe" and schedule["name"] != "default":
+        short, beyond = float(parameters["short_mscale"]), float(parameters["long_mscale"])
+        if "attention_factor" not in ROPE_PARAMETERS[schedule["name"]] and (short, beyond) != (1.0, 1.0):
+            raise InputError(
+                f"short_mscale={short:g} and long_mscale={beyond:g} beside rope_type {schedule['name']!r}: must be 1"
+            )
+        if "attention_factor" in ROPE_PARAMETERS[schedule["name"]]:
+            schedule |= {"attention_factor": short}
     base, width = float(parameters["rope_theta"]), 2 * buffer.numel()
     if schedule["name"] == "dynamic" and parameters.get("alpha"):  # HunYuan's name for another base
         base, schedule = base * parameters["alpha"] ** (width / (width - 2)), {"name": "default"}
-    rope = Rope(base, width, schedule, original, head_dim, family.layout, family.latent)
-    if not buffer.is_meta and not _has_frequencies(buffer, getattr(rotary, f"{prefix}attention_scaling"), rope):
+    rope = Rope(base, width, schedule, original, head_dim, family.layout, family.latent, beyond)
+    if not buffer.is_meta and not _has_frequencies(buffer, attention_factor(rotary, prefix, parameters), rope):
         raise InputError(
             f"the model's inverse frequencies are not those of its config.rope_parameters {dict(parameters)}: the "
             "configuration was changed after loading, which does nothing; reload the model with it"
         )
     return rope
+
+
+def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) -> float:
+    """What multiplies cos and sin of short texts: PhiMoE's module has a number of its own beside attention_scaling."""
+    stated = parameters.get("short_mscale") if type(rotary).__name__.startswith("Phimoe") else None
+    if stated is not None and parameters.get("rope_type") != "default":
+        return float(stated)
+    return float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
+
+
+LENGTHS = ("max_sequence_length", "model_max_length", "seq_length", "max_seq_len")
+"""Fields beside max_position_embeddings in which configurations state a length."""
+
+
+def stretched_length(config: Any, parameters: Mapping[str, Any]) -> int | None:
+    """The length that a linear schedule was trained for, where max_position_embeddings is that before the stretch and another
+    field states their product (vicuna-7b-v1.5-16k); None: max_position_embeddings is it."""
+    factor = parameters.get("factor")
+    if parameters.get("rope_type") != "linear" or not is_number(factor):
+        return None
+    stated = (getattr(config, name, None) for name in LENGTHS)
+    wanted = factor * config.max_position_embeddings
+    return next((int(n) for n in stated if is_number(n) and factor > 1 and math.isclose(n, wanted, rel_tol=0.01)), None)
 
 
 def schedule_of(parameters: Mapping[str, Any], original: int, length: int) -> dict[str, Any]:

@@ -39,13 +39,19 @@ def head_rotation(structure: ModelStructure, layer: Layer, scales: Sequence[floa
             f"method='ms_poe': {structure.model_type} rotates {rope.rotary_dim} of {dim} channels; it takes all"
         )
     loaded = rope.frequencies()
-    divisors = stretch(loaded, dim, rope.rope_theta)
+    divisors = stretch(loaded, dim, base=rope.rope_theta)
     schedules = [
         {"name": "explicit", "stretch": (divisors * scale).tolist(), "attention_factor": loaded.attention_factor}
         for scale in scales
     ]
-    heads = structure.num_heads, structure.num_kv_heads
-    return HeadRotary(dim, *heads, rope.rope_theta, structure.layout, schedules=schedules)
+    return HeadRotary(
+        dim,
+        num_heads=structure.num_heads,
+        num_kv_heads=structure.num_kv_heads,
+        rope_theta=rope.rope_theta,
+        layout=structure.layout,
+        schedules=schedules,
+    )
 
 
 def outlier_shares(q: Tensor, k: Tensor) -> Tensor:

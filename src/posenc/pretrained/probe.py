@@ -17,12 +17,13 @@ from posenc.frequencies.schedules import first_negative
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.models import attention_layers, rope_parameters_by_type, rotary_parts, unwrap
+from posenc.pretrained.models import attention_factor, attention_layers, rotary_parts, unwrap
+from posenc.pretrained.parameters import rope_parameters_by_type
 
 PROBE = 24
 """Tokens of a probe."""
-ROUNDING, ROUNDING_HALF = 1e-3, 0.2
-"""Differences of logits that count, as a share of their spread, in float32 and in half precision."""
+ROUNDING, ROUNDING_HALF, ROUNDING_LAYER = 1e-3, 0.2, 0.05
+"""Differences that count, as a share of the spread: in float32, of logits in half precision, and of one layer's attention in it."""
 ALL_LAYERS = "all layers"
 
 
@@ -61,8 +62,25 @@ class RotationDescription:
 
 
 @dataclass(frozen=True)
+class Computation:
+    """What was compared with `posenc.attention`. layers: how many. tokens: of the text. windows: sliding windows that
+    a longer text left. unchecked: what was not compared, and why."""
+
+    layers: int
+    tokens: int
+    windows: tuple[int, ...]
+    unchecked: tuple[str, ...]
+
+    def __str__(self) -> str:
+        longer = "".join(f", the window of {window} with {window + PROBE}" for window in self.windows)
+        done = f"computed: attention of {self.layers} layers with {self.tokens} tokens{longer}, against the declared formula"
+        return "\n".join(([done] if self.layers else []) + [f"not checked: {each}" for each in self.unchecked])
+
+
+@dataclass(frozen=True)
 class ModelDescription:
-    """length: max_position_embeddings. rotations: by layer type. extended: the method of posenc.extend, None: it is not."""
+    """length: max_position_embeddings. rotations: by layer type. extended: the method of posenc.extend, None: it is not.
+    computed: which attention was computed; None: in a training's batch."""
 
     model_type: str
     layout: str
@@ -73,6 +91,7 @@ class ModelDescription:
     attention: str
     extended: str | None
     rotations: Mapping[str, RotationDescription]
+    computed: Computation | None
 
     def __str__(self) -> str:
         lines = [
@@ -89,7 +108,7 @@ class ModelDescription:
                 f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a turn in {self.length} "
                 f"tokens; the base bound fails {bound}",
             ]
-        return "\n".join(lines)
+        return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])
 
 
 class Probe:
@@ -130,7 +149,7 @@ class Probe:
         """A layer type in a sentence, empty where there is only one."""
         return "" if len(self.parameters) == 1 else f" of {layer_type}"
 
-    def description(self) -> ModelDescription:
+    def description(self, computed: Computation | None = None) -> ModelDescription:
         return ModelDescription(
             model_type=str(self.model.config.model_type),
             layout=self.family.layout,
@@ -151,6 +170,7 @@ class Probe:
                 )
                 for kind, table in self.tables().items()
             },
+            computed=computed,
         )
 
     def tables(self) -> dict[str, FrequencyTable]:
@@ -174,14 +194,14 @@ class Probe:
             moving = parameters.get("rope_type") in ("dynamic", "longrope")
             buffer = getattr(rotary, f"{prefix}{'original_' if moving else ''}inv_freq", None)
             if buffer is not None:
-                factor = float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
+                factor = attention_factor(rotary, prefix, parameters)
                 tables[kind] = FrequencyTable(buffer.detach(), factor, parameters)
         return tables
 
-    def ids(self, batch: int = 1) -> Tensor:
+    def ids(self, batch: int = 1, length: int = PROBE) -> Tensor:
         """The same random tokens each time, without touching the global generator."""
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(int(self.config.vocab_size), (batch, PROBE), generator=generator)
+        ids = torch.randint(int(self.config.vocab_size), (batch, length), generator=generator)
         return ids.to(next(self.model.parameters()).device)
 
     def logits(self, ids: Tensor, **inputs: Any) -> Tensor:
@@ -217,8 +237,19 @@ class Probe:
         return type(self.rotary)(config).to(device)
 
 
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """The root mean square of a difference, as a share of what is expected to vary."""
+    actual, expected = actual.float(), expected.float()
+    return float((actual - expected).square().mean().sqrt() / expected.std())
+
+
+def rounding(probe: Probe) -> float:
+    """The largest difference of one layer's output that is rounding."""
+    return ROUNDING_LAYER if probe.model.dtype in (torch.bfloat16, torch.float16) else ROUNDING
+
+
 def differ(probe: Probe, name: str, text: str, actual: Tensor, expected: Tensor) -> Evidence:
     """A finding where logits differ by more than rounding."""
-    ratio = float((actual - expected).square().mean().sqrt() / expected.std())
+    ratio = difference(actual, expected)
     if ratio > (ROUNDING_HALF if probe.model.dtype in (torch.bfloat16, torch.float16) else ROUNDING):
         yield name, f"{text}, by {ratio:.3g} of their spread (root mean square)", ratio

@@ -6,7 +6,9 @@ classes benchmarks/conform_peers/served.py runs), llama.cpp as of llama-cpp-pyth
 DeepSpeed 0.19.8; benchmarks/six_programs.md has what was compared.
 """
 
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -16,13 +18,14 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
-from posenc.errors import InputError, listed, unknown
+from posenc.errors import InputError, described, listed
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.export import ARCHITECTURES
 from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.models import config_of, rope_parameters_by_type, schedule_of
+from posenc.pretrained.models import schedule_of
+from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, rope_parameters_by_type
 
-__all__ = ["PROGRAMS", "Reading"]
+__all__ = ["ALL", "PROGRAMS", "NotKnown", "ProgramFails", "Reading"]
 
 ALL = "all layers"
 NOTE = "note"
@@ -30,6 +33,8 @@ NOTE = "note"
 TOLERANCE = 1e-5
 """Relative difference of frequencies that is rounding in float32."""
 
+SIGHT = re.compile("Vision|Audio|Speech")
+"""Rotary modules of other parts than the language model."""
 V4_BASES: dict[str, float] = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6, "gpt_oss": 150000.0}
 """Bases of transformers 4 for a configuration without one, where they are not 10000."""
 V4_FRACTIONS: dict[str, float] = {"phi": 0.5, "stablelm": 0.25, "glm": 0.5, "glm4": 0.5, "gpt_neox": 0.25}
@@ -48,8 +53,18 @@ SGLANG_PARTIAL = ("phi3", "glm4")
 """Model types whose class in SGLang finds partial_rotary_factor in a configuration of transformers 5."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
+LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
+"""Architectures for which llama.cpp reads yarn_log_multiplier."""
 LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 """Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
+
+
+class ProgramFails(Exception):
+    """A program does not run the configuration, and why."""
+
+
+class NotKnown(Exception):
+    """posenc does not know what a program computes, and why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +73,8 @@ class Reading:
 
     base: rope_theta. schedule: rope_type that it applies, which may not be the one that the file states. rotary_dim: channels
     of a head that rotate. attention_factor: on cos and sin, so its square is on scores. inv_freq: (rotary_dim / 2,) float64,
-    for a text of the length that was asked for. note: what it does not read.
+    for a text of the length that was asked for. note: what it does not read. unrotated: numbers of layers without rotation where
+    others have it. known_by: "run", or posenc's "rules" of the program.
     """
 
     program: str
@@ -69,11 +85,14 @@ class Reading:
     attention_factor: float
     inv_freq: Tensor = field(repr=False)
     note: str = ""
+    unrotated: tuple[int, ...] = ()
+    known_by: str = "rules"
 
     def same(self, other: "Reading") -> bool:
         """Whether both rotate alike, but for rounding."""
         return (
             self.inv_freq.shape == other.inv_freq.shape
+            and self.unrotated == other.unrotated
             and torch.allclose(self.inv_freq, other.inv_freq, rtol=TOLERANCE, atol=0)
             and math.isclose(self.attention_factor, other.attention_factor, rel_tol=TOLERANCE)
         )
@@ -86,39 +105,135 @@ def _reading(
     layers: str, base: Any, schedule: Mapping[str, Any], rotary_dim: int, factor: float | None = None, note: str = ""
 ) -> Reading:
     """factor: the attention factor, where it is not the schedule's."""
-    found = frequencies.create(schedule, rotary_dim, float(base))
+    found = _created(schedule, rotary_dim, float(base))
     attention = found.attention_factor if factor is None else factor
     return Reading("", layers, float(base), str(schedule["name"]), rotary_dim, float(attention), found.inv_freq, note)
 
 
-def _transformers5(config: ConfigFile, length: int) -> Found:
-    """Its functions are called."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+def _created(schedule: Mapping[str, Any], rotary_dim: int, base: float) -> frequencies.Frequencies:
+    """Frequencies, also by a linear factor below 1, which every program divides by.
 
-    hf = config.hf
-    tables = rope_parameters_by_type(hf)
+    Raises:
+        NotKnown: posenc computes none from such numbers, and what a program does with them was not tried.
+    """
+    if schedule["name"] == "linear" and 0 < schedule["factor"] < 1:
+        plain = frequencies.create({"name": "default"}, rotary_dim, base=base)
+        return frequencies.Frequencies(plain.inv_freq / schedule["factor"], plain.attention_factor)
+    try:
+        return frequencies.create(schedule, rotary_dim, base=base)
+    except InputError as error:
+        raise NotKnown(f"no program is known to run these numbers: {error}") from error
+
+
+def hf_of(config: ConfigFile) -> Any:
+    """Raises:
+    ProgramFails: transformers refuses the configuration."""
+    try:
+        return config.hf
+    except InputError as error:
+        raise ProgramFails(str(error)) from error
+
+
+def _tables(config: ConfigFile) -> dict[str | None, Mapping[str, Any]]:
+    """rope_parameters of the layer types that some layer has."""
+    hf = hf_of(config)
+    types, tables = getattr(hf, "layer_types", None), rope_parameters_by_type(hf)
+    return {kind: table for kind, table in tables.items() if kind in (types or ())} or tables
+
+
+def _transformers5(config: ConfigFile, length: int) -> Found:
+    """The model type's own rotary module is run."""
+    hf, tables = hf_of(config), _tables(config)
+    if why := config.without_positions():
+        raise ProgramFails(f"its layers do not rotate: {why}")
     if not any(tables.values()):
-        raise InputError("its model has no rotary positions")
-    module = import_module(type(hf).__module__.replace(".configuration_", ".modeling_"))
-    classes = [kind for name, kind in vars(module).items() if name.endswith("RotaryEmbedding") and "Vision" not in name]
-    for kind, parameters in tables.items():
-        name = parameters.get("rope_type", "default")
-        if name == "default":
-            function = classes[0].compute_default_rope_parameters
-        elif name in ROPE_INIT_FUNCTIONS:
-            function = ROPE_INIT_FUNCTIONS[name]
-        else:
-            raise unknown("rope_type", name, ("default", *ROPE_INIT_FUNCTIONS))
-        by_type = {} if kind is None else {"layer_type": kind}
-        seq_len = {} if name == "default" and kind is None else {"seq_len": length}
-        inv_freq, factor = function(config_of(hf, kind), device="cpu", **seq_len, **by_type)
-        base = float(parameters["rope_theta"])
-        yield Reading("", kind or ALL, base, name, 2 * inv_freq.numel(), float(factor), inv_freq.double())
+        raise ProgramFails("its model has no rotary positions")
+    kind = _rotary_class(hf)
+    try:
+        module = kind(hf)
+        turned = {layers: _turned(module, layers, table, length) for layers, table in tables.items()}
+        bases = {layers: float(table["rope_theta"]) for layers, table in tables.items()}
+    except Exception as error:  # transformers raises errors of many types here
+        raise ProgramFails(f"it fails: {described(error)}") from error
+    for layers, table in tables.items():
+        inv_freq, factor = turned[layers]
+        notes = []
+        scores = _score_factor(table) if "kv_lora_rank" in vars(hf) else 1.0
+        if scores != 1:
+            notes.append(f"its attention multiplies scores by {scores:.4g} too (mscale_all_dim)")
+        if table.get("rope_type") == "longrope" and length > (table.get("original_max_position_embeddings") or length):
+            plain = base_frequencies(bases[layers], 2 * inv_freq.numel())
+            long = torch.tensor(table["long_factor"], dtype=torch.float64)
+            if not torch.allclose(inv_freq * long, plain, rtol=1e-4, atol=0):
+                notes.append("takes short_factor at every length")
+        yield Reading("", layers or ALL, bases[layers], str(table.get("rope_type", "default")), 2 * inv_freq.numel(),
+                      factor, inv_freq, "; ".join(notes), config.unrotated(), "run")  # fmt: skip
+
+
+def base_frequencies(base: float, rotary_dim: int) -> Tensor:
+    return frequencies.create({"name": "default"}, rotary_dim, base=base).inv_freq
+
+
+def _score_factor(table: Mapping[str, Any]) -> float:
+    """Of latent attention under YaRN: the square of 0.1 mscale_all_dim ln(factor) + 1."""
+    mscale, factor = table.get("mscale_all_dim"), table.get("factor") or 1.0
+    return (
+        (0.1 * mscale * math.log(factor) + 1) ** 2
+        if mscale and factor > 1 and table.get("rope_type") == "yarn"
+        else 1.0
+    )
+
+
+def _rotary_class(hf: Any) -> Any:
+    """transformers' rotary module of a model type.
+
+    Raises:
+        NotKnown: it has none under a name like that of the others, or needs a package that is missing.
+    """
+    try:
+        module = import_module(type(hf).__module__.replace(".configuration_", ".modeling_"))
+    except ImportError as error:
+        raise NotKnown(f"transformers has no model for its configuration here: {described(error)}") from error
+    found = [kind for name, kind in vars(module).items() if name.endswith("RotaryEmbedding") and isinstance(kind, type)]
+    takes = {kind: inspect.signature(kind).parameters.get("config") for kind in found}
+    of_type = [kind for kind, config in takes.items() if config is not None and config.annotation is type(hf)]
+    others = [kind for kind, config in takes.items() if config is not None and not SIGHT.search(kind.__name__)]
+    if not of_type + others:
+        raise NotKnown(f"transformers' {hf.model_type} has no rotary module that a configuration makes")
+    return (of_type + others)[0]
+
+
+def _turned(module: Any, layers: str | None, table: Mapping[str, Any], length: int) -> tuple[Tensor, float]:
+    """Inverse frequencies, (pairs,) in float64, and the factor on cos and sin for a text of a length: from what a module
+    computes at position 1, in float32, beside its buffer where that is the same."""
+    positions = torch.tensor([[0, 1, max(length, 2) - 1]])
+    if table.get("mrope_section"):
+        positions = positions.expand(3, 1, -1)
+    by_type = {} if layers is None else {"layer_type": layers}
+    with torch.no_grad():
+        out = module(torch.zeros(1, 1, 1), positions, **by_type)
+    cos, sin = (out.real, out.imag) if isinstance(out, Tensor) else out
+    cos, sin = (each.reshape(-1, 3, each.shape[-1])[-1, 1].double() for each in (cos, sin))
+    buffer = getattr(module, f"{layers}_inv_freq" if layers else "inv_freq").double()
+    pairs = buffer.numel()
+    if cos.numel() == 2 * pairs:
+        halves = torch.equal(cos[:pairs], cos[pairs:]) and torch.equal(sin[:pairs], sin[pairs:])
+        cos, sin = (each[:pairs] if halves else each[::2] for each in (cos, sin))
+    factor = float((cos[0].square() + sin[0].square()).sqrt())
+    scaling = float(getattr(module, f"{layers}_attention_scaling" if layers else "attention_scaling", 1.0))
+    factor = scaling if math.isclose(scaling, factor, rel_tol=1e-6) else factor
+    angle = torch.atan2(sin, cos)
+    same = torch.allclose(buffer.cos() * factor, cos, atol=1e-6) and torch.allclose(
+        buffer.sin() * factor, sin, atol=1e-6
+    )
+    return (buffer if same else angle), factor
 
 
 def _require_rules(config: ConfigFile) -> None:
     if config.model_type not in RULED:
-        raise InputError(f"posenc does not have its rules for the model type {config.model_type!r}")
+        raise NotKnown(f"posenc does not have its rules for the model type {config.model_type!r}")
+    if not config.states_language_model:
+        raise NotKnown("the file does not state the language model, and its values for it are not known")
 
 
 def _transformers4(config: ConfigFile, length: int) -> Found:
@@ -127,7 +242,10 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     neox = config.model_type == "gpt_neox"
     base = raw.get("rotary_emb_base" if neox else "rope_theta", V4_BASES.get(config.model_type, 10000.0))
     fraction = raw.get("rotary_pct" if neox else "partial_rotary_factor", V4_FRACTIONS.get(config.model_type, 1.0))
-    scaling = raw.get("rope_scaling", V4_GPT_OSS if config.model_type == "gpt_oss" else None) or {}
+    scaling = raw.get("rope_scaling", V4_GPT_OSS if config.model_type == "gpt_oss" else None)
+    if scaling is not None and scaling.get("rope_type", scaling.get("type")) is None:
+        raise ProgramFails("it fails: KeyError: its rope_scaling has no rope_type")
+    scaling = scaling or {}
     rotary_dim, ignored = int(config.head_dim * fraction), ""
     if "rope_parameters" in raw:
         ignored = "does not read rope_parameters, which transformers 5 writes"
@@ -139,6 +257,8 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     original = raw.get("original_max_position_embeddings")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     _check_v4(config.model_type, scaling)
+    if config.model_type == "phi3" and kind in ("su", "yarn"):
+        kind = "longrope"
     if kind == "longrope" and not original:
         scaling = {**scaling, "original_max_position_embeddings": config.length}
     schedule = _schedule(kind, scaling, config, length, original if kind == "longrope" else None)
@@ -147,12 +267,12 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
 
 def _check_v4(model_type: str, scaling: Mapping[str, Any]) -> None:
     """Raises:
-    InputError: a rope_scaling at which the model type's configuration class in transformers 4 raises."""
+    ProgramFails: a rope_scaling at which the model type's configuration class in transformers 4 raises."""
     fields = {"olmo": {"type", "factor"}, "olmo2": {"type", "factor"}, "phi3": {"type", "short_factor", "long_factor"}}
     kinds = ("longrope", "su", "yarn") if model_type == "phi3" else ("linear", "dynamic")
     wanted = fields.get(model_type)
     if scaling and wanted and (scaling.keys() != wanted or scaling["type"] not in kinds):
-        raise InputError(
+        raise ProgramFails(
             f"its {model_type} takes {listed(sorted(wanted))} in rope_scaling and no other key, type {listed(kinds)}"
         )
 
@@ -164,14 +284,17 @@ def _schedule(
     beside the table states it; the two lengths then give longrope's factor.
 
     Raises:
-        KeyError: no factor, at which the programs fail.
-        InputError: an unknown rope_type.
+        ProgramFails: an unknown rope_type, or a key that is missing or text.
     """
-    if kind in ("linear", "dynamic", "llama3", "yarn"):
-        given["factor"]
+    kind = "longrope" if kind == "su" else kind
+    if kind not in ROPE_PARAMETERS:
+        raise ProgramFails(f"it has no rope_type {kind!r}")
+    for key in (*NEEDED.get(kind, ()), *(("factor",) if kind == "yarn" else ())):
+        if given.get(key) is None:
+            raise ProgramFails(f"it fails: KeyError: {key!r}" if key not in given else f"it fails: {key} is null")
     stated = {key: value for key, value in given.items() if key != "factor" or not original}
     start = int(original or given.get("original_max_position_embeddings") or config.length)
-    schedule = schedule_of({**stated, "rope_type": "longrope" if kind == "su" else kind}, start, config.length)
+    schedule = schedule_of({**stated, "rope_type": kind}, start, config.length)
     longest = max(length, config.length) if kind == "dynamic" else length
     return schedule | ({"length": longest} if "length" in schedule else {})
 
@@ -183,7 +306,7 @@ Served = tuple[dict[str, Any], float | None, str]
 def _served(config: ConfigFile, length: int, adapt: Callable[[str, dict[str, Any]], Served]) -> Found:
     """vLLM and SGLang: transformers 5's configuration, rotated by modules of their own. adapt: what differs in a table."""
     _require_rules(config)
-    for kind, parameters in rope_parameters_by_type(config.hf).items():
+    for kind, parameters in _tables(config).items():
         given, factor, note = adapt(kind or ALL, dict(parameters))
         name = given.get("rope_type", "default")
         fraction = 1.0 if name == "proportional" else given.get("partial_rotary_factor") or 1.0
@@ -198,7 +321,7 @@ def _head_dim(config: ConfigFile) -> int:
 
 def _longrope_factor(config: ConfigFile, given: Mapping[str, Any], length: int) -> float:
     """The factor of vLLM's and SGLang's class: of the lengths, whatever attention_factor says, unless the mscales are given."""
-    original = given["original_max_position_embeddings"]
+    original = given.get("original_max_position_embeddings") or config.length
     scale = config.length / original
     stated = given.get("long_mscale" if length > original else "short_mscale")
     return float(stated or (1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))))
@@ -218,11 +341,13 @@ def _vllm(config: ConfigFile, length: int) -> Found:
         name = given.get("rope_type", "default")
         if config.model_type == "gpt_oss":
             keys = ("rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+            if missing := [key for key in keys if key not in given]:
+                raise ProgramFails(f"it fails: KeyError: {missing[0]!r}")
             truncate = given.get("truncate", True)
             return {"rope_type": "yarn", "truncate": truncate, **{key: given[key] for key in keys}}, None, ""
         if name == "longrope":
             if FAMILIES[config.model_type].layout == "interleaved":
-                raise InputError("its longrope is for models that pair channels across halves")
+                raise ProgramFails("its longrope is for models that pair channels across halves")
             notes = (
                 ["takes longrope's factors for max_model_len tokens, whatever the text's length"]
                 if length < config.length
@@ -248,8 +373,8 @@ def _sglang(config: ConfigFile, length: int) -> Found:
         yield from _by_transformers(config, length)
         return
     if config.model_type == "phi":
-        raise InputError("its class reads partial_rotary_factor of the configuration, which transformers 5 has moved")
-    tables = rope_parameters_by_type(config.hf)
+        raise ProgramFails("its class reads partial_rotary_factor of the configuration, which transformers 5 has moved")
+    tables = _tables(config)
     if (
         config.model_type == "gemma3_text"
     ):  # a module by transformers' functions, which does not exchange longrope's factors
@@ -261,7 +386,7 @@ def _sglang(config: ConfigFile, length: int) -> Found:
             )
         return
     if None not in tables:
-        raise InputError("its class for the model type reads no tables by layer type")
+        raise ProgramFails("its class for the model type reads no tables by layer type")
 
     def adapt(kind: str, given: dict[str, Any]) -> Served:
         name, factor = given.get("rope_type", "default"), None
@@ -274,11 +399,11 @@ def _sglang(config: ConfigFile, length: int) -> Found:
         if name == "yarn":
             if given.pop("attention_factor", None) is not None:
                 notes.append("does not read attention_factor of yarn")
-            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), 10000.0)
+            usual = frequencies.create(_schedule(name, given, config, length), _head_dim(config), base=10000.0)
             factor = usual.attention_factor * given.get("attn_factor", 1.0)
         elif name == "longrope":
             if FAMILIES[config.model_type].layout == "interleaved":
-                raise InputError("its longrope is for models that pair channels across halves")
+                raise ProgramFails("its longrope is for models that pair channels across halves")
             notes.append(
                 "takes longrope's factors for the longest text of a batch, beyond the original length by two tokens"
             )
@@ -296,43 +421,51 @@ def _sglang(config: ConfigFile, length: int) -> Found:
 
 def _llama_cpp(config: ConfigFile, length: int) -> Found:
     header = config.gguf if config.gguf is not None else _converted(config)
+    yield from header_readings(header, config.head_dim, config.length)
+
+
+def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> Found:
+    """What llama.cpp makes of a GGUF file. header: its keys, and the tensors rope_freqs.weight and rope_factors_*.weight as
+    lists. head_dim, context: where the file does not state them."""
     name = header["general.architecture"]
 
     def key(text: str, default: Any) -> Any:
         return header.get(f"{name}.{text}", default)
 
-    context = int(key("context_length", config.length))
-    dim = int(key("rope.dimension_count", 0) or key("attention.key_length", config.head_dim))
+    context = int(key("context_length", context))
+    dim = int(key("rope.dimension_count", 0) or key("attention.key_length", head_dim))
     base, kind = float(key("rope.freq_base", 10000.0)), key("rope.scaling.type", "linear")
-    factor = float(key("rope.scaling.factor", 0.0)) or 1.0
+    factor = float(key("rope.scaling.factor", 0.0) or key("rope.scale_linear", 0.0)) or 1.0
     original = int(key("rope.scaling.original_context_length", context))
     attention = float(key("rope.scaling.attn_factor", 1.0))
+    notes = [str(header[NOTE])] if header.get(NOTE) else []
     divisors = header.get("rope_freqs.weight")
-    if divisors is None and length > original:
-        divisors = header.get("rope_factors_long.weight")
-    elif divisors is None:
-        divisors = header.get("rope_factors_short.weight")
-    note = str(header.get(NOTE, ""))
+    if divisors is None:
+        which = "long" if context > original else "short"
+        divisors = header.get(f"rope_factors_{which}.weight")
+        if divisors is not None and context > original:
+            notes.append(
+                f"takes the long factors for every text once its context (-c) exceeds {original}, here for {context}"
+            )
     schedule: dict[str, Any] = {"name": "default"}
     if kind == "yarn":
-        stated = {
-            "beta_fast": key("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": key("rope.scaling.yarn_beta_slow", 1.0),
+        betas = {
+            beta: key(f"rope.scaling.yarn_{beta}", usual) for beta, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
         }
-        schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **stated}
-        log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0))
+        schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **betas}
+        log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0)) if name in LOG_MULTIPLIER else 0.0
         usual = 0.1 * math.log(factor) + 1
         attention *= usual / (0.1 * log_multiplier * math.log(factor) + 1) if log_multiplier else usual
-    elif kind == "linear" and factor != 1:
+    elif kind != "none" and factor != 1:
         schedule = {"name": "linear", "factor": factor}
-    found = frequencies.create(schedule, dim, base)
+    found = _created(schedule, dim, base)
     inv_freq, shown = found.inv_freq, schedule["name"]
     if divisors is not None:
         inv_freq, shown = inv_freq / torch.tensor(divisors, dtype=torch.float64), "divisors"
     local = key("rope.freq_base_swa", 10000.0 if name == "gemma3" else None)
     if local is not None:
         yield _reading(SLIDING, local, {"name": "default"}, dim, 1.0)
-    yield Reading("", ALL if local is None else FULL, base, shown, dim, attention, inv_freq, note)
+    yield Reading("", ALL if local is None else FULL, base, shown, dim, attention, inv_freq, "; ".join(notes))
 
 
 def _converted(config: ConfigFile) -> dict[str, Any]:
@@ -362,7 +495,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         keys |= {"rope.scaling.type": rope_type, "rope.scaling.factor": factor}
         if rope_type == "yarn":
             if "original_max_position_embeddings" not in inner:
-                raise InputError("its converter needs original_max_position_embeddings for yarn")
+                raise ProgramFails("its converter needs original_max_position_embeddings for yarn")
             keys["rope.scaling.original_context_length"] = inner["original_max_position_embeddings"]
             for beta in ("beta_fast", "beta_slow"):
                 if inner.get(beta) is not None:
@@ -377,7 +510,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         schedule = _schedule("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0,
                                         "original_max_position_embeddings": 8192} | inner, config, 1)  # fmt: skip
         header["rope_freqs.weight"] = frequencies.stretch(
-            frequencies.create(schedule, dim, float(theta or 10000.0)), dim, float(theta or 10000.0)
+            frequencies.create(schedule, dim, base=float(theta or 10000.0)), dim, base=float(theta or 10000.0)
         ).tolist()
     elif rope_type in ("longrope", "su"):
         original = inner.get("original_max_position_embeddings") or config.length
@@ -386,6 +519,8 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
             scale = config.length / original
             if scale > 1:
                 keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original))
+            if missing := [each for each in ("long_factor", "short_factor") if each not in inner]:
+                raise ProgramFails(f"its converter needs {missing[0]}")
             header |= {f"rope_factors_{each}.weight": inner[f"{each}_factor"] for each in ("long", "short")}
         else:
             notes.append(f"its converter writes longrope's factors for phi3 alone, not for {kind}")
@@ -401,11 +536,11 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
 
 def _deepspeed(config: ConfigFile, length: int) -> Found:
     if config.model_type not in DEEPSPEED:
-        raise InputError(f"its inference engine carries {listed(DEEPSPEED)} of posenc's model types")
-    tables = rope_parameters_by_type(config.hf)
+        raise ProgramFails(f"its inference engine carries {listed(DEEPSPEED)} of posenc's model types")
+    tables = _tables(config)
     kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
     for kind in sorted(kinds - {"default"}):
-        raise InputError(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
+        raise ProgramFails(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
     (parameters,) = tables.values()
     fraction = parameters.get("partial_rotary_factor") or 1.0 if config.model_type == "phi" else 1.0
     yield _reading(ALL, parameters["rope_theta"], {"name": "default"}, int(_head_dim(config) * fraction))

@@ -2,23 +2,35 @@
 """What six programs compute from one configuration: a config.json or the header of a GGUF file, without weights."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from posenc.errors import InputError, check_integers, described, unknown
+from posenc.errors import InputError, check_integers, listed, unknown
 from posenc.pretrained.config_file import ConfigFile, read_config
-from posenc.pretrained.families import FAMILIES
-from posenc.pretrained.programs import ALL, LLAMA_CPP, PROGRAMS, TOLERANCE, TRANSFORMERS, Reading
+from posenc.pretrained.families import FAMILIES, REFUSED
+from posenc.pretrained.findings import Evidence, ModelFinding, diagnosis
+from posenc.pretrained.parameters import impossible_sentences, rope_parameters_by_type, unknown_type
+from posenc.pretrained.programs import (
+    ALL,
+    LLAMA_CPP,
+    PROGRAMS,
+    TOLERANCE,
+    TRANSFORMERS,
+    NotKnown,
+    ProgramFails,
+    Reading,
+)
+from posenc.pretrained.stated import impossible_numbers, stated
 
 __all__ = ["ConfigFile", "ProgramComparison", "ProgramRefusal", "Reading", "compare", "read_config"]
 
 
 @dataclass(frozen=True)
 class ProgramRefusal:
-    """A program that does not run the configuration, and why."""
+    """A program of which nothing is compared, and why."""
 
     program: str
     why: str
@@ -26,15 +38,22 @@ class ProgramRefusal:
 
 @dataclass(frozen=True, eq=False)
 class ProgramComparison:
-    """What each program makes of a configuration. length: tokens of the text for which frequencies are compared. windows:
-    keys that a query sees, by layer type, None: all."""
+    """What each program makes of a configuration.
+
+    length: tokens of the text for which frequencies are compared. refused: programs that do not run it. not_known: programs of
+    which posenc does not know. windows: keys that a query sees, by layer type, None: all. layers: how many there are; None: it
+    is not stated. findings: what `doctor` says of a configuration without weights.
+    """
 
     name: str
     model_type: str
     length: int
     readings: tuple[Reading, ...]
     refused: tuple[ProgramRefusal, ...]
+    not_known: tuple[ProgramRefusal, ...]
     windows: Mapping[str, int | None]
+    layers: int | None
+    findings: tuple[ModelFinding, ...]
 
     def groups(self) -> dict[str, list[list[Reading]]]:
         """By layer type: programs that compute the same frequencies and attention factor, the largest group first."""
@@ -52,6 +71,11 @@ class ProgramComparison:
         return {kind: sorted(groups, key=len, reverse=True) for kind, groups in found.items()}
 
     @property
+    def wrong(self) -> bool:
+        """Whether programs differ, or the configuration asks for other numbers than a model was made for."""
+        return self.differ or any(finding.severity == "wrong" for finding in self.findings)
+
+    @property
     def differ(self) -> bool:
         """Whether two programs compute different positions."""
         return any(len(groups) > 1 for groups in self.groups().values())
@@ -65,6 +89,15 @@ class ProgramComparison:
                 sentences.append(f"{reading.program} differs{where}: {_difference(reading, most[0], self.length)}")
         return sentences
 
+    def agreement(self) -> str:
+        """Who computes the same, where nobody differs."""
+        programs = list(dict.fromkeys(reading.program for reading in self.readings))
+        if not programs:
+            return "No program is known to run it."
+        if len(programs) == 1:
+            return f"Nothing is compared: {programs[0]} alone is known to run it."
+        return f"{listed(programs)} compute the same positions."
+
     def to_dict(self) -> dict[str, Any]:
         rows = []
         for reading in self.readings:
@@ -73,11 +106,12 @@ class ProgramComparison:
         return {
             "name": self.name, "model_type": self.model_type, "length": self.length, "differ": self.differ,
             "windows": dict(self.windows), "readings": rows, "refused": [asdict(each) for each in self.refused],
-            "apart": self.apart(),
+            "not_known": [asdict(each) for each in self.not_known], "apart": self.apart(), "layers": self.layers,
+            "findings": [asdict(each) for each in self.findings], "wrong": self.wrong,
         }  # fmt: skip
 
     def __str__(self) -> str:
-        titles = ("program", "layers", "base", "schedule", "rotated", "attention factor", "as")
+        titles = ("program", "layers", "base", "schedule", "rotated", "attention factor", "known by", "as")
         letters = {
             id(reading): chr(ord("A") + number)
             for groups in self.groups().values()
@@ -86,34 +120,42 @@ class ProgramComparison:
         }
         rows = [titles] + [
             (
-                r.program,
-                r.layers,
-                f"{r.base:.10g}",
-                r.schedule,
-                str(r.rotary_dim),
-                f"{r.attention_factor:.6g}",
+                r.program, r.layers, f"{r.base:.10g}", r.schedule, str(r.rotary_dim), f"{r.attention_factor:.6g}", r.known_by,
                 letters[id(r)],
             )
             for r in self.readings
-        ]
+        ]  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         windows = ", ".join(
             f"{kind} {'all keys' if size is None else f'{size} keys'}" for kind, size in self.windows.items()
         )
         lines = [
             f"{self.name}: {self.model_type}, frequencies for a text of {self.length} tokens; a query sees: {windows}",
+            *_unrotated(self.readings, self.layers),
             "",
-            *lines,
+            *(table if self.readings else []),
         ]
         lines += [f"{each.program}: does not run it: {each.why}" for each in self.refused]
-        lines += [""] + (self.apart() or ["All programs that run it compute the same positions."])
+        lines += [f"{each.program}: not known: {each.why}" for each in self.not_known]
+        lines += ["", *(self.apart() or [self.agreement()])]
         lines += [f"{each.program}: {each.note}" for each in self.readings if each.note]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"\n{finding}" for finding in self.findings)])
+
+
+def _unrotated(readings: Sequence[Reading], layers: int | None) -> list[str]:
+    """A line on the layers without rotation, as the first program has them."""
+    still = readings[0].unrotated if readings else ()
+    if not still:
+        return []
+    numbers = ", ".join(map(str, still[:8])) + (", ..." if len(still) > 8 else "")
+    return [f"{len(still)} of {layers} layers do not rotate: {numbers}"]
 
 
 def _difference(reading: Reading, most: Reading, length: int) -> str:
     parts = []
+    if reading.unrotated != most.unrotated:
+        parts.append(f"{len(reading.unrotated)} layers do not rotate, not {len(most.unrotated)}, or others")
     if reading.base != most.base:
         parts.append(f"base {reading.base:.10g}, not {most.base:.10g}")
     if reading.schedule != most.schedule:
@@ -129,37 +171,82 @@ def _difference(reading: Reading, most: Reading, length: int) -> str:
 
 
 def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
-    """What each program computes from a configuration.
+    """What each program computes from a configuration, and what is doubtful in it.
 
     length: tokens of the text for which frequencies that depend on it are compared; None: max_position_embeddings.
 
     Raises:
-        InputError: a length below 1, or a configuration that no program runs.
+        InputError: a length below 1, fields that contradict each other, or a configuration that no program runs.
     """
     check_integers(1, length=length)
-    length = length or config.length
+    for contradiction in config.contradictions():
+        raise InputError(f"{config.name}: {contradiction}")
+    if config.model_type in REFUSED:
+        raise InputError(f"{config.name}: model type {config.model_type!r}: {REFUSED[config.model_type]}")
+    findings = diagnosis(None, _evidence(config)).findings
+    impossible = [why for table in config.tables() for why, _ in impossible_sentences(table)]
+    impossible += [
+        each.evidence for each in findings if each.name == "parameter_impossible" and each.measured is not None
+    ]
     readings: list[Reading] = []
     refused: list[ProgramRefusal] = []
+    not_known: list[ProgramRefusal] = []
+    length = length or config.length
     for program, read in PROGRAMS.items():
         if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
             continue
         try:
-            readings += [replace(reading, program=program) for reading in _collapsed(list(read(config, length)))]
-        except InputError as error:
-            refused.append(ProgramRefusal(program, str(error).removeprefix(f"{config.name}: ")))
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            refused.append(ProgramRefusal(program, f"it fails: {described(error)}"))
-    if not readings:
-        if config.model_type not in FAMILIES:
+            if impossible and program != TRANSFORMERS:
+                raise NotKnown(f"what it does with such a number was not tried: {impossible[0]}")
+            found = _collapsed(list(read(config, length)))
+            readings += [replace(each, program=program, unrotated=_still(config, program)) for each in found]
+        except ProgramFails as error:
+            refused.append(ProgramRefusal(program, str(error)))
+        except NotKnown as error:
+            not_known.append(ProgramRefusal(program, str(error)))
+    if not (readings or findings):
+        if config.model_type not in FAMILIES and not _is_known(config):
             raise unknown("model type", config.model_type, FAMILIES, 0.7)
-        raise InputError(
-            f"{config.name}: no program runs it: {'; '.join(f'{each.program}: {each.why}' for each in refused)}"
-        )
+        reasons = "; ".join(f"{each.program}: {each.why}" for each in refused + not_known)
+        raise InputError(f"{config.name}: no program is known to run it: {reasons}")
+    known = _is_known(config)
+    return ProgramComparison(
+        config.name, config.model_type, length, tuple(readings), tuple(refused), tuple(not_known),
+        config.windows() if known else {}, getattr(config.hf, "num_hidden_layers", None) if known else None, findings,
+    )  # fmt: skip
+
+
+def _is_known(config: ConfigFile) -> bool:
+    """Whether transformers takes it."""
     try:
-        windows = config.windows()
+        return config.hf is not None
     except InputError:
-        windows = {}
-    return ProgramComparison(config.name, config.model_type, length, tuple(readings), tuple(refused), windows)
+        return False
+
+
+def _evidence(config: ConfigFile) -> Evidence:
+    for text in config.beside():
+        yield "scaling_beside_the_model", text, None
+    if not _is_known(config):
+        for table in config.tables():
+            if sentence := unknown_type(table):
+                yield "parameter_impossible", sentence, None
+            yield from (("parameter_impossible", why, number) for why, number in impossible_sentences(table))
+        return
+    reads_text = hasattr(config.hf, "vocab_size")
+    if config.gguf is not None or not reads_text or not any(rope_parameters_by_type(config.hf).values()):
+        return
+    cannot = list(impossible_numbers(config.hf))
+    yield from cannot or stated(config.hf, config)
+
+
+def _still(config: ConfigFile, program: str) -> tuple[int, ...]:
+    """Layers that do not rotate; llama.cpp has a fixed interval for SmolLM3, and a GGUF file states none."""
+    if not _is_known(config):
+        return ()
+    if program == LLAMA_CPP and config.model_type == "smollm3":
+        return tuple(range(3, int(config.hf.num_hidden_layers), 4))
+    return config.unrotated()
 
 
 def _collapsed(readings: list[Reading]) -> list[Reading]:

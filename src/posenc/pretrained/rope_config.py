@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frequencies as the `rope_parameters` of a transformers configuration, so that plain transformers computes them."""
 
-import math
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -10,10 +9,11 @@ import torch
 
 from posenc.encodings.learned_rotary import HeadRotary, LearnedRotary
 from posenc.encodings.rotary import PRotary, Rotary
-from posenc.errors import InputError, check_integers, check_word
+from posenc.errors import InputError, check_integers
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import attached
-from posenc.pretrained.models import ROPE_PARAMETERS, ModelStructure, Rope, head_dim_of, rope_parameters_by_type
+from posenc.pretrained.models import ModelStructure, Rope
+from posenc.pretrained.parameters import ROPE_PARAMETERS
 
 LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
@@ -30,32 +30,6 @@ SCALING = {
 """Keys of rope_parameters that belong to a scaling; the others describe the model."""
 MAX_STRETCH = 1e30
 """A divisor that stops a pair, since JSON has no infinity: the angle stays below 1e-23 for any length."""
-
-
-def check_parameters(config: Any) -> None:
-    """Refuse rope_parameters at which transformers fails elsewhere, or computes frequencies that are not finite.
-
-    Raises:
-        InputError: an unknown rope_type, text instead of a number, a base that is not above 0, or a list of factors of
-            another length than there are pairs.
-    """
-    for layer_type, parameters in rope_parameters_by_type(config).items():
-        kind, theta = parameters.get("rope_type", "default"), parameters.get("rope_theta", 1.0)
-        if kind == "su":
-            raise InputError("unknown rope_type 'su': it is called 'longrope' now")
-        check_word("rope_type", kind, ROPE_PARAMETERS)
-        for key, value in parameters.items():
-            if isinstance(value, str) and key not in ("rope_type", "type"):
-                raise InputError(f"{key}={value!r} in rope_parameters: write a number, without quotes")
-        if not 0 < theta < math.inf:
-            raise InputError(f"rope_theta={theta} in rope_parameters: must be a number above 0")
-        pairs = int(head_dim_of(config, layer_type) * (parameters.get("partial_rotary_factor") or 1.0)) // 2
-        for key in ("short_factor", "long_factor") if kind == "longrope" else ():
-            count = len(parameters.get(key) or ())
-            if count != pairs:
-                raise InputError(
-                    f"{key} in rope_parameters has {count} numbers: give one for each of the {pairs} rotated pairs"
-                )
 
 
 def hf_rope_parameters(
@@ -140,7 +114,7 @@ def _written(
     if "llama_4_scaling_beta" in given:  # whose temperature counts in these
         shape["original_max_position_embeddings"] = given["original_max_position_embeddings"]
     named = structure.model_type not in LONGROPE_ONLY
-    written = _scaling(
+    written = scaling_parameters(
         frequencies, rope.rotary_dim, rope.rope_theta, rope.original_length, length, named, latent=rope.latent
     )
     if structure.model_type == "phimoe" and written["rope_type"] != "default":  # it reads these for every type
@@ -187,10 +161,10 @@ def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: in
             )
         frequencies = Frequencies(ladders[0], encoding.attention_factor)
     original = schedule.get("original_max_positions", length)
-    return _scaling(frequencies, rotary_dim, encoding.rope_theta, original, length) | shape
+    return scaling_parameters(frequencies, rotary_dim, encoding.rope_theta, original, length) | shape
 
 
-def _scaling(
+def scaling_parameters(
     frequencies: Frequencies,
     rotary_dim: int,
     rope_theta: float,
@@ -201,14 +175,14 @@ def _scaling(
 ) -> dict[str, Any]:
     """rope_parameters without the base. named: whether a rope_type other than "longrope" may be taken. latent: of latent
     attention, where "yarn" has its temperature in the scores."""
-    divisors = stretch(frequencies, rotary_dim, rope_theta)
+    divisors = stretch(frequencies, rotary_dim, base=rope_theta)
     kinds = _kinds(divisors.max().item(), original_length) if named else {}
     if latent and "yarn" in kinds:
         kinds["yarn"] |= SCORES
     renamed = {"original_max_position_embeddings": "original_max_positions"}
     for schedule, options in kinds.items():
         candidate = {"name": schedule} | {renamed.get(name, name): value for name, value in options.items()}
-        if same_frequencies(frequencies, create(candidate, rotary_dim, rope_theta)):
+        if same_frequencies(frequencies, create(candidate, rotary_dim, base=rope_theta)):
             return {"rope_type": schedule, **options}
     numbers = divisors.clamp(max=MAX_STRETCH).tolist()
     return {

@@ -13,7 +13,9 @@ from posenc.encodings.rotary_axes import MRotary
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.multimodal import RULES
+from posenc.pretrained.computed import declared_scale
 from posenc.pretrained.findings import Evidence
+from posenc.pretrained.models import attention_layers
 from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, differ
 
 
@@ -58,20 +60,14 @@ def not_restored(probe: Probe) -> Evidence:
 
 
 def softmax_scale(probe: Probe) -> Evidence:
-    """Of latent attention under YaRN: 1 / sqrt(width) times the square of 0.1 mscale_all_dim ln(factor) + 1."""
-    config = probe.config
-    if not hasattr(config, "kv_lora_rank"):
-        return
-    (parameters,) = probe.parameters.values()
-    expected = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
-    mscale, factor = parameters.get("mscale_all_dim"), parameters.get("factor") or 1.0
-    if mscale and factor > 1 and parameters.get("rope_type") == "yarn":
-        expected *= (0.1 * mscale * math.log(factor) + 1) ** 2
-    scales = [float(layer.self_attn.scaling) for layer in probe.decoder.layers]
-    wrong = [scale for scale in scales if not math.isclose(scale, expected, rel_tol=1e-6)]
-    if wrong:
-        text = f"{len(wrong)} of {len(scales)} layers multiply scores by {wrong[0]:.10g}, the configuration asks for {expected:.10g}"
-        yield "softmax_scale_differs", text, wrong[0] / expected
+    """The factors that layers state for their scores, where no attention is computed."""
+    layers = attention_layers(probe.decoder, probe.family)
+    for layer in layers:
+        stated, asked = getattr(layer.module, "scaling", None), declared_scale(probe, layer)
+        if stated is not None and not math.isclose(stated, asked, rel_tol=1e-6):
+            text = f"a layer multiplies scores by {stated:.10g}, the configuration asks for {asked:.10g}"
+            yield "softmax_scale_differs", text, stated / asked
+            return
 
 
 def impossible_sections(probe: Probe) -> Evidence:
@@ -95,23 +91,31 @@ def multimodal(probe: Probe) -> Evidence:
     """M-RoPE: text alone, the axis by which each pair turns, and the positions of an image that is not square."""
     for parameters in probe.parameters.values():
         if sections := parameters.get("mrope_section"):
-            yield from _text_positions(probe)
+            yield from _another_prompt(probe)
             yield from _axes(probe, list(sections), bool(parameters.get("mrope_interleaved")))
             yield from _image_positions(probe)
 
 
-def _text_positions(probe: Probe) -> Evidence:
-    """Text has the same number on all axes, whatever prompt came before it."""
+def positions_of_text(probe: Probe) -> Evidence:
+    """Text has the positions 0, 1, 2, ..., on all axes, however they are passed."""
     ids = probe.ids()
     positions = torch.arange(PROBE, device=ids.device)[None]
+    given = {"one row": positions}
+    if any(parameters.get("mrope_section") for parameters in probe.parameters.values()):
+        given["three equal rows"] = positions.expand(3, 1, -1)
     plain = probe.logits(ids)
-    for what, given in (("one row", positions), ("three equal rows", positions.expand(3, 1, -1))):
+    for what, passed in given.items():
         text = f"text with position_ids of {what} has other logits than without position_ids"
-        yield from differ(probe, "text_positions_differ", text, probe.logits(ids, position_ids=given), plain)
+        yield from differ(probe, "text_positions_differ", text, probe.logits(ids, position_ids=passed), plain)
+
+
+def _another_prompt(probe: Probe) -> Evidence:
+    """Text has the same numbers on all axes, whatever prompt came before it."""
+    ids = probe.ids()
     cache = probe.model(ids[:, : PROBE // 2], use_cache=True).past_key_values
     rest = probe.model(ids[:, PROBE // 2 :], past_key_values=cache, use_cache=True).logits.float()
     text = "text in two calls with a cache, without position_ids, has other logits than in one"
-    yield from differ(probe, "positions_of_another_prompt", text, rest, plain[:, PROBE // 2 :])
+    yield from differ(probe, "positions_of_another_prompt", text, rest, probe.logits(ids)[:, PROBE // 2 :])
 
 
 def _axes(probe: Probe, sections: list[int], interleaved: bool) -> Evidence:

@@ -32,9 +32,14 @@ MANY = 12
 """More variants than this are shown as dots before they are shown as curves."""
 
 
-def page(results: Results) -> str:
-    """report.html for what results.json holds."""
-    s, variants = settings_of(results), results["arms"]
+def page(results: Results, *, may_import: bool = False) -> str:
+    """report.html for what results.json holds. may_import: its task may be MODULE:CLASS or FILE:CLASS, since it was computed
+    here and not read from a file.
+
+    Raises:
+        InputError: the task names code, and may_import is false.
+    """
+    s, variants = settings_of(results, may_import), results["arms"]
     style = styles(variants)
     shown = panels(results, s, style) if variants else {}
     figures: dict[str, Any] = {plot.name: plot.figures for panel in shown.values() for plot in panel.plots}
@@ -96,12 +101,12 @@ def winners(results: Results, s: Experiment) -> str:
     return " ".join(found)
 
 
-def show(results: Results, directory: str) -> None:
-    """The answer, the ranked table, and where the files are, on stdout."""
+def show(results: Results, directory: str, *, may_import: bool = False) -> None:
+    """The answer, the ranked table, and where the files are, on stdout. may_import: as in `page`."""
     from rich import markup
     from rich.table import Table
 
-    out, s = stdout(), settings_of(results)
+    out, s = stdout(), settings_of(results, may_import)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -134,9 +139,9 @@ def busy(results: Results) -> str:
     return f"estimated {about(estimated)} when it began, took {about(took)}: the machine {when}"
 
 
-def settings_of(results: Results) -> Experiment:
+def settings_of(results: Results, may_import: bool) -> Experiment:
     """The settings of a comparison. Results of earlier versions, which had one task, are of text."""
-    default = experiment(results.get("task", "text"))()
+    default = experiment(results.get("task", "text"), may_import=may_import)()
     return default.changed(
         **{name: results["settings"][name] for name in default.to_dict().keys() & results["settings"]}
     )

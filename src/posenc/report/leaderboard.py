@@ -16,18 +16,20 @@ OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "com
 """What the page of a task takes from the results of all."""
 
 
-def pages(tasks: Sequence[str]) -> dict[str, Callable[[Results], str]]:
-    """The files of the report: report.html with the table, and for each task a page as of a comparison of it alone."""
+def pages(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Callable[[Results], str]]:
+    """The files of the report: report.html with the table, and for each task a page as of a comparison of it alone.
+    may_import: as in `posenc.report.compare.page`."""
+    table = partial(table_page, may_import=may_import)
 
     def of(task: str) -> Callable[[Results], str]:
         def made(results: Results) -> str:
             if task not in results["tasks"]:  # no run of it is finished
-                return table_page(results)
-            return page({**results["tasks"][task], **_of_all(results)})
+                return table(results)
+            return page({**results["tasks"][task], **_of_all(results)}, may_import=may_import)
 
         return made
 
-    return {"report.html": table_page, **{file_of(task): of(task) for task in tasks}}
+    return {"report.html": table, **{file_of(task): of(task) for task in tasks}}
 
 
 def file_of(task: str) -> str:
@@ -39,10 +41,10 @@ def _of_all(results: Results) -> dict[str, Any]:
     return {name: results[name] for name in OF_ALL} | {"machine": results["machine"]}
 
 
-def table_page(results: Results) -> str:
+def table_page(results: Results, *, may_import: bool = False) -> str:
     """report.html: every encoding's dot and group in every task."""
     tasks = {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["arms"]}
-    settings = {name: settings_of(of) for name, of in tasks.items()}
+    settings = {name: settings_of(of, may_import) for name, of in tasks.items()}
     style = styles([arm for of in tasks.values() for arm in of["arms"]])
     task = Choice("task", "Task:", list(tasks))
     dots = plot(

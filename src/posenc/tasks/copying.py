@@ -16,7 +16,7 @@ PLACEHOLDER = re.compile(r"<.*>|\[.*\]")
 """How tokenizers write bytes and tokens reserved for later use."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Copying(Task):
     """A few random tokens end the text as they occurred in it before: from the second on, what comes next is known.
 

@@ -43,7 +43,7 @@ KINDS: dict[str, tuple[Callable[[Random, int], list[str]], int | None]] = {
 """What keys and values can be, how they are drawn, and how many there are."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KeyValue(Task):
     """The value of one key in a JSON object of random keys and values.
 
@@ -97,7 +97,7 @@ class KeyValue(Task):
         return min(counts, default=None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts(Task):
     """Sentences of one form, "The code of apple is 4821.", one after the other, and a question for one of them.
 

@@ -13,7 +13,7 @@ from posenc.tasks.task import Sample, Task, fit, make_sample
 TEMPLATE = "The {} is near the {}."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ManyShot(Task):
     """As many labelled sentences as fit, and another one to label: nouns belong to classes, whose numbers are arbitrary.
 

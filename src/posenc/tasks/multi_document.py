@@ -51,7 +51,7 @@ class DocumentQuestion:
     distractors: tuple[Document, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MultiDocument(Task):
     """A question, and documents of which one has the answer.
 

@@ -37,7 +37,7 @@ PLACES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Needle(Task):
     """A sentence that does not belong into the running text around it, and the question that it answers.
 

@@ -15,7 +15,7 @@ WINDOWS = 4
 """Windows' worth of text that sliding windows read by default."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Perplexity(Task):
     """How well each token of running text is predicted: all of a text, windows that slide over it, or its last tokens.
 
@@ -79,7 +79,7 @@ class Perplexity(Task):
         return float(torch.stack([window.mean() for window in windows if len(window)]).mean())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Repeated(Task):
     """Running text repeated until it fills the length: whoever looks back far enough can copy, and errs no more.
 

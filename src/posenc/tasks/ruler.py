@@ -31,7 +31,7 @@ def string_match_all(generated: str, references: Sequence[str]) -> float:
     return sum(reference.lower() in generated.lower() for reference in references) / len(references)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RulerTask(Task):
     """A task of RULER, scored by the part of its references that are generated."""
 
@@ -80,7 +80,7 @@ DEPTHS = [round(100 * i / 39) for i in range(40)]
 """Where RULER puts a needle into an essay, in per cent of its sentences."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Niah(RulerTask):
     """Magic numbers for words, hidden in a text: RULER's needles in a haystack.
 
@@ -191,7 +191,7 @@ def _setting(cls: str, name: str, text: str, takes_depth: bool = True, **default
     """A task that is `Niah` with other defaults."""
     types = {option: Niah.__annotations__[option] for option in defaults}
     body = {"name": name, "takes_depth": takes_depth, "__doc__": f"RULER's {name}: {text}.", "__annotations__": types}
-    return dataclass(frozen=True)(type(cls, (Niah,), {**body, **defaults, "__module__": __name__}))
+    return dataclass(frozen=True, kw_only=True)(type(cls, (Niah,), {**body, **defaults, "__module__": __name__}))
 
 
 Single1 = _setting("Single1", "niah_single_1", "one number for a word, in noise; a pass key")
@@ -236,7 +236,7 @@ Chain = tuple[str, list[str]]
 """A value and the variables that it is assigned to."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VariableTracking(RulerTask):
     """A value is assigned from variable to variable among lines of noise; the question asks for all of them (RULER's vt).
 
@@ -319,7 +319,7 @@ COMMON_COUNT = 10
 """How many common words there are."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CommonWords(RulerTask):
     """A numbered list of words in which ten occur more often than the rest: which ones? (RULER's cwe.)
 
@@ -379,7 +379,7 @@ def numbered(items: Sequence[str]) -> str:
     return " ".join(f"{number}. {item}" for number, item in enumerate(items, 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FrequentWords(RulerTask):
     """Made-up words, each the rarer the lower its rank, by a power law: which three occur most? (RULER's fwe.)
 

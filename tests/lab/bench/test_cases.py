@@ -145,7 +145,7 @@ def test_the_tables_that_are_timed_are_those_that_rotate_takes():
     length = 2 * FINE + 100  # enough for angles to be added
     problem = Workload(length)
     found = candidate(CASES["tables"], "posenc").build(CASES["tables"].prepare(problem)).run()
-    rope = posenc.Rotary(rotary.HEAD_DIM, rotary.THETA)
+    rope = posenc.Rotary(rotary.HEAD_DIM, rope_theta=rotary.THETA)
     taken, _ = rope.turns(posenc.Positions.arange(length), torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(found, taken, strict=True))
     assert not torch.equal(found[0], rope.cos_sin(torch.arange(length)[None], torch.float32)[0])

@@ -4,6 +4,7 @@ import math
 import os
 import random
 import signal
+import time
 
 import pytest
 import torch
@@ -129,6 +130,11 @@ def dies(announce):
     os._exit(7)
 
 
+def hangs(announce):
+    announce("first")
+    time.sleep(600)
+
+
 def is_killed(announce):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -143,3 +149,10 @@ def test_a_process_that_fails_or_dies_is_reported(capfd):
     with pytest.raises(RuntimeError, match=r"the process died \(SIGKILL, out of memory\?"):
         in_new_process(is_killed)
     assert capfd.readouterr().out == ""
+
+
+def test_a_candidate_that_hangs_is_stopped_and_the_others_are_measured(monkeypatch):
+    announced = []
+    with pytest.raises(RuntimeError, match=r"the process hangs: it was stopped after 0.5 s without a sign"):
+        in_new_process(hangs, announce=announced.append, seconds=0.5)
+    assert announced in (["first"], [])

@@ -12,12 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 
+import posenc
 from posenc import cli
+from posenc.encodings import distance
 from posenc.errors import InputError
 from posenc.lab.bench.case import Built, Candidate, Case, Refusal, load
 from posenc.lab.bench.cases import CASES
 from posenc.lab.bench.frontier import FRONTIER
-from posenc.lab.bench.measure import MEMORY, TIME, BenchSettings, Effort, Row, Trial, measure, timed_rows
+from posenc.lab.bench.measure import (
+    MEASURED,
+    MEMORY,
+    TIME,
+    BenchSettings,
+    Effort,
+    Row,
+    Trial,
+    measure,
+    timed_rows,
+)
 from posenc.lab.bench.study import QUICK, STANDARD, BenchStudy, plan
 from posenc.lab.bench.table import markdown, tables
 from posenc.lab.study import identity, run
@@ -213,7 +225,7 @@ def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
 
 def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measured(monkeypatch):
     def dies(name):
-        def run(function, trial, settings, failed, announce):
+        def run(function, trial, settings, failed, announce, **limits):
             announce(name)
             if name not in failed:
                 raise RuntimeError("the process died (SIGSEGV)")
@@ -265,7 +277,9 @@ def test_the_command_writes_everything_and_goes_on(capsys, tmp_path):
     out, err = capsys.readouterr()
     assert json.loads(out)["trials_kept_from_before"] == 2
     assert "2 of 2 trials are here already" in err
-    assert {p.name for p in tmp_path.iterdir()} == {"cells", "config.yaml", "results.json", "report.html", "table.md"}
+    assert {p.name for p in tmp_path.iterdir()} - {".lock"} == {
+        *("cells", "config.yaml", "results.json", "report.html", "table.md")
+    }
 
 
 def test_the_help_names_every_case(capsys):
@@ -312,3 +326,49 @@ def children(pid):
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+# -------------------------------------------------------------------- the behaviour of the program
+
+
+def known_rows(trial, settings, announce):
+    return [Row("posenc", MEASURED, seconds=[1.0])]
+
+
+def slower(function):
+    def calls_more(*args, **given):
+        (lambda: None)()
+        return function(*args, **given)
+
+    return calls_more
+
+
+SLOPES = distance.alibi_slopes
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "changed", "again"),
+    [
+        (distance, "alibi_slopes", lambda heads: 50 * SLOPES(heads), True),
+        (distance.ALiBi, "bias", slower(distance.ALiBi.bias), True),
+        (distance, "alibi_slopes", lambda heads: SLOPES(heads), False),
+        (posenc, "__version__", "9.9", False),
+    ],
+    ids=["slopes", "more calls", "another name", "another version"],
+)
+def test_changed_code_is_measured_again_and_what_changes_nothing_is_not(
+    owner, name, changed, again, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("posenc.lab.bench.study.measure", known_rows)
+    monkeypatch.setattr(
+        "posenc.lab.bench.study.in_new_process", lambda function, *args: function(*args, lambda name: None)
+    )
+    trials = [Trial(TIME, "alibi", mode, "float32", 64) for mode in ("forward", "decode")]
+
+    def kept():
+        return run(BenchStudy(trials, FAST), tmp_path)["trials_kept_from_before"]
+
+    assert (kept(), kept()) == (0, 2)
+    monkeypatch.setattr(owner, name, changed)
+    assert kept() == (0 if again else 2)
+    assert kept() == 2

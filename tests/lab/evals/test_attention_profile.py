@@ -1,9 +1,12 @@
 """What attention profiles say, against transformers' own attention weights and weights by brute force."""
 
 import copy
+import gc
 import json
 import math
 import os
+import threading
+import weakref
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -423,3 +426,32 @@ def test_smollm2_rests_on_its_first_token() -> None:
     turning = profile.turning["full_attention"]
     assert (turning.reach, int(turning.unfinished.sum()), len(turning.trained)) == (8192, 12, 32)
     assert float(turning.trained[20]) > 8192 > float(turning.trained[19])
+
+
+def test_a_profile_keeps_no_model() -> None:
+    """transformers never forgets a registered attention function, nor what it refers to."""
+    model = small_model("llama")
+    gone = weakref.ref(model)
+    attention_profile(model, [tokens(1, 80)[0]])
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_threads_profile_models_at_once() -> None:
+    models = [small_model("llama") for _ in range(2)]
+    alone = [attention_profile(model, [tokens(1, 80)[0]]).to_dict() for model in models]
+    together: list[Any] = [None, None]
+    start = threading.Barrier(2)
+
+    def profile(index: int) -> None:
+        start.wait()
+        for _ in range(3):
+            together[index] = attention_profile(models[index], [tokens(1, 80)[0]]).to_dict()
+
+    threads = [threading.Thread(target=profile, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone

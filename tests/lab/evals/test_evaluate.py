@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 import posenc
@@ -15,6 +16,7 @@ from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS
+from posenc.tasks.copying import Copying
 from references import stories15m
 from references.small_models import small_model
 
@@ -118,8 +120,7 @@ def test_numbers_are_those_of_the_models_own_loss(finished, tokenizer):
 
 def test_a_repeated_evaluation_measures_nothing_and_has_the_same_results(finished, tokenizer, monkeypatch):
     directory, results, _ = finished
-    monkeypatch.setattr(study.Reader, "read", None)
-    monkeypatch.setattr(study, "attention_profile", None)
+    monkeypatch.setattr(Evaluation, "measure", None)
     again = evaluate(model(), tokenizer, directory=directory, name="small", command="it", **SMALL)
     assert numbers(again) == numbers(results)
     assert again["cells"]["kept_from_before"] == again["cells"]["planned"]
@@ -230,7 +231,7 @@ def test_every_number_of_a_model_is_in_its_fingerprint():
     assert changed() == 5
 
 
-def test_the_texts_and_code_of_a_task_change_its_cells(tokenizer, tmp_path, monkeypatch):
+def test_the_texts_of_a_task_change_its_cells(tokenizer, tmp_path, monkeypatch):
     small = {
         "tasks": ("perplexity", "copying:segment=8", "niah_single_1"),
         "lengths": (450,),
@@ -247,11 +248,50 @@ def test_the_texts_and_code_of_a_task_change_its_cells(tokenizer, tmp_path, monk
     assert reused() == 2
     monkeypatch.setattr(config, "version", lambda name: "0")
     assert reused() == 4
-    mine = tmp_path / "mine.py"
-    monkeypatch.setattr(study.inspect, "getfile", lambda _: mine)
-    for code in ("a", "b"):
-        mine.write_text(code)
-        assert reused() == 0
+    sample = Copying.sample
+    monkeypatch.setattr(Copying, "sample", lambda self, *a, index=0, **k: sample(self, *a, index=index + 1, **k))
+    assert reused() == 4
+
+
+METHODS = ("linear:factor=2", "rerope:window=32")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "change", "again"),
+    [
+        (
+            study,
+            "extend",
+            lambda it: lambda model, method, **k: it(model, method.replace("32", "16"), **k),
+            METHODS[1:],
+        ),
+        (
+            study,
+            "extend",
+            lambda it: lambda model, method, **k: it(model, method.replace("=2", "=2.1"), **k),
+            METHODS[:1],
+        ),
+        (F, "cross_entropy", lambda it: lambda *a, **k: 1.01 * it(*a, **k), [NONE, *METHODS]),
+        (Copying, "loss", lambda it: lambda self, losses, sample: it(self, losses, sample) + 0.1, [NONE, *METHODS]),
+        (F, "cross_entropy", lambda it: lambda *a, **k: it(*a, **k), []),
+        (posenc, "__version__", lambda it: "9.9", []),
+    ],
+    ids=["a map", "a schedule", "the loss", "the score", "another name", "another version"],
+)
+def test_changed_code_is_measured_again_and_what_changes_nothing_is_not(
+    owner, name, change, again, tokenizer, tmp_path, monkeypatch
+):
+    given = {"tasks": ("copying:segment=8",), "methods": METHODS, "lengths": (320,), "samples": 2, "depths": 0.5}
+
+    def measured():
+        progress = Listening()
+        evaluate(model(), tokenizer, directory=tmp_path, progress=progress, attention=False, name="m", **given)
+        return {cell.method for cell in progress.cells}
+
+    assert measured() == {NONE, *METHODS}
+    monkeypatch.setattr(owner, name, change(getattr(owner, name)))
+    assert measured() == set(again)
+    assert not measured()
 
 
 def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
@@ -307,6 +347,7 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
     }
     given |= {"attention": False, "depths": (0.5,)}
     read, measured = study.Reader.read, []
+    monkeypatch.setattr(study.Evaluation, "behaviour", lambda *_: {})  # which reads texts as well
 
     def counted(reader, *args, **kwargs):
         measured.append(args[2])
@@ -355,6 +396,7 @@ def test_attention_profiles_of_other_methods_remain_where_one_refuses(tokenizer,
 
     refused, progress = [], Listening()
     monkeypatch.setattr(study, "attention_profile", refuses_once)
+    monkeypatch.setattr(study.Evaluation, "behaviour", lambda *_: {})  # which profiles a short text as well
     given = {"tasks": ("facts",), "methods": ("ntk:factor=2", "yarn:factor=2"), "lengths": (320,), "samples": 2}
     found = evaluate(model(), tokenizer, **given, progress=progress)
     assert list(found["attention"]) == ["none", "yarn:factor=2"]

@@ -59,7 +59,9 @@ def test_results_hold_every_number(finished):
     }
     accuracies = [variant["sizes"][-1]["accuracy"]["mean"] for variant in results["arms"]]
     assert accuracies == sorted(accuracies, reverse=True)
-    cells = {run: Store(folder).load(run.id, RunRecord) for run in Comparison(ENCODINGS, 2, settings).runs(corpus)}
+    cells = {
+        run: Store(folder).load(run.id, RunRecord).record for run in Comparison(ENCODINGS, 2, settings).runs(corpus)
+    }
     for variant in results["arms"]:
         scores = [s for run, cell in cells.items() for s in cell.arms if s.name == variant["name"]]
         for point in variant["sizes"]:
@@ -87,13 +89,13 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
     while not undisturbed.finished:
         undisturbed.advance()
     killed = Training(run, corpus.train)
-    checkpoint = Checkpoints(tmp_path, 1e-9).of(killed)
+    checkpoint = Checkpoints(tmp_path, 1e-9).of(killed, dict)
     for _ in range(3):
         killed.advance()
         checkpoint.save_if_due()
     torch.manual_seed(12345)  # another process has another state
     resumed = Training(run, corpus.train)
-    Checkpoints(tmp_path, 1e-9).of(resumed)
+    Checkpoints(tmp_path, 1e-9).of(resumed, dict)
     assert len(resumed.losses) == 3
     while not resumed.finished:
         resumed.advance()

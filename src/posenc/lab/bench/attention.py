@@ -78,7 +78,7 @@ def _gathered(table: Tensor, index: Tensor) -> Tensor:
 
 
 def _t5_bias(table: Tensor, rows: Tensor, keys: int, bidirectional: bool) -> Tensor:
-    return table[:, t5_bucket(-_distance(rows, keys), bidirectional)][None]
+    return table[:, t5_bucket(-_distance(rows, keys), bidirectional=bidirectional)][None]
 
 
 def _t5(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
@@ -109,7 +109,7 @@ def _xlnet(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
 
 
 def _deberta(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
-    buckets = deberta_bucket(_distance(rows, k.shape[2]), BUCKETS, MOST_RELATIVE)
+    buckets = deberta_bucket(_distance(rows, k.shape[2]), num_buckets=BUCKETS, max_distance=MOST_RELATIVE)
     index = (buckets + BUCKETS).clamp(0, 2 * BUCKETS - 1)
     queries, keys = (heads((w["table"] @ w[name].mT)[None]) for name in ("q", "k"))
     c2p = _gathered(q @ keys.mT, index)
@@ -146,7 +146,12 @@ _TUPE = {
 
 def _make_deberta(length: int) -> Encoding:
     return posenc.DeBERTaV2(
-        DIM, HEADS, HEAD_DIM, max_relative_positions=MOST_RELATIVE, position_buckets=BUCKETS, norm=False
+        DIM,
+        num_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_relative_positions=MOST_RELATIVE,
+        position_buckets=BUCKETS,
+        norm=False,
     )
 
 
@@ -154,10 +159,14 @@ SCHEMES: dict[str, Scheme] = {
     "t5": Scheme(_t5, lambda n: posenc.T5(HEADS), _TABLE, "table", 1.0),
     "t5_causal": Scheme(_t5_causal, lambda n: posenc.T5(HEADS, bidirectional=False), _TABLE, "table", 1.0, causal=True),
     "alibi": Scheme(_alibi, lambda n: posenc.ALiBi(HEADS), causal=True),
-    "shaw": Scheme(_shaw, lambda n: posenc.Shaw(HEAD_DIM, HEADS, clip=CLIP, terms="keys"), _SHAW, "table"),
-    "xlnet": Scheme(_xlnet, lambda n: posenc.XLNet(DIM, HEADS, HEAD_DIM), _XLNET, "table"),
+    "shaw": Scheme(_shaw, lambda n: posenc.Shaw(HEAD_DIM, num_heads=HEADS, clip=CLIP, terms="keys"), _SHAW, "table"),
+    "xlnet": Scheme(_xlnet, lambda n: posenc.XLNet(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _XLNET, "table"),
     "tupe": Scheme(
-        _tupe, lambda n: posenc.TUPER(n, DIM, HEADS, HEAD_DIM, untie_cls=False), _TUPE, "distances", TUPE_SCALE
+        _tupe,
+        lambda n: posenc.TUPER(n, dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, untie_cls=False),
+        _TUPE,
+        "distances",
+        TUPE_SCALE,
     ),
     "deberta": Scheme(_deberta, _make_deberta, _TABLE, "table", DEBERTA_SCALE),
     "rope": Scheme(_rope, lambda n: posenc.Rotary(HEAD_DIM, layout="interleaved")),
@@ -378,7 +387,7 @@ def flex(inputs: AttentionInputs) -> Built:
     weights = nn.ParameterDict({"table": inputs.weights["table"].clone()} if scheme.learned else {})
     host, before = BenchModel(inputs, weights), length - count
     slopes = alibi_slopes(HEADS).to(problem.device, torch.float32)
-    buckets = t5_bucket(torch.arange(1 - length, length, device=problem.device), not scheme.causal)
+    buckets = t5_bucket(torch.arange(1 - length, length, device=problem.device), bidirectional=not scheme.causal)
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return i + before >= j
@@ -411,9 +420,14 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
     if half:
         encoding = posenc.Rotary(HEAD_DIM, layout="half")
         for projection in (host.q, host.k):
-            fill(projection.weight, posenc.convert_layout(projection.weight.data, HEAD_DIM, "interleaved", "half"))
+            fill(
+                projection.weight,
+                posenc.convert_layout(projection.weight.data, HEAD_DIM, source="interleaved", target="half"),
+            )
         if host.cache is not None:
-            order = posenc.functional.layout_permutation(HEAD_DIM, "interleaved", "half").to(inputs.problem.device)
+            order = posenc.functional.layout_permutation(HEAD_DIM, source="interleaved", target="half").to(
+                inputs.problem.device
+            )
             host.cache.keys = host.cache.keys[..., order].contiguous()
     encoding.share([(host.q, host.k)])
     for name, (path, _) in scheme.parameters.items():

@@ -81,7 +81,7 @@ def _selective_rope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     waves = torch.einsum("bnr,hpr->bhnp", x @ w["down"][0].mT, w["up"][0])
     kernel = w["kernel"][0][:, None]  # (H, 1, pairs, steps)
     waves = sum(pad(waves, (0, 0, s, -s)) * kernel[..., s] for s in range(SELECTIVE_STEPS))  # type: ignore[assignment]
-    return _rotated(q, k, rows, (waves.double() * frequency_curve(HEAD_DIM, 500000.0).to(waves.device)).cumsum(2))
+    return _rotated(q, k, rows, (waves.double() * frequency_curve(HEAD_DIM, base=500000.0).to(waves.device)).cumsum(2))
 
 
 def _mamba3(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
@@ -248,25 +248,25 @@ def _start(**paths: str) -> dict[str, tuple[str, None]]:
 
 FRONTIER: dict[str, Scheme] = {
     "fox": Scheme(
-        _fox, lambda n: posenc.FoX(HEADS, DIM, init_bias=5.0), _start(weight="weight", logit="logit"), "weight", causal=True
+        _fox, lambda n: posenc.FoX(HEADS, dim=DIM, init_bias=5.0), _start(weight="weight", logit="logit"), "weight", causal=True
     ),
     "selective_rope": Scheme(
-        _selective_rope, lambda n: posenc.SelectiveRotary(HEAD_DIM, DIM, HEADS), _start(down="down", up="up", kernel="kernel"), "kernel",
+        _selective_rope, lambda n: posenc.SelectiveRotary(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(down="down", up="up", kernel="kernel"), "kernel",
         causal=True,
     ),
     "mamba3_rope": Scheme(
-        _mamba3, lambda n: posenc.Mamba3Rotary(HEAD_DIM, DIM, HEADS), _start(angle="angle", weight="weight", bias="bias_of_dt"), "angle",
+        _mamba3, lambda n: posenc.Mamba3Rotary(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(angle="angle", weight="weight", bias="bias_of_dt"), "angle",
         causal=True,
     ),
     "carope": Scheme(
-        _carope, lambda n: posenc.CARoPE(HEAD_DIM, DIM, HEADS), _start(weight="weight", logit="logit"), "weight", causal=True
+        _carope, lambda n: posenc.CARoPE(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(weight="weight", logit="logit"), "weight", causal=True
     ),
     "projected_relative": Scheme(
-        _projected_relative, lambda n: posenc.ProjectedRelative(DIM, HEADS, profiles=PROFILES, extent=EXTENT),
+        _projected_relative, lambda n: posenc.ProjectedRelative(DIM, num_heads=HEADS, profiles=PROFILES, extent=EXTENT),
         {"projection": ("projection.weight", DIM**-0.5), "table": ("table", 1.0)}, "table", causal=True,
     ),
     "grape_a": Scheme(
-        _grape_a, lambda n: posenc.GRAPEA(HEADS, HEAD_DIM), _start(direction="direction", strength="strength"), "direction",
+        _grape_a, lambda n: posenc.GRAPEA(HEADS, head_dim=HEAD_DIM), _start(direction="direction", strength="strength"), "direction",
         causal=True,
     ),
     "dape": Scheme(
@@ -276,10 +276,10 @@ FRONTIER: dict[str, Scheme] = {
     ),
     "selective_attention": Scheme(_selective_attention, lambda n: posenc.SelectiveAttention(HEAD_DIM), causal=True),
     "wall": Scheme(
-        _wall, lambda n: posenc.Wall(DIM, HEADS, HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True
+        _wall, lambda n: posenc.Wall(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True
     ),
     "path": Scheme(
-        _path, lambda n: posenc.PaTH(DIM, HEADS, HEAD_DIM, conv_size=CONVOLVED),
+        _path, lambda n: posenc.PaTH(DIM, num_heads=HEADS, head_dim=HEAD_DIM, conv_size=CONVOLVED),
         _start(down="down", up="up", filter="filter", beta="beta_weight", beta_bias="beta_bias"), "up", causal=True,
     ),
     "stick_breaking": Scheme(
@@ -293,15 +293,15 @@ FRONTIER: dict[str, Scheme] = {
         "embeddings", causal=True,
     ),
     "fope": Scheme(
-        _fope, lambda n: posenc.FoPE(HEAD_DIM, HEADS, train_length=n, trainable=True), _start(cosines="cosines", sines="sines"),
+        _fope, lambda n: posenc.FoPE(HEAD_DIM, num_heads=HEADS, train_length=n, trainable=True), _start(cosines="cosines", sines="sines"),
         "cosines", causal=True,
     ),
     "rope_pp": Scheme(_rope_pp, lambda n: posenc.RoPEPlusPlus(HEAD_DIM), causal=True),
     "learned_rope": Scheme(
         _learned_rope, lambda n: posenc.LearnedRotary(HEAD_DIM), {"log_scale": ("log_scale", 0.1)}, "log_scale", causal=True
     ),
-    "head_rope": Scheme(_head_rope, lambda n: posenc.HeadRotary(HEAD_DIM, HEADS), causal=True),
-    "pope": Scheme(_pope, lambda n: posenc.PoPE(HEAD_DIM, HEADS), _start(delta="delta"), "delta", causal=True),
+    "head_rope": Scheme(_head_rope, lambda n: posenc.HeadRotary(HEAD_DIM, num_heads=HEADS), causal=True),
+    "pope": Scheme(_pope, lambda n: posenc.PoPE(HEAD_DIM, num_heads=HEADS), _start(delta="delta"), "delta", causal=True),
     "chunks": Scheme(_chunks, lambda n: posenc.Chunks(CHUNK), causal=True),
 }  # fmt: skip
 """By the name of the case."""

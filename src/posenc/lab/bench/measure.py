@@ -11,6 +11,7 @@ import math
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +24,10 @@ from typing import Annotated, Any
 import torch
 
 from posenc.errors import InputError, described
-from posenc.lab.bench.case import DTYPES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
+from posenc.lab.bench.case import DTYPES, TOLERANCES, Candidate, Case, Missing, Refusal, Tensors, Workload, difference
 from posenc.lab.bench.cases import CASES
-from posenc.lab.machine import cores, die_with_parent, free_bytes, keep_freed_memory, measurable, peak
+from posenc.lab.machine import cores, free_bytes, keep_freed_memory, measurable, peak
+from posenc.lab.processes import die_with_parent, shielded
 
 TIME, MEMORY = "time", "memory"
 MEASURED, DIFFERS, MISSING, FAILED, LEFT_OUT = "measured", "differs", "missing", "failed", "left out"
@@ -37,6 +39,9 @@ WARM_LENGTH = 64
 """A candidate runs once at this length before its memory is taken, so that what libraries allocate once is there."""
 EXIT_SECONDS = 5
 """How long a process that has sent its result may take to clean up."""
+HUNG_SECONDS, HUNG_CALLS = 600, 100
+"""A process that has been silent for so long, and so many times `patience`, hangs. The first candidates of a process may
+compile for minutes, and the rounds of all candidates are silent."""
 LEAST_ROUNDS = 3
 
 Announce = Callable[[str], None]
@@ -111,13 +116,13 @@ class Row:
 def measure(trial: Trial, settings: BenchSettings, announce: Announce = lambda name: None) -> list[Row]:
     """A row for every candidate of the trial's case, in its order, measured in new processes: one for the times of all, or
     one for the memory of each. A candidate that takes the process down has failed; the others are measured without it."""
-    case = CASES[trial.case]
+    case, hung = CASES[trial.case], HUNG_SECONDS + HUNG_CALLS * settings.effort.patience
     if trial.what == MEMORY:
         rows = []
         for candidate in _candidates(trial, settings):
             announce(candidate.name)
             try:
-                rows.append(in_new_process(memory_row, trial, settings, candidate.name))
+                rows.append(in_new_process(memory_row, trial, settings, candidate.name, seconds=hung))
             except RuntimeError as error:
                 rows.append(Row(candidate.name, FAILED, str(error)))
         return rows
@@ -130,7 +135,7 @@ def measure(trial: Trial, settings: BenchSettings, announce: Announce = lambda n
 
     while True:
         try:
-            return in_new_process(timed_rows, trial, settings, failed, announce=listen)
+            return in_new_process(timed_rows, trial, settings, failed, announce=listen, seconds=hung)
         except RuntimeError as error:
             if current in ("", *failed):  # before the first candidate, or in the rounds of all
                 return [Row(case.limit, FAILED, str(error))]
@@ -147,20 +152,23 @@ PROCESSES = get_context("forkserver")
 """Imports once, and forks a process that has computed nothing for each measurement."""
 
 
-def in_new_process(function: Callable[..., Any], *args: object, announce: Announce = lambda name: None) -> Any:
-    """function(*args, announce) in a new process.
+def in_new_process(
+    function: Callable[..., Any], *args: object, announce: Announce = lambda name: None, seconds: float = HUNG_SECONDS
+) -> Any:
+    """function(*args, announce) in a new process. seconds: between two announcements, at most.
 
     Raises:
-        RuntimeError: it raised an error, or the process died.
+        RuntimeError: it raised an error, the process died, or it hangs and was stopped.
     """
     preload = [__name__, *(["transformers.modeling_utils"] if importlib.util.find_spec("transformers") else [])]
     PROCESSES.set_forkserver_preload(preload)
     receiving, sending = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=_run, args=(sending, function, args))
-    process.start()
+    with shielded():  # the first call starts the server, too
+        process.start()
     sending.close()
     try:
-        while True:
+        while receiving.poll(seconds):
             kind, value = receiving.recv()
             if kind == "next":
                 announce(value)
@@ -169,6 +177,7 @@ def in_new_process(function: Callable[..., Any], *args: object, announce: Announ
             else:
                 process.join(EXIT_SECONDS)
                 return value
+        raise RuntimeError(f"the process hangs: it was stopped after {seconds:g} s without a sign")
     except EOFError:
         process.join()
         code = process.exitcode or 0
@@ -182,7 +191,7 @@ def in_new_process(function: Callable[..., Any], *args: object, announce: Announ
 def _run(sending: Connection, function: Callable[..., Any], args: Sequence[object]) -> None:
     """In the new process."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows, where nothing is `shielded`
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # what libraries print is no result
@@ -272,6 +281,49 @@ def timed_rows(trial: Trial, settings: BenchSettings, failed: Mapping[str, str],
     expected = {name: rows[name].seconds[0] for name in calls}
     seconds = interleaved(calls, expected, CLOCKS[settings.clock], settings.effort)
     return [replace(row, seconds=seconds.get(name, [])) for name, row in rows.items()]
+
+
+def behaviour(trial: Trial, settings: BenchSettings, announce: Announce) -> dict[str, float]:
+    """What the candidates of posenc and torch compute, and the calls that they make of operators and of Python's functions.
+    Those of other packages are known by their versions; what torch compiles takes too long here."""
+    case, problem = _prepared(trial, settings)
+    inputs, numbers = case.prepare(problem), dict[str, float]()
+    ours = [c for c in _candidates(trial, settings) if c.package is None and not c.name.endswith("compiled")]
+    for candidate in ours:
+        try:
+            built = candidate.build(inputs)
+            results = built.results()
+            built.run()
+            numbers |= {f"{candidate.name}: {what}": n for what, n in (_norms(results) | _calls(built.run)).items()}
+        except Exception:
+            numbers[f"{candidate.name}: fails"] = 1.0
+    return numbers | {"tolerance": TOLERANCES[problem.dtype]}
+
+
+def _norms(results: Tensors) -> dict[str, float]:
+    return {f"norm of result {index}": float(each.detach().double().norm()) for index, each in enumerate(results)}
+
+
+def _calls(run: Call) -> dict[str, float]:
+    """How often a call calls each operator of torch, and Python's functions."""
+    calls, collecting = 0, gc.isenabled()
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        run()
+    gc.disable()
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+        if collecting:
+            gc.enable()
+    operators = {event.key: event.count for event in profiled.key_averages() if "::" in event.key}
+    return {"calls in Python": calls} | {f"calls of {name}": count for name, count in operators.items()}
 
 
 # -------------------------------------------------------------------- timing

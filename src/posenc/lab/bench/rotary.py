@@ -82,7 +82,7 @@ def copy_rotated(inputs: RotaryInputs) -> Built:
 
 def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
     """posenc.Rotary alone, with the tables that the layers of a model share."""
-    rope = posenc.Rotary(HEAD_DIM, THETA, layout).to(inputs.problem.device)
+    rope = posenc.Rotary(HEAD_DIM, rope_theta=THETA, layout=layout).to(inputs.problem.device)
     positions = posenc.Positions.from_ids(inputs.positions)
     return measured(inputs, lambda q, k: rope.rotate(q, k, positions), layout)
 
@@ -189,7 +189,7 @@ def copy_tables(inputs: TableInputs) -> Built:
 
 
 def ours_tables(inputs: TableInputs) -> Built:
-    encoding = posenc.Rotary(HEAD_DIM, THETA).to(inputs.problem.device)
+    encoding = posenc.Rotary(HEAD_DIM, rope_theta=THETA).to(inputs.problem.device)
     return inputs.measured(partial(encoding.cos_sin, inputs.positions, torch.float32, 0))
 
 

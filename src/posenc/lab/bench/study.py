@@ -2,24 +2,36 @@
 """`posenc bench` as a study: a cell is a trial, one comparison of a case's candidates; a record holds a row for each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import posenc
 from posenc.errors import InputError, unknown
 from posenc.lab.bench.case import DTYPES, MODES
 from posenc.lab.bench.cases import CASES
-from posenc.lab.bench.measure import MEASURED, MEMORY, TIME, BenchSettings, Effort, Row, Trial, measure, ratios, spread
+from posenc.lab.bench.measure import (
+    MEASURED,
+    MEMORY,
+    TIME,
+    BenchSettings,
+    Effort,
+    Row,
+    Trial,
+    behaviour,
+    in_new_process,
+    measure,
+    ratios,
+    spread,
+)
 from posenc.lab.engines import Tick
-from posenc.lab.files import digest_of
 from posenc.lab.machine import check_present, cpu, describe
 from posenc.lab.study import Study
+from posenc.lab.study import versions as own_versions
 
+BEHAVIOUR_LENGTH = 128
+"""Tokens of a sequence by which the behaviour of a case is computed."""
 LONGEST = 2**24
 """Tokens of a sequence."""
 
@@ -105,24 +117,13 @@ def plan(
 
 def versions() -> dict[str, str]:
     """Of posenc, torch and every package among the candidates that is installed."""
-    installed = {"posenc": posenc.__version__, "torch": str(torch.__version__)}
+    installed = own_versions()
     for package in sorted({c.package for case in CASES.values() for c in case.candidates if c.package is not None}):
         try:
             installed[package] = version(package)
         except PackageNotFoundError:
             continue
     return installed
-
-
-@cache
-def _code() -> str:
-    """The hash of the files that a measurement runs through."""
-    root = Path(posenc.__file__).parent
-
-    def measured(folder: str, *inner: str) -> bool:
-        return folder not in ("report", "conformance", "cli", "analysis") and (folder != "lab" or inner[0] == "bench")
-
-    return digest_of(path for path in root.rglob("*.py") if measured(*path.relative_to(root).parts))
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,21 @@ class BenchStudy(Study[Trial, Rows]):
         return Rows
 
     def facts(self, cell: Trial) -> Mapping[str, Any]:
-        return {
-            "trial": asdict(cell), "settings": asdict(self.settings), "cpu": cpu(), "versions": versions(), "code": _code(),
-        }  # fmt: skip
+        """Times are those of a processor and of the versions of other packages, torch's among them."""
+        others = {package: version for package, version in versions().items() if package != "posenc"}
+        return {"trial": asdict(cell), "settings": asdict(self.settings), "cpu": cpu(), "versions": others}
+
+    def kind(self, cell: Trial) -> Trial:
+        return replace(cell, what=TIME, length=BEHAVIOUR_LENGTH)
+
+    def behaviour(self, cell: Trial) -> Mapping[str, float]:
+        """What posenc's candidates compute at a short length, and in how many calls of operators and of Python's functions: other
+        work takes another time, even if it has the same result."""
+        try:
+            numbers: dict[str, float] = in_new_process(behaviour, cell, self.settings)
+        except RuntimeError:  # the process died
+            return {}
+        return numbers
 
     def measure(self, job: Sequence[Trial], tick: Tick) -> dict[Trial, Rows]:
         (trial,) = job

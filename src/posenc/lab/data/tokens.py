@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from posenc.errors import InputError, first_line
 from posenc.lab.data.sources import Document
 from posenc.lab.data.text import HELD_OUT, Corpus, Text
+from posenc.scratch import scratch
 
 BYTES, LARGEST = 256, 1_000_000
 """The ids of bytes, and more ids than any tokenizer in use has."""
@@ -150,8 +150,8 @@ def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool
     size = bpe_size(tokenizer)
     known = None if tokenizer == "bytes" or size else pretrained(tokenizer)
     running = not packed and (known is None or known.eos is None)
-    with TemporaryDirectory(prefix="posenc-text-") as folder:  # an open mapping outlives its file
-        spool = Spool(Path(folder) / "text", documents, SEPARATOR if running else b"", name)
+    with scratch() as folder:  # an open mapping outlives its file
+        spool = Spool(folder / "text", documents, SEPARATOR if running else b"", name)
         if tokenizer == "bytes":
             spool.fill(max_tokens)
             return _as_bytes(spool.trim(max_tokens), packed)

@@ -10,9 +10,10 @@ profile.sink                        # a tensor (layers, heads)
 profile.retrieving()                # the heads that attend to the answer
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -190,7 +191,7 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
         raise InputError(f"model: attention of a {body.model_type} model is not causal; pass a causal model")
     indices = {layer.module: index for index, layer in enumerate(body.layers)}
 
-    def attend(call: AttentionCall) -> Tensor:
+    def observe(call: AttentionCall) -> Tensor:
         """The model's own attention: by the encoding from `posenc.extend`, if there is one, else by the window alone."""
         index, query, key = indices[call.module], call.query, call.key
         plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
@@ -210,13 +211,28 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
                 outs.append(Reference().output(problem, weights, first))
         return problem.finished(torch.cat(outs, 2))
 
-    register_attention(NAME, attend, None)
+    _register()
     before = body.config._attn_implementation
     try:
+        for module in indices:
+            module._posenc_observe = observe  # type: ignore[assignment]
         set_implementation(body.model, NAME)
         yield
     finally:
         set_implementation(body.model, before)
+        for module in indices:
+            del module._posenc_observe
+
+
+@cache
+def _register() -> None:
+    """Once, since transformers never forgets a function, nor what it refers to: this one refers to no model."""
+
+    def attend(call: AttentionCall) -> Tensor:
+        observe: Callable[[AttentionCall], Tensor] = call.module._posenc_observe  # type: ignore[assignment]
+        return observe(call)
+
+    register_attention(NAME, attend, None)
 
 
 @torch.no_grad()
@@ -428,7 +444,7 @@ def _by_depth(
 
 def _turning(body: ModelStructure, kind: str) -> Turning:
     rope = body.ropes[kind]
-    trained = create(rope.at(body.loaded_length), rope.rotary_dim, rope.rope_theta)
+    trained = create(rope.at(body.loaded_length), rope.rotary_dim, base=rope.rope_theta)
     attachment = attached(body.model)
     rotations = {} if attachment is None else attachment.design.rotations
     now = rotations[kind].frequencies() if kind in rotations else trained

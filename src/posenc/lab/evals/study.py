@@ -4,27 +4,26 @@ profile under a method. Every method and text is tried before anything is measur
 
 import functools
 import hashlib
-import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import chain, product
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-import posenc
-import posenc.tasks
 from posenc.errors import InputError
 from posenc.lab.engines import Engine, Tick
-from posenc.lab.evals import reader
 from posenc.lab.evals.attention import attention_profile
 from posenc.lab.evals.comparison import comparison, question_in_front
 from posenc.lab.evals.config import (
@@ -40,9 +39,8 @@ from posenc.lab.evals.config import (
 )
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
-from posenc.lab.files import digest_of
 from posenc.lab.machine import describe, free_bytes, measurable, peak
-from posenc.lab.study import Progress, Results, Study, run
+from posenc.lab.study import Progress, Results, Study, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating
@@ -58,6 +56,12 @@ STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
 BLOCK = 2**18
 """Of a fingerprint: numbers of eight bytes in a checksum."""
+SHORT_LENGTHS = (64, 128, 256, 512)
+"""Tokens of the text by which the behaviour of a task is computed: the shortest that it fits into."""
+SPREAD = 16
+"""Tokens at the start of a text, over it and at its end, at whose places a model is asked for its behaviour."""
+HALF_TOLERANCE = 0.05
+"""Of a behaviour in bfloat16 or float16, see `posenc.lab.study.TOLERANCE`."""
 ATTENTION_COST = 4
 """Measuring attention in a text takes about as long as reading it this many times."""
 
@@ -203,8 +207,75 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return AttentionRecord if isinstance(cell, AttentionCell) else Measured
 
     def facts(self, cell: AnyCell) -> Mapping[str, Any]:
-        shared = self.shared | {"material": self.shared["material"][cell.task]}
+        shared = self.shared | {"material": self.shared["material"][cell.task], "texts": self.texts(cell)}
         return {**asdict(cell), **shared, "target_length": self.target(cell.length)}
+
+    def kind(self, cell: AnyCell) -> AnyCell:
+        """The cells of a task and a method, and where methods are set up for each length of a length."""
+        if isinstance(cell, AttentionCell):
+            return cell
+        return Cell(cell.task, cell.method, self.target(cell.length), None, 0)
+
+    def behaviour(self, cell: AnyCell) -> Mapping[str, float]:
+        """The loss of a few tokens that lie far apart, by part of the text; the loss of a short text of the task, and the scores
+        of its answer and of half of it; for attention, the profile of a short text.
+
+        Tokens at the places of a long text show a change of what a method does to long distances, at the price of a short text.
+        How many keys a token sees is not what it is in a long text: a change of log-n scaling alone is not noticed.
+        """
+        half = unwrap(self.model).dtype in (torch.bfloat16, torch.float16)
+        numbers: dict[str, float] = {"tolerance": HALF_TOLERANCE} if half else {}
+        with self.under(cell.method, cell.length), evaluating(self.model), torch.no_grad():
+            sample = self._short(cell.task)
+            if isinstance(cell, AttentionCell):
+                try:
+                    profile = attention_profile(self.model, [sample], depths=None).to_dict()
+                except InputError:  # so it is in every text
+                    return numbers
+                return numbers | {f"attention {name}": value for name, value in _means(profile).items()}
+            numbers |= self._far_apart(cell.length)
+            task = self.tasks[cell.task]
+            window = self.trained_length if cell.method == CUT_OFF else None
+            (outcome,) = Reader(self.model, self.tokenizer, False).read(task, [sample], len(sample.ids), window=window)
+            numbers[f"loss of {cell.task}"] = outcome.loss
+            if task.new_tokens and self.settings.generate:
+                for part, answer in (("the", sample.answer), ("half the", sample.answer[: len(sample.answer) // 2])):
+                    numbers[f"score of {part} answer of {cell.task}"] = task.score(answer, sample)
+        return {name: round(value, 6) for name, value in numbers.items() if isfinite(value)}
+
+    def _short(self, task: str) -> Sample:
+        """A short text of a task."""
+        for length in (*(n for n in SHORT_LENGTHS if n < self.settings.lengths[0]), self.settings.lengths[0]):
+            with suppress(InputError):
+                return self.tasks[task].sample(self.tokenizer, length, seed=0, index=0)
+        return self.sample(Cell(task, NONE, self.settings.lengths[0], None, 0), 0)
+
+    def _far_apart(self, length: int) -> dict[str, float]:
+        """The mean loss of tokens at the start of a text of a length, over it, and at its end."""
+        most = min(SPREAD, length)
+        parts = torch.arange(most), torch.linspace(0, length - 1, most).long(), torch.arange(length - most, length)
+        places = torch.cat(parts).unique()
+        rows = unwrap(self.model).get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(1, len(places) + 1) * 7919 % rows)[None].to(self.device)
+        logits = self.model(
+            input_ids=ids,
+            position_ids=places[None].to(self.device),
+            attention_mask=torch.ones_like(ids),
+            use_cache=False,
+        ).logits[0, :-1]
+        losses = F.cross_entropy(logits.float(), ids[0, 1:], reduction="none").cpu()
+        groups = losses.tensor_split(3)
+        return {f"loss at places of part {part} of a text": float(each.mean()) for part, each in enumerate(groups, 1)}
+
+    def texts(self, cell: AnyCell) -> str:
+        """The hash of a cell's first text, which stands for all."""
+        depths = cell.depths or (None,) if isinstance(cell, AttentionCell) else (cell.depth,)
+        digest = hashlib.sha256()
+        for depth in depths:
+            sample = self.sample(Cell(cell.task, NONE, cell.length, depth, 0), 0)
+            plain = asdict(sample) | {"ids": sample.ids.tolist()}
+            digest.update(json.dumps(plain, sort_keys=True).encode())
+        return digest.hexdigest()[:16]
 
     def remote(self) -> "Remote":
         """Raises:
@@ -364,9 +435,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "tokenizer": [len(self.tokenizer), self.tokenizer("The code of apple is 4821.").input_ids],
             "files": digests(self.tasks),
             "material": {text: material(task) for text, task in self.tasks.items()},
-            "code": digest_of(_sources(self.tasks.values())),
             "device": self.device.type,
-            **_versions(),
         }
 
     @property
@@ -402,16 +471,20 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
 
 def _versions() -> dict[str, str]:
-    return {"posenc": posenc.__version__, "torch": str(torch.__version__), "transformers": version("transformers")}
+    return versions() | {"transformers": version("transformers")}
 
 
-def _sources(tasks: Iterable[Task]) -> set[Path]:
-    """The files that make texts and score what a model makes of them: of posenc, and of tasks from elsewhere."""
-    files = {Path(reader.__file__), *Path(posenc.tasks.__file__).parent.glob("*.py")}
-    for task in tasks:
-        with suppress(TypeError):  # a class that was typed in has no file
-            files.add(Path(inspect.getfile(type(task))))
-    return {file for file in files if file.is_file()}
+def _means(profile: Mapping[str, Any]) -> dict[str, float]:
+    """The mean of the numbers in each entry of a profile."""
+
+    def numbers(value: Any) -> list[float]:
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            return [number for each in value for number in numbers(each)]
+        return [float(value)] if isinstance(value, int | float) else []
+
+    return {name: fmean(of) for name, value in profile.items() if (of := numbers(value))}
 
 
 def _all_depths(cell: AnyCell) -> AnyCell:
@@ -436,6 +509,12 @@ class Remote:
 
     def measure(self, job: Sequence[AnyCell], tick: Tick) -> dict[AnyCell, AnyRecord]:
         return _loaded(self).measure(job, tick)
+
+    def kind(self, cell: AnyCell) -> AnyCell:
+        return _loaded(self).kind(cell)
+
+    def behaviour(self, cell: AnyCell) -> Mapping[str, float]:
+        return _loaded(self).behaviour(cell)
 
 
 @functools.cache

@@ -92,7 +92,7 @@ class TaskSizes:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Synthetic(OverLengths):
     """Everything that the runs of one comparison of generated sequences share. A task is a subclass, a frozen dataclass with a
     `name`, `vocabulary`, `tokens_in` and `generate`; its first paragraph is shown, its second is the source.
@@ -122,6 +122,7 @@ class Synthetic(OverLengths):
     criterion = Criterion(ACCURACY, undertrained=0.2)
     tokens_by = "length"
     conditions_by = "factors"
+    examples_by = "sequences"
     LEAST = {"length": 1, **Experiment.LEAST, "symbols": 2, "sequences": 2}
     MOST = {"length": 2**20, **Experiment.MOST, "symbols": 2**20, "sequences": 10**6}
 
@@ -217,7 +218,7 @@ class Synthetic(OverLengths):
         (the right ones), and whether it predicts all: then it also generates the answer."""
         losses, accuracy, exact = {}, {}, {}
         for factor in self.factors:
-            asked = (part[factor].targets != IGNORED).sum(1)
+            asked = (part[factor].targets[: self.sequences] != IGNORED).sum(1)
             of_tokens, hits = score(model, variant, factor, self, part[factor].rows, on_batch)
             losses[factor], right = of_tokens.sum(1) / asked, hits.sum(1)
             accuracy[factor], exact[factor] = right / asked, (right == asked).to(right.dtype)

@@ -41,7 +41,7 @@ class Rewriting(OfSymbols):
         return answered(torch.cat((symbols, separator), 1), self.rewrite(symbols))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Copy(Rewriting):
     """Write the symbols again.
 
@@ -54,7 +54,7 @@ class Copy(Rewriting):
         return symbols
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reverse(Rewriting):
     """Write the symbols again, the last one first.
 
@@ -67,7 +67,7 @@ class Reverse(Rewriting):
         return symbols.flip(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sort(Rewriting):
     """Write the symbols again in ascending order; symbols repeat.
 
@@ -82,7 +82,7 @@ class Sort(Rewriting):
         return symbols.sort(1).values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Addition(OfSymbols):
     """The sum of two numbers of as many digits, the least significant digit first; the sum has one digit more.
 
@@ -116,7 +116,7 @@ def added(a: Tensor, b: Tensor, base: int) -> Tensor:
     return torch.stack((*digits, carry), 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recall(OfSymbols):
     """Pairs of a key and a value, then each of the keys once more between blanks: at each, its value is asked for. An eighth of
     the length is pairs.
@@ -165,7 +165,7 @@ class Recall(OfSymbols):
         return SequenceBatch(inputs.scatter(1, at, keys), targets.scatter(1, at, values))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Induction(OfSymbols):
     """A mark stands once among random symbols and again at the end: which symbol followed it?
 
@@ -204,7 +204,7 @@ class Question(OfSymbols):
         return answered(torch.cat((symbols, question), 1), self.answer(symbols))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstToken(Question):
     """Which symbol was the first?
 
@@ -220,7 +220,7 @@ class FirstToken(Question):
         return symbols[:, :1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parity(Question):
     """Is the number of ones even or odd?
 
@@ -236,7 +236,7 @@ class Parity(Question):
         return symbols.sum(1, keepdim=True) % self.symbols
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Modular(OfSymbols):
     """The value modulo a number of an expression such as 1 + 2 * 3 - 4, products first.
 
@@ -271,7 +271,7 @@ def valued(numbers: Tensor, operators: Tensor, modulus: int) -> Tensor:
     return (total + product) % modulus
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dyck(OfSymbols):
     """Brackets of several kinds, opened and closed at random and nested up to eight deep: at every token, which kind would have
     to be closed next, or none?

@@ -29,7 +29,7 @@ RESCALED = (AxesRotary, GridALiBi, GridSinusoidal, LogWindow)
 """Encodings that take fractional positions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageSettings(Experiment):
     """Everything that the runs of one comparison of images share.
 
@@ -60,6 +60,7 @@ class ImageSettings(Experiment):
     criterion = Criterion(ACCURACY, undertrained=0.2, points="sizes", condition="size", size="size")
     tokens_by = "image_size"
     conditions_by = "test_sizes"
+    examples_by = "images"
     unit = "pixel"
     LEAST = {"image_size": 1, "patch_size": 1, **Experiment.LEAST, "images": 2, "channels": 1, "num_classes": 2}
     MOST = {"image_size": 2**12, "patch_size": 2**12, **Experiment.MOST, "images": 10**6}
@@ -114,7 +115,7 @@ class ImageSettings(Experiment):
 
     def make_model(self, encoding: Encoding) -> VisionTransformer:
         config = VisionConfig(
-            self.num_classes, self.patch_size, self.channels, self.dim, self.num_layers, self.num_heads,
+            self.num_classes, patch_size=self.patch_size, channels=self.channels, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads,
             head_dim=self.head_dim,
         )  # fmt: skip
         return VisionTransformer(config, encoding)

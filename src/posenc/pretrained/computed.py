@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each attention layer computes, against `posenc.attention` under what the configuration declares.
+
+A layer's call is captured in a short pass and repeated with a rotation by 0, which gives its queries and keys before
+they rotate, whatever the family does to them first, and with our attention in place of its own. Where its output is another
+one, known mistakes are tried until one gives that output.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.attention import attention
+from posenc.functional import Layout, rotary
+from posenc.positions import Positions
+from posenc.pretrained.attach import AttentionCall, CappedScores, combined, register_attention
+from posenc.pretrained.findings import Evidence
+from posenc.pretrained.masks import SlidingWindow
+from posenc.pretrained.models import Layer, attention_layers
+from posenc.pretrained.probe import PROBE, Computation, FrequencyTable, Probe, difference, rounding
+
+NAME = "doctor"
+"""The attention implementation in transformers while a layer is repeated."""
+_FUNCTION = "_posenc_doctor"
+LONGEST_WINDOW = 4096
+"""Keys of a sliding window up to which a text is read that leaves it."""
+BACKWARDS = ("nanochat",)
+"""Model types that turn their pairs the other way round."""
+UNSCALED = ("gemma3n", "gemma4")
+"""How the model types begin whose norms of queries and keys replace the factor of the scores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """What a layer does with queries and keys that are not rotated.
+
+    table: its frequencies, None: it does not rotate. q_turns, k_turns: times that queries and keys are rotated by their
+    positions; v_turns: values, which no family rotates. ahead: tokens by which queries are too far. rolled: the first token
+    has the last position. crossed: a rotation of the other layout reads cos and sin of this one. dealt: heads share keys in
+    turn.
+    """
+
+    table: FrequencyTable | None
+    layout: Layout
+    latent: bool
+    scale: float
+    softcap: float | None
+    window: int | None
+    sink: Tensor | None
+    q_turns: int = 1
+    k_turns: int = 1
+    v_turns: int = 0
+    ahead: int = 0
+    rolled: bool = False
+    crossed: bool = False
+    dealt: bool = False
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """The output of attention, (batch, heads, queries, head_dim)."""
+        count, device = call.query.shape[2], call.query.device
+        at = torch.arange(count, device=device)
+        at = at.roll(1) if self.rolled else at
+        q, k = self.turned(call.query, at + self.ahead, self.q_turns), self.turned(call.key, at, self.k_turns)
+        v = self.turned(call.value, at, self.v_turns)
+        groups = q.shape[1] // k.shape[1]
+        if self.dealt:
+            k, v = (x.repeat(1, groups, 1, 1) for x in (k, v))
+        cap = None if self.softcap is None else CappedScores(self.softcap)
+        window = None if self.window is None else SlidingWindow(self.window)
+        positions = Positions.arange(count, causal=True, device=device)
+        return attention(q, k, v, combined(cap, window), positions, scale=self.scale, sink=self.sink)
+
+    def turned(self, x: Tensor, positions: Tensor, times: int) -> Tensor:
+        if self.table is None or not times:
+            return x
+        angles = positions.double()[:, None] * self.table.inv_freq.double().to(x.device) * times
+        factor = self.table.attention_factor ** abs(times)
+        start = x.shape[-1] - self.table.rotary_dim if self.latent else 0
+        cos, sin = (table.to(torch.promote_types(x.dtype, torch.float32)) for table in (angles.cos(), angles.sin()))
+        if not self.crossed:
+            return rotary(x, factor * cos, factor * sin, layout=self.layout, start=start)
+        part = x[..., start : start + self.table.rotary_dim]
+        expanded = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+        if self.layout == "interleaved":
+            expanded = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+        quarter = rotary(part, torch.zeros_like(cos), torch.ones_like(sin), layout=_other(self.layout))
+        mixed = (factor * (part * expanded[0] + quarter * expanded[1])).to(x.dtype)
+        return torch.cat((x[..., :start], mixed, x[..., start + part.shape[-1] :]), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A call of an attention layer in a pass, and what it returned."""
+
+    number: int
+    layer: Layer
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    output: Tensor
+
+    def repeated(self, function: Callable[[AttentionCall], Tensor], flipped: bool = False) -> Tensor:
+        """The layer's output with a function in place of its attention, which gets queries and keys that are not rotated."""
+        module: Any = self.layer.module
+        given, named = self.given, self.named | {"position_embeddings": _unrotated(self.named["position_embeddings"])}
+        if flipped:
+            named |= {"hidden_states": named["hidden_states"].flip(1)} if "hidden_states" in named else {}
+            given = tuple(x.flip(1) for x in given[:1]) + given[1:]
+        before = module.config._attn_implementation
+        register_attention(NAME, _attend, None)
+        setattr(module, _FUNCTION, function)
+        module.config._attn_implementation = NAME
+        try:
+            return _first(module(*given, **named))
+        finally:
+            module.config._attn_implementation = before
+            delattr(module, _FUNCTION)
+
+
+class _CapturedError(Exception):
+    """Ends a call of a layer, or a pass."""
+
+
+def _attend(call: AttentionCall) -> Tensor:
+    function: Callable[[AttentionCall], Tensor] = getattr(call.module, _FUNCTION)
+    return function(call)
+
+
+def _first(output: Any) -> Tensor:
+    first: Tensor = output[0] if isinstance(output, tuple) else output
+    return first
+
+
+def _unrotated(tables: Any) -> Any:
+    if isinstance(tables, Tensor):  # complex numbers
+        return torch.ones_like(tables)
+    cos, sin = tables
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+@contextmanager
+def _capturing(layers: dict[int, Layer], seen: list[Seen], last: int | None = None) -> Iterator[None]:
+    """Note the calls of attention layers. last: the number of the one after which the pass ends."""
+
+    def note(number: int, layer: Layer) -> Callable[..., None]:
+        def hook(_: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            seen.append(Seen(number, layer, given, named, _first(output).clone()))
+            if number == last:
+                raise _CapturedError
+
+        return hook
+
+    hooks = [layer.module.register_forward_hook(note(at, layer), with_kwargs=True) for at, layer in layers.items()]
+    try:
+        yield
+    except _CapturedError:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# ------------------------------------------------------------------------------------------ what is declared
+
+
+def declared_scale(probe: Probe, layer: Layer) -> float:
+    """What multiplies q . k by the configuration."""
+    config = probe.config
+    if str(config.model_type).startswith(UNSCALED):
+        return 1.0
+    if getattr(config, "attention_multiplier", None) is not None:  # Granite
+        return float(config.attention_multiplier)
+    scalar = getattr(config, "query_pre_attn_scalar", None)  # Gemma
+    scale = float(layer.head_dim if scalar is None else scalar) ** -0.5
+    parameters = probe.parameters[_kind(layer, probe.parameters)]
+    mscale, factor = parameters.get("mscale_all_dim"), parameters.get("factor") or 1.0
+    if probe.family.latent and mscale and factor > 1 and parameters.get("rope_type") == "yarn":
+        scale *= (0.1 * mscale * math.log(factor) + 1) ** 2
+    return scale
+
+
+def declared(probe: Probe, number: int, layer: Layer) -> Formula:
+    """The formula of a layer, by the configuration; its frequencies are those in the model, which are compared elsewhere."""
+    config, tables = probe.config, probe.tables()
+    listed = getattr(config, "no_rope_layers", None)
+    rotates = bool(listed[number]) if listed else layer.rotates
+    sinks: Tensor | None = getattr(layer.module, "sinks", None)
+    turns = -1 if config.model_type in BACKWARDS else 1
+    return Formula(
+        table=tables[_kind(layer, tables)] if rotates else None,
+        layout=probe.family.layout,
+        latent=probe.family.latent,
+        scale=declared_scale(probe, layer),
+        softcap=getattr(config, "attn_logit_softcapping", None),
+        window=layer.window,
+        sink=sinks,
+        q_turns=turns,
+        k_turns=turns,
+    )
+
+
+def _kind(layer: Layer, by_type: Collection[str]) -> str:
+    return layer.layer_type if layer.layer_type in by_type else next(iter(by_type))
+
+
+# ------------------------------------------------------------------------------------------ the comparison
+
+
+@dataclass(frozen=True, eq=False)
+class Mistake:
+    """A known mistake: its finding, what it is in words, what a layer with it computes, and a number for the finding."""
+
+    name: str
+    text: str
+    formula: Formula
+    measured: float | None = None
+
+
+@dataclass(eq=False)
+class Comparison:
+    """The comparison of a model's attention, as far as it went.
+
+    compared: numbers of layers. windows: sliding windows that a longer text left. unchecked: a reason -> the layers that it
+    concerns. found: a mistake in words -> it, and by layer how large the difference is.
+    """
+
+    probe: Probe
+    compared: list[int] = field(default_factory=list)
+    windows: list[int] = field(default_factory=list)
+    unchecked: dict[str, list[int]] = field(default_factory=dict)
+    found: dict[str, tuple[Mistake, dict[int, float]]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """All layers with a short text, and if nothing is found, windows with longer ones."""
+        probe, family = self.probe, self.probe.family
+        numbers = [
+            at for at, each in enumerate(getattr(probe.decoder, family.stack)) if hasattr(each, family.attention)
+        ]
+        layers = dict(zip(numbers, attention_layers(probe.decoder, family), strict=True))
+        if probe.attachment is not None and probe.attachment.design.encodings:
+            reason = f"posenc.attention computes it, extended by {probe.attachment.report.method}"
+            self.unchecked[reason] = numbers
+            return
+        if "after their rotation, channel by channel" in family.schedules_only:
+            self.unchecked[family.schedules_only] = numbers
+            return
+        seen = self._calls(layers, PROBE, None)
+        if missing := sorted({*numbers} - {each.number for each in seen}):
+            self.unchecked["a pass does not call it"] = missing
+        for each in seen:
+            self._layer(each, _mistakes)
+        if not self.found:
+            self._windows({at: layers[at] for at in self.compared})
+
+    def _calls(self, layers: dict[int, Layer], tokens: int, last: int | None) -> list[Seen]:
+        seen: list[Seen] = []
+        ids = self.probe.ids(length=tokens)
+        with self.probe.with_rotary(), _capturing(layers, seen, last):
+            self.probe.logits(ids, position_ids=torch.arange(tokens, device=ids.device)[None])
+        return seen
+
+    def _windows(self, layers: dict[int, Layer]) -> None:
+        """A text that leaves the window, as far as the first layer of each kind."""
+        kinds: dict[tuple[str, int | None], int] = {}
+        for at, layer in layers.items():
+            kinds.setdefault((layer.layer_type, layer.window), at)
+        for window in sorted({window for _, window in kinds if window is not None}):
+            within = [at for at, layer in layers.items() if layer.window == window]
+            if any(layers[at].layer_type == "chunked_attention" for at in within):
+                self.unchecked[f"its chunks of {window} tokens"] = within
+            elif window > LONGEST_WINDOW:
+                self.unchecked[f"its window of {window} keys, more than {LONGEST_WINDOW}"] = within
+            else:
+                chosen = {at: layers[at] for (_, its), at in kinds.items() if its in (None, window)}
+                for each in self._calls(chosen, window + PROBE, max(chosen)):
+                    self._layer(each, partial(_window_mistakes, window=window))
+                self.windows.append(window)
+
+    def _layer(self, seen: Seen, mistakes: Callable[[Formula, AttentionCall, Probe], Iterator[Mistake]]) -> None:
+        call = self._captured(seen)
+        if isinstance(call, str):
+            self.unchecked.setdefault(call, []).append(seen.number)
+            return
+        formula, last = declared(self.probe, seen.number, seen.layer), slice(-PROBE, None)
+
+        def error(formula: Formula) -> float:
+            return difference(seen.repeated(formula)[:, last], seen.output[:, last])
+
+        if seen.number not in self.compared:
+            self.compared.append(seen.number)
+        size = error(formula)
+        if size <= rounding(self.probe):
+            return
+        fits = min(rounding(self.probe), size / 4)
+        tried = list(mistakes(formula, call, self.probe))
+        likely = [mistake for mistake in tried if mistake.text in self.found] or tried
+        best = min(likely, key=lambda mistake: error(mistake.formula))
+        if likely is not tried and error(best.formula) > fits:
+            best = min(tried, key=lambda mistake: error(mistake.formula))
+        if error(best.formula) > fits:
+            best = _scaled(formula, _best(lambda times: error(replace(formula, scale=times * formula.scale))))
+        if error(best.formula) > fits:
+            best = Mistake("attention_differs", "the difference is none that is known here", formula)
+        self.found.setdefault(best.text, (best, {}))[1][seen.number] = size
+
+    def _captured(self, seen: Seen) -> AttentionCall | str:
+        """The call of the attention function with queries and keys that are not rotated; or why there is none."""
+        calls: list[AttentionCall] = []
+
+        def note(call: AttentionCall) -> Tensor:
+            calls.append(call)
+            raise _CapturedError
+
+        if not isinstance(seen.named.get("position_embeddings"), tuple | Tensor):
+            return "its attention gets no cos and sin"
+        for flipped in (True, False):
+            try:
+                seen.repeated(note, flipped)
+            except _CapturedError:
+                continue
+            except Exception as error:
+                return f"its attention cannot be repeated alone ({type(error).__name__})"
+            return "its attention is not called through transformers' AttentionInterface"
+        other, call = calls
+        # a layer with the keys of another has none to flip
+        shared = bool(getattr(seen.layer.module, "is_kv_shared_layer", False))
+        pairs = [(other.query, call.query)] + ([] if shared else [(other.key, call.key)])
+        if any(difference(one.flip(2), two) > rounding(self.probe) for one, two in pairs):
+            return "positions change its queries or keys before their rotation"
+        return call
+
+    def summary(self) -> Computation:
+        unchecked = tuple(f"attention of {_numbers(at)}: {why}" for why, at in self.unchecked.items())
+        if not self.compared and not unchecked:
+            unchecked = ("attention: findings that come first are below",)
+        return Computation(len(self.compared), PROBE, tuple(self.windows), unchecked)
+
+    def evidence(self) -> Evidence:
+        for mistake, sizes in self.found.values():
+            size = max(sizes.values())
+            text = f"{_numbers([*sizes])} of {len(self.compared)}: {mistake.text}; the output is off by {size:.3g} of its spread"
+            yield mistake.name, text, size if mistake.measured is None else mistake.measured
+
+
+# ------------------------------------------------------------------------------------------ known mistakes
+
+
+def _mistakes(formula: Formula, call: AttentionCall, probe: Probe) -> Iterator[Mistake]:
+    """All known mistakes that a short text shows, but any other scale."""
+    yield from _rotated(formula, probe)
+    if call.scale is not None and not math.isclose(call.scale, formula.scale, rel_tol=1e-6):
+        yield _scaled(formula, call.scale / formula.scale)
+    if formula.softcap is not None:
+        text = f"scores are not capped at {formula.softcap:g}"
+        yield Mistake("softcap_dropped", text, replace(formula, softcap=None))
+    if formula.sink is not None:
+        yield Mistake("sinks_dropped", "the learned sinks are left out", replace(formula, sink=None))
+    if 1 < call.key.shape[1] < call.query.shape[1]:
+        text = "query heads share keys and values in turn (0, 1, 0, 1), not in groups (0, 0, 1, 1)"
+        yield Mistake("heads_mixed", text, replace(formula, dealt=True))
+    yield from (_windowed(formula, window) for window in range(1, call.query.shape[2]))
+
+
+def _scaled(formula: Formula, times: float) -> Mistake:
+    scale = formula.scale * times
+    text = f"scores are multiplied by {scale:.10g}, the configuration asks for {formula.scale:.10g}"
+    return Mistake("softmax_scale_differs", text, replace(formula, scale=scale), times)
+
+
+def _rotated(formula: Formula, probe: Probe) -> Iterator[Mistake]:
+    """Mistakes of the rotation."""
+    tables = probe.tables()
+    if formula.table is None:
+        for kind, table in tables.items():
+            text = f"queries and keys are rotated{probe.where(kind)}, and this layer has no positions"
+            yield Mistake("rotated_undeclared", text, replace(formula, table=table))
+        return
+    for name, text, q, k in (
+        ("not_rotated", "nothing is rotated", 0, 0),
+        ("rotated_alone", "queries are rotated and keys are not", 1, 0),
+        ("rotated_alone", "keys are rotated and queries are not", 0, 1),
+        ("rotated_twice", "queries and keys are rotated twice", 2, 2),
+        ("rotated_twice", "queries are rotated twice", 2, 1),
+        ("rotated_twice", "keys are rotated twice", 1, 2),
+        ("rotated_backwards", "queries and keys are rotated the other way round", -1, -1),
+        ("rotated_backwards", "queries are rotated the other way round", -1, 1),
+        ("rotated_backwards", "keys are rotated the other way round", 1, -1),
+    ):
+        yield Mistake(name, text, replace(formula, q_turns=q * formula.q_turns, k_turns=k * formula.k_turns))
+    yield Mistake("values_rotated", "values are rotated too", replace(formula, v_turns=formula.q_turns))
+    other = _other(formula.layout)
+    text = f"pairs are {other}, and {formula.layout} in this model type"
+    yield Mistake("wrong_pairs", text, replace(formula, layout=other))
+    text = f"a rotation of {other} pairs reads cos and sin that are laid out for {formula.layout} ones"
+    yield Mistake("wrong_pairs", text, replace(formula, crossed=True))
+    if not formula.latent and formula.table.rotary_dim < probe.head_dim:
+        text = f"the last {formula.table.rotary_dim} channels of a head are rotated, not the first"
+        yield Mistake("wrong_pairs", text, replace(formula, latent=True))
+    for ahead in (1, -1):
+        text = f"queries are one position {'ahead of' if ahead > 0 else 'behind'} their keys"
+        yield Mistake("positions_shifted", text, replace(formula, ahead=ahead))
+    yield Mistake("positions_shifted", "the first token has the last position", replace(formula, rolled=True))
+    for kind, table in tables.items():
+        if table.rotary_dim == formula.table.rotary_dim and not torch.equal(table.inv_freq, formula.table.inv_freq):
+            text = f"queries and keys turn by the frequencies{probe.where(kind)}"
+            yield Mistake("wrong_frequencies", text, replace(formula, table=table))
+
+
+def _window_mistakes(formula: Formula, *_: object, window: int) -> Iterator[Mistake]:
+    """What a text shows that leaves a window, this layer's or another's."""
+    if formula.window is not None:
+        text = f"the window of {window} keys is not applied"
+        yield Mistake("window_differs", text, replace(formula, window=None))
+    yield from (_windowed(formula, other) for other in (window, window - 1, window + 1, window // 2))
+
+
+def _windowed(formula: Formula, window: int) -> Mistake:
+    text = f"queries see {window} keys, and {formula.window or 'all'} by the configuration"
+    return Mistake("window_differs", text, replace(formula, window=window))
+
+
+def _other(layout: Layout) -> Layout:
+    return "interleaved" if layout == "half" else "half"
+
+
+def _best(error: Callable[[float], float]) -> float:
+    """The factor between 1/64 and 64 with the smallest error: the best of a grid, and then on either side of it."""
+    step = math.log(2) / 2
+    best = min((step * at for at in range(-12, 13)), key=lambda power: error(math.exp(power)))
+    while step > 1e-5:
+        step /= 2
+        best = min((best, best - step, best + step), key=lambda power: error(math.exp(power)))
+    return math.exp(best)
+
+
+def _numbers(layers: list[int]) -> str:
+    """Numbers of layers, in a sentence."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    if len(layers) > 2 and layers == [*range(layers[0], layers[-1] + 1)]:
+        return f"layers {layers[0]} to {layers[-1]}"
+    return f"layers {', '.join(map(str, layers[:8]))}{' and more' * (len(layers) > 8)}"

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is doubtful in a configuration alone, without weights: for `doctor`, and for a config.json without its model."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posenc.pretrained.config_file import ConfigFile
+from posenc.pretrained.findings import Evidence
+from posenc.pretrained.models import LENGTHS, stretched_length
+from posenc.pretrained.parameters import READ_BY, ROPE_PARAMETERS, impossible_in, is_number, rope_parameters_by_type
+
+__all__ = ["impossible_numbers", "stated"]
+
+STEP = 0.01
+"""Share of a length, or of a factor, that is no difference."""
+ORIGINAL = "original_max_position_embeddings"
+ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
+"""Keys that every type reads, and one with which YaRN's authors state that a model was trained under its schedule."""
+NEUTRAL: dict[str, tuple[float | bool, ...]] = {
+    "factor": (1.0,), "attention_factor": (1.0,), "attn_factor": (1.0,), "beta_fast": (32.0,), "beta_slow": (1.0,),
+    "mscale": (1.0,), "mscale_all_dim": (0.0, 1.0), "truncate": (True,), "alpha": (1.0,),
+}  # fmt: skip
+"""Numbers that change nothing where a program reads them under this rope_type, or that are what it takes without them."""
+
+
+def impossible_numbers(config: Any) -> Evidence:
+    """Numbers that `posenc.load` and `posenc.extend` refuse. config: of transformers, of the language model."""
+    for why, number in impossible_in(config):
+        yield "parameter_impossible", why, number
+
+
+def stated(config: Any, file: ConfigFile | None) -> Evidence:
+    """Doubtful rope_parameters and lengths. config: of transformers, of the language model. file: it was read from."""
+    stored: Mapping[str, Any] = {} if file is None else file.raw
+    if not is_number(getattr(config, "max_position_embeddings", None)):
+        return
+    given = stored.get("rope_parameters") or {}
+    nested = [value for value in given.values() if isinstance(value, Mapping)]
+    by_type = rope_parameters_by_type(config)
+    if given and "rope_theta" not in stored and any("rope_theta" not in parameters for parameters in nested or [given]):
+        taken = next(iter(by_type.values())).get("rope_theta")
+        yield (
+            "base_not_stated",
+            f"rope_parameters in {file and file.name} has no rope_theta; transformers took {taken:.10g}",
+            None,
+        )
+    scaling = given or stored.get("rope_scaling") or {}
+    length = int(config.max_position_embeddings)
+    written = (stored.get("text_config") or stored).get("max_position_embeddings")
+    stretched = any(each.get("rope_type") not in (None, "default", "llama3") for each in by_type.values())
+    if is_number(written) and written < length and not stretched and file is not None:
+        text = f"max_position_embeddings is {length}, and {written} in {file.name}"
+        yield "length_edited", text, length / written
+    for layer_type, parameters in by_type.items():
+        where = f" of {layer_type}" if len(by_type) > 1 else ""
+        kind = str(parameters.get("rope_type", "default"))
+        if kind not in ROPE_PARAMETERS:
+            continue
+        yield from _unread(config, parameters, kind, where)
+        if config.model_type == "phimoe" and parameters.get("short_factor") != parameters.get("long_factor"):
+            yield (
+                "long_factor_ignored",
+                f"transformers turns texts beyond {parameters.get(ORIGINAL)} tokens by short_factor",
+                None,
+            )
+        if kind == "llama3" and parameters.get(ORIGINAL) == length:
+            yield "llama3_without_effect", f"original_max_position_embeddings is {length} too", None
+        factor = parameters.get("factor")
+        if not is_number(factor):
+            continue
+        if "factor" in ROPE_PARAMETERS[kind] and not factor >= 1 and not _is_base(config, parameters):
+            yield "factor_below_one", f"factor={factor}{where}, whose rope_type is {kind}", float(factor)
+        if kind in ("yarn", "longrope"):
+            yield from _temperature(parameters, kind, where)
+            missing = ORIGINAL not in stored and bool(scaling) and _table(scaling, layer_type).get(ORIGINAL) is None
+            yield from _stretch(length, parameters, missing, where)
+    if file is not None:
+        yield from _other_lengths(config, stored, file.name, next(iter(by_type.values())))
+
+
+def _table(scaling: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
+    table = scaling.get(layer_type or "")
+    return table if isinstance(table, Mapping) else scaling
+
+
+def _is_base(config: Any, parameters: Mapping[str, Any]) -> bool:
+    """Whether HunYuan's alpha is the scaling, beside which its module reads no factor."""
+    return bool("alpha" in READ_BY.get(str(config.model_type), ()) and parameters.get("alpha"))
+
+
+def _unread(config: Any, parameters: Mapping[str, Any], kind: str, where: str) -> Evidence:
+    """Keys that neither the rope_type nor the model type's module reads."""
+    read = ALWAYS_READ | {*ROPE_PARAMETERS[kind], *READ_BY.get(str(config.model_type), ())}
+    read |= set(getattr(config, "ignore_keys_at_rope_validation", None) or ())
+    for key in sorted(key for key, value in parameters.items() if value is not None and key not in read):
+        value = parameters[key]
+        text = f"{key}={value} in rope_parameters{where}, whose rope_type is {kind}"
+        neutral = value in NEUTRAL.get(key, ()) or (key.startswith("mscale") and _is_base(config, parameters))
+        if key == "attn_factor" and kind == "yarn" and is_number(value):
+            usual = parameters.get("attention_factor") or 0.1 * math.log(max(parameters.get("factor") or 1, 1)) + 1
+            text += f"; YaRN's own code multiplies {usual:.4f} by it: write attention_factor={value * usual:.4g} in its place"
+        yield ("parameter_unread" if neutral else "parameter_ignored"), text, None
+
+
+def _temperature(parameters: Mapping[str, Any], kind: str, where: str) -> Evidence:
+    given, factor = parameters.get("attention_factor"), parameters["factor"]
+    if kind == "yarn" and is_number(given) and factor >= 1 and given != 1:  # 1: meant to be off
+        formula = 0.1 * math.log(factor) + 1
+        if not math.isclose(given, formula, rel_tol=STEP / 2):
+            text = f"attention_factor={given}{where}, and 0.1 ln {factor:g} + 1 is {formula:.4g}"
+            yield "attention_factor_differs", text, float(given)
+
+
+def _stretch(length: int, parameters: Mapping[str, Any], missing: bool, where: str) -> Evidence:
+    """The length that a schedule stretches to against max_position_embeddings. missing: the file does not state the original
+    length."""
+    original, factor = parameters.get(ORIGINAL), float(parameters["factor"])
+    if not is_number(original) or not factor > 1:
+        return
+    stretched = round(factor * original)
+    text = f"{factor:g} times {ORIGINAL}={original:g}{where} is {stretched}, and max_position_embeddings is {length}"
+    if missing and original == length:
+        text = f"factor={factor:g}{where} without {ORIGINAL} in config.json; max_position_embeddings is {length}"
+        yield "original_length_missing", text, stretched / length
+    elif stretched > length * (1 + STEP):
+        yield "length_not_declared", text, stretched / length
+    elif stretched * (1 + STEP) < length:
+        yield "declared_longer_than_stretched", text, length / stretched
+
+
+def _other_lengths(config: Any, stored: Mapping[str, Any], file: str, parameters: Mapping[str, Any]) -> Iterator[Any]:
+    """Fields that state a longer length than max_position_embeddings."""
+    length = int(config.max_position_embeddings)
+    for name in LENGTHS:
+        other = stored.get(name)
+        if is_number(other) and length * (1 + STEP) < other < 1e9:
+            text = f"{file} also states {name}={other:g}, and max_position_embeddings is {length}"
+            if stretched_length(config, parameters) == other:
+                text += f"; that is {parameters['factor']:g} times it, by which positions are divided"
+            yield "longer_length_stated", text, other / length

@@ -1,0 +1,82 @@
+"""What an error looks like on the command line: a place for a bug in the user's code, and a traceback on demand."""
+
+import pytest
+
+from posenc import cli
+from posenc.errors import InputError, located, users_line
+
+BUG = """
+import posenc
+
+
+class Bug(posenc.Encoding):
+    def bias(self, *given, **more):
+        raise {error}
+"""
+LINE = BUG[: BUG.index("raise")].count("\n") + 1
+SMALL = ["--task", "copy", "--preset", "quick", "--steps", "1", "--seeds", "1", "--workers", "1"]
+
+
+@pytest.fixture(params=["TypeError", "KeyError", "RuntimeError", "AttributeError", "ZeroDivisionError"])
+def bug(request, tmp_path):
+    """The kind of an error that an encoding in a file raises, and the file."""
+    file = tmp_path / "bug.py"
+    file.write_text(BUG.format(error=f"{request.param}('why')"))
+    return request.param, file
+
+
+@pytest.mark.parametrize("command", ["compare", "analyze"])
+@pytest.mark.parametrize("traceback", [False, True])
+def test_a_bug_in_an_encoding_has_a_type_a_file_and_a_line(command, traceback, bug, tmp_path, capsys, monkeypatch):
+    kind, file = bug
+    monkeypatch.setenv("POSENC_TRACEBACK", "01"[traceback])
+    given = [f"{file}:Bug"] if command == "analyze" else ["--encodings", f"{file}:Bug", *SMALL, "--out", str(tmp_path)]
+    assert cli.main([command, *given]) in (1, 2)
+    err = capsys.readouterr().err
+    assert f"posenc {command}: " in (last := err.splitlines()[-1])
+    assert f"{kind}: " in last
+    assert f"{file}:{LINE}" in last
+    assert ("Traceback" in err) == traceback
+    assert traceback or err.count("\n") == 1
+
+
+def test_an_error_of_the_users_has_a_traceback_on_demand(capsys, monkeypatch):
+    monkeypatch.setenv("POSENC_TRACEBACK", "1")
+    assert cli.main(["list", "rop"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("posenc list: error: unknown name 'rop'")
+
+
+def test_a_bug_of_ours_is_not_hidden(monkeypatch):
+    def fail(*_):
+        raise KeyError("ours")
+
+    monkeypatch.setattr("posenc.cli.listing.List.run", fail)
+    monkeypatch.setattr("posenc.cli.users_line", lambda error: None)  # this file is not installed
+    with pytest.raises(KeyError):
+        cli.main(["list"])
+
+
+def test_where_an_error_came_from():
+    with pytest.raises(TypeError) as caught:
+        raise TypeError("what")
+    assert users_line(caught.value).startswith(f"{__file__}:")
+    assert located(caught.value).startswith(f"TypeError: what (at {__file__}:")
+    assert located(InputError("x=1: why")) == "x=1: why"
+    assert users_line(TypeError("never raised")) is None
+
+
+@pytest.mark.parametrize("world", [None, "1", "2"])
+def test_ranks(world, capsys, monkeypatch):
+    """Shells of clusters set RANK without a launcher; of a launcher's processes the first one prints, and all fail aloud."""
+    monkeypatch.setenv("RANK", "1")
+    if world is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    assert cli.main(["list", "rope"]) == 0
+    assert bool(capsys.readouterr().out) == (world != "2")
+    assert cli.main(["list", "rop"]) == 2
+    rank = " on rank 1" if world == "2" else ""
+    assert capsys.readouterr().err.startswith(f"posenc list: error{rank}: unknown name 'rop'")

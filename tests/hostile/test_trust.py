@@ -1,0 +1,376 @@
+"""Data never runs code: FILE:CLASS and MODULE:CLASS are planted in every file that posenc reads, and nothing is imported."""
+
+import ast
+import gzip
+import importlib
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc import cli
+from posenc.cli.command import parse
+from posenc.encodings import ENCODINGS, MOST_BYTES, create
+from posenc.errors import InputError
+from posenc.lab import archive
+from posenc.lab.compare import experiment
+from posenc.pretrained import state
+from posenc.spec import (
+    MOST_CHARACTERS,
+    MOST_LAYERS,
+    MOST_TERMS,
+    load_object,
+    names_code,
+    read_json,
+)
+
+SOURCE = Path(posenc.__file__).parent
+
+# ------------------------------------------------------------------------------------------ the readers
+
+READS = {
+    "read_text", "read_bytes", "open", "safe_open", "load_file", "GzipFile", "decompress", "from_pretrained", "load_dataset",
+    "get_config_dict", "load_gguf_checkpoint", "GGUFReader", "from_file", "fromfile", "memmap", "ParquetFile", "Unpickler",
+}  # fmt: skip
+LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal", "tomllib"}
+
+OWN = {
+    "backends/triton.py:", "conformance/golden.py:load", "encodings/catalogue.py:entries", "report/html.py:asset",
+    "cli/__init__.py:main", "cli/__init__.py:_main", "lab/bench/measure.py:_run", "lab/machine.py:cpu",
+    "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
+}  # fmt: skip
+"""Files of the package or of the system, and such that are written."""
+USERS = {"spec.py:_of_file", "spec.py:_source", "spec.py:source_of"}
+"""The code that a user named on the command line or in Python."""
+PROCESSES = {"lab/engines.py:_start", "lab/data/text.py:Corpus.read"}
+"""What one process of a run sends another, in a folder that the user alone can read."""
+PLAIN = {
+    "cli/command.py:record", "cli/extend.py:_read", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
+    "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
+    "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests", "lab/files.py:digest_of",
+    "lab/store.py:Store.lock", "lab/vision/images.py:_read", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
+    "pretrained/hf.py:_chooser.from_pretrained",
+}  # fmt: skip
+"""Texts, tokens, images, tokenizers and digests, in which nothing is looked up by name."""
+PLANTED = {
+    "cli/command.py:_load": "settings", "lab/archive.py:_parts": "archives", "lab/archive.py:_unpacked_bytes": "archives",
+    "lab/store.py:_read": "cells", "lab/store.py:Store.merge": "cells", "lab/checkpoint.py:TrainingCheckpoint._read": "states",
+    "pretrained/state.py:read": "states", "pretrained/checked.py:weight_files": "checkpoints",
+    "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
+    "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
+    "pretrained/load.py:_from_pretrained": "checkpoints",
+    "pretrained/load.py:_from_gguf": "checkpoints",
+}  # fmt: skip
+"""Files with names in them: what is planted, by the tests below and in test_checkpoints.py."""
+
+
+def calls():
+    """(module and function, the call) for every call in the package."""
+    for path in sorted(SOURCE.rglob("*.py")):
+
+        def visit(node, where, path=path):
+            for child in ast.iter_child_nodes(node):
+                inner = [*where, child.name] if isinstance(child, ast.FunctionDef | ast.ClassDef) else where
+                if isinstance(child, ast.Call):
+                    yield f"{path.relative_to(SOURCE).as_posix()}:{'.'.join(inner)}", child
+                yield from visit(child, inner)
+
+        yield from visit(ast.parse(path.read_text(encoding="utf-8")), [])
+
+
+def named(call):
+    """The function of a call, and the name before its dot."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr, getattr(function.value, "id", "")
+    return getattr(function, "id", ""), ""
+
+
+def test_every_reader_of_files_is_known():
+    found = set()
+    for where, call in calls():
+        name, owner = named(call)
+        if name in READS or (name == "load" and owner in LOADERS):
+            found.add(where)
+    known = OWN | USERS | PROCESSES | PLAIN | PLANTED.keys()
+    assert found - known == set(), (
+        "a new reader of files: put it into a group above; if names in the file are looked up, pass may_import=False and plant"
+    )
+    assert known - found == set()
+
+
+def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
+    allowed, runs, pickles = set(), set(), set()
+    for where, call in calls():
+        name, owner = named(call)
+        if any(k.arg == "may_import" and isinstance(k.value, ast.Constant) and k.value.value for k in call.keywords):
+            allowed.add(where)
+        plain = isinstance(call.func, ast.Name)  # not model.eval()
+        if (plain and name in ("exec", "eval")) or name == "exec_module":
+            runs.add(where)
+        if (name == "load" and owner == "torch") or owner in ("pickle", "joblib", "marshal") or name == "Unpickler":
+            pickles.add(where)
+        assert not any(k.arg == "allow_pickle" for k in call.keywords)
+        for keyword in call.keywords:
+            if keyword.arg == "trust_remote_code":
+                assert keyword.value.value is False
+    assert allowed == {
+        "analysis/model.py:random_model", "cli/analyze.py:Analyze._target", "cli/compare.py:Compare._compare",
+        "cli/compare.py:Compare._compare.work", "cli/compare.py:Compare._read", "cli/compare.py:Compare.config",
+        "cli/compare.py:Compare.planned", "cli/conform.py:Conform.run", "encodings/catalogue.py:cite",
+        "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
+    }  # fmt: skip
+    assert runs == {"spec.py:_of_file"}
+    assert {
+        where for where in pickles if not where.startswith("conformance/checks.py:")
+    } == PROCESSES  # those copy objects
+
+
+# ------------------------------------------------------------------------------------------ what is planted
+
+FORMS = [
+    "evil.py:Evil", "evil:Evil", "./evil.py:Evil", "{folder}/evil.py:Evil", "evil\\:Evil", "evil.py\\:Evil", "rope+evil.py:Evil",
+    "rope/evil.py:Evil", "rope, evil.py:Evil", " evil.py : Evil ", "evil.py:Evil:slope=1", "evil.py:Evil@rerope:window=4",
+    "evil.py:Evil.inner", "none+evil:Evil", "rope:,evil.py:Evil", "rope:layout=half+evil.py:Evil", "evil.py:x=1:Evil",
+    "rope@rerope:window=4+evil.py:Evil", "evil.py:Evil,", "evil.py:é", "./a:k=evil.py:Evil", "rope/evil.py:Evil/none",
+]  # fmt: skip
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A folder with a module that leaves a file RAN where it is imported."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("evil.py", "a:k=evil.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'RAN')!r}, 'w')\nclass Evil: pass\n")
+    path = list(sys.path)
+    yield tmp_path
+    assert not (tmp_path / "RAN").exists()
+    assert "evil" not in sys.modules
+    assert sys.path == path
+
+
+SETTINGS = [
+    (name, setting)
+    for name, command in cli.COMMANDS.items()
+    for setting in command.settings().values()
+    if setting.type in (str, str | None) or "str" in str(setting.type)
+]
+
+
+@pytest.mark.parametrize(("command", "setting"), SETTINGS, ids=[f"{c}-{s.key}" for c, s in SETTINGS])
+def test_no_setting_of_a_file_imports(command, setting, evil, capsys):
+    """Of every text of every command: it is refused when the file is read, or the command does not import."""
+    refused = 0
+    for form in FORMS:
+        text = form.format(folder=evil)
+        file = evil / "downloaded.yaml"
+        file.write_text(f"{setting.key}: {json.dumps([text] if setting.many else text)}\n")
+        try:
+            parse(cli.COMMANDS[command], ["--config", str(file)])
+        except (InputError, SystemExit) as error:
+            refused += "names code" in str(error)
+    assert refused == (len(FORMS) if setting.how.code else 0)
+    assert setting.how.code == ((command, setting.key) in CODE)
+
+
+CODE = {
+    ("compare", "task"),
+    ("compare", "encodings"),
+    ("analyze", "subject"),
+    ("conform", "function"),
+    ("cite", "name"),
+}
+"""The settings whose texts are imported from the command line."""
+
+
+def test_a_file_of_settings_names_the_flag_and_the_flag_imports(evil, capsys):
+    (evil / "run.yaml").write_text("encodings: [none, 'evil.py:Evil']\n")
+    assert cli.main(["compare", "--config", "run.yaml", "--out", "out"]) == 2
+    assert "write it on the command line as well: --encodings none evil.py:Evil" in capsys.readouterr().err
+    options = parse(cli.COMMANDS["compare"], ["--config", "run.yaml", "--encodings", "none", "evil.py:Evil"])
+    assert options.encodings == ("none", "evil.py:Evil")
+    assert not (evil / "out").exists()
+
+
+def part(task="copy", encodings=("none",), **more):
+    run = {
+        "parameters": 1, "position_parameters": 0, "training_seconds": 1.0, "tokens_per_second": 1.0, "memory_bytes": 1,
+        "arms": {}, "steps": 1, "stride": 1, "losses": [1],
+    }  # fmt: skip
+    content = {
+        "schema": 1, "task": task, "seed": 0, "settings": {}, "data": "", "versions": {}, "machines": [],
+        "runs": dict.fromkeys(encodings, run),
+    }  # fmt: skip
+    return gzip.compress(json.dumps(content | more).encode())
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "/" not in form and "\\" not in form])
+def test_no_archive_imports(form, evil, capsys):
+    table = evil / "table"
+    table.mkdir()
+    for name, data in ((form, part(form)), ("copy", part(encodings=("none", form)))):
+        file = table / f"{name}-0.json.gz"
+        file.write_bytes(data)
+        assert cli.main(["compare", "--against", "table", "--encodings", "alibi", "--out", "out"]) == 2
+        assert (
+            cli.main(["compare", "--merge", "table", "--encodings", "alibi", "--out", "out", "--preset", "quick"]) == 2
+        )
+        assert "names code, and a text from a file runs none" in capsys.readouterr().err
+        file.unlink()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_results_and_no_spec_import(form, evil):
+    from posenc.report.compare import page
+
+    text = form.format(folder=evil)
+    for call in (
+        lambda: page({"task": text, "settings": {}, "arms": []}),
+        lambda: experiment(text),
+        lambda: posenc.from_spec({"name": text}),
+        lambda: create(text, head_dim=8, num_heads=2, dim=16, may_import=False),
+        lambda: load_object(text, may_import=False),
+    ):
+        with pytest.raises(InputError):
+            call()
+    assert names_code(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["rope", "rope:layout=half+alibi/none", "m_rope:sections=16,8,8", "key_value:keys=digits"]
+)
+def test_names_of_the_registry_are_no_code(text):
+    assert not names_code(text)
+
+
+class Bomb:
+    def __reduce__(self):
+        return open, ("RAN", "w")
+
+
+def test_no_state_of_a_training_is_a_pickle(evil):
+    state.write(evil / "good", {"a": [torch.ones(2), (1, None)], 3: {"b": 0.5}})
+    assert str(state.read(evil / "good")) == str({"a": [torch.ones(2), (1, None)], 3: {"b": 0.5}})
+    torch.save({"a": Bomb()}, evil / "zip")
+    for name, data in (
+        ("pickle", pickle.dumps(Bomb())), ("zip", (evil / "zip").read_bytes()), ("empty", b""), ("cut", b"\1" * 9),
+    ):  # fmt: skip
+        (evil / name).write_bytes(data)
+        with pytest.raises(ValueError, match="is no state of a training"):
+            state.read(evil / name)
+
+
+def test_no_cell_of_another_folder_imports(evil, capsys):
+    cells = evil / "other/cells"
+    cells.mkdir(parents=True)
+    (cells / "evil.py:Evil.json").write_text('{"sha256": "", "record": {"run": {"task": "evil.py:Evil"}}}')
+    assert cli.main(["compare", "--merge", "other", "--encodings", "alibi", "--preset", "quick", "--out", "out"]) == 2
+    assert "nothing was merged" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ bounds
+
+
+def test_the_bounds_that_security_states_are_those_of_the_code():
+    stated = (SOURCE.parents[1] / "SECURITY.md").read_text(encoding="utf-8")
+    from posenc.pretrained.checked import SPARE
+
+    for bound in (
+        f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{archive.MOST_BYTES // 2**20} MiB",
+        f"{MOST_BYTES // 2**30} GiB", f"2 times the numbers in its files and {SPARE:,} more",
+    ):  # fmt: skip
+        assert bound in stated
+    assert re.findall(r"^## (.+)", stated, re.MULTILINE) == [
+        "Supported versions", "Reporting", "Trusted", "Not trusted", "Bounds",
+    ]  # fmt: skip
+
+
+def test_texts_that_have_too_many_layers_are_refused():
+    for text in (
+        "rope_nope:every=1000000", "irope:every=10000000", "rope/" * 19_000 + "rope", "rope/" * 200_000 + "rope",
+        "/".join(["rope_nope:every=1024"] * 1000), "/".join(["none"] * (MOST_LAYERS + 1)), f"local_rope:every={MOST_LAYERS + 1}",
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=r"layers|characters"):
+            create(text, head_dim=8, num_heads=2)
+    assert create("/".join(["none"] * MOST_LAYERS)) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["shaw:clip=16777216", "fire:hidden=16777216", "deberta:max_relative_positions=16777216", "learned:rows=16777216"],
+)
+def test_options_that_take_too_much_are_refused(text):
+    if text.startswith("learned") and "rows" not in ENCODINGS["learned"].arguments():
+        text = "learned:max_positions=16777216"
+    with pytest.raises(InputError, match=r"takes [\d,]+ bytes; give sizes that take at most 1,073,741,824"):
+        create(text, head_dim=64, num_heads=32, dim=2048, max_positions=512)
+
+
+def test_what_an_archive_unpacks_to_is_bounded(evil):
+    with gzip.open(evil / "copy-0.json.gz", "wb") as file:
+        for _ in range(archive.MOST_BYTES // 2**20 + 1):
+            file.write(b" " * 2**20)
+    with pytest.raises(InputError, match="unpacks to more than 67,108,864 bytes"):
+        archive.read(evil)
+
+
+def test_nesting_is_bounded(evil, capsys):
+    with pytest.raises(ValueError, match="nested too deep"):
+        read_json("[" * 10**5)
+    (evil / "copy-0.json.gz").write_bytes(gzip.compress(b"[" * 10**5))
+    with pytest.raises(InputError, match="nested too deep"):
+        archive.read(evil)
+    for name, text in (("a.yaml", "seeds: " + "[" * 10**4 + "]" * 10**4), ("a.toml", "seeds = " + "[" * 10**4)):
+        (evil / name).write_text(text)
+        assert cli.main(["compare", "--config", name]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------ a user's own code
+
+FADE = "import posenc\nclass Fade(posenc.ALiBi):\n    rate = {}\n"
+
+
+def test_edited_code_is_loaded_again_and_nothing_is_left_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    for target in ("trust_fade:Fade", "trust_fade.py:Fade"):
+        for rate in (1, 9, 5):  # of one length, and within a second
+            Path("trust_fade.py").write_text(FADE.format(rate))
+            made = posenc.create(target, num_heads=2)
+            assert made.rate == rate
+            assert type(posenc.create(target, num_heads=2)) is type(made)
+            assert type(pickle.loads(pickle.dumps(made))) is type(made)
+    assert sys.path == path
+    Path("trust_fade.py").write_text("1 / 0\n")
+    for target in ("trust_fade:Fade", "trust_fade.py:Fade", "missing:A"):
+        with pytest.raises(InputError, match="importing"):
+            posenc.create(target, num_heads=2)
+    assert sys.path == path
+    importlib.invalidate_caches()
+    sys.modules.pop("trust_fade", None)
+
+
+def test_two_files_of_one_name_are_two_modules(tmp_path):
+    made = []
+    for rate, folder in enumerate("xy"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "enc.py").write_text(FADE.format(rate))
+        made.append(posenc.create(f"{tmp_path}/{folder}/enc.py:Fade", num_heads=2))
+    torch.save(made, tmp_path / "both.pt")
+    assert [each.rate for each in torch.load(tmp_path / "both.pt", weights_only=False)] == [0, 1]
+    script = (
+        "import posenc, sys, torch\n"
+        "for f in 'xy': posenc.create(f'{sys.argv[1]}/{f}/enc.py:Fade', num_heads=2)\n"
+        "print([e.rate for e in torch.load(sys.argv[1] + '/both.pt', weights_only=False)])\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == "[0, 1]\n"

@@ -1,0 +1,468 @@
+"""doctor compares what each attention layer computes with the formula that the configuration declares, and names the mistake."""
+
+import sys
+from functools import partial
+
+import pytest
+import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
+
+import posenc
+from posenc.pretrained.doctor import doctor
+from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.models import attention_layers, decoder_of
+from references.small_models import one_in_three, small_model
+
+UNCHECKED = {"hunyuan_v1_dense", "hunyuan_v1_moe", "deepseek_v4", "falcon"}
+"""Types of which no layer is computed."""
+
+
+def layers_of(model):
+    decoder = decoder_of(model)
+    return attention_layers(decoder, FAMILIES[decoder.config.model_type])
+
+
+def code_of(model):
+    """The module of transformers with the attention of a model."""
+    return sys.modules[type(layers_of(model)[0].module).__module__]
+
+
+def one(model, tokenizer=None):
+    (finding,) = doctor(model, tokenizer).findings
+    return finding
+
+
+@pytest.mark.parametrize("model_type", one_in_three(FAMILIES))
+def test_every_layer_is_computed_or_named_as_unchecked(model_type):
+    model = small_model(model_type)
+    computed, count = doctor(model).model.computed, len(layers_of(model))
+    if model_type in UNCHECKED:
+        assert computed.layers == 0
+        assert len(computed.unchecked) == 1
+    else:
+        assert computed.layers == count
+        assert len(computed.unchecked) == (model_type == "llama4_text")  # its chunks
+
+
+@pytest.mark.parametrize("model_type", one_in_three(sorted(FAMILIES.keys() - UNCHECKED)))
+def test_another_scale_in_one_layer(model_type):
+    model = small_model(model_type)
+    layer = layers_of(model)[-1].module
+    layer.scaling = 1.5 * layer.scaling
+    finding = one(model)
+    assert finding.name == "softmax_scale_differs"
+    assert finding.measured == pytest.approx(1.5)
+    assert "layer" in finding.evidence.partition(":")[0]
+    assert f"scores are multiplied by {layer.scaling:.10g}, " in finding.evidence
+
+
+# ------------------------------------------------------------------------------------------ mistakes of all kinds
+
+
+def attend(module, query, key, value, attention_mask, scaling, *, repeat="groups", cap=None, sinks=None, **_):
+    groups = query.shape[1] // key.shape[1]
+    shared = (lambda x: x.repeat(1, groups, 1, 1)) if repeat == "turns" else (lambda x: x.repeat_interleave(groups, 1))
+    scores = query @ shared(key).mT * scaling
+    scores = scores if cap is None else cap * (scores / cap).tanh()
+    return ((scores + attention_mask).softmax(-1) @ shared(value)).transpose(1, 2).contiguous(), None
+
+
+def attending(model, name, function):
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, transformers.masking_utils.eager_mask)
+    model.config._attn_implementation = name
+
+
+def patched(name, value):
+    """A mistake in transformers' code of a Llama."""
+
+    def mistake(model, monkeypatch):
+        original = getattr(code_of(model), name)
+        monkeypatch.setattr(code_of(model), name, partial(value, original))
+
+    return mistake
+
+
+def edited(path, value):
+    """A mistake in an attribute of a model, `value` of what it was."""
+
+    def mistake(model, monkeypatch):
+        *owners, name = path.split(".")
+        owner = model
+        for each in owners:
+            owner = owner[int(each)] if each.isdigit() else getattr(owner, each)
+        setattr(owner, name, value(getattr(owner, name)))
+
+    return mistake
+
+
+def attention_with(**named):
+    return lambda model, _: attending(model, "mistaken", partial(attend, **named))
+
+
+ROTATE, TURN = "apply_rotary_pos_emb", "model.rotary_emb."
+GROWN = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
+MISTAKES = {
+    "nothing rotated": (patched(ROTATE, lambda f, q, k, *_, **__: (q, k)), "not_rotated"),
+    "rotated twice": (patched(ROTATE, lambda f, q, k, c, s: f(*f(q, k, c, s), c, s)), "rotated_twice"),
+    "keys not rotated": (patched(ROTATE, lambda f, q, k, c, s: (f(q, k, c, s)[0], k)), "rotated_alone"),
+    "queries not rotated": (patched(ROTATE, lambda f, q, k, c, s: (q, f(q, k, c, s)[1])), "rotated_alone"),
+    "queries backwards": (patched(ROTATE, lambda f, q, k, c, s: (f(q, k, c, -s)[0], f(q, k, c, s)[1])), "rotated_backwards"),
+    "cos for sin": (patched(ROTATE, lambda f, q, k, c, s: f(q, k, s, c)), "rotated_backwards"),
+    "rolled by one": (patched(ROTATE, lambda f, q, k, c, s: f(q, k, c.roll(1, 1), s.roll(1, 1))), "positions_shifted"),
+    "interleaved on halves": (
+        patched("rotate_half", lambda f, x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)), "wrong_pairs",
+    ),
+    "no scale in one layer": (edited("model.layers.1.self_attn.scaling", lambda _: 1.0), "softmax_scale_differs"),
+    "a cap that nobody declared": (attention_with(cap=1.0), "attention_differs"),
+    "heads in turn": (attention_with(repeat="turns"), "heads_mixed"),
+    "not causal": (lambda model, _: attending(model, "all", lambda *given, **named: attend(*given[:4], 0 * given[4], **named)),
+                   "sees_the_future"),
+    "frequencies of zero": (edited(TURN + "inv_freq", torch.zeros_like), "frequencies_uninitialised"),
+    "frequencies halved": (edited(TURN + "inv_freq", lambda x: x / 2), "config_not_applied"),
+    "frequencies rounded": (edited(TURN + "inv_freq", lambda x: x.bfloat16().float()), "frequencies_rounded"),
+    "frequencies cut": (edited(TURN + "inv_freq", lambda x: torch.where(torch.arange(8) < 4, x, 0.0)), "config_not_applied"),
+    "an attention factor": (edited(TURN + "attention_scaling", lambda _: 1.2), "config_not_applied"),
+    "a configuration that was changed": (
+        edited("config.rope_parameters", lambda x: x | {"rope_theta": 5e5}), "config_not_applied",
+    ),
+    "a base that was lost": (edited("config.rope_parameters", lambda x: x | {"rope_theta": None}), "config_not_buildable"),
+    "swapped sine": (
+        edited(TURN + "forward", lambda f: lambda *given, **named: (f(*given, **named)[0], -f(*given, **named)[1])),
+        "rotated_backwards",
+    ),
+    "twice the positions": (
+        edited(TURN + "forward", lambda f: lambda x, position_ids: f(x, 2 * position_ids)), "rotated_twice",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("mistake", "name"), MISTAKES.values(), ids=MISTAKES)
+def test_a_deliberate_mistake_is_named_and_nothing_else_is(mistake, name, monkeypatch):
+    model = small_model("llama")
+    mistake(model, monkeypatch)
+    assert one(model).name == name
+
+
+def test_a_length_that_was_edited_after_loading(tmp_path):
+    small_model("llama").save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert doctor(model).findings == ()
+    model.config.max_position_embeddings = 256
+    finding = one(model)
+    assert (finding.name, finding.measured) == ("length_edited", 4)
+    posenc.extend(small := transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), "yarn", factor=4)
+    assert doctor(small).findings == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["nothing rotated", "rotated twice", "keys not rotated", "queries backwards"])
+def test_a_mistake_in_a_trained_model_is_named_and_nothing_else_is(demo, mistake, monkeypatch):
+    model, tokenizer = demo
+    plant, name = MISTAKES[mistake]
+    plant(model, monkeypatch)
+    (finding,) = doctor(model, tokenizer).findings
+    assert finding.name == name
+    assert finding.evidence.startswith("layers 0 to 29 of 30: ")
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_predict_english(demo):
+    """Weights that are wrong, under attention that is right."""
+    model, tokenizer = demo
+    assert doctor(model, tokenizer).findings == ()
+    gate = model.model.layers[0].mlp.gate_proj
+    before = gate.weight.detach().clone()
+    try:
+        with torch.no_grad():
+            gate.weight.copy_(before.flip(0))
+        finding = one(model, tokenizer)
+        assert finding.name == "text_not_predicted"
+        assert finding.severity == "hazard"
+        assert finding.measured > 1
+    finally:
+        with torch.no_grad():
+            gate.weight.copy_(before)
+
+
+# ------------------------------------------------------------------------------------------ the rotation
+
+
+def nothing(rotate, q, k, cos, sin):
+    return q, k
+
+
+def twice(rotate, q, k, cos, sin):
+    return rotate(*rotate(q, k, cos, sin), cos, sin)
+
+
+def queries_alone(rotate, q, k, cos, sin):
+    return rotate(q, k, cos, sin)[0], k
+
+
+def keys_alone(rotate, q, k, cos, sin):
+    return q, rotate(q, k, cos, sin)[1]
+
+
+def keys_twice(rotate, q, k, cos, sin):
+    q, k = rotate(q, k, cos, sin)
+    return q, rotate(q, k, cos, sin)[1]
+
+
+def backwards(rotate, q, k, cos, sin):
+    return rotate(q, k, cos, -sin)
+
+
+def queries_backwards(rotate, q, k, cos, sin):
+    return rotate(q, k, cos, -sin)[0], rotate(q, k, cos, sin)[1]
+
+
+def keys_backwards(rotate, q, k, cos, sin):
+    return rotate(q, k, cos, sin)[0], rotate(q, k, cos, -sin)[1]
+
+
+def ahead(rotate, q, k, cos, sin):
+    turned, k = rotate(q, k, cos, sin)
+    step = [table[:, 1:2].expand_as(table) for table in (cos, sin)]
+    return rotate(turned, k, *step)[0], k
+
+
+def rolled(rotate, q, k, cos, sin):
+    return rotate(q, k, cos.roll(1, 1), sin.roll(1, 1))
+
+
+def other_pairs(rotate, q, k, cos, sin):
+    """Interleaved pairs, each by its own angle."""
+    order = torch.arange(q.shape[-1]).view(-1, 2).T.flatten()  # evens, then odds
+    return tuple(x[..., order.argsort()] for x in rotate(q[..., order], k[..., order], cos, sin))
+
+
+ROTATIONS = {
+    nothing: ("not_rotated", "nothing is rotated"),
+    twice: ("rotated_twice", "queries and keys are rotated twice"),
+    queries_alone: ("rotated_alone", "queries are rotated and keys are not"),
+    keys_alone: ("rotated_alone", "keys are rotated and queries are not"),
+    keys_twice: ("rotated_twice", "keys are rotated twice"),
+    backwards: ("rotated_backwards", "queries and keys are rotated the other way round"),
+    queries_backwards: ("rotated_backwards", "queries are rotated the other way round"),
+    keys_backwards: ("rotated_backwards", "keys are rotated the other way round"),
+    ahead: ("positions_shifted", "queries are one position ahead of their keys"),
+    rolled: ("positions_shifted", "the first token has the last position"),
+    other_pairs: ("wrong_pairs", "pairs are interleaved, and half in this model type"),
+}
+HALVES = ("llama", "qwen3", "phi3", "gpt_oss", "smollm3")
+PARTIAL = ("gpt_neox", "phi")
+INTERLEAVED = ("glm", "cohere", "ernie4_5", "helium")
+
+
+def rotating(monkeypatch, model, mistake):
+    code = code_of(model)
+    original = code.apply_rotary_pos_emb
+
+    def mistaken(q, k, cos, sin, *rest, **named):
+        def rotate(q, k, cos, sin):
+            return original(q, k, cos, sin, *rest, **named)
+
+        return mistake(rotate, q, k, cos, sin)
+
+    monkeypatch.setattr(code, "apply_rotary_pos_emb", mistaken)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "mistake"),
+    [(model_type, mistake) for mistake in ROTATIONS for model_type in HALVES]
+    + [
+        (model_type, mistake)
+        for mistake in ROTATIONS
+        if mistake is not other_pairs
+        for model_type in PARTIAL + INTERLEAVED
+    ],
+    ids=lambda each: each if isinstance(each, str) else each.__name__,
+)
+def test_a_rotation_that_is_not_the_declared_one(model_type, mistake, monkeypatch):
+    model = small_model(model_type)
+    rotating(monkeypatch, model, mistake)
+    finding = one(model)
+    name, text = ROTATIONS[mistake]
+    assert finding.name == name
+    assert text in finding.evidence
+    assert finding.severity == "wrong"
+    assert finding.measured > 0.01
+    rotating_layers = sum(layer.rotates for layer in layers_of(model))
+    assert finding.evidence.startswith("layers 0" if rotating_layers > 1 else "layer 0")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mistake", [nothing, twice, keys_alone, backwards, ahead])
+def test_a_rotation_in_half_precision(mistake, dtype, monkeypatch):
+    model = small_model("llama").to(dtype)
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    rotating(monkeypatch, model, mistake)
+    assert one(model).name == ROTATIONS[mistake][0]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "cohere", "glm", "ernie4_5", "phi3"])
+def test_a_rotation_of_other_pairs_than_its_tables_are_for(model_type, monkeypatch):
+    model = small_model(model_type)
+    code = code_of(model)
+    x = torch.arange(4.0)
+    turned = code.rotate_half(x)
+
+    def halves(x):
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), -1)
+
+    def neighbours(x):
+        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+    monkeypatch.setattr(code, "rotate_half", neighbours if torch.equal(turned, halves(x)) else halves)
+    assert one(model).name == "wrong_pairs"
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "minicpm3"])
+def test_latent_attention_that_rotates_nothing(model_type, monkeypatch):
+    model = small_model(model_type)
+    for name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
+        if hasattr(code_of(model), name):
+            monkeypatch.setattr(code_of(model), name, lambda q, k, cos, sin, *_, **__: (q, k))
+    assert one(model).name == "not_rotated"
+
+
+def test_a_layer_without_positions_that_rotates():
+    model = small_model("smollm3")
+    free = next(at for at, each in enumerate(model.config.no_rope_layers) if not each)
+    model.model.layers[free].self_attn.use_rope = 1
+    finding = one(model)
+    assert finding.name == "rotated_undeclared"
+    assert finding.evidence.startswith(f"layer {free} of 4: ")
+    model.model.layers[free].self_attn.use_rope = 0
+    model.model.layers[0].self_attn.use_rope = 0
+    assert one(model).name == "not_rotated"
+
+
+def test_the_frequencies_of_another_layer_type():
+    model = small_model("gemma3_text", rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    })  # fmt: skip
+    rotary = model.model.rotary_emb
+    original = type(rotary).forward
+    model.model.rotary_emb.forward = lambda x, position_ids, layer_type=None: original(
+        rotary, x, position_ids, "sliding_attention"
+    )
+    finding = one(model)
+    assert finding.name == "wrong_frequencies"
+    assert "by the frequencies of sliding_attention" in finding.evidence
+
+
+# ------------------------------------------------------------------------------------------ attention
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3", "glm"])
+def test_heads_that_share_in_turn(model_type):
+    model = small_model(model_type)
+    attending(model, "in_turn", partial(attend, repeat="turns"))
+    assert one(model).name == "heads_mixed"
+
+
+def test_sinks_that_are_dropped():
+    model = small_model("gpt_oss")
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    attending(model, "no_sinks", attend)
+    assert one(model).name == "sinks_dropped"
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "vaultgemma"])
+def test_a_cap_that_is_dropped(model_type):
+    model = small_model(model_type, attn_logit_softcapping=2.0)
+    attending(model, "no_cap", attend)
+    assert one(model).name == "softcap_dropped"
+    attending(model, "cap", partial(attend, cap=2.0))
+    assert doctor(model).findings == ()
+
+
+WINDOWS = ("gemma2", "gemma3_text", "gpt_oss", "cohere2", "olmo3", "exaone4", "cwm", "ministral")
+
+
+@pytest.mark.parametrize("model_type", WINDOWS)
+def test_a_window_that_is_not_applied(model_type, monkeypatch):
+    model = small_model(model_type)
+    code = code_of(model)
+    monkeypatch.setattr(code, "create_sliding_window_causal_mask", code.create_causal_mask)
+    model.set_attn_implementation("eager")  # others read the window from the call
+    found = {finding.name: finding for finding in doctor(model).findings}
+    assert found.keys() == {"window_differs"}
+    assert "the window of 24 keys is not applied" in found["window_differs"].evidence
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss"])
+def test_a_window_that_is_one_key_too_narrow(model_type, monkeypatch):
+    model = small_model(model_type)
+    code = code_of(model)
+    original = code.create_sliding_window_causal_mask
+
+    def narrow(config, **named):
+        other = type(config)(**config.to_dict() | {"sliding_window": 23})
+        other._attn_implementation = "eager"
+        return original(other, **named)
+
+    monkeypatch.setattr(code, "create_sliding_window_causal_mask", narrow)
+    model.set_attn_implementation("eager")
+    assert "queries see 23 keys, and 24 by the configuration" in one(model).evidence
+
+
+def test_a_factor_that_the_attention_adds():
+    model = small_model("llama")
+    attending(model, "colder", lambda *given, scaling, **named: attend(*given, scaling=0.7 * scaling, **named))
+    finding = one(model)
+    assert finding.name == "softmax_scale_differs"
+    assert finding.measured == pytest.approx(0.7, rel=1e-3)
+
+
+def test_what_is_not_known_is_no_health():
+    model = small_model("llama")
+
+    def by_position(module, query, *given, **named):
+        at = torch.arange(query.shape[2])
+        return attend(module, query * (2 + at)[:, None].log(), *given, **named)
+
+    attending(model, "by_position", by_position)
+    finding = one(model)
+    assert finding.name == "attention_differs"
+    assert "none that is known here" in finding.evidence
+
+
+def test_positions_that_come_before_the_rotation_are_not_called_healthy():
+    """A layer that rotates in its projection."""
+    model = small_model("llama")
+
+    def turn(_, __, output):
+        return output * torch.linspace(0.5, 2, output.shape[1])[:, None]
+
+    model.model.layers[1].self_attn.k_proj.register_forward_hook(turn)
+    computed = doctor(model).model.computed
+    assert computed.layers == 1
+    assert computed.unchecked == ("attention of layer 1: positions change its queries or keys before their rotation",)
+
+
+def test_the_report_says_what_was_computed():
+    text = str(doctor(small_model("gemma2")))
+    assert (
+        "computed: attention of 2 layers with 24 tokens, the window of 24 with 48, against the declared formula" in text
+    )
+    assert "not checked: attention of layers 0, 1: it normalises" in str(doctor(small_model("hunyuan_v1_dense")))
+
+
+def test_nothing_stays_in_the_model():
+    model = small_model("gpt_oss")
+    model._compiled_call_impl = None
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    config = model.config.to_dict()
+    doctor(model)
+    for name, module in model.named_modules():
+        assert vars(module).keys() == before[name].keys()
+        assert not module._forward_hooks
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == "eager"

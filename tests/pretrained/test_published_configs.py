@@ -1,0 +1,68 @@
+"""Position fields of published configurations: config-only computes what each states, by an independent formula, and doctor says
+nothing that is false. references/published_configs.json has where the fields were read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc.pretrained.readers import ConfigFile, compare
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = {
+    name: entry["fields"]
+    for file in ("tests/references/published_configs.json", "benchmarks/published_configs.json")
+    for name, entry in json.loads((ROOT / file).read_text(encoding="utf-8")).items()
+}
+FINDINGS = {
+    "vicuna-7b-v1.5-16k": {"longer_length_stated"}, "Command-R": {"longer_length_stated"},
+    "DeepSeek-R1-0528-Qwen3-8B": {"parameter_ignored"}, "HunYuan 7B": {"parameter_unread"},
+    "Qwen2 7B with YaRN 4": {"length_not_declared"},  # as its page says to write it, with max_position_embeddings unchanged
+}  # fmt: skip
+"""What is to be said of them; of all others nothing."""
+DIFFER = {
+    "stablelm": {"SGLang"}, "stablelm-2-zephyr-1_6b": {"SGLang"}, "StableLM 2 1.6B": {"SGLang"},
+    "gpt-oss 20B": {"llama.cpp"},
+}  # fmt: skip
+"""Programs that differ from the others, as benchmarks/six_programs.md has them; with yarn's attention factors below."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_nothing_false_is_said(name):
+    comparison = compare(ConfigFile(name, PUBLISHED[name]))
+    assert {finding.name for finding in comparison.findings} == FINDINGS.get(name, set())
+    assert not any(finding.severity == "wrong" for finding in comparison.findings)
+    parted = {sentence.split(" differs")[0] for sentence in comparison.apart()}
+    if name != "DeepSeek-R1-0528-Qwen3-8B":  # SGLang multiplies by attn_factor, others do not
+        assert parted == DIFFER.get(name, set())
+    assert comparison.readings[0].program == "transformers 5"
+
+
+def stated(fields):
+    """Base, rotated channels and table of a configuration with one plain or linear rotation; None: another."""
+    fields = fields.get("text_config", fields)
+    table = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    kind = table.get("rope_type", table.get("type", "default"))
+    base = fields.get("rope_theta", fields.get("rotary_emb_base", table.get("rope_theta")))
+    if kind not in ("default", "linear") or base is None or "sliding_window_pattern" in fields:
+        return None
+    if fields["model_type"] in ("gemma3_text", "deepseek_v2"):  # two bases; a width of its own
+        return None
+    width = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    part = fields.get("partial_rotary_factor", fields.get("rotary_pct", 1.0))
+    return base, int(width * part), table.get("factor", 1.0)
+
+
+@pytest.mark.parametrize("name", [name for name, fields in PUBLISHED.items() if stated(fields)])
+def test_the_frequencies_are_those_that_are_stated(name):
+    base, width, factor = stated(PUBLISHED[name])
+    wanted = torch.tensor([base ** (-2 * pair / width) / factor for pair in range(width // 2)], dtype=torch.float64)
+    reading = compare(ConfigFile(name, PUBLISHED[name])).readings[0]
+    assert (reading.base, reading.rotary_dim, reading.attention_factor) == (base, width, 1.0)
+    torch.testing.assert_close(reading.inv_freq, wanted, rtol=1e-5, atol=0)
+
+
+def test_there_are_enough():
+    assert len(PUBLISHED) >= 60
+    assert sum(stated(fields) is not None for fields in PUBLISHED.values()) >= 35

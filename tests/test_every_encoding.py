@@ -1,0 +1,173 @@
+"""What every encoding bears or refuses: parameters without values, half default dtypes, empty batches, coordinates that learn,
+modes that see every operation."""
+
+import contextlib
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import posenc
+from posenc import InputError, Positions, attention
+from posenc.backends import fused
+from posenc.conformance.fixtures import DECODER, attention_inputs, named
+from posenc.encoding import embedded_by, gates_of
+from posenc.encodings.patterns import PATTERNS
+from test_hidden import Case
+
+EVERY = pytest.mark.parametrize("name", posenc.ENCODINGS)
+
+
+@EVERY
+def test_parameters_on_meta_are_refused(name):
+    case = Case(name)
+    if not any(True for _ in case.encoding.parameters()):
+        return
+    positions = Positions.arange(7, causal=True)
+    x, inputs = torch.randn(1, 7, DECODER.dim), case.inputs(positions)
+    case.encoding.to("meta")
+    for p in (positions, Positions.arange(1, 6, causal=True)):
+        with pytest.raises(InputError, match="meta"):
+            attention(inputs[0][:, :, -p.num_queries :], *inputs[1:3], case.encoding, p, gates=inputs[3:] or None)
+    for act in (lambda: embedded_by(case.encoding, x, positions, 0), lambda: gates_of(case.encoding, x)):
+        with pytest.raises(InputError, match="meta"):
+            act()
+
+
+def test_operators_refuse_one_tensor_on_meta():
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(InputError, match="meta"):
+        fused.attend([q, q, q.to("meta")], "1", [0, 0, 0, *[0] * fused.NUMBERS, -1, 0, 4, 0, 4, 0, 0], 1.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, "sinusoidal:merge=concat"])
+def test_is_made_under_a_half_default_dtype(name, dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        encoding = named(name)(DECODER)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(x.isfinite().all() for x in encoding.parameters())
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@EVERY
+def test_a_batch_of_no_rows(name, backend):
+    case, positions = Case(name), Positions.arange(9, causal=True)
+    inputs = [x[:0] for x in case.inputs(positions)]
+    assert case.results(inputs, positions, backend=backend)[0].shape == (0, *inputs[0].shape[1:])
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@EVERY
+def test_coordinates_learn_or_are_refused(name, axes):
+    case = Case(name, dtype=torch.float64)
+    at = torch.tensor([[0.3, 1.6, 2.2, 3.9, 5.1, 6.4]], dtype=torch.float64)
+    at = at if axes == 1 else torch.stack((at, 0.7 * at.flip(1)), -1)
+    inputs = [x.double() for x in case.inputs(Positions.from_ids(at))]
+    weight, step = torch.randn_like(inputs[0]), 1e-5 * torch.randn_like(at)
+
+    def loss(ids):
+        positions = Positions.from_ids(ids, causal=True)
+        return (attention(*inputs[:3], case.encoding, positions, gates=inputs[3:] or None) * weight).sum()
+
+    leaf = at.clone().requires_grad_()
+    try:
+        out = loss(leaf)
+    except InputError:
+        return
+    expected = float((loss(at + step) - loss(at - step)).detach()) / 2
+    (grad,) = torch.autograd.grad(out, leaf, allow_unused=True) if out.requires_grad else (None,)
+    assert expected == pytest.approx(0.0 if grad is None else float((grad * step).sum()), rel=1e-4, abs=1e-12)
+
+
+def test_adapted_slopes_take_fractional_ids():
+    case = Case("dape:kind=alibi")
+    positions = Positions.from_ids(30 * torch.rand(1, 5, dtype=torch.float64), causal=True, packed=False)
+    (out,) = case.results(case.inputs(positions), positions, trains=False)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["none", "rope", "alibi", "rope+alibi", "t5", "rope@rerope:window=3", "floater"])
+def test_nothing_made_under_a_mode_outlives_it(name):
+    case, positions = Case(name), Positions.arange(1, 6, causal=True)
+    inputs = case.inputs(positions)
+    fresh = case.results(inputs, Positions.arange(1, 6, causal=True), trains=False)[0]
+    # what reads a number, or mixes in a real table, cannot run there
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, contextlib.suppress(Exception):
+        case.results([mode.from_tensor(x) for x in inputs], positions, trains=False)
+    assert torch.equal(case.results(inputs, positions, trains=False)[0], fresh)
+
+
+def of_layers(text, num_layers):
+    return posenc.create(
+        text, dim=DECODER.dim, num_heads=DECODER.num_heads, head_dim=DECODER.width, num_kv_heads=DECODER.kv_heads,
+        num_layers=num_layers, max_positions=64, causal=True,
+    )  # fmt: skip
+
+
+BY_LAYER = [name for name, cls in posenc.ENCODINGS.items() if "num_layers" in cls.arguments()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *BY_LAYER,
+        *(each for each in PATTERNS if each != "partial_rope"),
+        "rope/none",
+        "rope/none/shaw",
+        "none/rope+alibi",
+    ],
+)
+def test_a_layer_that_the_model_does_not_have_is_refused(text):
+    encoding, positions = of_layers(text, 3), Positions.arange(5, causal=True)
+    q, k, v, x = attention_inputs(DECODER, positions)
+    encoding.share([(lambda x: x, lambda x: x)] * 3)
+    calls = [
+        lambda at: attention(q, k, v, encoding, positions, layer=at, gates=gates_of(encoding.double(), x, 0) or None)
+    ]
+    calls += [lambda at: gates_of(encoding, x, at)] * ("gates" in encoding.sites())
+    for call in calls:
+        call(2)
+        with pytest.raises(InputError, match=r"^layer=3: .* was made with num_layers=3; pass at most 2$"):
+            call(3)
+        with pytest.raises(InputError, match=r"^layer=-1: must be at least 0$"):
+            call(-1)
+    again = posenc.from_spec(encoding.spec())
+    with pytest.raises(InputError, match="layer=3: "):
+        again.at(3)[0].own_layer(again.at(3)[1])
+
+
+@pytest.mark.parametrize("text", ["rope_nope:every=4", "rope/rope/rope/none"])
+def test_turns_of_a_model_of_any_depth(text):
+    encoding = of_layers(text, None)
+    assert [encoding.at(layer)[0].known_as for layer in range(40)] == ["rope", "rope", "rope", "none"] * 10
+    with pytest.raises(InputError, match="num_layers=0: must be at least 1"):
+        posenc.PerLayer(posenc.NoPE(), num_layers=0)
+
+
+@EVERY
+def test_heads_in_the_place_of_tokens_are_named(name):
+    case, positions = Case(name), Positions.arange(9, causal=True)
+    q, k, v, *gates = case.inputs(positions)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    with pytest.raises(
+        InputError, match=r"^q of shape .* (positions are for 9 queries|has num_heads=4): .*q\.transpose\(1, 2\)$"
+    ):
+        attention(q, k, v, case.encoding, positions, gates=gates or None)
+    heads = any(getattr(part, "num_heads", None) == DECODER.num_heads for part in case.encoding.modules())
+    if heads and q.shape[2] == k.shape[2]:
+        for encoding in (case.encoding, case.encoding + posenc.NoPE()):
+            with pytest.raises(InputError, match=r"has num_heads=.*q\.transpose\(1, 2\)$"):
+                attention(q, k, v, encoding, causal=True)
+
+
+@pytest.mark.parametrize("call", [attention, posenc.explain, posenc.linear_attention])
+def test_names_of_pytorchs_attention_get_a_sentence(call):
+    q = torch.randn(1, 2, 4, 8)
+    for option, remedy in (("is_causal", "pass causal=, or causal positions"), ("attn_mask", "pass Positions, which")):
+        with pytest.raises(InputError, match=f"^{option}=True: {remedy}"):
+            call(q, q, q, posenc.NoPE(), **{option: True})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
+        call(q, q, q, posenc.NoPE(), mask=None)

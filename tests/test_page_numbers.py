@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sentences of docs that state a number have the number of the committed results."""
+
+import gzip
+import json
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import analysis
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+BOARD = json.loads(gzip.decompress((BENCHMARKS / "leaderboard.json.gz").read_bytes()))
+SIZES = json.loads((BENCHMARKS / "ablations.json").read_text(encoding="utf-8"))["models"]
+LONGER_TRAINING = json.loads((BENCHMARKS / "longer_training.json").read_text(encoding="utf-8"))
+SPEED = json.loads((BENCHMARKS / "results/cpu.json").read_text(encoding="utf-8"))
+
+
+def page(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def rows(task):
+    return {row["name"]: row for row in BOARD["tasks"][task]["arms"] if row["trained"]}
+
+
+def loss(name, at):
+    return rows("text")[name]["lengths"][at]["loss"]["mean"]
+
+
+def rise(name):
+    return rows("text")[name]["lengths"][-1]["change"]["mean"]
+
+
+def of_size(size, name):
+    return SIZES[size]["ten"]["levels"][name]["1"]["mean"]
+
+
+def by_seed(task, name):
+    """Right answers at the training length in percent, a number for each training."""
+    spec = spec_from_file_location("leaderboard", BENCHMARKS / "leaderboard.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    ranking = module.Board.read(module.ARCHIVES).rankings[task]
+    variant = next(each for each in ranking.trained if each.name == name)
+    return [100 * x for x in variant.values(1, sorted(variant.scores), ranking.criterion.key).mean(1).tolist()]
+
+
+def leaderboard():
+    """What its page says of the budget, of group 1, of parameters."""
+    steps = {task: BOARD["tasks"][task]["settings"]["steps"] for task in BOARD["tasks"]}
+    seeds = [f"{share:.0f}" for share in by_seed("recall", "rope")]
+    yield (
+        f"which encodings came to that jump within {steps['recall']} steps, and with which seeds: `rope` reads "
+        f"{', '.join(seeds[:-1])} and {seeds[-1]} % of the values, seed by seed"
+    )
+    assert LONGER_TRAINING["steps"] == 3 * steps["text"]
+    assert LONGER_TRAINING["seeds"] == [0]
+    now = LONGER_TRAINING["loss"]
+    yield (
+        f"`stick_breaking` is {now['rope'][0] - now['stick_breaking'][0]:.3f} ahead of `rope` at 128 bytes in place of "
+        f"{loss('rope', 0) - loss('stick_breaking', 0):.3f}, and `rope` at 1024 bytes has {now['rope'][-1]:.2f} in place of "
+        f"{loss('rope', -1):.2f}"
+    )
+    best = max((row["lengths"][-1]["accuracy"] for row in rows("addition").values()), key=lambda each: each["mean"])
+    chance = BOARD["tasks"]["addition"]["data"]["chance"]
+    assert best["low"] < chance
+    yield f"the best has {100 * best['mean']:.1f} %, the most common answer {100 * chance:.1f} %"
+    yield f"`deberta` has {rows('text')['deberta']['parameters']}, `rope` {rows('text')['rope']['parameters']}"
+
+
+def claims():
+    yield f"its loss has risen by {rise('rope'):.2f} nats per byte, ALiBi's by {rise('alibi'):.2f}"
+    yield (
+        f"sines gain {loss('none', 0) - loss('sinusoidal', 0):.2f} nats per byte, "
+        f"a table {loss('none', 0) - loss('learned', 0):.2f}"
+    )
+    yield f"first preferred at distance {FIRST}; it is at {BELOW:.0f} % of the distances from there to 4096"
+
+
+def chinese_claims():
+    yield f"损失升高 {rise('rope'):.2f} 奈特，ALiBi 升高 {rise('alibi'):.2f}"
+    yield (
+        f"损失低 {loss('none', 0) - loss('sinusoidal', 0):.2f} 奈特，"
+        f"可学习的表低 {loss('none', 0) - loss('learned', 0):.2f} 奈特"
+    )
+    yield f"距离 {FIRST} 处第一次反而偏好无关的键；从那里到 4096，有 {BELOW:.0f} % 的距离如此"
+
+
+FIRST = analysis.longest_length(1e4, 128)
+DISTANCES = torch.arange(FIRST, 4097, dtype=torch.float64)
+SUMS = torch.cos(DISTANCES[:, None] * 1e4 ** (-torch.arange(64) / 64)).sum(1)
+BELOW = 100 * float((SUMS < 0).double().mean())
+
+
+def guide():
+    assert BELOW < 50
+    yield f"most of those from {FIRST} to 4096 are above zero again"
+
+
+def chinese_guide():
+    yield f"从 {FIRST} 到 4096，多数又在零以上"
+
+
+def ablations():
+    def both(size, *names):
+        return "(" + ", ".join(f"{of_size(size, name):.3f}" for name in names) + ")"
+
+    yield (
+        f"FoX, ahead of RoPE in the small model {both('text', 'fox', 'rope')}, is behind it at 7.5 M {both('size*16', 'fox', 'rope')}; "
+        f"T5, ahead of ALiBi {both('text', 't5', 'alibi')}, is behind it {both('size*16', 't5', 'alibi')}"
+    )
+    assert of_size("text", "fox") < of_size("text", "rope")
+    assert of_size("size*16", "fox") > of_size("size*16", "rope")
+    assert of_size("size*16", "t5") > of_size("size*16", "alibi")
+
+
+def bench():
+    """Biases of the distance at 2048 tokens, T5 at 4096."""
+    most, memory = 0.0, {}
+    for trial in SPEED["trials"]:
+        if trial["family"] != "attention" or trial["dtype"] != "float32":
+            continue
+        for row in trial["rows"]:
+            timed = (trial["what"], trial["length"], row["name"]) == ("time", 2048, "posenc")
+            if timed and trial["mode"] in ("forward", "train") and trial["case"] in ("t5", "t5_causal", "alibi"):
+                most = max(most, row["ratio"]["median"])
+            if (trial["what"], trial["length"], trial["case"], trial["mode"]) == (
+                "memory",
+                4096,
+                "t5",
+                "forward",
+            ) and row["bytes"]:
+                memory[row["name"]] = row["bytes"] / 2**20
+    yield f"cost up to {100 * (most - 1):.0f} % over attention without position, forward and backward"
+    ours = memory.pop("posenc")
+    memory.pop("plain SDPA")
+    yield f"needs {ours:.0f} MiB, where the best of the others measured needs {min(memory.values()):.0f}"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        ("leaderboard.md", leaderboard),
+        ("claims.md", claims),
+        ("claims.zh.md", chinese_claims),
+        ("position_from_scratch.md", guide),
+        ("position_from_scratch.zh.md", chinese_guide),
+        ("ablations.md", ablations),
+        ("bench.md", bench),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_sentences_have_the_numbers_of_the_results(name, sentences):
+    text = page(name)
+    for sentence in sentences():
+        assert sentence in text
+
+
+def test_encodings_of_longer_training_are_of_the_leaderboard():
+    assert {name.partition(" + ")[0] for name in LONGER_TRAINING["loss"]} <= rows("text").keys()
+
+
+OVERCLAIMS = {
+    r"\brun in linear memory": "CoPE does not",
+    r"differ in the last digits": "generated tasks differ by more",
+    r"--preset longer +# what": "a month of one thread on the demo model",
+    r"(?i)seven minutes": "the suite takes longer",
+    r"on how many tasks it is among the best": "group 1 is not measurably worse than the best",
+}
+
+
+@pytest.mark.parametrize("pattern", OVERCLAIMS, ids=OVERCLAIMS.values())
+def test_what_was_found_false_is_not_said_again(pattern):
+    paths = [
+        ROOT / "README.md",
+        ROOT / "pyproject.toml",
+        ROOT / "mkdocs.yml",
+        ROOT / "Makefile",
+        ROOT / "CONTRIBUTING.md",
+    ]
+    for path in [*paths, *(ROOT / "docs").rglob("*.md")]:
+        assert not re.search(pattern, path.read_text(encoding="utf-8")), path

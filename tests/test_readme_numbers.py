@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every number of README.md, and so of README.zh.md, is computed from the committed results or the code.
+
+test_front_page.py compares the numbers of both editions and those of the pictures.
+"""
+
+import gzip
+import json
+import math
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc import Positions
+from posenc.encodings import ENCODINGS
+from posenc.lab.evals.config import PRESETS
+from posenc.position_maps import dual_chunk
+from posenc.pretrained.methods import METHODS, Lengths
+
+ROOT = Path(__file__).parents[1]
+ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
+CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def read(name):
+    data = (BENCHMARKS / name).read_bytes()
+    return json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
+
+
+BOARD = read("leaderboard.json.gz")
+SIZES = read("ablations.json")["models"]
+DEMO = read("demo.json")
+SMOLLM2, STORIES = (read(f"evaluations/longer_{name}.json") for name in ("SmolLM2", "stories15M"))
+TEXT, RECALL = (
+    {row["name"]: row for row in BOARD["tasks"][task]["arms"] if row["trained"]} for task in ("text", "recall")
+)
+COUNT = len(TEXT)
+
+
+def small(name, at):
+    """The loss of the leaderboard's model: at = 0, the training length, or -1, the longest."""
+    return TEXT[name]["lengths"][at]["loss"]["mean"]
+
+
+def large(name, at, size="size*16"):
+    """The same with sixteen times the parameters."""
+    return SIZES[size]["ten"]["levels"][name]["18"[at]]["mean"]
+
+
+def recall(name):
+    return 100 * RECALL[name]["lengths"][-1]["accuracy"]["mean"]
+
+
+def over_truncation(results, times, method, task="perplexity"):
+    """Mean and half of the interval, in nats per token."""
+    part = next(part for part in results["longer"] if part["times"] == times)
+    rows = next(each["rows"] for each in part["tasks"] if each["task"].startswith(task))
+    found = next(row["against_cut_off"] for row in rows if row["method"] == method)
+    return found["mean"], (found["high"] - found["low"]) / 2
+
+
+def millions(parameters, digits=1):
+    return f"{parameters / 1e6:.{digits}f} M"
+
+
+def better(than):
+    """Encodings with a lower loss at both ends."""
+    return [name for name in TEXT if small(name, 0) < small(than, 0) and small(name, -1) < small(than, -1)]
+
+
+def rank_correlation(one, other):
+    """Spearman's."""
+    first, second = ({name: rank for rank, name in enumerate(sorted(row, key=row.get))} for row in (one, other))
+    n = len(first)
+    return 1 - 6 * sum((first[name] - second[name]) ** 2 for name in first) / (n * (n * n - 1))
+
+
+def cells(text):
+    """Reasons of the table of advice by what is advised."""
+    return dict(re.findall(r"^\| [^|]+ \| `(\w+)` \| (.+) \|$", text, re.MULTILINE))
+
+
+ADVICE = cells(ENGLISH)
+BOTH = pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "zh"])
+
+
+def test_rope_where_every_server_has_to_run_it():
+    peers = ("rope", "t5", "alibi")
+    assert min(peers, key=lambda name: small(name, 0)) == min(peers, key=lambda name: large(name, 0)) == "rope"
+    local = "local_nope:window=16:every=2"
+    assert local.partition(":")[0] not in SIZES["size*16"]["ten"]["levels"]
+    assert ADVICE["rope"] == (
+        "lower loss at the training length than T5 and ALiBi: "
+        + ", ".join(f"{small(name, 0):.2f}" for name in peers)
+        + f" ({millions(TEXT['rope']['parameters'])} parameters); "
+        + ", ".join(f"{large(name, 0):.2f}" for name in peers)
+        + f" with {millions(SIZES['size*16']['ten']['parameters']['rope'])}. RoPE in windows (`local_nope`, as in Command R7B)"
+        f" has {small(local, 0):.2f}, and {small(local, -1):.2f} at 8 times the length, where `rope` has "
+        f"{small('rope', -1):.2f}; not tried larger"
+    )
+
+
+def test_alibi_for_short_training_and_long_tests():
+    assert TEXT["alibi"]["verdict"] == "holds"
+    assert "rope+alibi" in better("alibi")
+    assert all(large("rope+alibi", at) < large("alibi", at) for at in (0, -1))
+    assert ADVICE["alibi"] == (
+        f"at 8 times the training length its loss has not measurably risen: {small('alibi', 0):.2f} to "
+        f"{small('alibi', -1):.2f}, RoPE's {small('rope', 0):.2f} to {small('rope', -1):.2f} "
+        f"({millions(TEXT['rope']['parameters'])}); {large('alibi', 0):.2f} to {large('alibi', -1):.2f} and "
+        f"{large('rope', 0):.2f} to {large('rope', -1):.2f} with "
+        f"{millions(SIZES['size*16']['ten']['parameters']['alibi'])}. The simplest choice, not the best: "
+        f"{len(better('alibi'))} of {COUNT} encodings have a lower loss at both lengths, `rope+alibi` among them "
+        f"({small('rope+alibi', 0):.2f} and {small('rope+alibi', -1):.2f}; {large('rope+alibi', 0):.2f} and "
+        f"{large('rope+alibi', -1):.2f} with {millions(SIZES['size*16']['ten']['parameters']['rope+alibi'])})"
+    )
+
+
+def test_stick_breaking_and_what_more_training_does():
+    for at in (0, -1):
+        assert min(TEXT, key=lambda name, at=at: small(name, at)) == "stick_breaking"
+    assert all("stick_breaking" not in models["ten"]["levels"] for models in SIZES.values() if models["ten"])
+    longer = read("longer_training.json")
+    seeds = longer["seeds"]
+    steps = {name: BOARD["tasks"][name]["settings"]["steps"] for name in ("text", "recall")}
+    assert longer["steps"] == 3 * steps["text"]
+    lead = longer["loss"]["rope"][0] - longer["loss"]["stick_breaking"][0]
+    before = small("rope", 0) - small("stick_breaking", 0)
+    of_keys = RECALL["stick_breaking"]["parameters"]
+    (attention,) = (
+        row["ratio"]["median"]
+        for trial in read("frontier.json")["bench"]["trials"]
+        if (trial["what"], trial["case"], trial["mode"], trial["length"]) == ("time", "stick_breaking", "forward", 2048)
+        for row in trial["rows"]
+        if row["name"] == "posenc"
+    )
+    assert ADVICE["stick_breaking"] == (
+        f"of {COUNT} encodings the lowest loss on text at the training length ({small('stick_breaking', 0):.2f}) and at 8 "
+        f"times that ({small('stick_breaking', -1):.2f}), in {millions(TEXT['stick_breaking']['parameters'])} parameters after "
+        f"{steps['text']} steps; key-value recall at 8 times the length {recall('stick_breaking'):.0f} %, `rope` "
+        f"{recall('rope'):.0f} % ({millions(of_keys, 2)}, {steps['recall']} steps; [leaderboard](docs/leaderboard.md)). "
+        f"[Three times the steps](benchmarks/longer_training.json) shrink its lead over `rope` at the training length from "
+        f"{before:.2f} to {lead:.2f} ({WORDS[len(seeds)]}). Attention takes [{attention:.1f} times the time]"
+        "(benchmarks/frontier.md). Not tried larger"
+    )
+
+
+WORDS = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds"}
+
+
+def test_yarn_for_servers():
+    models = [results["model"]["name"] for results in (SMOLLM2, STORIES)]
+    assert models == ["demo", "stories15M"]
+    size = SMOLLM2["model"]["parameters"]
+    assert ADVICE["yarn"].endswith(
+        f". Measured without fine-tuning on SmolLM2-{size / 1e6:.0f}M and stories15M "
+        f"({STORIES['model']['parameters'] / 1e6:.0f} M); not tried larger"
+    )
+
+
+def test_dual_chunk_in_python():
+    """It leaves three quarters of the context length as they were; yarn nothing."""
+    method, trained = METHODS["dual_chunk"], SMOLLM2["model"]["trained_length"]
+    options = {name: default(Lengths(trained, 2 * trained)) for name, default in method.defaults.items()}
+    unchanged = method.exact(options, Lengths(trained, 2 * trained))
+    assert unchanged == SMOLLM2["exact_tokens"]["dual_chunk"] == trained * 3 // 4
+    assert SMOLLM2["exact_tokens"]["yarn"] == 0
+    small_map = dual_chunk(
+        **{name: value * 64 // trained for name, value in options.items() if name in ("chunk", "local")}
+    )
+    positions = Positions.arange(64, causal=True)
+    plain = torch.arange(64)[:, None] - torch.arange(64)
+    changed = ((small_map.relative(positions)[0] != plain) & (plain >= 0)).any(-1)
+    assert int(changed.nonzero()[0]) - 64 * 3 // 4 in (0, 1)
+    near, wide = over_truncation(SMOLLM2, 1.5, "dual_chunk")
+    far, spread = over_truncation(STORIES, 4, "dual_chunk")
+    yarn, _ = over_truncation(STORIES, 4, "yarn")
+    assert ADVICE["dual_chunk"] == (
+        "inputs up to 3/4 of the context length stay as they were (under `yarn` none does), longer ones change. "
+        f"[Over truncation it costs](docs/longer_context.md) {near:.2f} ± {wide:.2f} nats per token at 1.5 times the length of "
+        f"SmolLM2-135M, {far:.2f} ± {spread:.2f} at 4 times that of stories15M (`yarn` {yarn:.2f}); not tried larger"
+    )
+
+
+def test_the_settings_of_the_first_picture():
+    settings = BOARD["tasks"]["text"]["settings"]
+    assert (
+        f"({settings['num_layers']} layers, {millions(TEXT['none']['parameters'])} parameters, {settings['steps']} steps of "
+        f"training on {settings['length']} bytes of text at a time), tested on up to {DEMO['lengths'][-1]} bytes; each line is "
+        f"a mean over {['no', 'one', 'two', 'three', 'four'][len(DEMO['seeds'])]} seeds."
+    ) in ENGLISH
+    assert "0.1 less means that the model gives the byte that comes next about 10 % more probability" in ENGLISH
+    assert abs(math.expm1(0.1) - 0.1) < 0.01
+    assert f"The first three rows are of decoders trained for {settings['steps']} steps on one text" in ENGLISH
+    trained = [name for name in DEMO["loss"] if " + " not in name]
+    assert f"trains {len(trained) * len(DEMO['seeds'])} small models" in ENGLISH
+
+
+@BOTH
+def test_the_limits(text):
+    limits = next(line for line in text.splitlines() if line.startswith(("**Limits.**", "**局限。**")))
+    models = SIZES["size*16"]["ten"]
+    rows = [
+        {name: level["1"]["mean"] for name, level in SIZES[size]["ten"]["levels"].items()}
+        for size in ("text", "size*16")
+    ]
+    assert len(rows[0]) == len(rows[1]) == 10
+    assert models["seeds"] == [0]
+    assert "stick_breaking" not in rows[0]
+    for number in ("0.5 M", millions(models["parameters"]["rope"]), f"{rank_correlation(*rows):.2f}"):
+        assert number in limits
+
+
+def test_the_passkey_and_the_time_it_takes():
+    (task,) = (each for each in SMOLLM2["longer"][0]["tasks"] if each["task"] == "passkey")
+    hits = {row["method"]: row["exact"] for row in task["rows"]}
+    assert f"found in {hits['yarn']['hits']} of {hits['yarn']['n']} texts under YaRN, in none without" in ENGLISH
+    assert hits["none"]["hits"] == hits["cut_off"]["hits"] == 0
+    assert round(sum(row["seconds"] for row in SMOLLM2["cost"]) / 3600) == 2
+    assert "The picture's run took two hours" in ENGLISH
+    assert 20 < days_of_the_preset() < 45
+    assert "about a month of one thread" in ENGLISH
+
+
+def days_of_the_preset():
+    """Processor time of the preset `longer` on SmolLM2, from the milliseconds per token at 8192 and 12288 tokens, in line."""
+    cost, trained = (
+        {row["method"]: row["processor_ms_per_token"] for row in SMOLLM2["cost"]},
+        SMOLLM2["model"]["trained_length"],
+    )
+    slope = (cost["none"] - cost["cut_off"]) / (SMOLLM2["longer"][0]["length"] - trained)
+    preset = PRESETS["longer"]
+    texts = len(preset.tasks) * len(preset.depths) * preset.samples * (1 + len(preset.methods))
+    lengths = [times * trained for times in preset.times]
+    return texts * sum(n * (cost["cut_off"] + slope * (n - trained)) for n in lengths) / 1000 / 86400
+
+
+def test_all_but_one_encoding_take_linear_memory():
+    assert "all but CoPE in memory linear in the sequence length" in ENGLISH
+    assert "除 CoPE 外，内存都随序列长度线性增长" in CHINESE
+    found = []
+    for name in ENCODINGS:
+        more = {"shared": False} if name == "deberta_v2" else {}
+        encoding = posenc.create(name, head_dim=32, dim=64, num_heads=2, max_positions=8192, **more)
+        size = []
+        for n in (4096, 8192):
+            q, x = torch.zeros(1, 2, n, 32), torch.zeros(1, n, 64)
+            gates = q[:, :1] if name == "selective_attention" else posenc.encoding.gates_of(encoding, x)
+            size.append(posenc.explain(q, q, q, encoding, Positions.arange(n, causal=True), gates=gates).extra_bytes)
+        found += [name] * (size[1] > 2.5 * size[0] + 2**20)
+    assert found == ["cope"]
+
+
+def test_what_is_required_and_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer and torch alone" in ENGLISH
+    assert [each.partition(">")[0] for each in project["dependencies"]] == ["torch"]
+
+
+MINUTES = r"16 minutes on two idle cores|两个空闲核心上 16 分钟"
+
+
+@BOTH
+def test_the_duration_of_the_tests_is_one(text):
+    """Measured: 12,851 tests on two AVX2 cores with nothing else running."""
+    assert re.search(MINUTES, text)
+    for name in ("Makefile", "CONTRIBUTING.md"):
+        page = (ROOT / name).read_text(encoding="utf-8")
+        assert re.search(r"\b16 minutes on two idle cores", page), name
+
+
+VERSIONS = re.compile(r"\b(\d+\.\d+\.\d+)\b")
+
+
+def test_the_versions_that_were_read_are_those_of_the_links():
+    (line,) = (line for line in ENGLISH.splitlines() if line.startswith("Read in the code of "))
+    for package, name in (("transformers", "transformers"), ("pytorch", "torch")):
+        linked = set(re.findall(rf"{package}/blob/v([\d.]+)/", ENGLISH))
+        assert linked == set(re.findall(rf"(?<![-\w]){name} ([\d.]+\d)", line))
+
+
+TESTED = (
+    # what the tests of this file, and of test_front_page.py (encodings, packages, model types, schedules, maps, functions
+    # that match), assert word by word
+    r"^\| .*$",
+    r"^\*\*\d+ positional encodings",
+    r"^\[.*$",
+    r"\(\d layers, .* seeds\.",
+    r"0\.1 less means .* about 10 %",
+    r"float64",
+    r"T5's bias over 4096 tokens takes \d+ MiB forward, where the best of the others measured takes \[\d+\]",
+    r"\[Extend \d+ types",
+    r"Python 3\.11 or newer",
+    r"found in 4 of 4 texts",
+    r"trained for 120 steps on one text",
+    r"SmolLM2-135M|stories15M|SmolLM2|float32",
+    r"^Read in the code of .*$",
+    r"0\.5 M|7\.5 M|rank correlation 0\.\d\d",
+    r"<picture>.*$",
+)
+
+
+def test_no_number_of_the_readme_is_without_a_test():
+    text = re.sub(r"^```.*?^```", "", ENGLISH, flags=re.MULTILINE | re.DOTALL)
+    for pattern in TESTED:
+        assert re.search(pattern, text, re.MULTILINE), pattern
+        text = re.sub(pattern, "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
+    assert re.findall(r".*\d.*", re.sub(r"\bT5\b", "", text)) == []
