@@ -74,7 +74,11 @@ def test_what_is_imported_is_declared():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            found |= {module.partition(".")[0] for module in modules} - {*sys.stdlib_module_names, "posenc"}
+            found |= {module.partition(".")[0] for module in modules} - {
+                *sys.stdlib_module_names,
+                "posenc",
+                "posenc_version",
+            }
     assert {IMPORTED_AS.get(name, name) for name in found} - names == set()
 
 
@@ -257,3 +261,24 @@ def test_every_public_type_is_known():
     unknown = [each["name"] for each in found["symbols"] if not each["isTypeKnown"] or each["isTypeAmbiguous"]]
     assert found["symbols"]
     assert unknown == []
+
+
+def test_what_needs_transformers_names_the_extra():
+    """In an installation of posenc and torch alone."""
+    code = """
+import sys
+sys.modules["transformers"] = None
+import posenc
+calls = posenc.hf.register, lambda: posenc.load("llama"), lambda: posenc.doctor("llama")
+for call in calls:
+    try:
+        call()
+    except posenc.InputError as error:
+        print(str(error).endswith("]'"))
+"""
+    assert run(sys.executable, "-c", code).split() == ["True"] * 2 + ["False"]
+
+
+def test_near_names_are_those_that_begin_alike():
+    with pytest.raises(posenc.InputError, match="did you mean 'alibi'"):
+        posenc.create("alibee", num_heads=2)

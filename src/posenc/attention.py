@@ -761,7 +761,7 @@ def linear_attention(
                 f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "
                 "that only rotates, such as rope, or posenc.attention"
             )
-        rq, rk = encoding.rotate(fq, fk, positions.with_gates(given), layer)
+        rq, rk = rotated_by(encoding, fq, fk, positions.with_gates(given), layer)
         v = values_rotated_by(encoding, v, positions, layer)
     if positions.valid is not None:
         fk, rk, v = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk, v))

@@ -7,6 +7,7 @@ number, a fraction for a count, NaN. A value of a wrong type that Python or torc
 `check_arguments` compares with declared types, for what is made of text and data: encodings, schedules, configurations.
 """
 
+import importlib.util
 import math
 import os
 import re
@@ -243,10 +244,24 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
     likeness: the least similarity, 0 to 1, of a name that is suggested; 0.7 leaves typing errors.
     """
     names = sorted(known)
-    near = get_close_matches(str(name).lower(), names, n=1, cutoff=likeness)
+    near = get_close_matches(str(name).lower(), names, cutoff=likeness)
+    # people mistype the end of a word: of the nearest names, the one that begins alike for longest
+    near.sort(
+        key=lambda each: next(
+            (-i for i, (a, b) in enumerate(zip(each, str(name).lower(), strict=False)) if a != b), -len(each)
+        )
+    )
     hint = f"did you mean {near[0]!r}? " if near else ""
     known_are = f"known are {', '.join(names)}" if names else "there are none"
     return InputError(f"unknown {what} {name!r}: {hint}{known_are}")
+
+
+def needs(package: str, extra: str) -> None:
+    """Raises:
+    InputError: a package is not installed; names the extra that has it.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
 
 
 def shown(value: object) -> str:

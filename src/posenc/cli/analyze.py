@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from posenc.cli.command import How, record
 from posenc.cli.common import DONE, WithOutput, check_limits, load_model
-from posenc.errors import InputError, printable, unknown
+from posenc.errors import InputError, needs, printable, unknown
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
@@ -53,7 +53,6 @@ class Analyze(WithOutput):
 
     def run(self) -> int:
         from posenc.analysis.analyze import analyze, target_of
-        from posenc.pretrained.load import needs
         from posenc.report.analyze import page, results
         from posenc.report.terminal import Display
         from posenc.spec import printing_to_stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import Command, How, record
-from posenc.errors import InputError, printable
+from posenc.errors import InputError, needs, printable
 
 if TYPE_CHECKING:
     from posenc.lab.engines import Engine
@@ -236,7 +236,7 @@ def load_model(
     import torch
 
     from posenc.lab.machine import check_present
-    from posenc.pretrained.load import chosen_because, load, needs, stored_dtype
+    from posenc.pretrained.load import chosen_because, load, stored_dtype
 
     needs("transformers", "lab")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, check_limits
-from posenc.errors import InputError
+from posenc.errors import InputError, needs
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,6 @@ class Doctor(WithModel, WithOutput):
         )
         bare = path.suffix == ".json" or (path.is_dir() and (path / "config.json").exists() and not weights)
         if self.config_only or bare:
-            from posenc.pretrained.load import needs
             from posenc.pretrained.readers import compare, read_config
 
             needs("transformers", "lab")

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError, described, on_one_line
+from posenc.errors import InputError, described, needs, on_one_line
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
@@ -204,7 +204,7 @@ def read_config(path: str | Path) -> ConfigFile:
 
 def _gguf_config(file: Path) -> ConfigFile:
     from posenc.pretrained.checked import check_gguf
-    from posenc.pretrained.load import needs, read_gguf, rotation_of
+    from posenc.pretrained.load import read_gguf, rotation_of
 
     needs("gguf", "gguf")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint

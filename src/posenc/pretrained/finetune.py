@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from posenc.encodings.augment import skipped_positions
-from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers
+from posenc.errors import InputError, as_numbers, check_integers, check_positive, check_sizes, holds_integers, needs
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
-from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
 from posenc.pretrained.state import read, write
 from posenc.scratch import replacing, sweep

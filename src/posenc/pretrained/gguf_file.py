@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, check_word, unknown
+from posenc.errors import InputError, check_word, needs, unknown
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.export import llama_cpp_keys
-from posenc.pretrained.load import needs
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
 from posenc.scratch import replacing, sweep

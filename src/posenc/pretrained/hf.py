@@ -23,7 +23,7 @@ from posenc.attention import attention
 from posenc.encoding import Encoding, embedded_by, gates_of
 from posenc.encodings import create, lookup
 from posenc.encodings.patterns import read
-from posenc.errors import InputError, shown
+from posenc.errors import InputError, needs, shown
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.pretrained.attach import register_attention
@@ -60,6 +60,7 @@ def register() -> None:
 
     An encoding that a model cannot have is refused with the reason (InputError), when the model is made.
     """
+    needs("transformers", "lab")
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import (
         get_checkpoint_conversion_mapping,

