@@ -8,7 +8,7 @@ import torch
 import posenc
 from posenc import InputError, Positions, attention
 from posenc.conformance.fixtures import DECODER, ENCODER, EncodingUnderTest, named, uncompiled
-from posenc.encoding import gates_of
+from posenc.encoding import embedded_by, gates_of
 
 N, POISON = 11, (float("nan"), float("inf"), 3e38)
 SUMS = (
@@ -132,3 +132,21 @@ def test_nothing_hidden_is_read_by_any_backend(name):
         check(name, BOTH_WAYS, (1, N), ("auto", "reference"), POISON, ENCODER)
     with uncompiled():
         check(name, ("left", "rows", "ragged", "slots"), (1, 2), ("flex",), POISON[:1], trains=False)
+
+
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, "learned:merge=multiply", "sinusoidal:merge=concat"])
+def test_what_is_padding_in_the_input_reaches_no_gradient(name):
+    case = Case(name, dtype=torch.float64)
+    positions, encoding = LAYOUTS["left"](N), case.encoding
+    if "embed" not in encoding.sites():
+        return
+    x = torch.randn(2, N, case.config.dim, dtype=torch.float64, requires_grad=True)
+
+    def results(padding):
+        out = embedded_by(encoding, x.masked_fill(~positions.q_valid[..., None], padding), positions, 0)
+        out = out[positions.q_valid]
+        return [out, *torch.autograd.grad(out.sin().sum(), [x, *encoding.parameters()], materialize_grads=True)]
+
+    for poison in POISON:
+        for a, b in zip(results(poison), results(0.0), strict=True):
+            assert torch.equal(a, b)

@@ -518,8 +518,11 @@ def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positi
 
 
 def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int) -> Tensor:
-    """`Encoding.embed`, validated."""
+    """`Encoding.embed`, validated. What x holds at padding is not read where it could reach a gradient."""
     require_values(encoding, x)
+    padding, _ = positions.hidden()
+    if padding is not None and x.dim() == 3 and x.shape[1] == positions.num_queries and "embed" in encoding.sites():
+        x = padding.left_out(x[:, None])[:, 0]
     result = encoding.embed(x, positions, layer)
     if result is not x and not (isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()):
         raise _returned(encoding, "embed", result, f"return a tensor of x's shape {tuple(x.shape)}")
