@@ -375,8 +375,10 @@ def prepare(
         v, values = _with_values(q, v, encoding, positions, layer, keys_rotated)
         modifiers = modifiers_of(encoding, positions, layer)
         map_branches = branches_of(encoding, layer)
-        sink = sink_of(encoding, q, positions, layer) if sink is None else sink
         prefix = prefix_of(encoding, q, v, layer)
+        if prefix is not None and of_queries is not None:
+            projected = of_queries.zeroed(q)  # padding sees the prefix, whatever it holds
+        sink = sink_of(encoding, projected, positions, layer) if sink is None else sink
         factor = scale_in(encoding, layer, head_dim) if scale is None else scale
         if map_branches:
             reads_all = bool(terms) or values is not None or bool(given)
@@ -405,8 +407,6 @@ def prepare(
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
     elif prefix is not None:
-        if of_queries is not None:
-            projected = of_queries.zeroed(projected)  # padding sees the prefix, whatever it holds
         problem = _with_prefix(problem, factor, projected, *prefix)
     return problem if encoding is None else _with_turns(problem, encoding, layer)
 
@@ -622,7 +622,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, keys_rotated: bool) -> None:
 
 def _check_order(q: Tensor, encoding: Encoding | None) -> None:
     """Refuse queries whose seq axis has as many entries as the encoding has heads, and whose heads are others."""
-    if encoding is None or not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
+    if encoding is None or torch.compiler.is_compiling():  # a graph is for any length
+        return
+    if not 1 < q.shape[2] < q.shape[1]:  # usually there are more tokens than heads
         return
     heads = {part.num_heads for part in encoding.modules() if isinstance(part, Encoding) and hasattr(part, "num_heads")}
     if q.shape[1] not in heads and q.shape[2] in heads:

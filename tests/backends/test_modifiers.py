@@ -50,7 +50,7 @@ class Bent(Encoding):
 
 def made():
     """Name -> (what acts before the functions or None, the functions' encodings)."""
-    biased = create("rope+t5+shaw:clip=2:terms=keys+softmax_n:n=0.5", dim=H * D, num_heads=H, head_dim=D, causal=False)
+    biased = create("rope+t5+shaw:clip=2:terms=keys+softmax_n:n=0.5", dim=H * D, num_heads=H, head_dim=D, causal=True)
     g = torch.Generator().manual_seed(3)
     for parameter in biased.double().parameters():
         nn.init.normal_(parameter, generator=g)
