@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--torch", default=None, help="another version of torch, by default the installed one's")
     chosen = parser.parse_args()
     if chosen.which == "show":
-        print("\n".join(sentences(recorded())))
+        print("\n".join(sentences(recorded())) or "Other versions than the pinned ones: no complete run is recorded")
         return 0
     torch = chosen.torch or re.sub(r"\+.*", "", version("torch"))
     python = environment(chosen.which, torch)
