@@ -57,7 +57,7 @@ plt.show()
 # pass its path to `data.load`.
 
 # %%
-settings = text.Settings(32, (1, 2, 4, 8), STEPS, dim=48, head_dim=None, targets=16)
+settings = text.Settings(length=32, factors=(1, 2, 4, 8), steps=STEPS, dim=48, head_dim=None, targets=16)
 comparison = compare.Comparison(NAMES, seeds=2, settings=settings)
 results = compare.compare(comparison, data.load("pydoc"), "which-encoding", engine=InProcess())
 print(*results["answer"], sep="\n")
