@@ -94,7 +94,7 @@ def test_every_number_is_in_the_results_and_in_the_folder(engine, tmp_path):
     assert (results["answer"], results["command"]) == ("3 of 3", "it")
     assert json.loads((tmp_path / "results.json").read_text()) == results
     assert (tmp_path / "page.txt").read_text() == "3 of 3"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "cells", "page.txt", "results.json"]
+    assert {path.name for path in tmp_path.iterdir()} - {LOCK} == {"cells", "page.txt", "results.json"}
     assert len(list((tmp_path / "cells").iterdir())) == 3
 
 
@@ -143,7 +143,7 @@ class Raising(Progress):
 def test_an_error_leaves_what_was_stored(tmp_path):
     with pytest.raises(InputError, match=r"^numbers=3: has no square today$"):
         run(Squares([1, 3, 5], fails_at=3), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "cells"]
+    assert {path.name for path in tmp_path.iterdir()} - {LOCK} == {"cells"}
     assert run(Squares([1, 3, 5]), tmp_path)["numbers"]["kept_from_before"] == 1
 
 
