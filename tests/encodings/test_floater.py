@@ -293,7 +293,7 @@ def test_calls_of_one_layer_at_a_time_have_separate_gradients():
         (lambda: solved(made(), [-0.5]), "position -0.5 is negative"),
         (lambda: solved(made(solver="dopri5"), [-1, 2]), "position -1 is negative"),
         (lambda: made().codes(Positions.grid(2, 2)), "one coordinate per token"),
-        (lambda: made().values(Positions.arange(2), layer=2), "layer 2: .*num_layers=2"),
+        (lambda: made().values(Positions.arange(2), layer=2), "layer=2: .*num_layers=2"),
         (lambda: made().rotate(*torch.zeros(2, 1, 4, 2, 4).double(), Positions.arange(2)), "q with 4 heads of width 4"),
     ],
 )
