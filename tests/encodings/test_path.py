@@ -151,7 +151,7 @@ def call(encoding=PATH, positions=P, heads=4, width=4, gates=None):
 REFUSED = {
     "not causal": (lambda: call(positions=P.with_causal(False)), "PaTH follows.*causal positions"),
     "prefix": (lambda: call(positions=P.with_prefix(2)), "causal positions"),
-    "heads": (lambda: call(heads=6), "6 heads.*num_heads=4"),
+    "heads": (lambda: call(heads=6), "num_heads=4"),
     "width": (lambda: call(width=6), "head_dim 6.*head_dim=4"),
     "layer": (
         lambda: PaTH(DIM, num_heads=4, head_dim=4, num_layers=2).gates(torch.zeros(1, 3, DIM), 2),

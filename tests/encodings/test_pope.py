@@ -99,7 +99,7 @@ def test_gradients_of_the_phases_the_queries_and_the_keys():
         (lambda: PoPE(8, num_heads=2, rope_theta=-1.0), "base=-1.0"),
         (lambda: PoPE(8, num_heads=2).rotate(*random(2, 1, 3, 4, 8), Positions.arange(4)), "q with 3 heads"),
         (lambda: PoPE(8, num_heads=2).rotate(*random(2, 1, 2, 4, 6), Positions.arange(4)), "made with head_dim=8"),
-        (lambda: PoPE(8, num_heads=2, num_layers=2).rotate(*random(2, 1, 2, 4, 8), Positions.arange(4), 2), "layer 2"),
+        (lambda: PoPE(8, num_heads=2, num_layers=2).rotate(*random(2, 1, 2, 4, 8), Positions.arange(4), 2), "layer=2"),
         (
             lambda: PoPE(8, num_heads=2).rotate(*random(2, 1, 2, 4, 8), Positions.grid(2, 2)),
             "PoPE takes one coordinate",

@@ -325,7 +325,7 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 8), Positions.grid(2, 2, 2)), "AxialRotary takes 2 coordinates"),
         (lambda: AxialRotary(8).rotate(*random(2, 1, 1, 8, 4), Positions.arange(8)), "made with head_dim=8"),
         (lambda: MixedRotary(8, num_heads=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4)), "q with 1 heads and k with 1"),
-        (lambda: MixedRotary(8, num_heads=1, num_layers=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer 2"),
+        (lambda: MixedRotary(8, num_heads=1, num_layers=2).rotate(*random(2, 1, 1, 4, 8), Positions.arange(4), 2), "layer=2"),
         (lambda: AxialRotary(8, centred=True).rotate(random(1, 1, 1, 8), random(1, 1, 4, 8), Positions.arange(1, 3)), "pass the full sequence"),
     ],
 )  # fmt: skip

@@ -174,7 +174,7 @@ def test_temperature_is_a_factor_of_scores(offset):
         (lambda: StepTemperature(8, first=2), "first=2: must be"),
         (lambda: LearnedSink(0), "num_heads=0"),
         (lambda: LogN(1), "train_length=1"),
-        (lambda: LearnedSink(2, num_layers=2).sink(2), "layer 2"),
+        (lambda: LearnedSink(2, num_layers=2).sink(2), "layer=2"),
         (lambda: (SoftmaxN() + LearnedSink(2)).sink(), "several sinks"),
         (lambda: posenc.attention(*inputs(), LearnedSink(3)), "one logit per head"),
     ],
