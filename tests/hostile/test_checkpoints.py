@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import resource
-import shutil
 import struct
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import posenc
-from hostile.commands import prepare
 from hostile.test_files_models import Bomb
 from posenc.errors import InputError
 from posenc.pretrained import checked
@@ -21,18 +19,6 @@ from references import gguf_files
 from references.small_models import small_model
 
 HUGE = 10**12
-
-
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("complete")
-    prepare(folder)
-    return folder / "model"
-
-
-@pytest.fixture
-def model(complete, tmp_path):
-    return shutil.copytree(complete, tmp_path / "model")
 
 
 def edit(folder, **entries):

@@ -8,20 +8,7 @@ import struct
 import pytest
 
 import posenc
-from hostile.commands import prepare
 from posenc.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("complete")
-    prepare(folder)
-    return folder / "model"
-
-
-@pytest.fixture
-def model(complete, tmp_path):
-    return shutil.copytree(complete, tmp_path / "model")
 
 
 def changed(file, **entries):
