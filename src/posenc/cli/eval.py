@@ -13,7 +13,7 @@ from posenc.errors import InputError
 
 @dataclass(kw_only=True)
 class Eval(WithModel, StudyCommand):
-    """Measure what a pretrained model retrieves from long texts, unmodified and extended."""
+    """Measure what a pretrained model retrieves from long inputs, unmodified and extended."""
 
     preset: Annotated[
         Literal["quick", "standard", "thorough", "longer"] | None, "what is measured, unless flags change it (below)"

@@ -41,7 +41,7 @@ class TrainingOptions:
 
 @dataclass(kw_only=True)
 class Extend(WithModel, WithOutput):
-    """Extend a pretrained model to longer texts, or larger images; verify it and save it."""
+    """Extend a pretrained model to longer inputs, or larger images; verify it and save it."""
 
     method: Annotated[
         str | None,

@@ -150,7 +150,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
         "hazard",
         "Write what the evidence names; where it names nothing, correct rope_type, or remove the key",
     ),
-    "factor_below_one": ("wrong", "Write how many times longer texts become, 4 and not 0.25"),
+    "factor_below_one": ("wrong", "Write how many times longer inputs become, 4 and not 0.25"),
     "parameter_impossible": (
         "wrong",
         "Write the number that the model was trained with; posenc.load and posenc.extend refuse this one",
@@ -162,7 +162,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     "scaling_beside_the_model": ("wrong", "Move it into the part of the language model, text_config"),
     "long_factor_ignored": (
         "hazard",
-        "Take no longer texts in transformers, or posenc.extend(model, method, target_length=...)",
+        "Take no longer inputs in transformers, or posenc.extend(model, method, target_length=...)",
     ),
     "parameter_unread": ("note", "Nothing: without it, or where it is read, the numbers are the same"),
     "longer_length_stated": (
@@ -190,7 +190,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "length_edited": (
         "hazard",
-        "Set max_position_embeddings back, and posenc.extend(model, method, target_length=...) for longer texts",
+        "Set max_position_embeddings back, and posenc.extend(model, method, target_length=...) for longer inputs",
     ),
     "original_length_missing": (
         "hazard",

@@ -147,7 +147,7 @@ def planned(
     trained_length: int,
     exact: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Cell]:
-    """The cells in the order of measurement: seed by seed and short texts first, so that an
+    """The cells in the order of measurement: seed by seed and short inputs first, so that an
     interrupted evaluation has results of every task and method, and the baselines before the methods. Cells whose outcomes equal those of the unmodified model are
     left out: of CUT_OFF up to the context length, and of a method up to the length that it does not change.
     exact: method -> that length in tokens."""
@@ -184,7 +184,7 @@ def material(task: Task) -> dict[str, str]:
 
 
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
-"""Methods that change how short texts are read as well."""
+"""Methods that change how short inputs are read as well."""
 
 EXTENSIONS = (
     "linear", "ntk", "ntk_mixed", "abf:new_base=500000", "yarn", "mrrope", "llama3", "dynamic",
