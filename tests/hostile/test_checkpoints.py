@@ -19,6 +19,7 @@ from references import gguf_files
 from references.small_models import small_model
 
 HUGE = 10**12
+WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
 
 
 def edit(folder, **entries):
@@ -172,7 +173,8 @@ def test_a_dtype_is_a_dtype(model, dtype):
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory):
     file = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    gguf_files.write(file, small_model("llama"), [f"w{i}" for i in range(small_model("llama").config.vocab_size)])
+    gguf_files.write(file, small_model("llama"), WORDS)
+    posenc.load(file)
     return file
 
 
