@@ -304,7 +304,13 @@ def test_texts_that_have_too_many_layers_are_refused():
 
 
 @pytest.mark.parametrize(
-    "text", ["shaw:clip=16777216", "fire:hidden=16777216", "deberta:max_relative_positions=16777216", "complex_order:dim=65536"]
+    "text",
+    [
+        "shaw:clip=16777216",
+        "fire:hidden=16777216",
+        "deberta:max_relative_positions=16777216",
+        "complex_order:dim=65536",
+    ],
 )
 def test_options_that_take_too_much_are_refused(text):
     with pytest.raises(InputError, match=r"takes [\d,]+ bytes; give sizes that take at most 1,073,741,824"):
