@@ -31,9 +31,14 @@ LARGEST = 2**63 - 1
 LARGEST_SIZE = 2**24
 """Of a count or a table's rows: more than any model has."""
 
-LARGEST_SHAPE: dict[str, int] = dict(
-    dim=2**16, head_dim=2**16, rotary_dim=2**16, num_heads=2**12, num_kv_heads=2**12, num_layers=2**12
-)
+LARGEST_SHAPE: dict[str, int] = {
+    "dim": 2**16,
+    "head_dim": 2**16,
+    "rotary_dim": 2**16,
+    "num_heads": 2**12,
+    "num_kv_heads": 2**12,
+    "num_layers": 2**12,
+}
 """Of a model's shape, by name: more than any model has. Frequencies and heads are made one by one."""
 
 LEAST_DIVISOR = 1e-19

@@ -325,7 +325,7 @@ def integer_options():
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_no_integer_option_allocates_more_than_is_stated(name):
     """In an address space that holds what may be taken, and twice as much while it is made."""
-    shape = dict(dim=64, num_heads=2, max_positions=128, grid=(8, 16))
+    shape = {"dim": 64, "num_heads": 2, "max_positions": 128, "grid": (8, 16)}
     create(name, **shape)  # modules are imported
     for key in (key for other, key in integer_options() if other == name):
         for value in (2**16, 2**24):

@@ -16,7 +16,6 @@ from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 
-
 MOST_CODES = 2**26
 """Numbers in the codes of distances on either side, which then take 1 GiB in float64."""
 
