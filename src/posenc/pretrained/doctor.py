@@ -19,7 +19,7 @@ from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
 from posenc.pretrained.models import cache_name, check_model
 from posenc.pretrained.probe import PROBE, FrequencyTable, Probe, differ
-from posenc.pretrained.stated import ORIGINAL, impossible_numbers, stated
+from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
 from posenc.pretrained.traps import (
     compiled,
     impossible_sections,
@@ -77,6 +77,7 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
             yield "fields_contradict", text, None
         for text in () if file is None else file.beside():
             yield "scaling_beside_the_model", text, None
+        yield from () if file is None else edited(probe.config, file)
         yield from stated(probe.config, file)
         yield from not_restored(probe)
     impossible = list(impossible_sections(probe))
