@@ -6,8 +6,8 @@ and the labels of pictures.
 """
 
 import re
-from io import StringIO
 from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -131,7 +131,9 @@ LABELS = [
 
 @pytest.mark.parametrize("path", LABELS, ids=lambda path: path.name)
 def test_reports_and_the_explorer_have_no_paraphrase(path):
-    text = re.sub(r"{[{%#].*?[}%#]}|<script.*?</script>|<[a-z][^>]*>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"{[{%#].*?[}%#]}|<script.*?</script>|<[a-z][^>]*>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     assert found(text) == []
 
 
