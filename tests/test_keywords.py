@@ -3,10 +3,12 @@
 import inspect
 
 import pytest
+import torch
 from torch import Tensor
 
 import posenc
 from posenc import encodings, frequencies, functional, position_maps, tasks
+from posenc.errors import SYNONYMS, InputError, meaning
 from posenc.frequencies.schedules import stretch
 from posenc.lab.compare import EXPERIMENTS
 
@@ -61,3 +63,31 @@ def test_a_length_is_not_taken_for_the_base():
     for call in (posenc.Rotary, posenc.Sinusoidal, posenc.XPos, frequencies.default, functional.frequency_curve):
         with pytest.raises(TypeError, match="positional"):
             call(64, 2048)
+
+
+FOREIGN = [(name, key, meant) for name, cls in posenc.ENCODINGS.items() for group in SYNONYMS for key in group
+           if key not in cls.arguments() and (meant := meaning(key, cls.arguments()))]  # fmt: skip
+
+
+def test_another_librarys_name_of_an_option_is_answered_with_ours():
+    """Of every encoding: where it is given by a keyword, in a text, and to the class."""
+    assert len(FOREIGN) > 500
+    assert {("rope", "base", "rope_theta"), ("rope", "dim", "head_dim"), ("sinusoidal", "d_model", "dim"),
+            ("t5", "relative_attention_num_buckets", "num_buckets"), ("sinusoidal", "theta", "base"),
+            ("learned", "max_position_embeddings", "max_positions")} <= {*FOREIGN}  # fmt: skip
+    shape = set(inspect.signature(posenc.create).parameters)
+    for name, key, meant in FOREIGN:
+        with pytest.raises(InputError, match=f"'{key}=3': did you mean '{meant}'"):
+            posenc.create(f"{name}:{key}=3")
+        if key not in shape:
+            with pytest.raises(InputError, match=f"'{key}': did you mean '{meant}'"):
+                posenc.create(name, dim=8, num_heads=2, max_positions=8, grid=(2, 4), **{key: 3})
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{key}': did you mean '{meant}'"):
+            posenc.ENCODINGS[name](**{key: 3})
+
+
+def test_a_mask_in_the_place_of_the_encoding_is_named():
+    q = torch.randn(1, 2, 4, 8)
+    for call in (posenc.attention, posenc.explain, posenc.linear_attention):
+        with pytest.raises(InputError, match=r"encoding=a tensor of shape \(4, 4\).*a mask is none: pass Positions.*from_mask"):
+            call(q, q, q, torch.ones(4, 4).bool())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
-from posenc.errors import InputError, check_arguments, check_devices, check_sizes, shown
+from posenc.errors import InputError, check_arguments, check_devices, check_sizes, meaning, shown
 from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
@@ -198,9 +198,23 @@ class Encoding(nn.Module):
         cls.name, cls.constant = vars(cls).get("name", ""), vars(cls).get("constant", False)  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        cls._check_keywords(kwargs)
         self = super().__new__(cls)
         nn.Module.__init__(self)  # before a dataclass sets its fields
         return self
+
+    @classmethod
+    def _check_keywords(cls, given: Mapping[str, Any]) -> None:
+        """Raises:
+        TypeError: another library's name of an argument, where Python's own message would not say what it is here."""
+        if not given or any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls.__init__).parameters.values()):
+            return
+        known = cls.arguments()
+        for name in given.keys() - known.keys():
+            if meant := meaning(name, known):
+                raise TypeError(
+                    f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}: did you mean {meant!r}?"
+                )
 
     def __init__(self) -> None:
         """`__new__` has initialised the module."""
