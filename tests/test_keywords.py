@@ -89,5 +89,7 @@ def test_another_librarys_name_of_an_option_is_answered_with_ours():
 def test_a_mask_in_the_place_of_the_encoding_is_named():
     q = torch.randn(1, 2, 4, 8)
     for call in (posenc.attention, posenc.explain, posenc.linear_attention):
-        with pytest.raises(InputError, match=r"encoding=a tensor of shape \(4, 4\).*a mask is none: pass Positions.*from_mask"):
+        with pytest.raises(
+            InputError, match=r"encoding=a tensor of shape \(4, 4\).*a mask is none: pass Positions.*from_mask"
+        ):
             call(q, q, q, torch.ones(4, 4).bool())

@@ -167,7 +167,8 @@ def test_plain_names_import_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "value", ["true", "False", "none", "1", "1e3", "inf", "nan", "1,2", "[1]", "1,", "", " a", "'a'", "'", "half", "a,b", "a:b"]
+    "value",
+    ["true", "False", "none", "1", "1e3", "inf", "nan", "1,2", "[1]", "1,", "", " a", "'a'", "'", "half", "a,b", "a:b"],
 )
 def test_texts_stay_texts(value):
     """Also those that look like a number or a word of the grammar."""

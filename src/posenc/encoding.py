@@ -147,6 +147,8 @@ class Encoding(nn.Module):
     """`rotate` divides queries and keys by their norms, which a rotation before it in a sum must leave as they are."""
     centres_keys: bool = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
+    scores_by_channel: bool = False
+    """`scores` weighs the products of each channel, so that a factor of a query's channel and its inverse of a key's cancel."""
     shift_invariant: bool = False
     """Attention is unchanged when every position moves by the same amount."""
     needs_length: bool = False
@@ -907,11 +909,14 @@ class Sum(Composite):
 
     @staticmethod
     def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
+        def mixes(x: Encoding) -> bool:
+            return "scores" in x.sites() and not x.scores_by_channel
+
         others = [
             x for at, x in leaves
-            if at != number and (x.planes != () or "scores" in x.sites() or (at > number and (x.shifts_queries or x.normalises)))
+            if at != number and (x.planes != () or mixes(x) or (at > number and (x.shifts_queries or x.normalises)))
         ]  # fmt: skip
-        if any(x.planes is None or x.planes != centred.planes or "scores" in x.sites() for x in others):
+        if any(x.planes is None or x.planes != centred.planes or mixes(x) for x in others):
             raise InputError(
                 f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
                 "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "
