@@ -175,7 +175,7 @@ def test_beside_xpos_each_channel_decays_by_both(text):
     cancelled; and token by token as in one pass."""
     n, heads, width = 12, 2, 8
     encoding = posenc.create(text, dim=16, num_heads=heads, head_dim=width).double()
-    xpos, wall = sorted(encoding, key=lambda part: part.name == "wall")
+    xpos = next(part for part in encoding if part.name == "xpos")
     q, k, v = torch.randn(3, 1, heads, n, width, dtype=torch.float64).unbind(0)
     with torch.no_grad():
         gates = gates_of(encoding, 3 * torch.randn(1, n, 16, dtype=torch.float64))
