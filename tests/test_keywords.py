@@ -1,13 +1,17 @@
 """One rule for all callables with several numbers, flags or texts: the first of them may come by position, the others by name."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 import posenc
-from posenc import encodings, frequencies, functional, position_maps, tasks
+from posenc import Positions, encodings, frequencies, functional, position_maps, tasks
+from posenc.attention import SDPA
 from posenc.errors import SYNONYMS, InputError, meaning
 from posenc.frequencies.schedules import stretch
 from posenc.lab.compare import EXPERIMENTS
@@ -93,3 +97,27 @@ def test_a_mask_in_the_place_of_the_encoding_is_named():
             InputError, match=r"encoding=a tensor of shape \(4, 4\).*a mask is none: pass Positions.*from_mask"
         ):
             call(q, q, q, torch.ones(4, 4).bool())
+
+
+def test_the_guide_lists_the_names_of_pytorchs_attention():
+    guide = (Path(posenc.__file__).parents[2] / "docs/guides/your-model.md").read_text(encoding="utf-8")
+    table = guide.split("## Axes and names")[1].split("## ")[0]
+    named = set(re.findall(r"`(\w+)", table))
+    theirs = {"attn_mask", "is_causal", "enable_gqa", "scale", "dropout_p"}
+    assert SDPA.keys() | {"scale", "dropout_p"} == theirs
+    assert theirs <= named
+    q, mask = torch.randn(3, 2, 4, 600, 8).unbind()[0], torch.ones(2, 600).long()
+    for encoding, positions, seen in (
+        (None, Positions.arange(600, causal=True), torch.ones(600, 600).tril()),
+        (None, Positions.from_mask(mask, causal=True), torch.ones(600, 600).tril()),
+        (None, Positions.arange(600, causal=True).with_window(511), torch.ones(600, 600).tril().triu(-511)),
+        (
+            posenc.create("none+window:before=511"),
+            Positions.arange(600, causal=True),
+            torch.ones(600, 600).tril().triu(-511),
+        ),
+    ):
+        want = scaled_dot_product_attention(q, q, q, attn_mask=seen.bool())
+        torch.testing.assert_close(posenc.attention(q, q, q, encoding, positions), want, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=r"q .*(transpose|order|seq)"):
+        posenc.attention(*[q.transpose(1, 2)[:, :, :, :]] * 3, posenc.ALiBi(num_heads=4))
