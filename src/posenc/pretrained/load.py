@@ -36,7 +36,7 @@ from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
 from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
-from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
+from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
 
@@ -592,9 +592,8 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
             **scaling_parameters(
                 Frequencies(reading.inv_freq, reading.attention_factor), reading.rotary_dim, reading.base,
                 int(next((v for k, v in header.items() if k.endswith(".rope.scaling.original_context_length")), length)),
-                length, named=config.model_type not in LONGROPE_ONLY,
+                length, ("default",) if config.model_type in LONGROPE_ONLY else NAMED,
             ),
-            "rope_theta": reading.base,
         }  # fmt: skip
     config.rope_parameters = made.get(None, made)
 
