@@ -24,6 +24,7 @@ from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.plain_form import plain_form
 from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, PROGRAMS, TRANSFORMERS, VLLM
 from posenc.pretrained.rope_config import (
     MAX_STRETCH,
@@ -108,7 +109,10 @@ def to_hf(
     inner, folder = unwrap(model), Path(directory)
     if not folder.name or (folder.exists() and any(folder.iterdir())):
         raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
-    config, report, old = _expressed(inner, folder)
+    if hasattr(inner, "encoding"):
+        inner, config, report, old = _encoded(inner, folder)
+    else:
+        config, report, old = _expressed(inner, folder)
     weights_dtype = dtype_of(dtype) or stored_dtype(inner)
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
@@ -151,6 +155,7 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
         length = int(structure.config.max_position_embeddings)
         loaded = {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
         old, answers = readable_by_transformers_4(_fields(structure.config), loaded, length)
+        answers = _with_layers(answers, structure, length)
         command, parameters = (
             f"vllm serve {shlex.quote(name)} --max-model-len {length}",
             structure.config.rope_parameters,
@@ -184,6 +189,53 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
     )
 
 
+def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export, dict[str, Any]]:
+    """A model with an encoding as one that plain transformers has, its configuration, the report, and fields of transformers 4."""
+    made, wanted = plain_form(inner)
+    config, length, name = made.config, int(inner.config.max_position_embeddings), str(folder)
+    old, answers = readable_by_transformers_4(_fields(config), wanted, length) if wanted else ({}, ())
+    answers = _with_layers(answers, model_structure(made), length) if answers else answers
+    if not answers:  # no rotation
+        no_rules = f"posenc does not have its rules for positions of {config.model_type} that are not RoPE's"
+        others = (ProgramAnswer(each, None, no_rules) for each in PROGRAMS if each != TRANSFORMERS)
+        answers = (ProgramAnswer(TRANSFORMERS, True, known_by="run"), *others)
+    from posenc.pretrained.gguf_file import check_expressed
+
+    try:
+        check_expressed(model_structure(made), None, length)
+        flags = f"posenc.to_gguf writes a GGUF file of what posenc.load reads from here; serve it with -c {length}"
+    except InputError as error:
+        flags = f"posenc.to_gguf writes no GGUF file of it: {error}"
+    parameters = getattr(config, "rope_parameters", None) or {}
+    command = f"vllm serve {shlex.quote(name)} --max-model-len {length}"
+    report = Export(
+        name, config.model_type, inner.config.encoding, length, True, (), parameters, command, flags, answers
+    )
+    return made, config, report, old
+
+
+def _with_layers(
+    answers: tuple[ProgramAnswer, ...], structure: ModelStructure, length: int
+) -> tuple[ProgramAnswer, ...]:
+    """The answers, llama.cpp's also by what it computes of the layers beside their rotation: windows, and which rotate."""
+    from posenc.pretrained.gguf_file import ARCHITECTURES as WRITTEN
+    from posenc.pretrained.gguf_file import check_layers
+
+    if structure.model_type not in WRITTEN:
+        return answers
+    try:
+        check_layers(structure, length)
+    except InputError as error:
+        why = str(error).removeprefix("model: ")
+        return tuple(
+            ProgramAnswer(LLAMA_CPP, False, f"{why}{each.why and '; '}{each.why}")
+            if each.program == LLAMA_CPP
+            else each
+            for each in answers
+        )
+    return answers
+
+
 def not_expressed(attachment: Attachment) -> tuple[str, ...]:
     """The parts of an extension that no configuration of a plain model states."""
     report = attachment.report
@@ -212,6 +264,7 @@ def _written(
         _check_rotation(attachment, written, length)
     computed = wanted or {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
     old, answers = readable_by_transformers_4(_fields(written), computed, length)
+    answers = _with_layers(answers, structure, length)
     kind = written.rope_parameters.get("rope_type")
     if structure.family.latent and wanted and kind not in ("default", "yarn"):
         why = "its latent attention takes every scaling for yarn"

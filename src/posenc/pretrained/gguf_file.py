@@ -104,7 +104,7 @@ def to_gguf(
     attachment = attached(inner)
     length = int(inner.config.max_position_embeddings)
     rope, tensors = _rotation(attachment, structure, architecture)
-    _check_layers(structure, architecture, length)
+    check_layers(structure, length)
     method = None if attachment is None else attachment.report.method
     size = int(structure.config.vocab_size)
     vocabulary = _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
@@ -141,14 +141,13 @@ def check_file(file: str | os.PathLike[str]) -> Path:
 # ------------------------------------------------------------------------------------------ rotation
 
 
-def check_expressed(structure: ModelStructure, attachment: Attachment, length: int) -> None:
+def check_expressed(structure: ModelStructure, attachment: Attachment | None, length: int) -> None:
     """Raises:
     InputError: a model type, or an extension of it, that `to_gguf` does not write."""
     if structure.model_type not in ARCHITECTURES:
         raise unknown("model type", structure.model_type, ARCHITECTURES, 0.7)
-    architecture = ARCHITECTURES[structure.model_type]
-    _rotation(attachment, structure, architecture)
-    _check_layers(structure, architecture, length)
+    _rotation(attachment, structure, ARCHITECTURES[structure.model_type])
+    check_layers(structure, length)
 
 
 def _rotation(
@@ -198,8 +197,10 @@ def _expressed(
     return keys, dict.fromkeys(architecture.divisors, stretch(wanted, rotary_dim, base=base).clamp(max=MAX_STRETCH))
 
 
-def _check_layers(structure: ModelStructure, architecture: Architecture, length: int) -> None:
-    """Refuse layers that llama.cpp computes otherwise."""
+def check_layers(structure: ModelStructure, length: int) -> None:
+    """Raises:
+    InputError: layers of a type in `ARCHITECTURES` that llama.cpp computes otherwise."""
+    architecture = ARCHITECTURES[structure.model_type]
     scalar = getattr(structure.config, "query_pre_attn_scalar", None)
     if scalar not in (None, structure.head_dim):
         raise InputError(

@@ -21,6 +21,7 @@ from torch import nn
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
+from posenc.pretrained.adapters import CONFIG, adapted, base_of, check_entry, watch
 from posenc.pretrained.checked import (
     INDEX,
     check_gguf,
@@ -67,7 +68,7 @@ def load(
     `posenc.resize` takes, as the class that it was saved as.
 
     Args:
-        name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo".
+        name: a folder with safetensors or one GGUF file, or with an adapter of PEFT, a .gguf file, a name on the Hugging Face hub, or "demo".
             What exists on the disk comes first, but for "demo": write ./demo for a folder of that name.
         dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is faster in
             that; `to_hf` then still saves in the checkpoint's. The tables of positions stay in float32.
@@ -79,7 +80,7 @@ def load(
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
     with transformers' code and a warning. A GGUF file is unpacked: "auto" is bfloat16, or float32 where this machine is
     faster in that. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
-    method.
+    method, and the model of an adapter by the one that the adapter was trained under.
 
     Raises:
         InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, or a package
@@ -89,6 +90,10 @@ def load(
     torch.empty(0, device=device)  # PyTorch refuses a device that is missing before a model is read for it
     wanted = dtype_of(dtype)
     path = demo_file() if name == DEMO else Path(name)
+    if (path / CONFIG).is_file():
+        model, tokenizer = load(base_of(path), dtype=dtype, device=device, encoders=encoders)
+        with _reading(f"{path}: this adapter cannot be read: "):
+            return adapted(model, path), tokenizer
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
@@ -111,6 +116,7 @@ def load(
             stacklevel=3,
         )
     _extend_as_saved(model)
+    watch(model)
     return model, tokenizer
 
 
@@ -190,11 +196,6 @@ def chosen_because(model: nn.Module) -> str:
 
 def _weights(folder: Path) -> Path:
     """The folder itself where it contains safetensors, else its GGUF file."""
-    if (folder / "adapter_config.json").exists():
-        raise InputError(
-            f"{folder}: contains an adapter (adapter_config.json): merge it into its model (peft: merge_and_unload, "
-            "save_pretrained) and pass the folder with the result"
-        )
     if any(folder.glob("*.safetensors")):
         return folder
     files = sorted(folder.glob("*.gguf"))
@@ -413,16 +414,9 @@ def _extend_as_saved(model: Any) -> None:
 
     entry = getattr(model.config, "posenc", None)
     if entry is not None:
-        if not (
-            isinstance(entry, Mapping)
-            and isinstance(entry.get("method"), str)
-            and isinstance(entry.get("target_length"), int | None)
-        ):
-            raise InputError(
-                f"posenc={shown(entry)} in config.json: must be an object with method, a text, and target_length, an integer or null"
-            )
+        method, length = check_entry(entry, "config.json")
         del model.config.posenc  # extend writes it anew, and restore must not put it back
-        extend(model, entry["method"], target_length=entry.get("target_length"))
+        extend(model, method, target_length=length)
 
 
 # ------------------------------------------------------------------------------------------ GGUF

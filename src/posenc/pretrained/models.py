@@ -156,8 +156,10 @@ def model_structure(model: nn.Module) -> ModelStructure:
             that are not those of its configuration.
     """
     inner = unwrap(model)
-    extended: ModelStructure | None = getattr(record_of(inner), "structure", None)
+    change: Any = record_of(inner)
+    extended: ModelStructure | None = getattr(change, "structure", None)
     if extended is not None:
+        _check_kept(extended.config, change)
         return extended
     family, decoder, rotary = rotary_parts(inner)
     config = decoder.config
@@ -282,6 +284,17 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
             getattr(module, "qk_head_dim" if family.latent else "head_dim", None) or head_dim_of(config, layer_type)
         ),
     )
+
+
+def _check_kept(config: Any, change: Any) -> None:
+    """Raises:
+    InputError: rope_parameters of an extended model that are not those of the extension."""
+    made = change.design.config.get("rope_parameters")
+    if made is not None and config.rope_parameters != made:
+        raise InputError(
+            f"config.rope_parameters={config.rope_parameters}: was set after posenc.extend, which changes no frequencies: call "
+            "posenc.restore(model), which puts it back, and posenc.extend with the method that is meant"
+        )
 
 
 def _check_set(parameters: Any, config: Any) -> None:
