@@ -18,7 +18,7 @@ from posenc.pretrained.computed import Comparison
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import check_model, unwrap
+from posenc.pretrained.models import check_model, set_since, unwrap
 from posenc.pretrained.probe import PROBE, FrequencyTable, Probe, differ
 from posenc.pretrained.stated import ORIGINAL, impossible_numbers, stated
 from posenc.pretrained.traps import (
@@ -190,6 +190,8 @@ def _bypassed(probe: Probe) -> Evidence:
     if other_attention or (design.rotations and not isinstance(probe.decoder.rotary_emb, RotaryModule)):
         text = f"extended by {attachment.report.method}; attention is {implementation!r} now"
         yield "attention_bypassed", text, None
+    for why in set_since(probe.config, attachment):
+        yield "set_after_extending", why, None
     length = attachment.report.new_length or 0
     if length > probe.length:
         text = f"stretched for {length} tokens by posenc.extend, and max_position_embeddings is {probe.length}"

@@ -3,7 +3,7 @@
 length it was trained for. Read from the model and its configuration; nothing is changed, nothing is run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,7 +159,10 @@ def model_structure(model: nn.Module) -> ModelStructure:
     change: Any = record_of(inner)
     extended: ModelStructure | None = getattr(change, "structure", None)
     if extended is not None:
-        _check_kept(extended.config, change)
+        for why in set_since(extended.config, change):
+            raise InputError(
+                f"{why}: call posenc.restore(model), which puts it back, and posenc.extend with the method that is meant"
+            )
         return extended
     family, decoder, rotary = rotary_parts(inner)
     config = decoder.config
@@ -286,15 +289,11 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
     )
 
 
-def _check_kept(config: Any, change: Any) -> None:
-    """Raises:
-    InputError: rope_parameters of an extended model that are not those of the extension."""
+def set_since(config: Any, change: Any) -> Iterator[str]:
+    """A sentence where rope_parameters of an extended model are not those of the extension."""
     made = change.design.config.get("rope_parameters")
     if made is not None and config.rope_parameters != made:
-        raise InputError(
-            f"config.rope_parameters={config.rope_parameters}: was set after posenc.extend, which changes no frequencies: call "
-            "posenc.restore(model), which puts it back, and posenc.extend with the method that is meant"
-        )
+        yield f"config.rope_parameters={config.rope_parameters}: was set after posenc.extend, which changes no frequencies"
 
 
 def _check_set(parameters: Any, config: Any) -> None:
