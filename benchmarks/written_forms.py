@@ -4,7 +4,8 @@
 
 Tiny random models in float32, 256 tokens of one text, 64 tokens before the extension. SITE: a folder into which transformers 4.57
 was installed (pip install --no-deps --target SITE 'transformers==4.57.*' 'huggingface-hub<1' 'tokenizers<0.23'). Results go to
-written_forms.json beside this file: by program the largest difference of a logit, and the logits' standard deviation.
+written_forms.json beside this file: by program the largest difference of a logit (of llama.cpp, of a log-probability), and the
+logits' standard deviation.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -21,7 +23,20 @@ import transformers
 import posenc
 
 HERE = Path(__file__).parent
-METHODS = ("linear", "ntk", "ntk_fixed", "abf:new_base=500000", "yarn", "yarn:truncate=false", "llama3", "ntk_mixed", "yarn_paper")
+sys.path.insert(0, str(HERE.parent / "tests"))
+from references import llama_cpp  # noqa: E402
+
+METHODS = (
+    "linear",
+    "ntk",
+    "ntk_fixed",
+    "abf:new_base=500000",
+    "yarn",
+    "yarn:truncate=false",
+    "llama3",
+    "ntk_mixed",
+    "yarn_paper",
+)
 ENCODINGS = ("rope/rope/rope/none", "none", "rope/rope+window:before=15", "rope+window:before=15", "alibi")
 SHAPE = {
     "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -49,16 +64,13 @@ def made(kind, **fields):
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def written(folder, tokens):
-    """Folder of each form -> its name, model type, logits of the model, and whether posenc says that transformers 4 agrees."""
-    rows = {}
+def written(tokens):
+    """A name, a model, and the text that it reads."""
     for kind in ("llama", "qwen2", "gemma3_text"):
         model = made(kind, **({"head_dim": 16, "sliding_window": 16} if kind == "gemma3_text" else {}))
         for method in METHODS:
-            name = f"{kind} {method}"
             posenc.extend(model, method, factor=4)
-            rows[str(folder / name.replace(":", " "))] = name, model, tokens
-            yield name, model, tokens
+            yield f"{kind} {method}", model, tokens
             posenc.restore(model)
     posenc.hf.register()
     for encoding in ENCODINGS:
@@ -66,18 +78,11 @@ def written(folder, tokens):
         kind = "starcoder2" if encoding == "alibi" else "llama"
         config = transformers.AutoConfig.for_model(kind, **SHAPE | {"intermediate_size": 128} | fields)
         torch.manual_seed(0)
-        yield f"{kind} {encoding}", transformers.AutoModelForCausalLM.from_config(config, encoding=encoding).eval(), tokens[:, :64]
-
-
-def by_llama_cpp(file, ids):
-    """The log-probabilities of the 20 likeliest tokens after a prompt."""
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_predict, params.warmup = str(file), 512, 1, False
-    server = xllamacpp.Server(params)
-    answer = server.handle_completions({"prompt": ids, "n_predict": 1, "n_probs": 20, "temperature": 0.0})
-    return {each["id"]: each["logprob"] for each in answer["completion_probabilities"][0]["top_logprobs"]}
+        yield (
+            f"{kind} {encoding}",
+            transformers.AutoModelForCausalLM.from_config(config, encoding=encoding).eval(),
+            tokens[:, :64],
+        )
 
 
 @torch.no_grad()
@@ -89,14 +94,16 @@ def main():
     given.folder.mkdir(parents=True, exist_ok=True)
     tokens = torch.randint(3, 97, (1, 256), generator=torch.Generator().manual_seed(0))
     torch.save(tokens, given.folder / "tokens.pt")
-    rows, wanted = [], {}
-    for number, (name, model, text) in enumerate(written(given.folder, tokens)):
+    rows, wanted, files = [], {}, {}
+    for number, (name, model, text) in enumerate(written(tokens)):
         folder = given.folder / str(number)
         export = posenc.to_hf(model, folder)
         wanted[str(folder)] = model(text, use_cache=False).logits
         plain = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         off = float((plain(text, use_cache=False).logits - wanted[str(folder)]).abs().max())
-        kind = export.rope_parameters.get("rope_type") or export.rope_parameters.get("full_attention", {}).get("rope_type")
+        kind = export.rope_parameters.get("rope_type") or export.rope_parameters.get("full_attention", {}).get(
+            "rope_type"
+        )
         row = {
             "name": name, "model_type": export.model_type, "rope_type": kind, "deviation": round(float(wanted[str(folder)].std()), 4),
             "agree": [each.program for each in export.programs if each.agrees], "off": {"transformers 5": off},
@@ -104,9 +111,7 @@ def main():
         try:
             file = given.folder / f"{number}.gguf"
             posenc.to_gguf(plain if hasattr(model, "encoding") else model, file, dtype="float32")
-            found = by_llama_cpp(file, text[0].tolist())
-            own = wanted[str(folder)][0, -1].log_softmax(-1)
-            row["off"]["llama.cpp"] = max(abs(value - float(own[token])) for token, value in found.items())
+            files[str(file)] = row, text, wanted[str(folder)][0, -1].log_softmax(-1)
         except posenc.InputError as error:
             row["no_gguf"] = str(error)
         rows.append(row)
@@ -114,7 +119,9 @@ def main():
     versions = {"transformers 5": transformers.__version__, "torch": torch.__version__}
     if given.transformers_4:
         out = given.folder / "out.pt"
-        subprocess.run([sys.executable, "-c", BY_4, given.transformers_4, given.folder / "tokens.pt", out, *wanted], check=True)
+        subprocess.run(
+            [sys.executable, "-c", BY_4, given.transformers_4, given.folder / "tokens.pt", out, *wanted], check=True
+        )
         answer = torch.load(out)
         versions["transformers 4"] = answer["version"]
         for row, (folder, logits) in zip(rows, wanted.items(), strict=True):
@@ -123,10 +130,17 @@ def main():
                 row["fails"] = {"transformers 4": found[:200]}
             else:
                 row["off"]["transformers 4"] = float((found[:, : logits.shape[1]] - logits).abs().max())
-    from importlib.metadata import version
-
+    prompts = {file: text.tolist() for file, (_, text, _) in files.items()}
+    for file, (found,) in llama_cpp.log_probabilities(prompts).items():  # of the 20 likeliest tokens after the text
+        row, _, own = files[file]
+        row["off"]["llama.cpp"] = max(abs(value - float(own[token])) for token, value in found.items())
     versions["xllamacpp"] = version("xllamacpp")
-    about = {"date": str(datetime.date.today()), "versions": versions, "processor": platform.machine(), "dtype": "float32"}
+    about = {
+        "date": str(datetime.date.today()),
+        "versions": versions,
+        "processor": platform.machine(),
+        "dtype": "float32",
+    }
     (HERE / "written_forms.json").write_text(json.dumps(about | {"forms": rows}, indent=1) + "\n")
 
 
