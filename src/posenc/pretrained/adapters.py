@@ -14,9 +14,9 @@ from posenc.errors import InputError, needs, shown
 from posenc.pretrained.changes import RECORD
 from posenc.spec import read_json
 
-__all__ = ["adapted", "apart", "base_of", "check_entry", "watch"]
+__all__ = ["ADAPTER", "adapted", "apart", "base_of", "check_entry", "watch"]
 
-CONFIG = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 ENTRY = "posenc"
 
 
@@ -112,10 +112,10 @@ def base_of(folder: Path) -> str:
     base = _stored(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise InputError(
-            f"{folder}: its {CONFIG} names no model (base_model_name_or_path={shown(base)}): load that model with posenc.load, "
+            f"{folder}: its {ADAPTER} names no model (base_model_name_or_path={shown(base)}): load that model with posenc.load, "
             f"and the adapter by peft.PeftModel.from_pretrained(model, {str(folder)!r})"
         )
-    if (Path(base) / CONFIG).exists():
+    if (Path(base) / ADAPTER).exists():
         raise InputError(f"{folder}: its model, {base}, is an adapter too: merge that one into its model first")
     if not (folder / "adapter_model.safetensors").is_file():
         raise InputError(f"{folder}: contains no adapter_model.safetensors, and other files of weights can run code")
@@ -124,11 +124,11 @@ def base_of(folder: Path) -> str:
 
 def _stored(folder: Path) -> dict[str, Any]:
     try:
-        stored = read_json((folder / CONFIG).read_text(encoding="utf-8"))
+        stored = read_json((folder / ADAPTER).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise InputError(f"{folder}: its {CONFIG} is no JSON: {error}") from None
+        raise InputError(f"{folder}: its {ADAPTER} is no JSON: {error}") from None
     if not isinstance(stored, dict):
-        raise InputError(f"{folder}: its {CONFIG} holds {type(stored).__name__}, and must be an object")
+        raise InputError(f"{folder}: its {ADAPTER} holds {type(stored).__name__}, and must be an object")
     return stored
 
 
@@ -144,7 +144,7 @@ def adapted(model: Any, folder: Path) -> Any:
 
     entry = (_stored(folder).get("auto_mapping") or {}).get(ENTRY)
     if entry is not None:
-        method, length = check_entry(entry, CONFIG)
+        method, length = check_entry(entry, ADAPTER)
         if entry != entry_of(model):
             try:
                 extend(model, method, target_length=length)
