@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError, described, needs, on_one_line
+from posenc.errors import InputError, described, needs, on_one_line, shown
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
@@ -32,7 +32,7 @@ class ConfigFile:
     raw: the fields of the language model. outer: all fields. gguf: header of a GGUF file, by key, else None.
 
     Raises:
-        InputError: no model_type.
+        InputError: no model_type, or a text, a number or a list where an object is due.
     """
 
     def __init__(self, name: str, raw: Mapping[str, Any], gguf: Mapping[str, Any] | None = None) -> None:
@@ -45,6 +45,10 @@ class ConfigFile:
             if isinstance(part, Mapping):
                 self.raw = dict(part)
                 break
+        for fields in (raw, self.raw):
+            for key in (*TABLES, *(path[0] for path in PARTS)):
+                if not isinstance(fields.get(key), Mapping | None):
+                    raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
         if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
 
