@@ -218,8 +218,7 @@ class Extend(WithModel, WithOutput):
 
     def _auto(self) -> int:
         """Let measurements choose the method."""
-        from posenc.lab.evals.auto import PLAN
-        from posenc.lab.files import Folder
+        from posenc.lab.evals.plan import PLAN
         from posenc.lab.study import Interrupted
         from posenc.pretrained.export import to_hf
         from posenc.pretrained.extend import CHOSEN, extend
@@ -233,7 +232,7 @@ class Extend(WithModel, WithOutput):
             raise InputError(f"{name}: is for fine-tuning; let auto choose, then give it with --method CHOICE")
         text = None if self.text is None else _read(self.text, "--text")
         saved_in = None if self.out is None else Path(self.out) / "model"
-        if saved_in is not None and not (Folder(str(self.out)).directory / PLAN).exists():
+        if self.out is not None and not any((Path(self.out) / name).exists() for name in (PLAN, "cells")):
             self._check_out()
         if saved_in is not None and saved_in.exists():
             raise InputError(
@@ -249,17 +248,14 @@ class Extend(WithModel, WithOutput):
                     directory=self.out, progress=shown, command=self.typed, **self.given,
                 )  # fmt: skip
             except Interrupted as error:
-                then = (
-                    f"{error}, run the same command again to continue"
-                    if self.out
-                    else "give --out DIR to continue later"
-                )
+                stored = f"{error or 'no cell is stored'}, run the same command again to continue"
+                then = stored if self.out else "nothing is stored; give --out DIR to be able to continue"
                 print(f"posenc extend: interrupted; {then}", file=sys.stderr)
                 return FAILED
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "selection": found.to_dict()}
         printed: list[object] = [found]
-        if found.extension is None:
-            printed += [f"{flag}: nothing is written" for flag in ("--out", "--gguf") if getattr(self, flag[2:])]
+        if found.extension is None and (self.out or self.gguf):
+            printed.append("no model is written: the one that was loaded, with truncated texts, is the choice")
         if found.extension is not None and saved_in is not None:
             with no_progress_bars():
                 saved = to_hf(model, saved_in, tokenizer)

@@ -82,20 +82,23 @@ class Selection(ChangeReport):
     seconds: float
     extension: Extension | TableExtension | None = None
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Tasks that do not count, by title, and why."""
+        return {TITLES[task]: why for task, why in self.plan.left_out.items()}
+
     def __str__(self) -> str:
-        plan, (_, *tail) = self.plan, self.table()
+        plan = self.plan
         lines = [
-            f"auto for {plan.program}: {plan.context_length} to {plan.target_length} tokens, {len(tail) - 1} methods tried"
+            f"auto for {plan.program}: from {plan.context_length} to {plan.target_length} tokens, {len(plan.candidates)} methods tried",
+            *_aligned(self.table()),
+            f"nats per token with 95 % intervals: past and within {plan.context_length} tokens on running text, less is better; net gain "
+            "over truncation (cut_off), more is better",
         ]
-        lines += _aligned(self.table())
-        lines.append(
-            f"nats per token, 95 % intervals; past and within: {plan.context_length} tokens; net gain: over truncation"
-        )
-        lines += [f"{TITLES[task]} does not count: {why}" for task, why in plan.left_out.items()]
+        lines += [f"{title} does not count: {why}" for title, why in self.left_out.items()]
         if plan.skipped:
             lines.append(f"not tried: {listed(sorted(plan.skipped))}")
-        lines += [f"choice: {self.why}", *([] if self.extension is None else [str(self.extension)])]
-        return "\n".join(lines)
+        return "\n".join([*lines, f"choice: {self.why}", *([] if self.extension is None else [str(self.extension)])])
 
     def table(self) -> list[list[str]]:
         """The table as texts, its head first."""
@@ -162,7 +165,8 @@ class Trial(Evaluation):
         return self.wanted
 
     def facts(self, cell: AnyCell) -> Mapping[str, Any]:
-        return {**super().facts(cell), "text_seed": self.plan.seed}
+        task = self.tasks[cell.task].name  # "material" has the hash of the text, wherever its file is
+        return {**super().facts(cell), "task": task, "files": {}, "text_seed": self.plan.seed}
 
     def stored(self, cell: AnyCell, measured: AnyRecord) -> None:
         if isinstance(cell, Cell) and isinstance(measured, Measured):
