@@ -39,6 +39,7 @@ def tiles(monkeypatch):
         monkeypatch.setattr(fused, name, value)
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2 * 4 * 3 * 5)  # of 2 rows and 4 heads
     monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
+    monkeypatch.setattr(sdpa, "SHORT", 0)
     monkeypatch.setattr(carried, "SIZE", 2)
 
 

@@ -301,7 +301,7 @@ def factor_by_position(ax: "Axes", found: tuple[Tensor, int]) -> None:
     """What queries are multiplied by, in a causal text."""
     factors, trained = found
     ax.plot(torch.arange(len(factors)), factors, color=PALETTE[0])
-    ax.axvline(trained, color=SOFT, linestyle="--", label=f"trained length, {trained}")
+    ax.axvline(trained, color=SOFT, linestyle="--", label=f"training length, {trained}")
     ax.set(xlabel="position of the query", ylabel="factor of its scores")
     ax.set_ylim(bottom=min(0.9, float(factors.min())))
     ax.legend()
@@ -481,7 +481,7 @@ def _kept(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _factors(name: str) -> tuple[Tensor, int]:
-    """The factor of the queries of a text four times the trained length, and that length."""
+    """The factor of the queries of a text four times the training length, and that length."""
     trained, texts = 128, {"temperature": "temperature:beta=1.3"}
     encoding = create(texts.get(name, name), max_positions=trained)
     one = torch.ones(1, 1, 4 * trained, 2, dtype=torch.float64)

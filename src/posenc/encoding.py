@@ -181,6 +181,17 @@ class Encoding(nn.Module):
         return "rotate" not in self.sites()
 
     @property
+    def turns_and_adds(self) -> bool:
+        """Whether all that it does in attention is to rotate and to add a bias, in every layer alike but for parameters."""
+        acts = set(self.sites()) - {"augment", "embed", "rotate", "bias", "scale"}
+        return not acts and type(self).scale_of is Encoding.scale_of
+
+    @property
+    def adds_constants(self) -> bool:
+        """Whether its bias is `constant`, or there is none."""
+        return self.constant or "bias" not in self.sites()
+
+    @property
     def planes(self) -> Hashable:
         """Which channels `rotate` turns together: rotations of equal planes commute, so that a sum of them depends on
         distances alone if each does. (): it treats every position alike, or only scales. None: not known."""
@@ -911,6 +922,14 @@ class Sum(Composite):
             return None
         return rotating.pop() if rotating else ()
 
+    @property
+    def turns_and_adds(self) -> bool:
+        return not self._overridden() and all(part.at(0)[0] is part and part.turns_and_adds for part in self)
+
+    @property
+    def adds_constants(self) -> bool:
+        return all(part.adds_constants for part in self)
+
     def _with_gates(self, positions: Positions, layer: int) -> Callable[[Encoding], Positions]:
         """For each part, the positions with the gates that are that part's."""
         if not positions.gates:
@@ -1039,6 +1058,9 @@ class PerLayer(Composite):
 
     def __init__(self, *parts: Encoding, num_layers: int | None = None) -> None:
         super().__init__(*parts)
+        # of each: how often it comes in a cycle before this place, and in all
+        same = [[each is part for each in parts] for part in parts]
+        self._counts = [(sum(row[:place]), sum(row)) for place, row in enumerate(same)]
         if num_layers is not None:
             check_sizes(num_layers=num_layers)
         self.layers: int | None = num_layers
@@ -1053,9 +1075,9 @@ class PerLayer(Composite):
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         _check_layer(self, layer, self.layers)
-        parts = list(self)
-        part = parts[layer % len(parts)]
-        return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
+        cycles, place = divmod(layer, len(self._counts))
+        before, times = self._counts[place]
+        return self.parts[place], cycles * times + before  # type: ignore[return-value]
 
     embed = _in_layer(embedded_by)
     restrict = _in_layer(restricted_by)

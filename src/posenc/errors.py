@@ -29,7 +29,17 @@ LARGEST = 2**63 - 1
 """The largest integer that a tensor holds."""
 
 LARGEST_SIZE = 2**24
-"""Of a width, a count or a table's rows: more than any model has."""
+"""Of a count or a table's rows: more than any model has."""
+
+LARGEST_SHAPE: dict[str, int] = {
+    "dim": 2**16,
+    "head_dim": 2**16,
+    "rotary_dim": 2**16,
+    "num_heads": 2**12,
+    "num_kv_heads": 2**12,
+    "num_layers": 2**12,
+}
+"""Of a model's shape, by name: more than any model has. Frequencies and heads are made one by one."""
 
 LEAST_DIVISOR = 1e-19
 """Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
@@ -76,8 +86,9 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Refuse counts that are no integers, below 1, or above LARGEST_SIZE; None passes."""
-    check_integers(1, LARGEST_SIZE, **sizes)
+    """Refuse counts that are no integers, below 1, or above LARGEST_SHAPE or LARGEST_SIZE; None passes."""
+    for name, size in sizes.items():
+        check_integers(1, LARGEST_SHAPE.get(name, LARGEST_SIZE), **{name: size})
 
 
 def check_numbers(least: float | None = None, most: float | None = None, /, **numbers: Any) -> None:

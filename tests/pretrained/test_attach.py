@@ -16,6 +16,8 @@ from transformers.masking_utils import create_masks_for_generate
 
 import posenc
 from posenc import InputError
+from posenc.pretrained import attach
+from posenc.pretrained.attach import attached
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
 from references.mapped_attention import MAPPED, use_mapped_attention
@@ -175,7 +177,7 @@ def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:
 @pytest.mark.parametrize("cap", [50.0, 0.5])
 @pytest.mark.parametrize("method", ["temperature:beta=1", "rerope:window=62"])
 def test_capped_scores_are_those_of_eager_attention(cap: float, method: str) -> None:
-    """Gemma 2, whose layers are sliding and full: methods that change nothing within the trained length."""
+    """Gemma 2, whose layers are sliding and full: methods that change nothing within the context length."""
     model = small_model("gemma2", attn_logit_softcapping=cap, attn_implementation="eager")
     x = tokens(2, 60)
     mask = torch.ones_like(x)
@@ -468,6 +470,23 @@ def test_gradients_and_checkpointing(method: str) -> None:
     for ours, again, theirs in zip(found, gradients(model), wanted, strict=True):
         close(ours, theirs, 1e-5)
         close(again, ours, 1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_no_mask_outlives_the_backward_pass_that_computes_layers_again(reentrant: bool) -> None:
+    """The layers of a pass share what they see, and so do those that are computed again."""
+    model, x = extended("llama", "rerope:window=12"), tokens(2, LENGTH)
+    model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    mask = torch.ones_like(x).index_fill(1, torch.tensor([0, 1]), 0)
+    cache, made = attached(model).cache, []
+    compute = attach.visibility
+    with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
+        patch.setattr(attach, "visibility", lambda *given: made.append(compute(*given)) or made[-1])
+        loss = model(x, attention_mask=mask, use_cache=False).logits.square().mean()
+        assert cache.entries == []
+        loss.backward()
+    assert cache.entries == []
+    assert len(made) == 2  # one in each direction, of two layers
 
 
 def test_dropout_is_the_configured_one() -> None:

@@ -1,4 +1,4 @@
-"""What to_hf writes gives the same logits in plain transformers, past the trained length, without posenc imported."""
+"""What to_hf writes gives the same logits in plain transformers, past the context length, without posenc imported."""
 
 import copy
 import json

@@ -112,7 +112,7 @@ class Extend(WithModel, WithOutput):
             f"  {CHOSEN:{width}}  Measures the others on passkey, key-value and your text, and takes the best, or none.\n\n"
             "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas\n"
             "(--option long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and\n"
-            "after, beside that of the model as it was on a text cut to its trained length. With --out the model is saved\n"
+            "after, beside that of the model as it was on a text cut to its context length. With --out the model is saved\n"
             "so that plain transformers loads it, wherever that can be expressed. fit learns from the text, holds out a part\n"
             "of it, and is verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C.\n"
             "auto saves the model into DIR/model, beside its plan, its measurements and its choice (selection.json)."
@@ -332,7 +332,7 @@ class Extend(WithModel, WithOutput):
         if reader.stopped == A_MINUTE:
             reader.stopped += f"; --verify-tokens {wanted} reads all"
         states = [reader.truncated, EXTENDED] if reader.past_training else [EXTENDED]
-        if not (reader.past_training and has_learned_table(model)):  # a table has no rows past the trained length
+        if not (reader.past_training and has_learned_table(model)):  # a table has no rows past the context length
             states.insert(0, AS_LOADED)
         for index, state in enumerate(states, 1):
             if state == EXTENDED:

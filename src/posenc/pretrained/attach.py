@@ -163,10 +163,20 @@ def check_attention(structure: ModelStructure) -> None:
 
 
 class VisibilityCache:
-    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds. Copies of a model start empty."""
+    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds; and of the layers that a backward pass
+    computes again. Copies of a model start empty."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Tensor | None, Tensor | None, tuple[object, ...], Visibility]] = []
+        self.in_pass = False
+
+    def begin(self) -> None:
+        self.entries.clear()
+        self.in_pass = True
+
+    def end(self) -> None:
+        self.entries.clear()
+        self.in_pass = False
 
     def get(self, call: AttentionCall) -> Visibility:
         mask, ids = call.mask, call.position_ids
@@ -177,7 +187,8 @@ class VisibilityCache:
             if its_mask is mask and its_ids is ids and its_sizes == sizes:
                 return value
         value = visibility(mask, ids, *sizes)
-        self.entries.append((mask, ids, sizes, value))
+        if self.in_pass or self.entries or _after_backward(self.entries.clear):
+            self.entries.append((mask, ids, sizes, value))
         return value
 
     def __deepcopy__(self, memo: Any) -> "VisibilityCache":
@@ -185,6 +196,15 @@ class VisibilityCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return VisibilityCache, ()
+
+
+def _after_backward(action: Callable[[], None]) -> bool:
+    """Whether a backward pass runs, which then ends with an action."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(action)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,18 +370,17 @@ def attached(model: Any) -> Attachment | None:
 
 def _end_pass(decoder: Any, *_: Any) -> None:
     """Forget the masks of a pass. A forward hook."""
-    getattr(decoder, RECORD).cache.entries.clear()
+    getattr(decoder, RECORD).cache.end()
 
 
 def _begin_pass(decoder: Any, *_: Any) -> None:
-    """Refuse to run an extended decoder by an attention that ignores the extension, and forget what layers recomputed after
-    the last pass, as gradient checkpointing does. A forward pre-hook.
+    """Refuse to run an extended decoder by an attention that ignores the extension. A forward pre-hook.
 
     Raises:
         InputError: names the implementation that was set, and how to go back.
     """
     attachment: Attachment = getattr(decoder, RECORD)
-    attachment.cache.entries.clear()
+    attachment.cache.begin()
     name = decoder.config._attn_implementation
     if not name.startswith(NAME):
         raise InputError(

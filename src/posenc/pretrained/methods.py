@@ -99,7 +99,7 @@ def _schedule(name: str, tuning: Tuning = "works without") -> Method:
 
 
 def _none() -> None:
-    """Direct extrapolation: nothing is changed, positions run past the trained length."""
+    """Direct extrapolation: nothing is changed, positions run past the context length."""
 
 
 def _nope() -> None:
@@ -118,7 +118,7 @@ def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
 
 
 def _window(lengths: Lengths) -> int:
-    """A window that leaves distances as they are: half the trained length (a quarter to a half of it measured best,
+    """A window that leaves distances as they are: half the context length (a quarter to a half of it measured best,
     Su, kexue.fm/archives/9708, and on stories15M)."""
     return max(lengths.trained // 2, 1)
 
@@ -130,7 +130,7 @@ def _slowdown(lengths: Lengths) -> float:
 
 
 def _group(lengths: Lengths) -> int:
-    """Self-Extend's rule: two thirds of the trained length contain the window and all groups (LongLM's README)."""
+    """Self-Extend's rule: two thirds of the context length contain the window and all groups (LongLM's README)."""
     window = lengths.trained // 4
     return max(math.ceil((lengths.new - window) / (lengths.trained * 2 / 3 - window)), 1)
 
@@ -178,7 +178,7 @@ METHODS: dict[str, Method] = {
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
-    # position maps; string has no remedy: it is for texts within the trained length, and gains little beyond
+    # position maps; string has no remedy: it is for texts within the context length, and gains little beyond
     "rerope": Method(
         "map",
         position_maps.rerope,

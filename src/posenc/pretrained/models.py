@@ -2,9 +2,11 @@
 """The structure of a Hugging Face causal language model: its rotary module and attention layers, its frequencies, and the
 length it was trained for. Read from the model and its configuration; nothing is changed, nothing is run."""
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +19,17 @@ from posenc.functional import Layout
 from posenc.pretrained.changes import RECORD, ModelChange
 from posenc.pretrained.families import ENCODED, Family, family_of
 from posenc.pretrained.parameters import ROPE_PARAMETERS, check_parameters, head_dim_of, is_number
+
+CACHES = ("cache", "past_key_values")
+"""The names of the KV cache in transformers' models: from 5.24 on, and before."""
+
+
+@cache
+def cache_name() -> str:
+    """The name of the KV cache in the installed transformers, of the argument and of the output."""
+    from transformers.masking_utils import create_causal_mask
+
+    return next(name for name in CACHES if name in inspect.signature(create_causal_mask).parameters)
 
 
 @dataclass(frozen=True)

@@ -541,9 +541,11 @@ def _deepspeed(config: ConfigFile, length: int) -> Found:
     kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
     for kind in sorted(kinds - {"default"}):
         raise ProgramFails(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
+    if len(tables) > 1:
+        raise ProgramFails("it has one table of the rotation for all layers")
     (parameters,) = tables.values()
     fraction = parameters.get("partial_rotary_factor") or 1.0 if config.model_type == "phi" else 1.0
-    yield _reading(ALL, parameters["rope_theta"], {"name": "default"}, int(_head_dim(config) * fraction))
+    yield _reading(ALL, parameters.get("rope_theta") or 10000.0, {"name": "default"}, int(_head_dim(config) * fraction))
 
 
 TRANSFORMERS, LLAMA_CPP = "transformers 5", "llama.cpp"

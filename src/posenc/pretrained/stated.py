@@ -10,7 +10,7 @@ from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import LENGTHS, stretched_length
 from posenc.pretrained.parameters import READ_BY, ROPE_PARAMETERS, impossible_in, is_number, rope_parameters_by_type
 
-__all__ = ["impossible_numbers", "stated"]
+__all__ = ["edited", "impossible_numbers", "stated"]
 
 STEP = 0.01
 """Share of a length, or of a factor, that is no difference."""
@@ -47,11 +47,6 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
         )
     scaling = given or stored.get("rope_scaling") or {}
     length = int(config.max_position_embeddings)
-    written = (stored.get("text_config") or stored).get("max_position_embeddings")
-    stretched = any(each.get("rope_type") not in (None, "default", "llama3") for each in by_type.values())
-    if is_number(written) and written < length and not stretched and file is not None:
-        text = f"max_position_embeddings is {length}, and {written} in {file.name}"
-        yield "length_edited", text, length / written
     for layer_type, parameters in by_type.items():
         where = f" of {layer_type}" if len(by_type) > 1 else ""
         kind = str(parameters.get("rope_type", "default"))
@@ -77,6 +72,15 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
             yield from _stretch(length, parameters, missing, where)
     if file is not None:
         yield from _other_lengths(config, stored, file.name, next(iter(by_type.values())))
+
+
+def edited(config: Any, file: ConfigFile) -> Evidence:
+    """max_position_embeddings, raised since a model was loaded from a file without a schedule that stretches."""
+    length, written = config.max_position_embeddings, file.raw.get("max_position_embeddings")
+    tables = rope_parameters_by_type(config).values()
+    stretched = any(each.get("rope_type") not in (None, "default", "llama3") for each in tables)
+    if is_number(length) and is_number(written) and written < length and not stretched:
+        yield "length_edited", f"max_position_embeddings is {length}, and {written} in {file.name}", length / written
 
 
 def _table(scaling: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:

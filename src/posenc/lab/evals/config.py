@@ -17,7 +17,7 @@ from posenc.tasks import Task, create, running_text
 from posenc.tasks.ruler import RulerTask
 
 NONE, CUT_OFF = "none", "cut_off"
-"""The baselines: the unmodified model, and the same reading no more than the end of a text, of its trained length."""
+"""The baselines: the unmodified model, and the same reading no more than the end of a text, of its context length."""
 
 LONGEST = 2**24
 """Tokens of a text: more than any model reads."""
@@ -38,7 +38,7 @@ class EvaluationSettings:
         batch_size: texts that the model reads at once. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
             texts have in common is read only once.
         text: a file of running text, for the tasks that take one.
-        times: lengths as multiples of the trained length, instead of `lengths`. Every method is then set up for the length
+        times: lengths as multiples of the context length, instead of `lengths`. Every method is then set up for the length
             of each text; otherwise it is set up once, for the longest.
     """
 
@@ -69,7 +69,7 @@ class EvaluationSettings:
                 raise InputError(f"{name}: name at least one")
             object.__setattr__(self, name, values)
         if CUT_OFF in self.methods:
-            raise InputError(f"methods={CUT_OFF}: is measured by itself past the trained length; leave it out")
+            raise InputError(f"methods={CUT_OFF}: is measured by itself past the context length; leave it out")
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m != NONE)))
         check_flags(generate=self.generate)
         for length in self.lengths:
@@ -149,7 +149,7 @@ def planned(
 ) -> list[Cell]:
     """The cells in the order of measurement: seed by seed and short texts first, so that an
     interrupted evaluation has results of every task and method, and the baselines before the methods. Cells whose outcomes equal those of the unmodified model are
-    left out: of CUT_OFF up to the trained length, and of a method up to the length that it does not change.
+    left out: of CUT_OFF up to the context length, and of a method up to the length that it does not change.
     exact: method -> that length in tokens."""
     cells = []
     for seed, length in product(range(settings.seeds), settings.lengths):

@@ -45,9 +45,10 @@ from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.load import DEMO, chosen_because, load
+from posenc.pretrained.load import chosen_because, load
 from posenc.pretrained.methods import written_factor
 from posenc.pretrained.models import check_model, unwrap
+from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
 ATTENTION_LENGTH = 1024
@@ -281,8 +282,8 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         """Raises:
         InputError: the model has no name by which workers could load it."""
         name = self.model_name
-        local = name != DEMO and bool(name) and Path(name).exists()
-        if not local and name != DEMO and (name.startswith("/") or "/" not in name):
+        local = name not in PACKAGED and bool(name) and Path(name).exists()
+        if not local and name not in PACKAGED and (name.startswith("/") or "/" not in name):
             raise InputError(
                 f"name={name!r}: must be a path or OWNER/NAME, from which workers load the model; save model and tokenizer with "
                 "save_pretrained(FOLDER) and give name=FOLDER"
