@@ -451,7 +451,9 @@ def test_an_implementation_that_cannot_be_tried_leaves_the_one_there_is(monkeypa
     """Of a layer that is compared with eager, because its keys change by position before their rotation."""
     model = small_model("llama")
     scale = torch.linspace(0.5, 2, 64)[:, None]
-    model.model.layers[1].self_attn.k_proj.register_forward_hook(lambda _, __, output: output * scale[: output.shape[1]])
+    model.model.layers[1].self_attn.k_proj.register_forward_hook(
+        lambda _, __, output: output * scale[: output.shape[1]]
+    )
     original = type(model).set_attn_implementation
 
     def half(self, name, **options):

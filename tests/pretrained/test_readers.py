@@ -508,7 +508,9 @@ def test_the_length_of_the_tokenizer(tmp_path, stated):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stated}))
     findings = compare(read_config(tmp_path)).findings
     assert [finding.evidence for finding in findings] == (
-        ["its tokenizer also states model_max_length=8192, and max_position_embeddings is 4096"] if stated == 8192 else []
+        ["its tokenizer also states model_max_length=8192, and max_position_embeddings is 4096"]
+        if stated == 8192
+        else []
     )
 
 

@@ -38,7 +38,11 @@ class ConfigFile:
     """
 
     def __init__(
-        self, name: str, raw: Mapping[str, Any], gguf: Mapping[str, Any] | None = None, tokenizer_length: int | None = None
+        self,
+        name: str,
+        raw: Mapping[str, Any],
+        gguf: Mapping[str, Any] | None = None,
+        tokenizer_length: int | None = None,
     ) -> None:
         self.name, self.gguf, self.outer, self.tokenizer_length = name, gguf, dict(raw), tokenizer_length
         self.raw: dict[str, Any] = dict(raw)

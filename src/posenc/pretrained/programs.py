@@ -279,7 +279,9 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
         raise ProgramFails("it fails: KeyError: its rope_scaling has no rope_type")
     scaling = scaling or {}
     if fraction != 1 and config.model_type not in V4_PARTIAL:
-        raise ProgramFails("it fails: its attention rotates complete heads, and partial_rotary_factor gives cos and sin of a part")
+        raise ProgramFails(
+            "it fails: its attention rotates complete heads, and partial_rotary_factor gives cos and sin of a part"
+        )
     rotary_dim, ignored = int(config.head_dim * fraction), ""
     if "rope_parameters" in raw:
         ignored = "does not read rope_parameters, which transformers 5 writes"
@@ -291,7 +293,9 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     original = raw.get("original_max_position_embeddings")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind in ("yarn", "dynamic") and config.model_type in V4_WIDTHLESS and raw.get("head_dim") is None:
-        raise ProgramFails(f"it fails: {kind} takes a part of head_dim, which is None in its {config.model_type} unless stated")
+        raise ProgramFails(
+            f"it fails: {kind} takes a part of head_dim, which is None in its {config.model_type} unless stated"
+        )
     _check_v4(config.model_type, scaling)
     if config.model_type == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"

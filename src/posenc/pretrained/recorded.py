@@ -29,7 +29,11 @@ def fingerprint(config: ConfigFile) -> str:
     """The same for two configurations that state the same of their rotation."""
     raw = config.raw
     stated = {key: raw[key] for key in FIELDS if raw.get(key) is not None}
-    stated |= {"kinds": sorted(set(raw.get("layer_types") or ())), "model_type": raw.get("model_type"), "of": config.outer.get("model_type")}
+    stated |= {
+        "kinds": sorted(set(raw.get("layer_types") or ())),
+        "model_type": raw.get("model_type"),
+        "of": config.outer.get("model_type"),
+    }
     return hashlib.sha256(json.dumps(_plain(stated), sort_keys=True).encode()).hexdigest()[:12]
 
 
