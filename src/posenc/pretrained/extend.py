@@ -490,3 +490,9 @@ def _notes(
     if windows := sum(layer.window is not None for layer in structure.layers):
         shared = chosen.schedule is not None and not structure.rope_per_type
         yield f"layers with a sliding window: {windows}, {'their frequencies change too' if shared else 'as before'}"
+        widest = max(layer.window or math.inf for layer in structure.layers)
+        if chosen.schedule is not None and widest <= structure.trained_length:
+            yield (
+                f"no query sees more than {widest} keys, so that no distance is longer than in training whatever the text's length: "
+                "new frequencies change distances that were trained; without them, longer texts rotate as trained"
+            )

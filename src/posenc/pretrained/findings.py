@@ -328,7 +328,9 @@ MEANINGS: dict[str, str] = {
     "parameter_unread": (
         "rope_parameters has a key that transformers does not read for this rope_type, with a value that changes nothing."
     ),
-    "longer_length_stated": ("The configuration states another, longer length than max_position_embeddings."),
+    "longer_length_stated": (
+        "The configuration or the tokenizer states another, longer length than max_position_embeddings."
+    ),
     "attention_factor_differs": (
         "YaRN's attention_factor is not what its formula gives. This is right for a model that was trained so."
     ),

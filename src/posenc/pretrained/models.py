@@ -360,7 +360,15 @@ def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) ->
     return float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
 
 
-LENGTHS = ("max_sequence_length", "model_max_length", "seq_length", "max_seq_len")
+LENGTHS = (
+    "max_sequence_length",
+    "model_max_length",
+    "seq_length",
+    "max_seq_len",
+    "max_seq_length",
+    "n_ctx",
+    "context_length",
+)
 """Fields beside max_position_embeddings in which configurations state a length."""
 
 
