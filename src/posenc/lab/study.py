@@ -56,6 +56,8 @@ class Study(ABC, Generic[C, M]):
     """Of the command; "kind" in results.json."""
     unit: ClassVar[str]
     """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name."""
+    in_rounds: ClassVar[bool] = False
+    """`run` is called round after round, with more cells each time: the folder has cells of later rounds too."""
 
     @abstractmethod
     def cells(self) -> list[C]:
@@ -287,7 +289,8 @@ def run(
             ids = _identities(facts)
             _merge(study, ids, facts, store, merge)
             begin()
-            _report_others(study, ids, facts, store, progress or Progress())
+            if not study.in_rounds:
+                _report_others(study, ids, facts, store, progress or Progress())
             ids = dict(list(ids.items())[part - 1 :: parts])
             return _run(study, ids, facts, store, engine or InProcess(), progress or Progress(), command, pages or {})
 

@@ -241,7 +241,7 @@ def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
         draws = torch.rand(2, batch, 1, dtype=torch.float64, generator=generator)
         positions = skipped_positions(positions, length, settings["target_length"], *draws)
     windows, positions = windows.to(device), positions.to(device)
-    # without a mask, transformers takes positions that jump for packed texts which do not see each other
+    # without a mask, transformers takes positions that jump for packed sequences which do not see each other
     inputs = {"position_ids": positions, "attention_mask": torch.ones_like(windows), "use_cache": False}
     logits = model(input_ids=windows, **inputs).logits
     return cross_entropy(logits[:, :-1].float().flatten(0, 1), windows[:, 1:].flatten())

@@ -341,7 +341,7 @@ class Windows:
         """The mean loss of a window's scored tokens."""
         device = next(self.model.parameters()).device
         ids, scored = window.ids.to(device), window.scored.to(device)
-        # without a mask, transformers takes positions that jump for packed texts which do not see each other
+        # without a mask, transformers takes positions that jump for packed sequences which do not see each other
         inputs = {
             "position_ids": window.positions.to(device),
             "attention_mask": torch.ones_like(ids),
