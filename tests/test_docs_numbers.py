@@ -6,6 +6,7 @@ Tables and fenced blocks have tests of their own (test_documents.py runs the blo
 
 import inspect
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import posenc
 from posenc import Positions
-from posenc.backends import fused, triton
+from posenc.backends import fused, sdpa, triton
 from posenc.conformance import conform, kinds
 from posenc.encodings import ENCODINGS
 from posenc.lab import data
@@ -224,6 +225,8 @@ def second_half(method, length):
 
 
 def attention():
+    side = math.isqrt(sdpa.SHORT)
+    yield f"up to {side} queries by {side} keys, take a dense mask"
     yield f"puts a key's weight below e^-{fused.NEGLIGIBLE:.0f} of the largest"
     calls = {
         trial["length"]: [row["ratio"]["median"] for row in trial["rows"] if row["name"].startswith("posenc")]
