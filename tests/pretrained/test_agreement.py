@@ -129,3 +129,18 @@ def test_the_measured_forms_are_what_the_report_says():
             assert row["off"]["transformers 4"] < small, row["name"]
         assert row["off"].get("llama.cpp", 0) < 5e-3, row["name"]
         assert ("llama.cpp" in row["off"]) != ("no_gguf" in row)
+
+
+def test_the_page_has_the_measured_numbers():
+    measured = json.loads(FORMS.read_text())
+    forms, versions = measured["forms"], measured["versions"]
+
+    def largest(program, agreeing_alone=True):
+        rows = [row for row in forms if program in row["off"] and (program in row["agree"] or not agreeing_alone)]
+        return f"{len(rows)} of them in {program} ({versions.get(program, versions['xllamacpp'])}): {max(row['off'][program] for row in rows):.0e}"
+
+    page = (FORMS.parents[1] / "docs" / "export.md").read_text()
+    assert f"{len(forms)} forms of tiny models" in page
+    for program in ("transformers 5", "transformers 4"):
+        assert largest(program) in page
+    assert largest("llama.cpp", agreeing_alone=False) in page
