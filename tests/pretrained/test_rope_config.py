@@ -112,7 +112,7 @@ def test_another_length_does_not_change_what_a_model_was_loaded_with(loaded, met
         posenc.extend(again, method, target_length=4 * trained)
         torch.testing.assert_close(again(x).logits, found)
         exact = (made()(x[:, :12]).logits - extended(x[:, :12]).logits).abs().max() < 1e-3
-    assert exact == (report.exact_tokens >= 12), "a map takes the long factors for short texts too"
+    assert exact == (report.exact_tokens >= 12), "a map takes the long factors for short inputs too"
 
 
 @pytest.mark.parametrize("loaded", ["default", "linear", "dynamic", "yarn"])

@@ -602,7 +602,7 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does.
 
     Raises:
-        InputError: frequencies that depend on the length of the context.
+        InputError: divisors of the frequencies without those that belong to them, or two bases where one rotates all layers.
     """
     from posenc.pretrained.programs import ALL, header_readings
 
@@ -612,13 +612,13 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     tables = getattr(config, "rope_parameters", None)
     if not tables or not (keys or divisors) or tables.get("rope_type", "default") != "default":
         return
-    if divisors and divisors != ["rope_freqs.weight"]:
-        raise InputError(
-            f"{path}: its frequencies depend on the length of the context ({', '.join(divisors)}), and llama.cpp chooses them "
-            "once for all texts: take the model's safetensors"
-        )
     header["general.architecture"] = reader.fields["general.architecture"].contents()
     length = int(config.max_position_embeddings)
+    if len({str(header[name]) for name in divisors}) > 1:
+        made = config.rope_parameters = dict(tables) | _longrope(path, header, length)
+        if hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
+            config.original_max_position_embeddings = made["original_max_position_embeddings"]
+        return
     found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
     by_type = rope_parameters_by_type(config)
     made = {}
@@ -635,6 +635,30 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
             ),
         }  # fmt: skip
     config.rope_parameters = made.get(None, made)
+
+
+def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """rope_parameters of a file with divisors of the frequencies for short and for long texts (Phi-3), between which llama.cpp
+    chooses by its context, and transformers by the text.
+
+    Raises:
+        InputError: one of the lists, or the length from which the second counts, is missing.
+    """
+    lists = {key: header.get(f"rope_factors_{key.partition('_')[0]}.weight") for key in ("short_factor", "long_factor")}
+    original = next(
+        (value for key, value in header.items() if key.endswith(".rope.scaling.original_context_length")), None
+    )
+    if None in lists.values() or not original:
+        raise InputError(
+            f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
+            "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
+        )
+    factor = next((value for key, value in header.items() if key.endswith(".rope.scaling.attn_factor")), 1.0)
+    base = next((value for key, value in header.items() if key.endswith(".rope.freq_base")), 1e4)
+    return lists | {
+        "rope_type": "longrope", "rope_theta": float(base), "original_max_position_embeddings": int(original),
+        "attention_factor": float(factor), "factor": max(length / original, 1.0),
+    }  # fmt: skip
 
 
 def rotation_of(reader: Any) -> dict[str, Any]:

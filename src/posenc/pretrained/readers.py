@@ -22,6 +22,7 @@ from posenc.pretrained.programs import (
     NotKnown,
     ProgramFails,
     Reading,
+    programs_answer,
 )
 from posenc.pretrained.stated import impossible_numbers, stated
 
@@ -193,13 +194,13 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     refused: list[ProgramRefusal] = []
     not_known: list[ProgramRefusal] = []
     length = length or config.length
-    for program, read in PROGRAMS.items():
+    for program in PROGRAMS:
         if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
             continue
         try:
             if impossible and program != TRANSFORMERS:
                 raise NotKnown(f"what it does with such a number was not tried: {impossible[0]}")
-            found = _collapsed(list(read(config, length)))
+            found = _collapsed(programs_answer(program, config, length))
             readings += [replace(each, program=program, unrotated=_still(config, program)) for each in found]
         except ProgramFails as error:
             refused.append(ProgramRefusal(program, str(error)))
