@@ -56,7 +56,7 @@ CHINESE = {
     "YaRN": "YaRN", "Self-Extend": "Self-Extend", "dual chunks": "双块注意力", "truncated input": "截断输入", "unmodified": "不作改动",
     "At {:,} tokens SmolLM2, trained at {:,},": "训练长度 {1:,} 的 SmolLM2，到 {0:,} 个 token 处，",
     "reads on with {} or {}": "用 {} 或{}仍能读下去",
-    "passkey": "口令", "found in {} texts": "在 {} 篇文本中找到", "running text": "正文",
+    "passkey": "密钥（passkey）", "found in {} documents": "在 {} 篇文档中找到", "running text": "正文",
     "nats per token above truncated input": "比截断输入高出的奈特/token",
     "Biases in {:.0f} to {:.0f} MiB of memory;": "各种偏置占内存 {:.0f} 至 {:.0f} MiB；",
     "the best of the others take {:.0f} to {:,.0f}": "其他实现中最省的占 {:.0f} 至 {:,.0f}",
@@ -346,7 +346,7 @@ def longer(results: Results, look: Look) -> str:
         return start + (end - start) * (value - low) / (high - low)
 
     drawing.text(left, top - 42, say("passkey"), weight=600)
-    drawing.text(left, top - 22, say("found in {} texts", texts), colour="soft", size=14)
+    drawing.text(left, top - 22, say("found in {} documents", texts), colour="soft", size=14)
     drawing.text(start, top - 42, say("running text"), weight=600)
     drawing.text(start, top - 22, say("nats per token above truncated input"), colour="soft", size=14)
     for value in (0, 0.5, 1):

@@ -30,7 +30,7 @@ def no_gradients():
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """The CPU's backends cut short texts into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere,
+    """The CPU's backends cut short inputs into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere,
     and chunks of 2 tokens."""
     from posenc.backends import fused, sdpa
     from posenc.bias import carried

@@ -36,7 +36,7 @@ CHAPTERS = {
     "Rotating": ("rope", "p_rope", "decoupled_rope", "xpos", "head_rope", "learned_rope", "fope", "rope_pp", "rove"),
     "penalty on distance": ("alibi", "kerple", "sandwich", "fire", "sines"),
     "More than a line": ("grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"),
-    "Long texts": ("softmax_n", "sink", "window", "chunks", "hierarchical"),
+    "Long inputs": ("softmax_n", "sink", "window", "chunks", "hierarchical"),
     "Past the training length": ("log_n", "temperature", "randomized", "pose"),
 }  # fmt: skip
 """Words of chapters' titles, and the encodings that they explain."""

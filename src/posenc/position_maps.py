@@ -110,7 +110,7 @@ def leaky_rerope(window: int, *, factor: float) -> PositionMap:
 
 def inverse_leaky(window: int, *, factor: float) -> PositionMap:
     """Inverse Leaky ReRoPE, for training: r up to the window, then window + (r - window) * factor, so that a model
-    trained on short texts has seen the distances of long ones, and reads these with plain RoPE.
+    trained on short inputs has seen the distances of long ones, and reads these with plain RoPE.
 
     factor: how much faster far positions run; the source takes twice the extension, and a quarter of the context length
     as window. Source: Su 2023, kexue.fm/archives/9728.

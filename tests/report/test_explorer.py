@@ -180,7 +180,7 @@ def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
 
 def test_what_a_formula_refuses_is_said(visit):
     tab = visit("encoding=rope&method=yarn:beta_fast=2:beta_slow=16")
-    assert "beta_slow=16, beta_fast=2: turns over the training length" in tab.locator(".note").inner_text()
+    assert "beta_slow=16, beta_fast=2: turns over the context length" in tab.locator(".note").inner_text()
     with redrawn(tab):
         tab.locator("#explorer-method-beta_slow").fill("1")
     assert tab.locator(".note").is_hidden()

@@ -135,7 +135,7 @@ def verified(kernel: str, device: torch.device) -> bool:
 
 
 def is_default(problem: Problem) -> bool:
-    """Whether "auto" takes our attention kernel: what was measured, long texts in half precision, with a bias that is read in a
+    """Whether "auto" takes our attention kernel: what was measured, long inputs in half precision, with a bias that is read in a
     way that RECORD has of the GPU."""
     reads = {term.in_kernel for term in problem.bias}
     timed = FORCED or (problem.q.element_size() == 2 and problem.q.shape[2] >= LEAST_QUERIES)

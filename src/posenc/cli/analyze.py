@@ -29,10 +29,10 @@ class Analyze(WithOutput):
 
     subject: Annotated[str, "what to analyse (below)", How("NAME|MODULE:OBJECT|MODEL", positional=True, code=True)]
     length: Annotated[int, "positions to look at"] = 512
-    trained: Annotated[int | None, "training length (default: a model's own, else --length)"] = None
-    dim: Annotated[int | None, "width of the model's input (default: an object's own, else 64)"] = None
-    num_heads: Annotated[int | None, "attention heads (default: an object's own, else 4)", How(flag="heads")] = None
-    head_dim: Annotated[int | None, "width of a head (default: an object's own, else 64)"] = None
+    trained: Annotated[int | None, "training length (default: the model's, else --length)"] = None
+    dim: Annotated[int | None, "width of the model's input (default: the object's, else 64)"] = None
+    num_heads: Annotated[int | None, "attention heads (default: the object's, else 4)", How(flag="heads")] = None
+    head_dim: Annotated[int | None, "width of a head (default: the object's, else 64)"] = None
     steps: Annotated[
         int, "training steps of a small model for what only a trained one shows (120 take a minute); 0: none"
     ] = 0

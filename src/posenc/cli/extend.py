@@ -57,11 +57,11 @@ class AutoOptions:
 
 @dataclass(kw_only=True)
 class Extend(WithModel, WithOutput):
-    """Extend a pretrained model to longer texts, or larger images; verify it and save it."""
+    """Extend the context window of a pretrained model (RoPE scaling), or its image size; verify it and save it."""
 
     method: Annotated[
         str | None,
-        "how (below); of a vision model how tables are interpolated (default: as its source does)",
+        "extension method, see below; of a vision model how tables are interpolated (default: as its source does)",
         How("M"),
     ] = None
     factor: Annotated[
@@ -81,7 +81,7 @@ class Extend(WithModel, WithOutput):
     ] = ()
     text: Annotated[
         str | None,
-        "what is read to verify (default: the language reference inside Python), or with --method fit to learn from",
+        "text for the loss before and after (default: the language reference inside Python), or with --method fit to learn from",
         How("FILE"),
     ] = None
     verify_tokens: Annotated[int | None, "tokens of it (default: what about a minute allows)"] = None

@@ -134,7 +134,7 @@ def extend(
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
 ) -> "Extension | TableExtension | Selection":
-    """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
+    """Make a transformers causal language model read longer inputs, in place; `restore` undoes it.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
@@ -413,7 +413,7 @@ def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next(t for t, rope in structure.ropes.items() if rope is structure.rope)
     rotation = design.rotations[main].frequencies() if design.rotations else structure.rope.frequencies()
-    # a schedule may have another set for short texts
+    # a schedule may have another set for short inputs
     lengths = (1, structure.loaded_length) if design.rotations else ()
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, base=theta) for n in lengths]
@@ -490,3 +490,9 @@ def _notes(
     if windows := sum(layer.window is not None for layer in structure.layers):
         shared = chosen.schedule is not None and not structure.rope_per_type
         yield f"layers with a sliding window: {windows}, {'their frequencies change too' if shared else 'as before'}"
+        widest = max(layer.window or math.inf for layer in structure.layers)
+        if chosen.schedule is not None and widest <= structure.trained_length:
+            yield (
+                f"no query sees more than {widest} keys, so that no distance is longer than in training whatever the text's length: "
+                "new frequencies change distances that were trained; without them, longer texts rotate as trained"
+            )

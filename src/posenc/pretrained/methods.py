@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that make a pretrained model read longer texts, by name: what each changes, what it promises, how its options
+"""The methods that make a pretrained model read longer inputs, by name: what each changes, what it promises, how its options
 follow from the trained and the new length, and how far it reaches.
 
 A method is written as "yarn", "yarn:beta_fast=16", "ntk+log_n" or "rerope:window=2048+softmax_n": at most one frequency
@@ -34,7 +34,7 @@ STEP = 0.01
 """Share of a length that is no shortfall: `resonance` moves wavelengths by less, to integers."""
 
 BY_FACTOR = ("linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised", "mrrope")
-"""Schedules whose factor is how many times longer texts become. llama3's is not: Llama 3.1 reads 16 times its original
+"""Schedules whose factor is how many times longer inputs become. llama3's is not: Llama 3.1 reads 16 times its original
 length with a factor of 8, for which it was trained."""
 
 
@@ -104,7 +104,7 @@ def _none() -> None:
 
 def _nope() -> None:
     """DroPE: nothing is rotated, in no layer, so that no position is new. Gelberg et al. 2025 train the model on, at its
-    old length, and scale the scores of longer texts by 1 + c ln s (`temperature`)."""
+    old length, and scale the scores of longer inputs by 1 + c ln s (`temperature`)."""
 
 
 def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:

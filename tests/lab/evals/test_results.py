@@ -295,4 +295,4 @@ def test_limits_follow_from_the_settings(found):
     assert not any("No answer was generated" in note for note in limits(results(found)))
     assert any("end of a prompt alone" in note for note in limits(results(found)))
     assert any("context length of 64 tokens" in note for note in limits(results(found, lengths=[64])))
-    assert any("3 texts a cell, 2 seeds" in note for note in limits(results(found, samples=3, seeds=2)))
+    assert any("3 prompts per cell, 2 seeds" in note for note in limits(results(found, samples=3, seeds=2)))

@@ -44,15 +44,15 @@ class EvaluationSettings:
 
     tasks: Annotated[tuple[str, ...], "what to look for (below)"]
     methods: Annotated[tuple[str, ...], "ways to extend the model"] = ()
-    lengths: Annotated[tuple[int, ...], "of the texts, in tokens"] = (512, 1024, 2048)
+    lengths: Annotated[tuple[int, ...], "context lengths, in tokens"] = (512, 1024, 2048)
     depths: Annotated[tuple[float, ...], "where in the text the answer is, from 0 (start) to 1 (end)"] = (
         0.0, 0.25, 0.5, 0.75, 1.0,
     )  # fmt: skip
-    samples: Annotated[int, "texts a cell"] = 8
-    seeds: Annotated[int, "cells that differ in their texts alone"] = 1
+    samples: Annotated[int, "prompts per cell"] = 8
+    seeds: Annotated[int, "cells that differ in their prompts alone"] = 1
     generate: Annotated[bool, "generate answers too, where a task can score them"] = True
     batch_size: Annotated[
-        int | None, "texts side by side (default: 1 on a CPU, where common beginnings are read once, else 8)"
+        int | None, "prompts side by side (default: 1 on a CPU, where common beginnings are computed once, else 8)"
     ] = None
     text: Annotated[
         str | None, "a file of running text for tasks that take one (default: the language reference inside Python)"
@@ -117,8 +117,8 @@ class EvaluationSettings:
 
 
 def texts_a_cell(samples: int, seeds: int) -> str:
-    """As in "16 texts a cell, 2 seeds"."""
-    return f"{samples} texts a cell, {seeds} seed{'s' * (seeds > 1)}"
+    """As in "16 prompts per cell, 2 seeds"."""
+    return f"{samples} prompts per cell, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:
@@ -147,7 +147,7 @@ def planned(
     trained_length: int,
     exact: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Cell]:
-    """The cells in the order of measurement: seed by seed and short texts first, so that an
+    """The cells in the order of measurement: seed by seed and short inputs first, so that an
     interrupted evaluation has results of every task and method, and the baselines before the methods. Cells whose outcomes equal those of the unmodified model are
     left out: of CUT_OFF up to the context length, and of a method up to the length that it does not change.
     exact: method -> that length in tokens."""
@@ -184,7 +184,7 @@ def material(task: Task) -> dict[str, str]:
 
 
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
-"""Methods that change how short texts are read as well."""
+"""Methods that change how short inputs are read as well."""
 
 EXTENSIONS = (
     "yarn", "self_extend", "leaky_rerope", "rerope+log_n", "dual_chunk", "mrrope", "rerope", "yarn+log_n", "lampe",

@@ -332,7 +332,7 @@ def limits(results: Results) -> list[str]:
         notes.append(f"Attention could not be measured under {listed(under)}: {reason}.")
     if max(s["lengths"]) <= trained:
         notes.append(
-            f"All texts are within the context length of {trained} tokens: nothing here is about longer texts."
+            f"All texts are within the context length of {trained} tokens: nothing here is about longer inputs."
         )
     return notes
 
