@@ -31,7 +31,7 @@ import torch
 from posenc.errors import InputError, check_integers, check_word, listed
 from posenc.lab.evals.comparison import past
 from posenc.lab.evals.config import CUT_OFF, EXTENSIONS, NONE, Cell, EvaluationSettings
-from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, PLAN, RETRIEVAL, Plan, planned_rounds
+from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, PLAN, RETRIEVAL, SERVING, Plan, planned_rounds
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.evals.results import Measured, share
 from posenc.lab.evals.study import AnyCell, AnyRecord, Evaluation
@@ -40,12 +40,12 @@ from posenc.lab.machine import describe
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.study import Interrupted, Progress, Results, run
 from posenc.pretrained.changes import ChangeReport, ModelChange
+from posenc.pretrained.export import ProgramAnswer, expresses
 from posenc.pretrained.extend import Extension, extend, restore, target_of
 from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.learned_table import TableExtension, has_learned_table
 from posenc.pretrained.methods import written_factor
 from posenc.pretrained.models import check_model, model_structure, record_of, unwrap
-from posenc.pretrained.serving import SERVING, not_served
 from posenc.scratch import scratch
 from posenc.tasks import Sample, create
 from posenc.tasks.running_text import pydoc
@@ -478,28 +478,21 @@ def _screened(model: Any, methods: Sequence[str], target: int, program: str) -> 
     Raises:
         InputError: an unknown method.
     """
-    costs, skipped = {}, {}
-    for method in methods:
+    costs, skipped = {NONE: 0}, {}
+    for method in (method for method in methods if method != NONE):
         stated = written_factor(method)
         try:
             report = extend(model, method, target_length=None if stated is not None else target)
-            why = not_served(model, program)
+            answer = expresses(record_of(unwrap(model)), program)
         except InputError as error:
-            why = str(error)
+            answer = ProgramAnswer(program, False, str(error))
         finally:
             restore(model)
-        if why:
-            skipped[method] = why
-        elif method == NONE:
-            costs[method] = 0
-        else:
-            costs[method] = (
-                1
-                if isinstance(report, Extension) and report.plain
-                else 2
-                if getattr(report, "map", None) is None
-                else 3
-            )
+        if answer.agrees:
+            plain = isinstance(report, Extension) and report.plain
+            costs[method] = 1 if plain else 2 if getattr(report, "map", None) is None else 3
+        else:  # or it is not known
+            skipped[method] = answer.why
     return costs, skipped
 
 
