@@ -483,7 +483,9 @@ def _screened(model: Any, methods: Sequence[str], target: int, program: str) -> 
         stated = written_factor(method)
         try:
             report = extend(model, method, target_length=None if stated is not None else target)
-            answer = expresses(record_of(unwrap(model)), program)
+            change = record_of(unwrap(model))
+            assert change is not None  # which `extend` has made
+            answer = expresses(change, program)
         except InputError as error:
             answer = ProgramAnswer(program, False, str(error))
         finally:
