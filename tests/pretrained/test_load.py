@@ -204,7 +204,7 @@ def test_lists_by_the_length_of_the_text(tmp_path):
         path = rewritten(tmp_path / "one.gguf", tmp_path / f"{len(options)}.gguf", **both | options)
         if not options:
             with pytest.raises(
-                InputError, match="rope_factors_short, rope_factors_long, rope.scaling.original_context"
+                InputError, match=r"rope_factors_short, rope_factors_long, rope\.scaling\.original_context"
             ):
                 load(path)
 
