@@ -35,7 +35,7 @@ def one(model, name):
 PACKING_LEAKS = {
     "gpt_oss", "afmoe", "falcon", "deepseek_v4", "lfm2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
 }  # fmt: skip
-"""Types that get no borders of packed texts from transformers, or whose other layers read across them."""
+"""Types that get no borders of packed sequences from transformers, or whose other layers read across them."""
 
 
 @pytest.mark.parametrize(

