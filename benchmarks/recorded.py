@@ -24,7 +24,6 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,8 @@ PROBES: dict[str, dict[str, Any]] = {
     "as transformers 5 writes it": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
 }  # fmt: skip
 """What is stated beside a model type."""
+APART = ("half of a head", "as transformers 5 writes it")
+"""Probes that only programs with rules of their own are asked about when a configuration is read."""
 LLAMA_PROBES = ("", "linear", "yarn", "llama3", "half of a head")
 SIGHT = re.compile("Vision|Audio|Speech|Image")
 SMALL = {
@@ -487,85 +488,82 @@ def same_as(readings: list[Any], length: str, asked_for: Any, pool: list[list[fl
     return bool(answers)
 
 
+def summarised(program: str, version: str, asked: dict[str, Answer], found: dict[str, Answer], pool: Pool) -> Answer:
+    """Answers and failures of a program; what config-only reads of them goes into its record."""
+    from posenc.pretrained.programs import PROGRAMS, RULED, TRANSFORMERS, NotKnown, ProgramFails
+    from posenc.pretrained.readers import ConfigFile
+    from posenc.pretrained.recorded import RECORDS, RULES, fingerprint
+
+    llama = program == "llama.cpp"
+    kinds = [kind for kind, fields in asked.items() if fields == {"model_type": kind}]
+    unknown = {kind for kind in kinds if found.get(kind, {}).get("fails", "").startswith("KeyError")}
+    missing = sorted(unknown | {kind for kind in kinds if "refused" in found.get(kind, {})})
+    answers = {name: joined(each, pool) for name, each in found.items() if usable(each) == "answers"}
+    fails = {
+        name: each["fails"]
+        for name, each in found.items()
+        if usable(each) == "fails" and asked[name]["model_type"] not in missing
+    }
+    record = {"version": version, "as transformers 5": [], "missing": missing, "answers": {}, "lengths": {}}
+
+    def known(name: str, by: str) -> bool:
+        config, given = ConfigFile(name, asked[name]), answers[name]
+        lengths = {str(config.length): list(given.values())[-1]} if llama else given
+        try:
+            for length, each in lengths.items():
+                if not same_as(list(PROGRAMS[by](config, int(length))), length, each, pool.lists, llama):
+                    return False
+                rotated = sum(len(reading["layers"]) for reading in each) if llama else 4
+                if rotated not in (4, 6) and not config.unrotated():  # of the small model's layers
+                    return False
+        except (NotKnown, ProgramFails, ValueError):
+            return False
+        return True
+
+    for kind in kinds:
+        names = [f"{kind}, {probe}" if probe else kind for probe in PROBES if probe not in APART]
+        names = [name for name in names if name in found and usable(found[name])]
+        alike = len(names) >= 4 and all(name in answers and known(name, TRANSFORMERS) for name in names)
+        if alike and kind not in (*RULED, *missing):
+            record["as transformers 5"].append(kind)
+    different = []
+    for name in (*answers, *fails):
+        if name not in kinds and name.partition(", ")[0] in kinds:
+            continue
+        config = ConfigFile(name, asked[name])
+        rule = (
+            ""
+            if name in fails
+            else RULES
+            if known(name, program)
+            else TRANSFORMERS
+            if known(name, TRANSFORMERS)
+            else ""
+        )
+        if name in fails or rule:
+            record["answers"][fingerprint(config)] = fails.get(name, rule)
+        else:
+            different.append(name)
+        if rule and len(answers[name]) > 1:
+            record["lengths"][fingerprint(config)] = [config.length] if llama else [int(n) for n in answers[name]]
+    print(f"{program}: {len(answers)} answers, {len(fails)} failures, {len(missing)} model types missing, "
+          f"{len(record['as transformers 5'])} as transformers 5; neither rules nor transformers 5 give {different}")  # fmt: skip
+    RECORDS[program] |= record
+    return {"version": version, "answers": answers, "fails": fails}
+
+
 def join(of_transformers: Path, of_llama: Path) -> None:
     """Write recorded_answers.json and the summary that config-only reads."""
     from posenc.pretrained import recorded as summary
-    from posenc.pretrained.programs import PROGRAMS, RULED, NotKnown, ProgramFails
-    from posenc.pretrained.readers import ConfigFile
 
     asked, pool = ask(), Pool()
-    kinds = [kind for kind, fields in asked.items() if fields == {"model_type": kind}]
     stored: dict[str, Any] = {}
     for program, file, version in (
         ("transformers 4", of_transformers, "4.57.6"),
         ("llama.cpp", of_llama, "b11549, files by the converter of b11434"),
     ):
         found = {name: each for name, each in json.loads(file.read_text()).items() if name in asked}
-        missing = sorted(
-            kind
-            for kind in kinds
-            if "refused" in found.get(kind, {}) or found.get(kind, {}).get("fails", "").startswith("KeyError")
-        )
-        answers = {name: joined(each, pool) for name, each in found.items() if usable(each) == "answers"}
-        fails = {
-            name: each["fails"]
-            for name, each in found.items()
-            if usable(each) == "fails" and asked[name]["model_type"] not in missing
-        }
-        stored[program] = {"version": version, "answers": answers, "fails": fails}
-        record = summary.RECORDS[program]
-        record |= {"version": version, "as transformers 5": [], "missing": missing, "answers": {}, "lengths": {}}
-
-        def known(name: str, by: str) -> bool:
-            config = ConfigFile(name, asked[name])
-            lengths = {length: each for length, each in answers[name].items() if program != "llama.cpp"} or {
-                str(config.length): list(answers[name].values())[-1]
-            }
-            try:
-                return all(
-                    same_as(list(PROGRAMS[by](config, int(length))), length, each, pool.lists, program == "llama.cpp")
-                    and (
-                        program != "llama.cpp"
-                        or len(sum((x["layers"] for x in each), [])) in (4, 6)
-                        or bool(config.unrotated())
-                    )
-                    for length, each in lengths.items()
-                )
-            except (NotKnown, ProgramFails, ValueError):
-                return False
-
-        for kind in kinds:
-            probes = [
-                f"{kind}, {probe}" if probe else kind
-                for probe in PROBES
-                if probe not in ("half of a head", "as transformers 5 writes it")
-            ]
-            probes = [name for name in probes if name in found and usable(found[name])]
-            plain = all(name in answers and known(name, "transformers 5") for name in probes)
-            if kind not in (*RULED, *missing) and len(probes) >= 4 and plain:
-                record["as transformers 5"].append(kind)
-        different = []
-        for name in (*answers, *fails):
-            if name not in kinds and name.partition(", ")[0] in kinds:
-                continue
-            key = summary.fingerprint(ConfigFile(name, asked[name]))
-            if name in fails:
-                record["answers"][key] = fails[name]
-            elif known(name, program):
-                record["answers"][key] = summary.RULES
-            elif known(name, "transformers 5"):
-                record["answers"][key] = "transformers 5"
-            else:
-                different.append(name)
-                continue
-            if len(answers.get(name, ())) > 1:
-                record["lengths"][key] = (
-                    [ConfigFile(name, asked[name]).length]
-                    if program == "llama.cpp"
-                    else [int(n) for n in answers[name]]
-                )
-        print(f"{program}: {len(answers)} answers, {len(fails)} failures, {len(missing)} model types missing, "
-              f"{len(record['as transformers 5'])} as transformers 5; neither rules nor transformers 5 give {different}")  # fmt: skip
+        stored[program] = summarised(program, version, asked, found, pool)
     text = json.dumps(stored | {"frequencies": "HERE"}, separators=(",", ":"))
     rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in pool.lists)
     ANSWERS.write_text(text.replace('"HERE"', f"[\n{rows}\n]") + "\n", encoding="utf-8")
