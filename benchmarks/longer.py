@@ -73,10 +73,10 @@ def _cell(row: Results | None) -> str:
 
 
 def _loss(row: Results, digits: int) -> str:
-    right = row["exact"] and row["exact"]["hits"]
-    return f"{row['loss']['mean']:.{digits}f} ({row['group']})" + (
-        f", {row['exact']['mean']:.0%} right" if right else ""
-    )
+    text, exact = f"{row['loss']['mean']:.{digits}f} ({row['group']})", row["exact"]
+    if exact and exact["hits"]:
+        text += f", {exact['hits']} of {exact['n']} right ({100 * exact['low']:.0f} to {100 * exact['high']:.0f} %)"
+    return text
 
 
 def summary(results: Results) -> str:

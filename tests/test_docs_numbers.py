@@ -506,6 +506,8 @@ DEFINED = {
     "longer_context.md": (
         r"has a context length of (8192|256) tokens", r"last 8192 tokens", r"trained at 64 bytes and tested at 512",
         r"with 25 facts in 512 tokens", r"in 20 steps", r"drawn 256 tokens at a time", r"1 \+ c ln s", r"safetensors", r"79 model types",
+        r"Gemma 3 270M", r"base model, 32,768 tokens|past 32,768 tokens", r"Q4_K_M, 4 to 8 bits", r"15 of 18 layers see 512 tokens",
+        r"with base 10,000; the others see all, with base 1,000,000", r"logits within 0\.001", r"20 most likely tokens after 700 tokens within 0\.01",
     ),
     "attention.md": (r"32 calls for one token", r"at 2048"),
     "vision-grid.md": (r"-1 to 1",),

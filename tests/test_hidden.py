@@ -157,7 +157,7 @@ def test_gates_of_padding_reach_no_other_token(name):
     case = Case(name)
     for layout in ("left", "right"):
         positions = LAYOUTS[layout](N)
-        queries, keys = unseen(positions)
+        _, keys = unseen(positions)
         inputs = case.inputs(positions)
         x = torch.randn(2, N, case.config.dim, generator=torch.Generator().manual_seed(1))
         found = []

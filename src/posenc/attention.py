@@ -682,6 +682,10 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
+    if isinstance(encoding, Tensor):
+        raise InputError(
+            f"encoding={shown(encoding)}: the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}"
+        )
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
     if positions is not None and not isinstance(positions, Positions):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
-from posenc.errors import InputError, check_arguments, check_devices, check_sizes, shown
+from posenc.errors import InputError, check_arguments, check_devices, check_sizes, meaning, shown
 from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
@@ -147,6 +147,8 @@ class Encoding(nn.Module):
     """`rotate` divides queries and keys by their norms, which a rotation before it in a sum must leave as they are."""
     centres_keys: bool = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
+    scores_by_channel: bool = False
+    """`scores` weighs the products of each channel, so that a factor of a query's channel and its inverse of a key's cancel."""
     shift_invariant: bool = False
     """Attention is unchanged when every position moves by the same amount."""
     needs_length: bool = False
@@ -209,9 +211,23 @@ class Encoding(nn.Module):
         cls.name, cls.constant = vars(cls).get("name", ""), vars(cls).get("constant", False)  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        cls._check_keywords(kwargs)
         self = super().__new__(cls)
         nn.Module.__init__(self)  # before a dataclass sets its fields
         return self
+
+    @classmethod
+    def _check_keywords(cls, given: Mapping[str, Any]) -> None:
+        """Raises:
+        TypeError: another library's name of an argument, where Python's own message would not say what it is here."""
+        if not given or any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls.__init__).parameters.values()):
+            return
+        known = cls.arguments()
+        for name in given.keys() - known.keys():
+            if meant := meaning(name, known):
+                raise TypeError(
+                    f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}: did you mean {meant!r}?"
+                )
 
     def __init__(self) -> None:
         """`__new__` has initialised the module."""
@@ -904,11 +920,14 @@ class Sum(Composite):
 
     @staticmethod
     def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
+        def mixes(x: Encoding) -> bool:
+            return "scores" in x.sites() and not x.scores_by_channel
+
         others = [
             x for at, x in leaves
-            if at != number and (x.planes != () or "scores" in x.sites() or (at > number and (x.shifts_queries or x.normalises)))
+            if at != number and (x.planes != () or mixes(x) or (at > number and (x.shifts_queries or x.normalises)))
         ]  # fmt: skip
-        if any(x.planes is None or x.planes != centred.planes or "scores" in x.sites() for x in others):
+        if any(x.planes is None or x.planes != centred.planes or mixes(x) for x in others):
             raise InputError(
                 f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
                 "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "

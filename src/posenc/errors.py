@@ -57,6 +57,29 @@ WORDS: dict[Any, str] = {
 }  # fmt: skip
 
 
+SYNONYMS = (
+    ("rope_theta", "base", "theta", "rotary_base", "rotary_emb_base", "freq_base", "max_wavelength"),
+    ("dim", "d_model", "hidden_size", "embed_dim", "n_embd", "model_dim", "hidden_dim"),
+    ("head_dim", "dim_head", "d_head", "head_size", "d_kv", "head_width", "dim"),
+    ("num_heads", "heads", "n_heads", "n_head", "nhead", "num_attention_heads"),
+    ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads"),
+    ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth"),
+    ("max_positions", "rows", "max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length", "max_len",
+     "context_length", "train_length", "max_length", "length"),
+    ("num_buckets", "relative_attention_num_buckets", "buckets", "position_buckets"),
+    ("max_distance", "relative_attention_max_distance"),
+    ("max_relative_positions", "clip", "max_relative_position", "clamp_len"),
+    ("bidirectional", "causal", "is_causal", "is_decoder"),
+    ("layout", "interleaved", "is_neox_style", "traditional"),
+    ("schedule", "rope_scaling", "rope_parameters", "scaling"),
+    ("rotary_dim", "rotary_ndims", "rotary_pct", "partial_rotary_factor"),
+    ("init_std", "initializer_range"),
+    ("axes", "num_axes", "ndim"),
+    ("before", "window", "window_size", "sliding_window"),
+)  # fmt: skip
+"""Names of one option in posenc's encodings and in other libraries."""
+
+
 class InputError(ValueError):
     """An invalid argument: the message names the argument, the value and the remedy.
 
@@ -256,6 +279,8 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
     """
     names = sorted(known)
     near = get_close_matches(str(name).lower(), names, cutoff=likeness)
+    if meant := meaning(str(name).partition("=")[0], names):
+        near = [meant]
     # people mistype the end of a word: of the nearest names, the one that begins alike for longest
     near.sort(
         key=lambda each: next(
@@ -265,6 +290,12 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
     hint = f"did you mean {near[0]!r}? " if near else ""
     known_are = f"known are {', '.join(names)}" if names else "there are none"
     return InputError(f"unknown {what} {name!r}: {hint}{known_are}")
+
+
+def meaning(name: str, known: Iterable[str]) -> str | None:
+    """Which of the known names of options is what another library calls `name`."""
+    groups = [group for group in SYNONYMS if name in group]
+    return next((each for group in groups for each in group if each != name and each in known), None)
 
 
 def needs(package: str, extra: str) -> None:

@@ -540,3 +540,41 @@ def test_what_is_not_served_is_refused() -> None:
     model, x = extended("llama", "rerope:window=12"), tokens(1, 20)
     with pytest.raises((InputError, ValueError), match=r"output_attentions|attention weights"):
         model(x, output_attentions=True)
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope:window=16"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_rope_parameters_that_are_set_on_an_extended_model_are_refused(method, inside, tmp_path):
+    model = small_model("llama")
+    before = dict(model.config.rope_parameters)
+    posenc.extend(model, method, factor=4)
+    if inside:
+        model.config.rope_parameters["factor"] = 8.0
+    else:
+        with pytest.warns(FutureWarning):
+            model.config.rope_scaling = {"rope_type": "linear", "factor": 8.0}
+    for use in (
+        lambda: posenc.to_hf(model, tmp_path / "a"),
+        lambda: posenc.to_gguf(model, tmp_path / "a.gguf"),
+        lambda: posenc.extend(model, "linear", factor=8),
+    ):
+        with pytest.raises(InputError, match=r"was set after posenc\.extend, .* call posenc\.restore\(model\)"):
+            use()
+    assert "set_after_extending" in [each.name for each in posenc.doctor(model).findings]
+    posenc.restore(model)
+    assert model.config.rope_parameters == before
+    posenc.extend(model, "linear", factor=8)
+
+
+def test_rope_scaling_that_is_set_on_a_loaded_model_is_refused(tmp_path):
+    model = small_model("llama")
+    with pytest.warns(FutureWarning):
+        model.config.rope_scaling = {"rope_type": "linear", "factor": 4.0}
+    for use in (
+        lambda: posenc.to_hf(model, tmp_path / "a"),
+        lambda: posenc.to_gguf(model, tmp_path / "a.gguf"),
+        lambda: posenc.extend(model, "yarn", factor=8),
+    ):
+        with pytest.raises(InputError, match=r"was set after the model was made, which changes no frequencies"):
+            use()
+    assert any(each.severity == "wrong" for each in posenc.doctor(model).findings)

@@ -24,7 +24,7 @@ FINDINGS = {
 }  # fmt: skip
 """What is to be said of them; of all others nothing."""
 DIFFER = {
-    "stablelm": {"SGLang"}, "stablelm-2-zephyr-1_6b": {"SGLang"}, "StableLM 2 1.6B": {"SGLang"},
+    "mlc-llm, stablelm": {"SGLang"}, "stablelm-2-zephyr-1_6b": {"SGLang"}, "StableLM 2 1.6B": {"SGLang"},
     "stabilityai/stable-code-3b": {"SGLang"},
     **{key: {"llama.cpp"} for key in ("gpt-oss 20B", "openai/gpt-oss-20b", "openai/gpt-oss-120b")},
 }  # fmt: skip

@@ -24,6 +24,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
 from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
@@ -329,7 +330,7 @@ class Attachment(ModelChange):
             self.changes.append(Change(layer.module, "_posenc_plan", plan))
         if design.encodings:
             self.changes.append(_ImplementationChange(structure.model, "", NAME))
-        self.changes += config_changes(decoder.config, design.config)
+        self.changes += config_changes(decoder.config, deepcopy(dict(design.config)))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -341,6 +342,7 @@ class Attachment(ModelChange):
         if self.design.encodings:
             register_attention(NAME, attend, token_index)
         super().attach()
+        watch(self.structure.model)
         if self.design.encodings:
             self.hooks = [
                 self.owner.register_forward_pre_hook(_begin_pass),

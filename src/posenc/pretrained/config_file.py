@@ -16,7 +16,7 @@ from posenc.spec import MOST_LAYERS, read_json
 __all__ = ["ConfigFile", "read_config"]
 
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
-V4_HEADS: dict[str, int] = {"qwen3": 128, "qwen3_moe": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
+V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
                             "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip
 """Widths of a head in a configuration that does not state them, where they are not hidden_size / num_attention_heads."""
 
@@ -24,19 +24,28 @@ V4_HEADS: dict[str, int] = {"qwen3": 128, "qwen3_moe": 128, "gemma": 256, "gemma
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
 TABLES = ("rope_parameters", "rope_scaling")
+NO_LIMIT = 10**9
+"""A stated length that is none, as transformers' 10^30 for a tokenizer without a limit."""
 
 
 class ConfigFile:
     """A configuration, as a file has it.
 
-    raw: the fields of the language model. outer: all fields. gguf: header of a GGUF file, by key, else None.
+    raw: the fields of the language model. outer: all fields. gguf: header of a GGUF file, by key, else None. tokenizer_length:
+    model_max_length of the tokenizer beside it.
 
     Raises:
         InputError: no model_type, or a text, a number or a list where an object is due.
     """
 
-    def __init__(self, name: str, raw: Mapping[str, Any], gguf: Mapping[str, Any] | None = None) -> None:
-        self.name, self.gguf, self.outer = name, gguf, dict(raw)
+    def __init__(
+        self,
+        name: str,
+        raw: Mapping[str, Any],
+        gguf: Mapping[str, Any] | None = None,
+        tokenizer_length: int | None = None,
+    ) -> None:
+        self.name, self.gguf, self.outer, self.tokenizer_length = name, gguf, dict(raw), tokenizer_length
         self.raw: dict[str, Any] = dict(raw)
         for path in PARTS:
             part: Any = raw
@@ -208,7 +217,16 @@ def read_config(path: str | Path) -> ConfigFile:
         raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{file}: holds {type(raw).__name__}; pass the config.json of a transformers model")
-    return ConfigFile(str(path), raw)
+    return ConfigFile(str(path), raw, tokenizer_length=_tokenizer_length(file.with_name("tokenizer_config.json")))
+
+
+def _tokenizer_length(file: Path) -> int | None:
+    """model_max_length of a tokenizer_config.json; None: there is none, or it is transformers' number for no limit."""
+    try:
+        length = read_json(file.read_text(encoding="utf-8")).get("model_max_length")
+    except (ValueError, OSError, AttributeError, RecursionError):
+        return None
+    return int(length) if is_number(length) and 0 < length < NO_LIMIT else None
 
 
 def _gguf_config(file: Path, name: str) -> ConfigFile:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.errors import InputError, on_one_line
 from posenc.functional import Layout, layout_permutation
+from posenc.pretrained.adapters import apart
 from posenc.pretrained.attach import NAME, RotaryModule
 from posenc.pretrained.computed import Comparison
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import cache_name, check_model
+from posenc.pretrained.models import cache_name, check_model, set_since, unwrap
 from posenc.pretrained.probe import PROBE, FrequencyTable, Probe, differ
 from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
 from posenc.pretrained.traps import (
@@ -70,6 +71,8 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
     of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
     differences = [] if of_posenc else list(configuration(probe))
     bypassed = list(_bypassed(probe))
+    for text in apart(unwrap(probe.model)):
+        yield "adapter_extension_differs", text, None
     yield from (*differences, *bypassed)
     if probe.attachment is None:
         file = _stored(probe)
@@ -188,6 +191,8 @@ def _bypassed(probe: Probe) -> Evidence:
     if other_attention or (design.rotations and not isinstance(probe.decoder.rotary_emb, RotaryModule)):
         text = f"extended by {attachment.report.method}; attention is {implementation!r} now"
         yield "attention_bypassed", text, None
+    for why in set_since(probe.config, attachment):
+        yield "set_after_extending", why, None
     length = attachment.report.new_length or 0
     if length > probe.length:
         text = f"stretched for {length} tokens by posenc.extend, and max_position_embeddings is {probe.length}"

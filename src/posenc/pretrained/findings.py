@@ -141,6 +141,14 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     "padding_differs": ("wrong", "Do not batch texts of unequal lengths with this attention implementation"),
     "attention_bypassed": ("wrong", 'model.set_attn_implementation("posenc"), or posenc.restore(model)'),
     "extension_not_applied": ("hazard", "Load it with posenc.load, or posenc.extend(model, **model.config.posenc)"),
+    "adapter_extension_differs": (
+        "wrong",
+        "Load the adapter's folder by posenc.load, which extends its model, or extend the model as the adapter's was",
+    ),
+    "set_after_extending": (
+        "wrong",
+        "posenc.restore(model), which puts the configuration back, and posenc.extend with the method that is meant",
+    ),
     "base_not_stated": ("wrong", "Write the base of the training into config.json, as rope_theta in rope_parameters"),
     "base_doubtful": (
         "hazard",
@@ -295,6 +303,12 @@ MEANINGS: dict[str, str] = {
         "configuration expresses. It runs without that method, although max_position_embeddings may be the "
         "longer one."
     ),
+    "adapter_extension_differs": (
+        "An adapter of PEFT was trained under another extension, whose angles its weights fit, than the model has."
+    ),
+    "set_after_extending": (
+        "config.rope_parameters of an extended model was changed, which changes no frequencies; a saved checkpoint would have others."
+    ),
     "base_not_stated": ("config.json has rope_parameters without rope_theta, and transformers took its default."),
     "base_doubtful": ("The model predicts a plain text better with rope_theta times 10 or a tenth of it."),
     "parameter_ignored": (
@@ -314,7 +328,9 @@ MEANINGS: dict[str, str] = {
     "parameter_unread": (
         "rope_parameters has a key that transformers does not read for this rope_type, with a value that changes nothing."
     ),
-    "longer_length_stated": ("The configuration states another, longer length than max_position_embeddings."),
+    "longer_length_stated": (
+        "The configuration or the tokenizer states another, longer length than max_position_embeddings."
+    ),
     "attention_factor_differs": (
         "YaRN's attention_factor is not what its formula gives. This is right for a model that was trained so."
     ),

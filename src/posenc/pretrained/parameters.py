@@ -158,7 +158,7 @@ def _pairs(config: Any, layer_type: str | None, parameters: Mapping[str, Any]) -
     part, latent = parameters.get("partial_rotary_factor"), vars(config).get("qk_rope_head_dim")
     try:
         width = latent or head_dim_of(config, layer_type) * (part if is_number(part) and 0 < part <= 1 else 1.0)
-    except (AttributeError, ValueError):  # no such fields, or layers of one type whose heads differ
+    except (AttributeError, ValueError, RuntimeError):  # no such fields, or layers of one type whose heads differ
         return None
     return int(width) // 2
 

@@ -69,7 +69,7 @@ def question_in_front(tasks: Mapping[str, Task], done: Mapping[Cell, Measured]) 
 
 def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trained: int) -> list[dict[str, Any]]:
     losses = {
-        method: torch.tensor([fmean(unit) for unit in _by_text(of, lambda o, length: _past(o, length, trained))])
+        method: torch.tensor([fmean(unit) for unit in _by_text(of, lambda o, length: past(o, length, trained))])
         for method, of in cells.items()
     }
     group = dict(zip(losses, groups(torch.stack([*losses.values()])), strict=True))
@@ -99,7 +99,7 @@ def _by_text(cells: Sequence[tuple[Cell, Measured]], number: Callable[[TextOutco
     return [texts[key] for key in sorted(texts)]
 
 
-def _past(outcome: TextOutcome, length: int, trained_length: int) -> float:
+def past(outcome: TextOutcome, length: int, trained_length: int) -> float:
     """The mean loss past the context length, of running text; else the loss of the answer."""
     losses = [loss for loss in outcome.blocks[ceil(BLOCKS * trained_length / length) :] if loss is not None]
     return fmean(losses) if losses else outcome.loss
