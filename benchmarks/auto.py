@@ -27,14 +27,13 @@ def section(name: str, results: dict[str, Any]) -> str:
     (head, *rows), (*_, (texts, methods)) = found.table(), plan.rounds
     rows = [[f"`{row[0]}`", *row[1:]] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
-    out = "".join(f" {title} does not count: {why}." for title, why in found.left_out.items())
+    out = "".join(f" {title.capitalize()} does not count: {why}." for title, why in found.left_out.items())
     return "\n".join(
         [
             *lines,
             "",
-            f"{name.removeprefix('auto_')}, {plan.context_length} to {plan.target_length} tokens, for {plan.program}: "
-            f"{len(plan.candidates)} methods of {len(plan.candidates) + len(plan.skipped)}, of which {methods} read {texts} texts.{out} "
-            f"**{found.why[0].upper()}{found.why[1:]}.**",
+            f"{name.removeprefix('auto_')}, from {plan.context_length} to {plan.target_length} tokens, for {plan.program}: "
+            f"{len(plan.candidates)} methods, of which {methods} read {texts} texts.{out} **{found.why[0].upper()}{found.why[1:]}.**",
             "",
             f"`{results['command']}`: planned for {plan.planned_minutes:.2g} minutes, measured in {found.seconds / 60:.2g}; "
             f"{machine['dtype']}, {machine['cpu']}, torch {machine['torch']}.",

@@ -2,7 +2,7 @@
 
     python benchmarks/written_forms.py FOLDER [--transformers-4 SITE]
 
-Tiny random models in float32, 256 tokens of one text, 64 tokens before the extension. SITE: a folder into which transformers 4.57
+Tiny random models in float32, 250 tokens of one text (60 of those with an encoding), 64 tokens before the extension. SITE: a folder into which transformers 4.57
 was installed (pip install --no-deps --target SITE 'transformers==4.57.*' 'huggingface-hub<1' 'tokenizers<0.23'). Results go to
 written_forms.json beside this file: by program the largest difference of a logit (of llama.cpp, of a log-probability), and the
 logits' standard deviation.
@@ -42,6 +42,9 @@ SHAPE = {
     "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
     "max_position_embeddings": 64, "initializer_range": 0.15, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+GEMMA = {
+    "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2
+}  # fmt: skip
 BY_4 = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -67,7 +70,7 @@ def made(kind, **fields):
 def written(tokens):
     """A name, a model, and the text that it reads."""
     for kind in ("llama", "qwen2", "gemma3_text"):
-        model = made(kind, **({"head_dim": 16, "sliding_window": 16} if kind == "gemma3_text" else {}))
+        model = made(kind, **(GEMMA if kind == "gemma3_text" else {}))
         for method in METHODS:
             posenc.extend(model, method, factor=4)
             yield f"{kind} {method}", model, tokens
@@ -81,7 +84,7 @@ def written(tokens):
         yield (
             f"{kind} {encoding}",
             transformers.AutoModelForCausalLM.from_config(config, encoding=encoding).eval(),
-            tokens[:, :64],
+            tokens[:, :60],
         )
 
 
@@ -92,7 +95,7 @@ def main():
     parser.add_argument("--transformers-4", type=Path)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    tokens = torch.randint(3, 97, (1, 256), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(3, 97, (1, 250), generator=torch.Generator().manual_seed(0))
     torch.save(tokens, given.folder / "tokens.pt")
     rows, wanted, files = [], {}, {}
     for number, (name, model, text) in enumerate(written(tokens)):

@@ -6,6 +6,7 @@ Tables and fenced blocks have tests of their own (test_documents.py runs the blo
 
 import inspect
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import posenc
 from posenc import Positions
-from posenc.backends import fused, triton
+from posenc.backends import fused, sdpa, triton
 from posenc.conformance import conform, kinds
 from posenc.encodings import ENCODINGS
 from posenc.lab import data
@@ -224,6 +225,8 @@ def second_half(method, length):
 
 
 def attention():
+    side = math.isqrt(sdpa.SHORT)
+    yield f"up to {side} queries by {side} keys, take a dense mask"
     yield f"puts a key's weight below e^-{fused.NEGLIGIBLE:.0f} of the largest"
     calls = {
         trial["length"]: [row["ratio"]["median"] for row in trial["rows"] if row["name"].startswith("posenc")]
@@ -503,6 +506,8 @@ DEFINED = {
     "longer_context.md": (
         r"has a context length of (8192|256) tokens", r"last 8192 tokens", r"trained at 64 bytes and tested at 512",
         r"with 25 facts in 512 tokens", r"in 20 steps", r"drawn 256 tokens at a time", r"1 \+ c ln s", r"safetensors", r"79 model types",
+        r"Gemma 3 270M", r"base model, 32,768 tokens|past 32,768 tokens", r"Q4_K_M, 4 to 8 bits", r"15 of 18 layers see 512 tokens",
+        r"with base 10,000; the others see all, with base 1,000,000", r"logits within 0\.001", r"20 most likely tokens after 700 tokens within 0\.01",
     ),
     "attention.md": (r"32 calls for one token", r"at 2048"),
     "vision-grid.md": (r"-1 to 1",),

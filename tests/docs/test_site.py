@@ -60,7 +60,7 @@ FOUND = {
     "NoPE": ("encodings/none.html",),
     "rotary embedding": ("encodings/rope.html",),
     "2d rope": ("encodings/axial_rope.html", "encodings/mixed_rope.html"),
-    "RoPE 2D image": ("encodings/axial_rope.html", "encodings/mixed_rope.html"),
+    "RoPE 2D image": ("vision-grid.html", "encodings/axial_rope.html", "encodings/mixed_rope.html"),
     "2-D RoPE": ("encodings/axial_rope.html", "encodings/mixed_rope.html"),
     "yarn vs ntk": ("frequencies/", "longer_context.html"),
     "alibi extrapolation": ("encodings/alibi.html",),

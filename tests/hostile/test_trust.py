@@ -58,7 +58,7 @@ PLAIN = {
     "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
     "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests", "lab/files.py:digest_of",
     "lab/store.py:Store.lock", "lab/vision/images.py:_read", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
-    "pretrained/hf.py:_chooser.from_pretrained",
+    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers and digests, in which nothing is looked up by name."""
 PLANTED = {

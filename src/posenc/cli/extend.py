@@ -133,8 +133,8 @@ class Extend(WithModel, WithOutput):
             raise InputError("--method: is required; name one (posenc extend --help), or give --image-size")
         if self.method == CHOSEN:
             return self._auto()
-        for name in AUTO_OPTIONS & self.given.keys():
-            raise InputError(f"{name}: is for --method auto, leave it out")
+        for option in AUTO_OPTIONS & self.given.keys():
+            raise InputError(f"{option}: is for --method auto, leave it out")
         if self.window_size is not None:
             raise InputError(f"--window-size {self.window_size}: is for vision models, give --image-size with it")
         if self.verify_tokens is not None and self.verify_tokens < 2:

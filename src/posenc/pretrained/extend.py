@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Turned
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 """Fields of a configuration from which plain transformers rotates as an extended model does, beside head_dim."""
 
-CHOSEN = "auto"
+CHOSEN: Final = "auto"
 """The method that measures others and takes one."""
 
 TUNING = {

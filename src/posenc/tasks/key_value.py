@@ -108,7 +108,7 @@ class Facts(Task):
     the first number of the answer is the code.
 
     items: how many sentences; none: as many as fit. query_aware: the question is before the sentences too. noise: the
-    sentences stand at equal distances in the noise of the pass key, which fills the length, and `depth` chooses the one that
+    sentences stand at equal distances in the noise of the passkey, which fills the length, and `depth` chooses the one that
     is asked for: nothing moves, so that a text is read once for all its questions.
     """
 

@@ -15,10 +15,9 @@ from posenc import InputError, cli
 from posenc.cli.common import DONE, FAILED, USAGE
 from posenc.lab.evals import auto
 from posenc.lab.evals.auto import TRUNCATE, decide
-from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, Plan, planned_rounds
+from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, SERVING, Plan, planned_rounds
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained.models import record_of
-from posenc.pretrained.serving import SERVING, not_served
 from references.small_models import small_model
 
 CONTEXT, TARGET = 128, 256  # too short for a passkey
@@ -245,23 +244,18 @@ def test_the_users_text_is_read(tokenizer, tmp_path):
         ("llama", "llama.cpp", ("yarn", "ntk_mixed", "ntk"), ("rerope",)),
         ("qwen3", "llama.cpp", ("yarn", "ntk"), ("ntk_mixed", "rerope")),  # it reads no divisors
         ("cohere", "vllm", ("yarn", "ntk"), ("ntk_mixed",)),  # its longrope rotates by halves
-        ("cohere", "llama.cpp", ("none",), ("yarn",)),
     ],
 )
-def test_a_program_is_offered_what_it_computes(kind, program, served, refused):
-    own = small_model(kind)
-    for method in (*served, *refused):
-        posenc.extend(own, method, target_length=128)
-        assert bool(not_served(own, program)) == (method in refused), method
-        posenc.restore(own)
+def test_methods_that_the_program_cannot_express_are_not_tried(kind, program, served, refused):
+    costs, skipped = auto._screened(model(kind), ("none", *refused, *served), TARGET, program)
+    assert costs.keys() == {"none", *served}
+    assert skipped.keys() == {*refused}
+    assert all(skipped.values())
+    assert all(costs[method] == 1 for method in served if program != "python"), "frequencies alone"
 
 
-def test_methods_that_the_program_cannot_express_are_not_tried(tokenizer):
-    candidates = ("rerope", "yarn", "softmax_n", "ntk")
-    costs, skipped = auto._screened(model(), ("none", *candidates), TARGET, "vllm")
-    assert costs == {"none": 0, "yarn": 1, "ntk": 1}
-    assert skipped.keys() == {"rerope", "softmax_n"}
-    with pytest.raises(InputError, match=r"llama\.cpp can run none of them: rerope: no configuration expresses it"):
+def test_a_program_that_can_express_no_candidate_is_refused(tokenizer):
+    with pytest.raises(InputError, match=r"^candidates: llama\.cpp can run none of them: rerope: cannot express"):
         posenc.extend(
             model(), "auto", tokenizer=tokenizer, target_length=TARGET, program="llama.cpp", candidates=["rerope"]
         )
@@ -301,7 +295,7 @@ def test_methods_that_the_program_cannot_express_are_not_tried(tokenizer):
         ({"plan": asdict(PLAN) | {"program": "vlm"}, "target_length": None}, r"^plan: .*'vlm'"),
         (
             {"plan": replace(PLAN, program="vllm"), "target_length": None},
-            r"^plan: rerope: no configuration expresses it",
+            r"^plan: rerope: cannot express the position map rerope",
         ),
     ],
 )

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,7 @@ import torch
 from posenc.errors import InputError, check_integers, check_word, listed
 from posenc.lab.evals.comparison import past
 from posenc.lab.evals.config import CUT_OFF, EXTENSIONS, NONE, Cell, EvaluationSettings
-from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, PLAN, RETRIEVAL, Plan, planned_rounds
+from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, PLAN, RETRIEVAL, SERVING, Plan, planned_rounds
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.evals.results import Measured, share
 from posenc.lab.evals.study import AnyCell, AnyRecord, Evaluation
@@ -39,12 +40,12 @@ from posenc.lab.machine import describe
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.study import Interrupted, Progress, Results, run
 from posenc.pretrained.changes import ChangeReport, ModelChange
+from posenc.pretrained.export import ProgramAnswer, expresses
 from posenc.pretrained.extend import Extension, extend, restore, target_of
 from posenc.pretrained.inference import loss_by_position
 from posenc.pretrained.learned_table import TableExtension, has_learned_table
 from posenc.pretrained.methods import written_factor
 from posenc.pretrained.models import check_model, model_structure, record_of, unwrap
-from posenc.pretrained.serving import SERVING, not_served
 from posenc.scratch import scratch
 from posenc.tasks import Sample, create
 from posenc.tasks.running_text import pydoc
@@ -113,10 +114,8 @@ class Selection(ChangeReport):
 
 def _seconds_per_token(model: Any, ids: torch.Tensor, target: int) -> float:
     """In a text of the new length: the time of a token grows with the tokens before it, and is measured at two lengths."""
-    (short, first), (long, second) = (
-        (count, _timed(lambda count=count: loss_by_position(model, ids[:count])) / count)
-        for count in (min(most, len(ids)) for most in PROBE)
-    )
+    short, long = (min(most, target) for most in PROBE)
+    first, second = (_timed(partial(loss_by_position, model, ids[:count])) / count for count in (short, long))
     slope = max(second - first, 0.0) / (long - short) if long > short else 0.0
     return second + slope * max(target - long, 0)
 
@@ -213,7 +212,7 @@ class Trial(Evaluation):
 
     def round(self, methods: Sequence[str], texts: int) -> list[AnyCell]:
         """What some methods, truncation and the unmodified model's running text need for the first so many texts."""
-        found = []
+        found: list[AnyCell] = []
         for block in range(texts // PAIR):
             for method in dict.fromkeys((NONE, CUT_OFF, *methods)):
                 tasks = self.plan.tasks if method in (*methods, CUT_OFF) else ()
@@ -248,7 +247,9 @@ class Trial(Evaluation):
     def ranked(self, methods: Sequence[str], texts: int) -> list[str]:
         """The best first; of equal ones the cheapest."""
         gains = {method: float(self.numbers(method, texts)["gain"].mean()) for method in methods}
-        return sorted(methods, key=lambda method: (-gains[method], self.costs[method]))
+        return sorted(
+            methods, key=lambda method: (-gains[method], self.costs.get(method, -1))
+        )  # truncation is cheapest
 
     def row(self, method: str, texts: int) -> dict[str, Any]:
         """Of the table."""
@@ -477,22 +478,23 @@ def _screened(model: Any, methods: Sequence[str], target: int, program: str) -> 
     Raises:
         InputError: an unknown method.
     """
-    costs, skipped = {}, {}
-    for method in methods:
+    costs, skipped = {NONE: 0}, {}
+    for method in (method for method in methods if method != NONE):
         stated = written_factor(method)
         try:
             report = extend(model, method, target_length=None if stated is not None else target)
-            why = not_served(model, program)
+            change = record_of(unwrap(model))
+            assert change is not None  # which `extend` has made
+            answer = expresses(change, program)
         except InputError as error:
-            why = str(error)
+            answer = ProgramAnswer(program, False, str(error))
         finally:
             restore(model)
-        if why:
-            skipped[method] = why
-        elif method == NONE:
-            costs[method] = 0
-        else:
-            costs[method] = 1 if report.plain else 2 if getattr(report, "map", None) is None else 3
+        if answer.agrees:
+            plain = isinstance(report, Extension) and report.plain
+            costs[method] = 1 if plain else 2 if getattr(report, "map", None) is None else 3
+        else:  # or it is not known
+            skipped[method] = answer.why
     return costs, skipped
 
 
@@ -520,7 +522,8 @@ def _solvable(trial: Trial, folder: Folder, progress: Progress, command: str) ->
 
 def _selection(trial: Trial, folder: Folder, progress: Progress, command: str) -> Selection:
     """Measure round after round, and choose."""
-    alive, dropped, before = list(trial.plan.candidates), [], 0
+    alive, before = list(trial.plan.candidates), 0
+    dropped: list[dict[str, Any]] = []
     for texts, methods in trial.plan.rounds:
         if before:
             order = trial.ranked(alive, before)
@@ -530,7 +533,7 @@ def _selection(trial: Trial, folder: Folder, progress: Progress, command: str) -
         trial.measure_now(trial.round(alive, texts), folder, progress, command)
         before = texts
     choice, why = decide({each: trial.numbers(each, before)["gain"] for each in alive}, trial.costs, trial.comparisons)
-    rows = [trial.row(method, before) for method in (*trial.ranked(alive, before), CUT_OFF)]
+    rows = [trial.row(method, before) for method in trial.ranked((*alive, CUT_OFF), before)]
     seconds = sum(measured.seconds for measured in trial.done.values())
     machine = {**describe(trial.device), "dtype": trial.model_facts["dtype"]}
     found = Selection(trial.plan, choice, why, (*rows, *dropped), machine, round(seconds, 1))

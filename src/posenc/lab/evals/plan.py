@@ -9,13 +9,14 @@ from typing import Any, Self
 
 from posenc.errors import InputError, check_fields, check_integers, check_positive, check_word
 from posenc.lab.evals.config import NONE
-from posenc.pretrained.serving import SERVING
 from posenc.spec import read_json
 
-__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "PAIR", "PLAN", "RETRIEVAL", "Plan", "Round", "planned_rounds"]
+__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "PAIR", "PLAN", "RETRIEVAL", "SERVING", "Plan", "Round", "planned_rounds"]
 
 RETRIEVAL = ("passkey", "facts")
 """Tasks with an answer."""
+SERVING = ("python", "transformers", "vllm", "llama.cpp")
+"""Programs to extend a model for, as `posenc.pretrained.export.expresses` takes them; python is posenc."""
 PAIR = 2
 """Texts of a cell."""
 LEAST_TEXTS, MOST_TEXTS = 4, 32
