@@ -395,7 +395,7 @@ def test_the_factor_of_scores_in_latent_attention():
         "original_max_position_embeddings": 4096,
     }
     deepseek = {"model_type": "deepseek_v3", "max_position_embeddings": 163840, "rope_theta": 1e4, "rope_scaling": yarn}
-    (reading,) = read(deepseek).readings
+    reading, *_ = read(deepseek).readings
     assert reading.note == "its attention multiplies scores by 1.874 too (mscale_all_dim)"
 
 

@@ -79,6 +79,8 @@ RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
 """Architectures for which llama.cpp reads yarn_log_multiplier."""
+BARE = ("gemma", "gemma2", "phi", "stablelm")
+"""Model types whose converter in llama.cpp writes nothing of the rotation but how many channels rotate (recorded)."""
 LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 """Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
 
@@ -550,10 +552,16 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     rope_type = inner.get("rope_type", inner.get("type"))
     arch = ARCHITECTURES.get(kind, kind)
     fraction = inner.get("partial_rotary_factor") or raw.get("rotary_pct") or V4_FRACTIONS.get(kind, 1.0)
-    dim = config.head_dim if arch == "llama" else int(config.head_dim * fraction)
+    dim = int(config.head_dim * fraction) if kind in V4_PARTIAL else config.head_dim
     header: dict[str, Any] = {"general.architecture": arch}
     keys: dict[str, Any] = {"context_length": config.length, "rope.dimension_count": dim}
     notes = []
+    if kind in BARE and (inner.get("rope_theta") not in (None, 10000) or rope_type not in (None, "default")):
+        notes.append(f"its converter writes neither the base nor a schedule for {kind}")
+    elif kind == "cohere" and rope_type not in (None, "default"):
+        notes.append(f"its converter drops rope_type {rope_type!r} for {kind}")
+    inner = {} if kind in BARE else inner
+    rope_type = None if kind in (*BARE, "cohere") else rope_type
     theta = inner.get("rope_theta", 1e6 if kind == "gemma3_text" else None)
     if theta is not None:
         keys["rope.freq_base"] = theta
