@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).with_suffix(".md")
-TASKS = ("text", "copy")
+TASK = "text"
 ENCODINGS = ("rope", "alibi", "fox", "complex_order")
 
 PROCESSORS: Mapping[str, Mapping[str, str]] = {
@@ -72,7 +72,7 @@ PROGRAMS: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 
 def computed(encodings: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The behaviours in this process, by task and encoding."""
+    """The behaviours in this process, by encoding."""
     import torch
 
     from posenc.lab.compare import experiment
@@ -81,13 +81,11 @@ def computed(encodings: Sequence[str]) -> dict[str, dict[str, float]]:
     from posenc.lab.measure import behaviour
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    behaviours = {}
-    for task in TASKS:
-        kind = experiment(task)
-        corpus, settings = kind.presets["leaderboard"].settings.load(kind.data)
-        for encoding in encodings:
-            with flushed_denormals():
-                behaviours[f"{task}, {encoding}"] = behaviour(Run.of(encoding, 0, settings, corpus.digest), corpus)
+    kind, behaviours = experiment(TASK), {}
+    corpus, settings = kind.presets["leaderboard"].settings.load(kind.data)
+    for encoding in encodings:
+        with flushed_denormals():
+            behaviours[encoding] = behaviour(Run.of(encoding, 0, settings, corpus.digest), corpus)
     return behaviours
 
 
@@ -112,7 +110,7 @@ def _changed(encodings: list[str], change: str) -> dict[str, dict[str, float]]:
 
 
 def apart(here: Mapping[str, Mapping[str, float]], there: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """How far apart two behaviours are, by task and encoding: of their numbers the largest difference, as `disagreement` has it."""
+    """How far apart two behaviours are, by encoding: of their numbers the largest difference, as `disagreement` has it."""
     return {
         each: max(abs(a - there[each][name]) / max(1, abs(a), abs(there[each][name])) for name, a in here[each].items())
         for each in there
@@ -141,7 +139,7 @@ def main() -> None:
                 "",
                 "Written by `python benchmarks/behaviour.py` "
                 f"on {cpu()}: the largest difference of a number of two behaviours, as a share of the larger or of 1, over "
-                f"{len(ENCODINGS)} encodings and the tasks {' and '.join(TASKS)}. Up to {TOLERANCE:g} two are taken to be of one "
+                f"{len(ENCODINGS)} encodings on {TASK}. Up to {TOLERANCE:g} two are taken to be of one "
                 "program.",
                 "",
                 "## One program, other arithmetic",
