@@ -43,7 +43,7 @@ PROGRAMS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "RoPE's base 11000, not 10000": (
         ("rope",),
         "from posenc.encodings import rotary as r; from posenc import frequencies as f; "
-        "r.PairwiseRotary.frequencies = lambda s: f.create(s.schedule, s.rotated, 1.1 * s.rope_theta)",
+        "r.PairwiseRotary.frequencies = lambda s: f.create(s.schedule, s.rotated, base=1.1 * s.rope_theta)",
     ),
     "scores times 1.05": (
         ("rope", "alibi"),
@@ -64,9 +64,7 @@ PROGRAMS: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "other texts": (
         ("rope",),
-        "import posenc.lab.text as t, torch; from posenc.lab.synthetic.experiment import Synthetic as S; "
-        "o, p = t.Settings.draw, S.draw; f = lambda o: lambda s, x, g: o(s, x, g.manual_seed(7)); "
-        "t.Settings.draw, S.draw = f(o), f(p)",
+        "import posenc.lab.text as t; o = t.Settings.draw; t.Settings.draw = lambda s, x, g: o(s, x, g.manual_seed(7))",
     ),
 }
 
@@ -119,7 +117,9 @@ def apart(here: Mapping[str, Mapping[str, float]], there: Mapping[str, Mapping[s
 
 def row(what: str, distances: Mapping[str, float]) -> str:
     least, most = (pick(distances, key=lambda each: distances[each]) for pick in (min, max))
-    return f"| {what} | {distances[least]:.1g} ({least}) | {distances[most]:.1g} ({most}) |"
+    line = f"| {what} | {distances[least]:.1g} ({least}) | {distances[most]:.1g} ({most}) |"
+    print(line, flush=True)
+    return line
 
 
 def main() -> None:

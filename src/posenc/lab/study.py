@@ -39,7 +39,7 @@ RESERVED = frozenset(
 )
 """Keys of results.json that `run` sets."""
 
-TOLERANCE = 3e-5
+TOLERANCE = 1e-5
 """How much two numbers of a behaviour may differ, as a share of the larger one or of 1, and be of one program. benchmarks/behaviour.py
 measures how far apart processors are, and programs."""
 

@@ -130,8 +130,7 @@ class VisibleBlocks(NamedTuple):
         if table is None:
             return lambda b, h, i, j: q(b, i) == k(b, j)
         if table.shape[0] == 1:
-            only = table[0]
-            return lambda b, h, i, j: only[q(b, i), k(b, j)]
+            return lambda b, h, i, j: table[0, q(b, i), k(b, j)]
         return lambda b, h, i, j: table[b, q(b, i), k(b, j)]
 
     def select(self, of_q: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "VisibleBlocks":
@@ -156,8 +155,7 @@ class Branch:
 def rowwise(table: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """Read a (batch or 1, n, ...) tensor at (row, index); a single row serves every row of the batch."""
     if table.shape[0] == 1:
-        only = table[0]  # torch 2.9 takes no index among numbers and tensors under vmap, as FlexAttention calls it
-        return lambda row, index: only[index]
+        return lambda row, index: table[0, index]
     return lambda row, index: table[row, index]
 
 
