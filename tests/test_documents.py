@@ -26,6 +26,7 @@ from posenc.errors import InputError
 from posenc.frequencies import diff
 from posenc.lab.bench.study import plan
 from posenc.lab.evals.config import settings_of
+from posenc.pretrained.extend import CHOSEN
 from posenc.pretrained.methods import Lengths, fit_of
 from posenc.pretrained.methods import plan as plan_extension
 from posenc.report import explorer, predict
@@ -128,6 +129,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
         "extend": lambda self: (
             (
                 self.image_size
+                or self.method == CHOSEN
                 or fit_of(self.method, {"text": self.text})
                 or plan_extension(self.method, {}, lengths, lengths)
             )
