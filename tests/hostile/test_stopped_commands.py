@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -108,12 +109,17 @@ QUICK = ("compare, while workers import", signal.SIGTERM)
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """A model and a text."""
-    folder = tmp_path_factory.mktemp("given")
-    small_model("llama", vocab_size=512).save_pretrained(folder / "model")
-    small_tokenizer(512).save_pretrained(folder / "model")
-    (folder / "text").write_text("the quick brown fox jumps over the lazy dog. " * 400)
-    return {"MODEL": str(folder / "model"), "TEXT": str(folder / "text")}
+    """A model and a text, for whom calls it."""
+
+    @cache
+    def made():
+        folder = tmp_path_factory.mktemp("given")
+        small_model("llama", vocab_size=512).save_pretrained(folder / "model")
+        small_tokenizer(512).save_pretrained(folder / "model")
+        (folder / "text").write_text("the quick brown fox jumps over the lazy dog. " * 400)
+        return {"MODEL": str(folder / "model"), "TEXT": str(folder / "text")}
+
+    return made
 
 
 class Run:
@@ -124,11 +130,12 @@ class Run:
         self.temporary.mkdir(exist_ok=True)
         self.out.mkdir(exist_ok=True)
         words = [word.replace("OUT", str(self.out)) for word in CASES[name][0]]
+        files = given() if {"MODEL", "TEXT"} & {*words} else {}
         start = [sys.executable, "-c", SLOW_COPY] if name in ("finetune", "to_hf", "to_gguf") else COMMAND
         environment = os.environ | {"TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
         with self.err.open("w") as err, (folder / "stdout").open("w") as stdout:
             self.process = subprocess.Popen(
-                [*start, *(given.get(word, word) for word in words)],
+                [*start, *(files.get(word, word) for word in words)],
                 stdout=stdout,
                 stderr=err,
                 env=environment,
@@ -171,7 +178,7 @@ class Run:
 
 def computed(out):
     """The numbers of each cell, but for times and memory, and the bytes of each file of weights."""
-    measured = ("second", "processor", "memory", "bytes")
+    measured = ("second", "processor", "memory", "bytes", "fed")
 
     def plain(value):
         if isinstance(value, dict):
@@ -241,8 +248,8 @@ def test_sigterm_ends_a_training_from_python_with_a_checkpoint(given, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(f"""
 import posenc
-model, tokenizer = posenc.load({given["MODEL"]!r}, dtype="float32")
-text = open({given["TEXT"]!r}).read()
+model, tokenizer = posenc.load({given()["MODEL"]!r}, dtype="float32")
+text = open({given()["TEXT"]!r}).read()
 first = lambda step, loss: print(step, flush=True)
 result = posenc.finetune(model, text, tokenizer, steps=100000, length=16, checkpoint={str(tmp_path)!r}, progress=first)
 print("complete" if result.complete else "stopped", flush=True)
