@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import posenc
+from posenc.pretrained.models import cache_name
 
 LENGTHS, TARGET, STEPS = (3072, 8192, 24576), 32768, 3
 METHODS = (
@@ -76,7 +77,7 @@ def step(model: Any, cache: Any) -> float:
     token, times = torch.tensor([[5]]), []
     for _ in range(1 + STEPS):
         start = time.process_time()
-        model(token, past_key_values=cache)
+        model(token, **{cache_name(): cache})
         times.append(time.process_time() - start)
         forget_last(cache)
     return min(times[1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learned stretches beside other ways to read past the trained length: stories15M, trained at 256 tokens, reading 1024 and 2048.
+"""Learned stretches beside other ways to read past the context length: stories15M, trained at 256 tokens, reading 1024 and 2048.
 
     cd benchmarks && python fit.py [--lengths 1024 2048] [--texts FILE] [--smollm2 BOOK]
 

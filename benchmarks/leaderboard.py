@@ -62,7 +62,7 @@ class Finding:
 
 
 FINDINGS = (
-    Finding("without positions, models copy longer texts than with added codes", "Kazemnejad 2023", "copy", 2, "none", "sinusoidal"),
+    Finding("without positions, models copy longer inputs than with added codes", "Kazemnejad 2023", "copy", 2, "none", "sinusoidal"),
     Finding("the same, for addition", "Kazemnejad 2023", "addition", 2, "none", "sinusoidal"),
     Finding("and longer than with T5's bias", "Kazemnejad 2023", "copy", 2, "none", "t5"),
     Finding("and longer than with RoPE", "Kazemnejad 2023", "copy", 2, "none", "rope"),
@@ -72,8 +72,8 @@ FINDINGS = (
     Finding("KERPLE extrapolates better than ALiBi", "Chi 2022", "text", 8, "kerple", "alibi"),
     Finding("FIRE extrapolates better than ALiBi", "Li 2024", "text", 8, "fire", "alibi"),
     Finding("xPos extrapolates better than RoPE", "Sun 2023", "text", 8, "xpos", "rope"),
-    Finding("random positions in training let learned codes copy longer texts", "Ruoss 2023", "copy", 2, "randomized+learned", "learned"),
-    Finding("FLOATER reads longer texts better than sinusoidal codes", "Liu 2020", "text", 8, "floater", "sinusoidal"),
+    Finding("random positions in training let learned codes copy longer inputs", "Ruoss 2023", "copy", 2, "randomized+learned", "learned"),
+    Finding("FLOATER reads longer inputs better than sinusoidal codes", "Liu 2020", "text", 8, "floater", "sinusoidal"),
     Finding("queries scaled by log n extrapolate better", "Chiang 2022", "text", 8, "rope+log_n", "rope"),
     Finding("FoX predicts better than RoPE", "Lin 2025", "text", 1, "fox", "rope"),
     Finding("and extrapolates better", "Lin 2025", "text", 8, "fox", "rope"),

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- {name}: written by python benchmarks/longer.py -->", "<!-- en
 BASES, FAMILIAR, BEST = ("none", "cut_off"), ("linear", "ntk", "yarn"), 3
 RUNNING = ("perplexity", "repeated")
 NAMES = {
-    "perplexity": "running text", "repeated": "repeated text", "passkey": "pass key", "facts": "key-value",
+    "perplexity": "running text", "repeated": "repeated text", "passkey": "passkey", "facts": "key-value",
     "niah_multikey_1": "four keys", "many_shot": "many shots",
 }  # fmt: skip
 COLOURS = ("#2a78d6", "#1b9e77", "#d95f02", "#b04fc4", "#c78a00", "#d62a5c")
@@ -36,18 +36,18 @@ def tables(name: str, results: Results) -> str:
     planned = results["cells"]
     note = "" if results["complete"] else f" **{planned['finished']} of {planned['planned']} cells were measured.**"
     parts = [
-        f"# {name.replace('_', ', ')} past its trained length\n",
+        f"# {name.replace('_', ', ')} past its context length\n",
         f"Written by `python benchmarks/longer.py` from the results.json of `{results['command']}`.{note}\n",
         f"Trained at {results['model']['trained_length']} tokens; {results['model']['dtype']}, {machine['cpu']}, "
         f"{machine['cores']} cores shared with other processes, posenc {machine['posenc']}, torch {machine['torch']}, "
-        f"transformers {machine['transformers']}, {results['created'][:10]}. {s['samples']} texts a cell.\n",
+        f"transformers {machine['transformers']}, {results['created'][:10]}. {s['samples']} prompts per cell.\n",
         "Each cell: nats per token, then the difference to `cut_off`, the unmodified model on truncated "
-        "input. Lower is better. Running text counts past the trained length alone; answers with a place in the text are "
+        "input. Lower is better. Running text counts past the context length alone; answers with a place in the text are "
         f"at {' and '.join(f'{depth:.0%}' for depth in s['depths'])} of it. Methods are set up for each length. Intervals "
-        "are 95 % for all methods of a column together (Bonferroni). Milliseconds are processor time per token read, in the first task; MiB are the memory above the model's.\n",
+        "are 95 % for all methods of a column together (Bonferroni). Milliseconds are processor time per token, in the first task; MiB are the memory above the model's.\n",
     ]
     for at in results["longer"]:
-        parts.append(f"## {at['length']} tokens, {at['times']:.3g} times the trained length\n\n{table(at)}\n")
+        parts.append(f"## {at['length']} tokens, {at['times']:.3g} times the context length\n\n{table(at)}\n")
     return "\n".join(parts)
 
 
@@ -71,8 +71,10 @@ def _cell(row: Results | None) -> str:
 
 
 def _loss(row: Results, digits: int) -> str:
-    right = row["exact"] and row["exact"]["hits"]
-    return f"{row['loss']['mean']:.{digits}f}" + (f", {row['exact']['mean']:.0%} right" if right else "")
+    text, exact = f"{row['loss']['mean']:.{digits}f}", row["exact"]
+    if exact and exact["hits"]:
+        text += f", {exact['hits']} of {exact['n']} right ({100 * exact['low']:.0f} to {100 * exact['high']:.0f} %)"
+    return text
 
 
 def summary(results: Results) -> str:
@@ -132,7 +134,7 @@ def picture(results: Results) -> str:
         parts.append(f'<text x="{where:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">{words}</text>')
     trained = x(results["model"]["trained_length"])
     parts.append(f'<path d="M{trained:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="currentColor" stroke-dasharray="2 4"/>')
-    parts.append(f'<text x="{trained + 6:.1f}" y="{TOP + 10}">trained length</text>')
+    parts.append(f'<text x="{trained + 6:.1f}" y="{TOP + 10}">context length</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">position in the text, tokens</text>')
     label = f'x="14" y="{(TOP + HEIGHT - BOTTOM) / 2}" text-anchor="middle"'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of Jet-Long beyond the trained length of stories15M, 256 tokens, on texts of its own.
+"""Variants of Jet-Long beyond the context length of stories15M, 256 tokens, on texts of its own.
 
     PYTHONPATH=tests python benchmarks/maps.py
 
@@ -45,12 +45,12 @@ def table(results: dict) -> str:
 
 def page(results: dict) -> str:
     """All of maps.md."""
-    return f"""# Jet-Long beyond the trained length
+    return f"""# Jet-Long beyond the context length
 
 Written by `PYTHONPATH=tests python benchmarks/maps.py`. stories15M, trained at {results["trained"]} tokens, {results["texts"]} of its texts in one pass,
 {results["dtype"].removeprefix("torch.")}: nats per token past the {results["trained"]}th, and the difference from "cut off", the unmodified model on windows of {results["trained"]} tokens, with 95 %
 intervals over the texts. One group: a prompt is read with one group for all queries (`least` equal to `groups`), as by the authors, whose window is 2048 of
-32768 tokens, here 16; the default is half the trained length, at most 2048. One thread of an AMD EPYC with AVX-512, shared with other work.
+32768 tokens, here 16; the default is half the context length, at most 2048. One thread of an AMD EPYC with AVX-512, shared with other work.
 
 {table(results)}
 """

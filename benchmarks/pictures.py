@@ -43,19 +43,19 @@ CHINESE = {
     "{} and {}": "{} 与 {}", ", ": "、", "none": "没有编码", "four": "四", "five": "五", "six": "六", "seven": "七", "eight": "八",
     "RoPE": "RoPE", "RoPE, NTK scaling": "RoPE，NTK 缩放", "RoPE, interpolated": "RoPE，位置内插", "ALiBi": "ALiBi", "T5": "T5",
     "sinusoidal": "正弦", "learned": "可学习", "no positions": "无位置",
-    "Of {}, {} predicts best at the trained length;": "{}种编码中，{} 在训练长度上预测得最好；",
+    "Of {}, {} predicts best at the training length;": "{}种编码中，{} 在训练长度上预测得最好；",
     "past it, only the loss of {} stays level": "超出之后，只有 {} 的损失保持平稳",
     "loss, nats per byte (lower is better)": "损失，奈特/字节（越低越好）",
     "bytes of text read; trained at {}": "读入的字节数；训练长度 {}",
     "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
-    "right answers in %, and loss of text, at {} times the trained length": "答对的百分比与文本的损失，{} 倍训练长度",
-    "right answers in % at {} times the trained length": "答对的百分比，{} 倍训练长度",
+    "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
+    "right answers in % at {} times the training length": "答对的百分比，{} 倍训练长度",
     "text": "文本", "copy": "复制", "addition": "加法", "recall": "检索", "sort": "排序", "dyck": "括号", "induction": "归纳",
     "mean": "平均分", "at {}×": "{} 倍", "probably near the best": "很可能接近最佳", "possibly": "可能接近",
     "YaRN": "YaRN", "Self-Extend": "Self-Extend", "dual chunks": "双块注意力", "truncated input": "截断输入", "unmodified": "不作改动",
     "At {:,} tokens SmolLM2, trained at {:,},": "训练长度 {1:,} 的 SmolLM2，到 {0:,} 个 token 处，",
     "reads on with {} or {}": "用 {} 或{}仍能读下去",
-    "pass key": "口令", "found in {} texts": "在 {} 篇文本中找到", "running text": "正文",
+    "passkey": "密钥（passkey）", "found in {} documents": "在 {} 篇文档中找到", "running text": "正文",
     "nats per token above truncated input": "比截断输入高出的奈特/token",
     "Biases in {:.0f} to {:.0f} MiB of memory;": "各种偏置占内存 {:.0f} 至 {:.0f} MiB；",
     "the best of the others take {:.0f} to {:,.0f}": "其他实现中最省的占 {:.0f} 至 {:,.0f}",
@@ -202,7 +202,7 @@ def loss(demo: Results, look: Look) -> str:
     say = look.say
     level = [say(LINES[name][0]) for name, verdict in demo["verdict"].items() if verdict == "holds"]
     finding = [
-        say("Of {}, {} predicts best at the trained length;", say(NUMBERS[len(trained)]), say(LINES[first][0])),
+        say("Of {}, {} predicts best at the training length;", say(NUMBERS[len(trained)]), say(LINES[first][0])),
         say("past it, only the loss of {} stays level", look.listed(level or [say("none")])),
     ]
     top, bottom, left, right = 96, 388, 34, 376
@@ -257,9 +257,9 @@ def tasks(results: Results, look: Look) -> str:
     top, step = 150 if steep else 122, 25
     left = 16 + 9 * max(len(row["encoding"].partition(":")[0]) for row in rows)
     about = say(
-        "right answers in %, and loss of text, at {} times the trained length"
+        "right answers in %, and loss of text, at {} times the training length"
         if "text" in names
-        else "right answers in % at {} times the trained length",
+        else "right answers in % at {} times the training length",
         factor,
     )
     drawing = Drawing(top + step * len(rows) + 36, finding, about, look)
@@ -324,7 +324,7 @@ METHODS = {
 
 
 def longer(results: Results, look: Look) -> str:
-    """What a pretrained model makes of texts past its trained length: a pass key at a quarter of the text, and running text."""
+    """What a pretrained model makes of texts past its training length: a passkey at a quarter of the text, and running text."""
     part = results["longer"][0]
     passkey, text = ({row["method"]: row for row in task["rows"]} for task in part["tasks"])
     trained, texts = results["model"]["trained_length"], passkey["none"]["exact"]["n"]
@@ -343,8 +343,8 @@ def longer(results: Results, look: Look) -> str:
     def x(value: float) -> float:
         return start + (end - start) * (value - low) / (high - low)
 
-    drawing.text(left, top - 42, say("pass key"), weight=600)
-    drawing.text(left, top - 22, say("found in {} texts", texts), colour="soft", size=14)
+    drawing.text(left, top - 42, say("passkey"), weight=600)
+    drawing.text(left, top - 22, say("found in {} documents", texts), colour="soft", size=14)
     drawing.text(start, top - 42, say("running text"), weight=600)
     drawing.text(start, top - 22, say("nats per token above truncated input"), colour="soft", size=14)
     for value in (0, 0.5, 1):
@@ -357,7 +357,7 @@ def longer(results: Results, look: Look) -> str:
         for each in range(texts):
             drawing.dot(left + 8 + keys * each, y, radius=7, colour=colour, hollow=each >= hits)
         more = text[name].get("against_cut_off") or {"mean": 0.0, "low": 0.0, "high": 0.0}
-        about = f"{name}: pass key {hits} of {texts}, running text {more['mean']:+.2f} ({more['low']:+.2f} to {more['high']:+.2f})"
+        about = f"{name}: passkey {hits} of {texts}, running text {more['mean']:+.2f} ({more['low']:+.2f} to {more['high']:+.2f})"
         drawing.line([(x(more["low"]), y), (x(more["high"]), y)], colour=colour, width=3)
         drawing.dot(x(more["mean"]), y, radius=6, colour=colour, about=about)
     return drawing.svg()

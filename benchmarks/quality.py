@@ -89,7 +89,7 @@ def chosen(model: torch.nn.Module, method: str, ids: torch.Tensor, length: int |
 
 
 def losses(method: str, length: int, folder: Path) -> dict:
-    """Nats a token past the trained length, for each passage and for each that repeats, and within it."""
+    """Nats a token past the context length, for each passage and for each that repeats, and within it."""
     model = tuned(folder) if "tuned" in method else stories15m.load()
     passages = stories15m.texts()[:PASSAGES, :length]
     repeated = stories15m.texts()[:REPEATED, :PERIOD].repeat(1, length // PERIOD)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recurrent network beside attention, for docs/claims.md: loss past the trained length, what order and far tokens
+"""A recurrent network beside attention, for docs/claims.md: loss past the training length, what order and far tokens
 contribute, processor time. Writes benchmarks/recurrent_network.json.
 
     python benchmarks/recurrent_network.py [--seeds 3]     # what the .json has is not measured again

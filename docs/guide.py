@@ -83,7 +83,7 @@ CHINESE = {
     "shuffled positions": "打乱位置",
     "slope": "斜率",
     "their sines": "同周期的正弦",
-    "trained length, #": "训练长度 #",
+    "training length, #": "训练长度 #",
     "turn reached in # positions": "# 个位置内转过的圈数",
     "untrained": "未训练",
     "with residuals": "有残差",

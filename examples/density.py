@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close together may positions be? Interpolation by several factors, on texts within the trained length.
+"""How close together may positions be? Interpolation by several factors, on texts within the context length.
 
     python examples/density.py [FOLDER [MODEL]]
 
-The texts are within the trained length, so only the density is new: positions are s times as close (PI), or only the slow
+The texts are within the context length, so only the density is new: positions are s times as close (PI), or only the slow
 pairs of channels are slowed (NTK). The table has the rise of the loss on running text, in nats per token above the
 unmodified model, and the accuracy of the next token. FOLDER has the results.json and report.html; the same command resumes.
 """

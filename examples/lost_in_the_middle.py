@@ -4,7 +4,7 @@
     python examples/lost_in_the_middle.py [FOLDER [MODEL]]
 
 The model is asked for one of a list of facts, at varying depths (Liu et al. 2023, arXiv 2307.03172, in sentences that a
-small model reads). Texts are within the trained length; maps are set so short that they act within them. FOLDER has the
+small model reads). Texts are within the context length; maps are set so short that they act within them. FOLDER has the
 results.json and report.html; the same command resumes.
 """
 

@@ -5,7 +5,7 @@
 
 A small byte-level decoder is trained with RoPE, and another with log n in its attention too, on the language reference of
 Python's standard library. Each then predicts the last 16 bytes of held-out texts, the same bytes for every method and in
-every column: after the text before them, or after repetitions of them, with a period within the trained length or beyond
+every column: after the text before them, or after repetitions of them, with a period within the training length or beyond
 it. "+ log n†" scales queries at inference only, "+ log n" is the model that was trained with it, and "cut off" is the
 unmodified model on the last 64 bytes. Results are written to results.json; the same command resumes.
 """

@@ -5,9 +5,9 @@
     python examples/train_gpt.py rope+alibi 1000
 
 The text is the language reference of Python's standard library, as bytes; 1000 is the number of steps. Printed are the
-training loss in nats per byte, then the loss on held-out text at the trained length, twice and four times that: of the
+training loss in nats per byte, then the loss on held-out text at the training length, twice and four times that: of the
 last 32 bytes of the same passages each time, so only the text before them grows. Then the model continues a prompt.
-`posenc list` names the encodings; for one that is undefined past the trained length, the reason is printed.
+`posenc list` names the encodings; for one that is undefined past the training length, the reason is printed.
 """
 
 import sys

@@ -5,7 +5,7 @@
 
 Each head subtracts slope * log(1 + distance) from its scores, so distances near a token are separated more than far ones.
 Printed are the checks in a small model, the effect on scores by distance, and the losses of small models with it and with
-two other encodings, up to four times the trained length. FOLDER has the comparison and its report.html; the same command
+two other encodings, up to four times the training length. FOLDER has the comparison and its report.html; the same command
 resumes.
 """
 

@@ -30,7 +30,7 @@ def no_gradients():
 
 @pytest.fixture
 def tiles(monkeypatch):
-    """The CPU's backends cut short texts into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere,
+    """The CPU's backends cut short inputs into many tiles: of 3 queries and 4 keys in the operator, of 3 queries elsewhere,
     and chunks of 2 tokens."""
     from posenc.backends import fused, sdpa
     from posenc.bias import carried
@@ -39,6 +39,7 @@ def tiles(monkeypatch):
         monkeypatch.setattr(fused, name, value)
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2 * 4 * 3 * 5)  # of 2 rows and 4 heads
     monkeypatch.setattr(sdpa, "LEAST_ROWS", 2)
+    monkeypatch.setattr(sdpa, "SHORT", 0)
     monkeypatch.setattr(carried, "SIZE", 2)
 
 

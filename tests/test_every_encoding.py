@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 import posenc
 from posenc import InputError, Positions, attention
 from posenc.backends import fused
-from posenc.conformance.fixtures import DECODER, attention_inputs, named
+from posenc.conformance.fixtures import DECODER, EncodingUnderTest, attention_inputs, named
 from posenc.encoding import embedded_by, gates_of
 from posenc.encodings.patterns import PATTERNS
 from test_hidden import Case
@@ -32,6 +32,17 @@ def test_parameters_on_meta_are_refused(name):
     for act in (lambda: embedded_by(case.encoding, x, positions, 0), lambda: gates_of(case.encoding, x)):
         with pytest.raises(InputError, match="meta"):
             act()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, "learned:merge=concat"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
+def test_a_model_computes_with_quantized_linear_layers(name):
+    model, ids = EncodingUnderTest(named(name)).model(DECODER, torch.float32).eval(), torch.arange(9)[None] % 5
+    want = model(ids)
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    assert not torch.equal(quantized(ids), want)
+    torch.testing.assert_close(quantized(ids), want, rtol=0, atol=0.05 * float(want.abs().max()))
 
 
 def test_operators_refuse_one_tensor_on_meta():

@@ -137,7 +137,7 @@ def test_a_small_gpt_learns_under_any_encoding_and_goes_on_from_a_prompt(name, c
     losses = [float(line.split()[-1]) for line in lines if line.startswith("held out") and line[-1].isdigit()]
     assert losses == [pytest.approx(loss, abs=0.006) for loss in found.values()]
     assert found[64] < math.log(256) - 2, "it has learned which bytes there are"
-    assert len(found) == (1 if name == "learned" else 3), "a table ends with the trained length"
+    assert len(found) == (1 if name == "learned" else 3), "a table ends with the training length"
     assert "The following statement" in "\n".join(lines)
 
 
@@ -195,7 +195,7 @@ class Bytes:
 
 @pytest.fixture
 def small_llama():
-    """A Llama on bytes, with a trained length of 64."""
+    """A Llama on bytes, with a training length of 64."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

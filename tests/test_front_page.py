@@ -110,7 +110,7 @@ def test_the_lines_of_loss_are_those_of_make_demo():
     assert [name for name, verdict in demo["verdict"].items() if verdict == "holds"] == ["alibi"]
     assert (
         finding("loss")
-        == "Of six, RoPE predicts best at the trained length; past it, only the loss of ALiBi stays level"
+        == "Of six, RoPE predicts best at the training length; past it, only the loss of ALiBi stays level"
     )
 
 
@@ -140,7 +140,7 @@ def test_the_methods_past_the_trained_length_have_their_hits_and_differences():
     text = next(task for task in results["longer"][0]["tasks"] if task["task"] == "perplexity")
     differences = {row["method"]: row["against_cut_off"]["mean"] for row in text["rows"] if row.get("against_cut_off")}
     for name in pictures.METHODS:
-        assert f"pass key {hits[name]} of 4" in shown[name]
+        assert f"passkey {hits[name]} of 4" in shown[name]
         mean = float(re.findall(r"[+-]\d\.\d\d", shown[name])[0])
         assert mean == pytest.approx(differences.get(name, 0), abs=0.005)
     assert all(label in finding("longer") for name, label in pictures.METHODS.items() if hits[name] == 4)

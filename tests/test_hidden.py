@@ -150,3 +150,54 @@ def test_what_is_padding_in_the_input_reaches_no_gradient(name):
     for poison in POISON:
         for a, b in zip(results(poison), results(0.0), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gates_of_padding_reach_no_other_token(name):
+    case = Case(name)
+    for layout in ("left", "right"):
+        positions = LAYOUTS[layout](N)
+        _, keys = unseen(positions)
+        inputs = case.inputs(positions)
+        x = torch.randn(2, N, case.config.dim, generator=torch.Generator().manual_seed(1))
+        found = []
+        for padding in (0.0, *POISON):
+            with torch.no_grad():
+                gates = gates_of(case.encoding, x.masked_fill(keys[..., None], padding))
+                out = attention(*inputs[:3], case.encoding, positions, gates=gates or None)
+            found.append((out, *(gate.masked_fill(keys[:, None, :, None], 0.0) for gate in gates)))
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+DOCUMENTS = torch.tensor([0] * 6 + [1] * 5)
+PARTLY = {
+    "documents": lambda: Positions.packed(document_ids=DOCUMENTS, causal=True),
+    "both ways": lambda: Positions.packed(document_ids=DOCUMENTS),
+    "window": lambda: Positions.arange(N, causal=True).with_window(3, None),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "reference"])
+@pytest.mark.parametrize("layout", PARTLY)
+def test_a_large_number_that_some_queries_do_not_see_reaches_none_of_them(layout, backend):
+    """What is promised of tokens that others see: as long as products are finite, a weight of zero is zero. NaN is NaN in the
+    equation itself, sum_j p_ij v_j with p_ij = 0."""
+    positions, generator = PARTLY[layout](), torch.Generator().manual_seed(0)
+    for name in (None, "rope", "alibi", "sink", "shaw", "rope+t5"):
+        encoding = None if name is None else Case(name).encoding
+        inputs = [torch.randn(2, DECODER.num_heads, N, DECODER.width, generator=generator) for _ in range(3)]
+        want = attention(*inputs, encoding, positions, backend=backend)
+        for at in (1, 2):
+            changed = [x.clone() for x in inputs]
+            changed[at][:, :, 2] = 1e30
+            blind = ~positions.mask()[0, 0, :, 2]
+            got = attention(*changed, encoding, positions, backend=backend)
+            assert blind.any()
+            torch.testing.assert_close(got[:, :, blind], want[:, :, blind])
+    q, k, v = inputs
+    v[:, :, 2] = float("nan")
+    seen = positions.mask()
+    weights = (q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1)
+    assert (weights @ v).isnan().all()

@@ -66,7 +66,7 @@ def test_the_example_trains_what_is_missing_and_shows_a_table(tmp_path, monkeypa
     assert len(first) == 2
     plain, scaled = first.values()
     assert len(plain) == 2 * len(scaled) == 2 * len(module.VARIANTS)
-    assert plain["cut off"] == plain["cut off + log n†"], "within the trained length the clipped factor is 1"
+    assert plain["cut off"] == plain["cut off + log n†"], "within the context length the clipped factor is 1"
     assert all(len(values) == 4 for row in plain.values() for values in row.values())
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in table[2:5]] == ["cut off", "cut off + log n†", "cut off + log n"]

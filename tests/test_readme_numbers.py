@@ -219,7 +219,7 @@ def test_the_limits(text):
 def test_the_passkey_and_the_time_it_takes():
     (task,) = (each for each in SMOLLM2["longer"][0]["tasks"] if each["task"] == "passkey")
     hits = {row["method"]: row["exact"] for row in task["rows"]}
-    assert f"found in {hits['yarn']['hits']} of {hits['yarn']['n']} texts under YaRN, in none without" in ENGLISH
+    assert f"found in {hits['yarn']['hits']} of {hits['yarn']['n']} documents under YaRN, in none without" in ENGLISH
     assert hits["none"]["hits"] == hits["cut_off"]["hits"] == 0
     assert round(sum(row["seconds"] for row in SMOLLM2["cost"]) / 3600) == 2
     assert "The picture's run took two hours" in ENGLISH
@@ -296,7 +296,7 @@ TESTED = (
     r"T5's bias over 4096 tokens takes \d+ MiB forward, where the best of the others measured takes \[\d+\]",
     r"\[Extend \d+ types",
     r"Python 3\.11 or newer",
-    r"found in 4 of 4 texts",
+    r"found in 4 of 4 documents",
     r"trained for 120 steps on one text",
     r"SmolLM2-135M|stories15M|SmolLM2|float32",
     r"^Read in the code of .*$",

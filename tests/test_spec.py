@@ -164,3 +164,14 @@ def test_plain_names_import_nothing(monkeypatch):
     monkeypatch.setattr(posenc.encodings, "load_object", None)
     posenc.create("rope@rerope:window=4+alibi/none", head_dim=8, num_heads=2)
     assert "RoFormer" in posenc.cite("rope")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["true", "False", "none", "1", "1e3", "inf", "nan", "1,2", "[1]", "1,", "", " a", "'a'", "'", "half", "a,b", "a:b"],
+)
+def test_texts_stay_texts(value):
+    """Also those that look like a number or a word of the grammar."""
+    spec = Spec.of("x", {"y": value})
+    assert spec.values("x") == {"y": value}
+    assert parse(str(spec)).layers[0][0].values("x") == {"y": value}

@@ -2,6 +2,7 @@
 """Builds the site: python -m website, in docs/ (`make docs`)."""
 
 import argparse
+import os
 from pathlib import Path
 
 from website.build import build
@@ -17,5 +18,10 @@ if __name__ == "__main__":
         metavar="PATH",
         help="of the generated pages only these: encodings/t5 frequencies",
     )
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("SITE_URL", ""),
+        help="where the site will be, for shared links (default: $SITE_URL)",
+    )
     given = parser.parse_args()
-    print(f"{build(given.out, only=given.only)}: open it in a browser")
+    print(f"{build(given.out, only=given.only, url=given.url)}: open it in a browser")

@@ -14,10 +14,11 @@ import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
 from website import encodings, extensions, measured, predicted, reference, repository
+from website.keywords import keywords
 from website.markdown import OPENING, for_site, place, summary, title
 from website.narrow import marked
 from website.page import DOCS, ROOT, Page
-from website.pictures import card
+from website.pictures import card, card_of
 
 STAGE = ROOT / "build" / "docs"
 """Where the pages' Markdown is put together; git ignores it."""
@@ -35,9 +36,10 @@ MENU = {
 """What mkdocs.yml says around every page, on a Chinese one. Titles of English pages stay English."""
 
 
-def build(site: Path, folder: Path = STAGE, only: Sequence[str] = ()) -> Path:
+def build(site: Path, folder: Path = STAGE, only: Sequence[str] = (), url: str = "") -> Path:
     """Build the site, replacing one that is there; gives its first page. folder: for what it is built from. only: beginnings of
-    the paths of generated pages, to try some out; the others are left out, and links to them break.
+    the paths of generated pages, to try some out; the others are left out, and links to them break. url: where the site will be, for
+    what has to be absolute in a shared link.
 
     Raises:
         FileExistsError: something else is there, which is not replaced.
@@ -45,20 +47,20 @@ def build(site: Path, folder: Path = STAGE, only: Sequence[str] = ()) -> Path:
     """
     if site.exists() and not (site / "index.html").is_file():
         raise FileExistsError(f"{site}: is there and is no site; name another folder")
-    config = stage(folder, only)
+    config = stage(folder, only, url)
     strict = [] if only else ["--strict"]
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", *strict, "-f", config], check=True)
     for path in (folder / "site").rglob("*.html"):
         finish(path)
     for name in ("search.json", "search.js"):
-        leave_out_code(folder / "site" / name)
+        indexed(folder / "site" / name)
     if site.exists():
         shutil.rmtree(site)
     shutil.move(folder / "site", site)
     return site.resolve() / "index.html"
 
 
-def stage(folder: Path, only: Sequence[str] = ()) -> Path:
+def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     """Put all pages together in a folder, replacing what is there; gives their configuration."""
     if folder.exists():
         shutil.rmtree(folder)
@@ -88,9 +90,11 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
     texts["leaderboard.md"] = texts["leaderboard.md"].replace("\n## ", f"\n{table}\n\n## ", 1)
     described = {page.path: page.description for part in generated.values() for page in part}
     pages = folder / "pages"
+    cards = _cards(pages, texts)
     for name, text in texts.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
         known = {"title": title(text), "description": described.get(name) or summary(text)}
+        known |= {"keywords": keywords(name), "card": cards.get(name)}
         known |= {"language": "zh"} if name.endswith(".zh.md") else {}
         head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)
         (pages / name).write_text(f"---\n{head}---\n\n{text}", encoding="utf-8")
@@ -109,6 +113,7 @@ def stage(folder: Path, only: Sequence[str] = ()) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    config |= {"site_url": url.rstrip("/") + "/"} if url else {}
     config |= {"docs_dir": pages.name, "nav": navigation(placed(config["nav"]), generated, texts)}
     config["theme"]["custom_dir"] = str(DOCS / "website" / "theme")
     handlers = next(plugin["mkdocstrings"]["handlers"] for plugin in config["plugins"] if "mkdocstrings" in plugin)
@@ -134,11 +139,27 @@ def finish(path: Path) -> None:
     path.write_text(html, encoding="utf-8")
 
 
-def leave_out_code(path: Path) -> None:
-    """Take the source code of encodings out of the search's index, where it is a quarter of the text."""
+def _cards(pages: Path, texts: Iterable[str]) -> dict[str, str]:
+    """Draw the card of each encoding that has a page; gives their places by page."""
+    (pages / "cards").mkdir(parents=True)
+    found = {
+        name: f"cards/{Path(name).stem}.png"
+        for name in texts
+        if Path(name).stem in encodings.PAGES and "encodings/" in name
+    }
+    for name, where in found.items():
+        card_of(Path(name).stem, encodings.TITLES[Path(name).stem], pages / where)
+    return found
+
+
+def indexed(path: Path) -> None:
+    """Put the keywords of pages into the search's index, and take the source code of encodings out, which is a quarter of it."""
     before, text = path.read_text(encoding="utf-8").split("{", 1)
     index, end = json.JSONDecoder().raw_decode("{" + text)
     index["items"] = [item for item in index["items"] if not item["location"].endswith("#source-code")]
+    for item in index["items"]:
+        words = keywords(item["location"].replace(".html", ".md"))
+        item["text"] += f"<p>{words}</p>" if words else ""
     path.write_text(before + json.dumps(index, ensure_ascii=False) + text[end - 1 :], encoding="utf-8")
 
 

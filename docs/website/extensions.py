@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 HEAD_DIM, TRAINED, FACTOR = 64, 4096, 4
 """Of the model that pages speak of."""
 SHORT, LONG = 32, 128
-"""Of the text in which a map is drawn: the trained length, and the length of the text."""
+"""Of the text in which a map is drawn: the context length, and the length of the text."""
 
 SCHEDULE_PAGES: dict[str, tuple[str, str]] = {
-    "default": ("RoPE's frequencies, unchanged", "Take it within the trained length. Past it, the slow pairs reach angles that training did not show."),
+    "default": ("RoPE's frequencies, unchanged", "Take it within the context length. Past it, the slow pairs reach angles that training did not show."),
     "linear": ("position interpolation (PI)", "Take it if you fine-tune: `linear` moves all neighbours closer together, and without training every token suffers. `yarn` keeps the fast pairs."),
     "ntk": ("NTK-aware scaling", "Take it for a quick test without fine-tuning, with a factor larger than you need. `yarn` reaches the full factor."),
     "ntk_old": ("NTK by the base alone", "Take it to repeat earlier results: `ntk` slows the slowest pair by the full factor, this one by less."),
     "ntk_fixed": ("NTK-RoPE-fixed", "Take it to repeat Su's comparison, or for vLLM's rope type \"ntk\". The fastest pair is slowed as well, which `ntk` avoids."),
-    "ntk_mixed": ("NTK-RoPE-mixed", "Take it to repeat Su's comparison. It slows fast pairs more than `ntk_fixed`, and loses accuracy within the trained length."),
-    "abf": ("adjusted base frequency (ABF)", "Take it if you continue the training on long texts: a larger base, as in Llama 2 Long and most models since. Without training, `yarn` is better."),
+    "ntk_mixed": ("NTK-RoPE-mixed", "Take it to repeat Su's comparison. It slows fast pairs more than `ntk_fixed`, and loses accuracy within the context length."),
+    "abf": ("adjusted base frequency (ABF)", "Take it if you continue the training on long inputs: a larger base, as in Llama 2 Long and most models since. Without training, `yarn` is better."),
     "yarn": ("YaRN", "Take it to extend a pretrained model that other programs will serve: transformers, vLLM and llama.cpp read it, and it works without fine-tuning."),
     "yarn_paper": ("YaRN as its paper states it", "Take it to repeat the paper. Programs that say YaRN compute `yarn`, whose ramp is linear in the pair's number."),
     "yarn_revised": ("revised YaRN", "Take it for models that PoSE fine-tuned. Others take `yarn`."),
     "mrrope": ("MrRoPE", "Take it in place of `yarn` where only posenc and transformers have to load the model; on small models the two do not differ."),
     "llama3": ("Llama 3's scaling", "Take it for Llama 3.1 and models trained with it. To extend another model, `yarn` also scales the scores."),
-    "dynamic": ("dynamic NTK", "Take it where most texts are short: within the trained length nothing changes. The length is fixed before the first token is cached."),
+    "dynamic": ("dynamic NTK", "Take it where most texts are short: within the context length nothing changes. The length is fixed before the first token is cached."),
     "longrope": ("LongRoPE", "Take it for models that come with its factors, such as Phi-3. For other models a search has to find them; `posenc.extend(model, \"fit\")` learns factors on a text."),
     "evq_cosh": ("EVQ-Cosh", "Take it in a model that you train from the start: pairs are denser among the fast frequencies."),
     "anti_periodic": ("Möbius RoPE", "Take it in a model that you train from the start, on a quarter of the heads (`head_rope`)."),
@@ -63,11 +63,11 @@ SCHEDULE_PAGES: dict[str, tuple[str, str]] = {
 MAP_PAGES: dict[str, tuple[str, str]] = {
     "rerope": ("ReRoPE", "Take it for any length without training, where content of far tokens matters and their order does not. `leaky_rerope` preserves some of the order."),
     "leaky_rerope": ("Leaky ReRoPE", "Take it where the longest text is known: far tokens stay in order, at smaller steps. `rerope` needs no length."),
-    "inverse_leaky": ("Inverse Leaky ReRoPE", "Take it in training on short texts, so that the model reads long ones with plain RoPE, at RoPE's speed."),
-    "self_extend": ("Self-Extend", "Take it without training up to (L - w) G + w tokens, L the trained length: short distances are exact, long ones grouped."),
-    "jet_long": ("Jet-Long", "Take it where short texts must be read exactly as before: groups grow with the text. `self_extend` has one group size for all texts."),
-    "dual_chunk": ("dual chunk attention (ChunkLlama)", "Take it without training, also on models that a frequency schedule has extended. On SmolLM2 it finds a pass key at 1.5 times the trained length."),
-    "string": ("STRING", "Take it within the trained length: distances that training met rarely are replaced by shorter ones. It does not extend a model."),
+    "inverse_leaky": ("Inverse Leaky ReRoPE", "Take it in training on short inputs, so that the model reads long ones with plain RoPE, at RoPE's speed."),
+    "self_extend": ("Self-Extend", "Take it without training up to (L - w) G + w tokens, L the context length: short distances are exact, long ones grouped."),
+    "jet_long": ("Jet-Long", "Take it where short inputs must be read exactly as before: groups grow with the text. `self_extend` has one group size for all texts."),
+    "dual_chunk": ("dual chunk attention (ChunkLlama)", "Take it without training, also on models that a frequency schedule has extended. On SmolLM2 it finds a passkey at 1.5 times the context length."),
+    "string": ("STRING", "Take it within the context length: distances that training met rarely are replaced by shorter ones. It does not extend a model."),
     "lampe": ("LaMPE", "Take it where the length of the text is known beforehand. `leaky_rerope` does much the same with a factor."),
     "streaming": ("StreamingLLM, the first tokens and a window", "Take it for text without an end, such as a chat log: it stays fluent at any length. Tokens between the first and the recent ones are forgotten."),
     "lm_infinite": ("LM-Infinite, the first tokens and a window", "Take it for text without an end. It differs from `streaming` in the distance of the first tokens alone."),
@@ -226,7 +226,7 @@ def _wavelengths(name: str) -> Picture:
 
 
 @plot(
-    "A pair at 1 rotates as in training, one at 4 four times slower: at 4 times the trained length it reaches no new angle."
+    "A pair at 1 rotates as in training, one at 4 four times slower: at 4 times the context length it reaches no new angle."
 )
 def slower(ax: "Axes", name: str, found: Tensor, others: dict[str, Tensor]) -> None:
     """How many times slower than in training each pair rotates, beside other schedules of the same factor."""
@@ -240,13 +240,13 @@ def slower(ax: "Axes", name: str, found: Tensor, others: dict[str, Tensor]) -> N
     ax.legend()
 
 
-@plot("A pair above the dotted line does not finish a turn within the trained length.")
+@plot("A pair above the dotted line does not finish a turn within the context length.")
 def turns(ax: "Axes", name: str, found: Tensor, plain_rope: Tensor) -> None:
     """Positions per turn of each pair."""
     if name != "default":
         ax.plot(plain_rope, color=SOFT, linewidth=1, linestyle="--", label="default")
     ax.plot(found.clamp(max=1e6), color=PALETTE[0], linewidth=2.4, label=name)
-    ax.axhline(TRAINED, color=INK, linewidth=1, linestyle=":", label=f"trained length, {TRAINED}")
+    ax.axhline(TRAINED, color=INK, linewidth=1, linestyle=":", label=f"context length, {TRAINED}")
     ax.set(xlabel="pair of channels", ylabel="positions per turn", yscale="log")
     ax.legend()
 
@@ -364,7 +364,7 @@ def of_last(ax: "Axes", found: Tensor, name: str) -> None:
     """The relative position at which the last token of a text sees each other one, by their distance."""
     ax.plot(torch.arange(len(found)), color=SOFT, linewidth=1, linestyle="--", label="rope")
     ax.plot(found, color=PALETTE[0], linewidth=2.4, label=name.partition(":")[0])
-    ax.axhline(SHORT - 1, color=INK, linewidth=1, linestyle=":", label=f"trained length, {SHORT}")
+    ax.axhline(SHORT - 1, color=INK, linewidth=1, linestyle=":", label=f"context length, {SHORT}")
     ax.set(xlabel="distance, tokens back", ylabel="relative position")
     ax.legend()
 

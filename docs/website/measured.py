@@ -36,7 +36,7 @@ CHAPTERS = {
     "Rotating": ("rope", "p_rope", "decoupled_rope", "xpos", "head_rope", "learned_rope", "fope", "rope_pp", "rove"),
     "penalty on distance": ("alibi", "kerple", "sandwich", "fire", "sines"),
     "More than a line": ("grid_table", "grid_sinusoidal", "axial_rope", "m_rope", "mixed_rope", "swin", "beit", "swin_v2", "grid_alibi"),
-    "Long texts": ("softmax_n", "sink", "window", "chunks", "hierarchical"),
+    "Long inputs": ("softmax_n", "sink", "window", "chunks", "hierarchical"),
     "Past the training length": ("log_n", "temperature", "randomized", "pose"),
 }  # fmt: skip
 """Words of chapters' titles, and the encodings that they explain."""
@@ -153,7 +153,7 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
 
 
 def beyond(name: str, method: str) -> str:
-    """What a schedule or a map does to pretrained models past their trained length, as Markdown; "" where it was not measured."""
+    """What a schedule or a map does to pretrained models past their context length, as Markdown; "" where it was not measured."""
     rows = []
     for model, path in LONGER.items():
         results = _read(path)
@@ -165,7 +165,7 @@ def beyond(name: str, method: str) -> str:
                 if row and kind in ("perplexity", "passkey" if model != "stories15M" else ""):
                     cells = [_nats(of[each]) for each in ("cut_off", "none")]
                     rows.append(
-                        (f"{model}, {at['times']:.3g}×, {({'perplexity': 'running text', 'passkey': 'pass key'})[kind]}",
+                        (f"{model}, {at['times']:.3g}×, {({'perplexity': 'running text', 'passkey': 'passkey'})[kind]}",
                          f"**{_nats(row)}**", *cells)
                     )  # fmt: skip
     if not rows:

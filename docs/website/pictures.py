@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -79,6 +79,19 @@ def card(path: Path) -> None:
         ax.set_xticks(lengths, [str(length) for length in lengths])
         ax.set_xlim(right=lengths[-1] * 1.4)
         ax.minorticks_off()
+        figure.savefig(path)
+
+
+def card_of(name: str, title: str, path: Path) -> None:
+    """The picture that stands for an encoding's page where a link to it is shared: 600 x 315 pixels, its first picture."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    picture = pictures(name)[0]
+    with rc_context(cast(Any, STYLE)):
+        figure = Figure(figsize=(6, 3.15), dpi=100, layout="constrained")
+        picture.plot(*picture.findings, ax=figure.subplots(), **picture.options)
+        figure.suptitle(f"{title} · posenc", fontsize=14, weight="bold")
         figure.savefig(path)
 
 
@@ -301,7 +314,7 @@ def factor_by_position(ax: "Axes", found: tuple[Tensor, int]) -> None:
     """What queries are multiplied by, in a causal text."""
     factors, trained = found
     ax.plot(torch.arange(len(factors)), factors, color=PALETTE[0])
-    ax.axvline(trained, color=SOFT, linestyle="--", label=f"trained length, {trained}")
+    ax.axvline(trained, color=SOFT, linestyle="--", label=f"training length, {trained}")
     ax.set(xlabel="position of the query", ylabel="factor of its scores")
     ax.set_ylim(bottom=min(0.9, float(factors.min())))
     ax.legend()
@@ -481,7 +494,7 @@ def _kept(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _factors(name: str) -> tuple[Tensor, int]:
-    """The factor of the queries of a text four times the trained length, and that length."""
+    """The factor of the queries of a text four times the training length, and that length."""
     trained, texts = 128, {"temperature": "temperature:beta=1.3"}
     encoding = create(texts.get(name, name), max_positions=trained)
     one = torch.ones(1, 1, 4 * trained, 2, dtype=torch.float64)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 
-from posenc.backends import BACKENDS, Backend, Problem, by_speed
+from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed, sdpa
 from posenc.backends.problem import Rotated
 from posenc.backends.reference import of_token
 from posenc.bias import Modifier, Score, Values, Weights, dense_sum, validated_values
@@ -44,7 +44,7 @@ from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers
 from posenc.functional import RunRotation, exactly, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
-from posenc.positions.visibility import EVERYTHING, Branch, left_out
+from posenc.positions.visibility import EVERYTHING, Branch, Hidden, left_out
 
 
 def attention(
@@ -101,13 +101,14 @@ def attention(
     with exactly(q):
         if positions is None or positions.sharding is None:
             _check_no_ring()
-            if positions is not None and q.dim() == 4 and q.shape[2] == 1:
+            if positions is not None and _is_small(q, k):
                 usual = sink is None and causal is None and gates is None and backend == "auto"
                 usual = usual and (scale is None or type(scale) is float)
                 if usual and type(dropout_p) is float and dropout_p == 0.0 and type(layer) is int and layer >= 0:
-                    step = _step(q, k, v, encoding, positions, keys_rotated, scale)
+                    part, number = (None, layer) if encoding is None else encoding.at(layer)
+                    step = _step(q, k, v, part, positions, keys_rotated, scale)
                     if step is not None:
-                        return _taken(step, q, k, v, encoding, positions, layer, keys_rotated)
+                        return _taken(step, q, k, v, part, positions, number, keys_rotated)
             problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
             return _solved(problem, backend)
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
@@ -125,30 +126,39 @@ def attention(
         return torch.cat([_solved(problem, backend) for problem, _ in problems], 2)
 
 
-class _Step(NamedTuple):
-    """What a single query's call takes: PyTorch's attention with this mask, factor and these options, after its rotation.
+def _is_small(q: Tensor, k: Tensor) -> bool:
+    """Whether what a call adds to PyTorch's attention is worth remembering from layer to layer."""
+    if q.dim() != 4 or k.dim() != 4:
+        return False
+    return q.shape[2] == 1 or (q.device.type == "cpu" and q.shape[2] * k.shape[2] <= sdpa.SHORT)
 
-    rotates: there is one. turn: the queries' alone, where it is known as a function for all layers. branches: of a position
-    map, as (first key, end, rotation of the query, rotation of the keys), which together are the attention.
+
+class _Step(NamedTuple):
+    """What every layer's call of a decoding step or of few tokens takes alike: PyTorch's attention with this mask, factor and
+    these options, after its rotation.
+
+    learned: a bias is asked for in each call, and the mask is but what is visible. rotates: there is one. turn: the queries' alone, where it is known as a function for all layers. branches: of a position
+    map, as (first key, end, rotation of the query, rotation of the keys), which together are the attention. hidden: queries
+    and keys that hold anything, see `Positions.hidden`.
     """
 
     mask: Tensor | None
     factor: float
     options: dict[str, Any]
+    learned: bool
     rotates: bool
     turn: Callable[[Tensor], Tensor] | None
     branches: Sequence[tuple[int, int, Callable[[Tensor], Tensor], RunRotation]] = ()
+    hidden: tuple[Hidden | None, Hidden | None] = (None, None)
 
 
 def _step(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool,
     scale: float | None,
 ) -> _Step | None:  # fmt: skip
-    """A decoding step's call, which every layer makes alike: validated and planned in the first layer, for tensors of these
-    shapes at these positions. None: it needs more, or is of a kind that is planned anew each time."""
+    """The call of a part of an encoding that every layer makes alike: validated and planned in the first layer, for tensors
+    of these shapes at these positions. None: it needs more, or is of a kind that is planned anew each time."""
     if torch.compiler.is_compiling() or transformed():
-        return None
-    if encoding is not None and encoding._modules and type(encoding).branches is Encoding.branches:
         return None
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
         return None  # refused where it is planned
@@ -161,31 +171,38 @@ def _planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool,
     scale: float | None,
 ) -> _Step | None:  # fmt: skip
-    cls = Encoding if encoding is None else type(encoding)
-    if encoding is not None and cls.branches is not Encoding.branches:
-        rotates = cls.at is Encoding.at and set(encoding.sites()) == {"rotate"}
-        return _branches_planned(q, k, v, encoding, positions, keys_rotated, scale) if rotates else None
-    hooks = (
-        "restrict", "gates", "scores", "values", "rotate_values", "turn_back", "sink", "query_sink", "prefix_kv", "modify",
-        "scale_of", "at",
-    )  # fmt: skip
-    if any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks):
+    if encoding is not None:
+        if not encoding.turns_and_adds or (q.shape[2] == 1 and not encoding.adds_constants):
+            return None
+        if encoding.branches():
+            rotates = q.shape[2] == 1 and set(encoding.sites()) == {"rotate"}
+            return _branches_planned(q, k, v, encoding, positions, keys_rotated, scale) if rotates else None
+    if q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16):
         return None
-    if cls.bias is not Encoding.bias and not cls.constant:
-        return None
-    if not positions.all_visible or (q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)):
+    if q.shape[2] == 1 and not positions.all_visible:
         return None
     with torch.no_grad():  # the plan holds nothing of q, k and v, which may come from inference mode
         problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, 0, keys_rotated)
     if problem.is_empty or problem.scale <= 0 or problem.q.shape[3] != v.shape[3]:
         return None
-    if problem.bias and q.device.type != "cpu":
+    if problem.bias and (q.device.type != "cpu" or not all(term.dense_if_short for term in problem.bias)):
         return None
-    mask = dense_sum(problem.bias, q.device)
-    options = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    options: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    learned = encoding is not None and not encoding.adds_constants
+    mask = None if learned else dense_sum(problem.bias, q.device)
+    if not positions.all_visible:
+        if mask is None and problem.is_plain:
+            options["is_causal"] = True
+        else:
+            visible = positions.mask()
+            if not bool(visible.any(-1).all()):
+                return None  # the kernels leave such rows undefined
+            mask = ~visible if learned else visible if mask is None else mask.masked_fill(~visible, -torch.inf)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q.dtype)
     turn = encoding.token_rotation(positions, q) if encoding is not None and keys_rotated else None
-    rotates = cls.rotate is not Encoding.rotate
-    return _Step(None if mask is None else mask.to(q.dtype), problem.scale, options, rotates, turn)
+    rotates = encoding is not None and "rotate" in encoding.sites()
+    return _Step(mask, problem.scale, options, learned, rotates, turn, hidden=positions.hidden())
 
 
 def _branches_planned(
@@ -206,7 +223,7 @@ def _branches_planned(
         if turn is None:
             return None
         branches.append((rotated.first, rotated.first + rotated.k.shape[2], turn, rotated.turn))
-    return _Step(None, problem.scale, {}, True, None, branches) if branches else None
+    return _Step(None, problem.scale, {}, False, True, None, branches) if branches else None
 
 
 def _taken(
@@ -219,6 +236,20 @@ def _taken(
             for first, end, turn, of_keys in step.branches
         ]
         return of_token(branches, v, step.factor)
+    of_queries, of_keys = step.hidden
+    if of_queries is not None:
+        q = of_queries.left_out(q)
+    if of_keys is not None:
+        k, v = of_keys.left_out(k), of_keys.left_out(v)
+    mask = step.mask
+    if step.learned:
+        assert encoding is not None
+        bias = dense_sum(bias_of(encoding, q, k, positions, layer), q.device)
+        if bias is not None:
+            bias = bias.to(q.dtype)
+            mask = bias if mask is None else bias.masked_fill(mask, -torch.inf)
+        elif mask is not None:
+            mask = ~mask
     if step.turn is not None:
         q = step.turn(q)
     elif encoding is not None and step.rotates:
@@ -226,7 +257,7 @@ def _taken(
             q = queries_rotated_by(encoding, q, positions, layer)
         else:
             q, k = rotated_by(encoding, q, k, positions, layer)
-    return scaled_dot_product_attention(q, k, v, attn_mask=step.mask, scale=step.factor, **step.options)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=step.factor, **step.options)
 
 
 @dataclass(frozen=True)
@@ -284,9 +315,8 @@ def explain(
 
 
 def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: str) -> Explanation:
-    chosen = _choose(problem, backend)
-    name = next(name for name, known in BACKENDS.items() if known is chosen)
-    why, size, faster = chosen.plan(problem)
+    name, plan = _choose(problem, backend)
+    why, size, faster = plan.costs()
     now = problem.q, problem.k, problem.v
     rotated = [x for x, before in zip(now, given, strict=True) if x is not before]
     if problem.turn_back is not None:
@@ -330,18 +360,20 @@ def _checked_shard(q: Tensor, k: Tensor, positions: Positions, causal: bool | No
 
 
 def _solved(problem: Problem, backend: str) -> Tensor:
-    return problem.finished(_choose(problem, backend).attend(problem))
+    return problem.finished(_choose(problem, backend)[1].run())
 
 
-def _choose(problem: Problem, name: str) -> Backend:
+def _choose(problem: Problem, name: str) -> tuple[str, Plan]:
+    """The backend that computes a problem, and its plan."""
     if isinstance(name, str) and name == "auto":
-        return next(b for b in by_speed(problem) if b.refusal(problem) is None)
+        plans = ((each, AUTO[each].plan(problem)) for each in by_speed(problem))
+        return next((each, plan) for each, plan in plans if isinstance(plan, Plan))
     if not isinstance(name, str) or name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS])
-    refusal = BACKENDS[name].refusal(problem)
-    if refusal is not None:
-        raise InputError(f"backend={name!r} cannot serve this: {refusal}; pass backend='auto'")
-    return BACKENDS[name]
+    plan = BACKENDS[name].plan(problem)
+    if isinstance(plan, str):
+        raise InputError(f"backend={name!r} cannot serve this: {plan}; pass backend='auto'")
+    return name, plan
 
 
 def prepare(
@@ -650,6 +682,10 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
+    if isinstance(encoding, Tensor):
+        raise InputError(
+            f"encoding={shown(encoding)}: the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}"
+        )
     if encoding is not None and not isinstance(encoding, Encoding):
         raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
     if positions is not None and not isinstance(positions, Positions):

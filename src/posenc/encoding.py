@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
-from posenc.errors import InputError, check_arguments, check_devices, check_sizes, shown
+from posenc.errors import InputError, check_arguments, check_devices, check_sizes, meaning, shown
 from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
@@ -147,6 +147,8 @@ class Encoding(nn.Module):
     """`rotate` divides queries and keys by their norms, which a rotation before it in a sum must leave as they are."""
     centres_keys: bool = False
     """`rotate` scales keys relative to the middle of a call's keys, so that only scores are defined, not rotated keys."""
+    scores_by_channel: bool = False
+    """`scores` weighs the products of each channel, so that a factor of a query's channel and its inverse of a key's cancel."""
     shift_invariant: bool = False
     """Attention is unchanged when every position moves by the same amount."""
     needs_length: bool = False
@@ -181,6 +183,17 @@ class Encoding(nn.Module):
         return "rotate" not in self.sites()
 
     @property
+    def turns_and_adds(self) -> bool:
+        """Whether all that it does in attention is to rotate and to add a bias, in every layer alike but for parameters."""
+        acts = set(self.sites()) - {"augment", "embed", "rotate", "bias", "scale"}
+        return not acts and type(self).scale_of is Encoding.scale_of
+
+    @property
+    def adds_constants(self) -> bool:
+        """Whether its bias is `constant`, or there is none."""
+        return self.constant or "bias" not in self.sites()
+
+    @property
     def planes(self) -> Hashable:
         """Which channels `rotate` turns together: rotations of equal planes commute, so that a sum of them depends on
         distances alone if each does. (): it treats every position alike, or only scales. None: not known."""
@@ -198,9 +211,23 @@ class Encoding(nn.Module):
         cls.name, cls.constant = vars(cls).get("name", ""), vars(cls).get("constant", False)  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        cls._check_keywords(kwargs)
         self = super().__new__(cls)
         nn.Module.__init__(self)  # before a dataclass sets its fields
         return self
+
+    @classmethod
+    def _check_keywords(cls, given: Mapping[str, Any]) -> None:
+        """Raises:
+        TypeError: another library's name of an argument, where Python's own message would not say what it is here."""
+        if not given or any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls.__init__).parameters.values()):
+            return
+        known = cls.arguments()
+        for name in given.keys() - known.keys():
+            if meant := meaning(name, known):
+                raise TypeError(
+                    f"{cls.__name__}.__init__() got an unexpected keyword argument {name!r}: did you mean {meant!r}?"
+                )
 
     def __init__(self) -> None:
         """`__new__` has initialised the module."""
@@ -893,11 +920,14 @@ class Sum(Composite):
 
     @staticmethod
     def _check_beside_centred(number: int, centred: Encoding, leaves: Sequence[tuple[int, Encoding]]) -> None:
+        def mixes(x: Encoding) -> bool:
+            return "scores" in x.sites() and not x.scores_by_channel
+
         others = [
             x for at, x in leaves
-            if at != number and (x.planes != () or "scores" in x.sites() or (at > number and (x.shifts_queries or x.normalises)))
+            if at != number and (x.planes != () or mixes(x) or (at > number and (x.shifts_queries or x.normalises)))
         ]  # fmt: skip
-        if any(x.planes is None or x.planes != centred.planes or "scores" in x.sites() for x in others):
+        if any(x.planes is None or x.planes != centred.planes or mixes(x) for x in others):
             raise InputError(
                 f"{centred.known_as} with {', '.join(dict.fromkeys(x.known_as for x in others))}: it scales keys by their "
                 "distance from the middle of a call's keys, which cancels only in q . k, beside rotations of the same channels in "
@@ -910,6 +940,14 @@ class Sum(Composite):
         if len(rotating) > 1 or "rotate" in self._overridden():
             return None
         return rotating.pop() if rotating else ()
+
+    @property
+    def turns_and_adds(self) -> bool:
+        return not self._overridden() and all(part.at(0)[0] is part and part.turns_and_adds for part in self)
+
+    @property
+    def adds_constants(self) -> bool:
+        return all(part.adds_constants for part in self)
 
     def _with_gates(self, positions: Positions, layer: int) -> Callable[[Encoding], Positions]:
         """For each part, the positions with the gates that are that part's."""
@@ -1039,6 +1077,9 @@ class PerLayer(Composite):
 
     def __init__(self, *parts: Encoding, num_layers: int | None = None) -> None:
         super().__init__(*parts)
+        # of each: how often it comes in a cycle before this place, and in all
+        same = [[each is part for each in parts] for part in parts]
+        self._counts = [(sum(row[:place]), sum(row)) for place, row in enumerate(same)]
         if num_layers is not None:
             check_sizes(num_layers=num_layers)
         self.layers: int | None = num_layers
@@ -1053,9 +1094,9 @@ class PerLayer(Composite):
 
     def at(self, layer: int) -> tuple[Encoding, int]:
         _check_layer(self, layer, self.layers)
-        parts = list(self)
-        part = parts[layer % len(parts)]
-        return part, sum(parts[earlier % len(parts)] is part for earlier in range(layer))
+        cycles, place = divmod(layer, len(self._counts))
+        before, times = self._counts[place]
+        return self.parts[place], cycles * times + before  # type: ignore[return-value]
 
     embed = _in_layer(embedded_by)
     restrict = _in_layer(restricted_by)

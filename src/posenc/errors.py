@@ -29,7 +29,17 @@ LARGEST = 2**63 - 1
 """The largest integer that a tensor holds."""
 
 LARGEST_SIZE = 2**24
-"""Of a width, a count or a table's rows: more than any model has."""
+"""Of a count or a table's rows: more than any model has."""
+
+LARGEST_SHAPE: dict[str, int] = {
+    "dim": 2**16,
+    "head_dim": 2**16,
+    "rotary_dim": 2**16,
+    "num_heads": 2**12,
+    "num_kv_heads": 2**12,
+    "num_layers": 2**12,
+}
+"""Of a model's shape, by name: more than any model has. Frequencies and heads are made one by one."""
 
 LEAST_DIVISOR = 1e-19
 """Of what positions or scores are divided by: a quotient of a 63-bit integer stays in float32."""
@@ -45,6 +55,29 @@ WORDS: dict[Any, str] = {
     int: "an integer", float: "a number", bool: "True or False", NoneType: "None", str: "a text", Tensor: "a tensor",
     Sequence: "a list", Mapping: "a dict, from Python", CALLABLE: "a function",
 }  # fmt: skip
+
+
+SYNONYMS = (
+    ("rope_theta", "base", "theta", "rotary_base", "rotary_emb_base", "freq_base", "max_wavelength"),
+    ("dim", "d_model", "hidden_size", "embed_dim", "n_embd", "model_dim", "hidden_dim"),
+    ("head_dim", "dim_head", "d_head", "head_size", "d_kv", "head_width", "dim"),
+    ("num_heads", "heads", "n_heads", "n_head", "nhead", "num_attention_heads"),
+    ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads"),
+    ("num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth"),
+    ("max_positions", "rows", "max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length", "max_len",
+     "context_length", "train_length", "max_length", "length"),
+    ("num_buckets", "relative_attention_num_buckets", "buckets", "position_buckets"),
+    ("max_distance", "relative_attention_max_distance"),
+    ("max_relative_positions", "clip", "max_relative_position", "clamp_len"),
+    ("bidirectional", "causal", "is_causal", "is_decoder"),
+    ("layout", "interleaved", "is_neox_style", "traditional"),
+    ("schedule", "rope_scaling", "rope_parameters", "scaling"),
+    ("rotary_dim", "rotary_ndims", "rotary_pct", "partial_rotary_factor"),
+    ("init_std", "initializer_range"),
+    ("axes", "num_axes", "ndim"),
+    ("before", "window", "window_size", "sliding_window"),
+)  # fmt: skip
+"""Names of one option in posenc's encodings and in other libraries."""
 
 
 class InputError(ValueError):
@@ -76,8 +109,9 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Refuse counts that are no integers, below 1, or above LARGEST_SIZE; None passes."""
-    check_integers(1, LARGEST_SIZE, **sizes)
+    """Refuse counts that are no integers, below 1, or above LARGEST_SHAPE or LARGEST_SIZE; None passes."""
+    for name, size in sizes.items():
+        check_integers(1, LARGEST_SHAPE.get(name, LARGEST_SIZE), **{name: size})
 
 
 def check_numbers(least: float | None = None, most: float | None = None, /, **numbers: Any) -> None:
@@ -245,6 +279,8 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
     """
     names = sorted(known)
     near = get_close_matches(str(name).lower(), names, cutoff=likeness)
+    if meant := meaning(str(name).partition("=")[0], names):
+        near = [meant]
     # people mistype the end of a word: of the nearest names, the one that begins alike for longest
     near.sort(
         key=lambda each: next(
@@ -254,6 +290,12 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
     hint = f"did you mean {near[0]!r}? " if near else ""
     known_are = f"known are {', '.join(names)}" if names else "there are none"
     return InputError(f"unknown {what} {name!r}: {hint}{known_are}")
+
+
+def meaning(name: str, known: Iterable[str]) -> str | None:
+    """Which of the known names of options is what another library calls `name`."""
+    groups = [group for group in SYNONYMS if name in group]
+    return next((each for group in groups for each in group if each != name and each in known), None)
 
 
 def needs(package: str, extra: str) -> None:

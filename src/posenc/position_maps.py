@@ -88,7 +88,7 @@ def _turn(mapping: PositionMapping | None) -> PositionMapping:
 def rerope(window: int) -> PositionMap:
     """ReRoPE: min(r, window). Far keys are all at the same distance, so none is farther than in training.
 
-    window: distances below it are unchanged; a quarter of the trained length or less.
+    window: distances below it are unchanged; a quarter of the context length or less.
     Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, rerope_patch.py.
     """
     check_integers(1, window=window)
@@ -99,7 +99,7 @@ def rerope(window: int) -> PositionMap:
 def leaky_rerope(window: int, *, factor: float) -> PositionMap:
     """Leaky ReRoPE: r up to the window, then window + (r - window) / factor.
 
-    factor: how much slower far positions run; 1 is RoPE. To stay within a trained length L over n tokens it must be at
+    factor: how much slower far positions run; 1 is RoPE. To stay within a context length L over n tokens it must be at
     least (n - window) / (L - window). Source: Su 2023, kexue.fm/archives/9708; bojone/rerope, leaky_rerope_patch.py.
     """
     check_integers(1, window=window)
@@ -110,9 +110,9 @@ def leaky_rerope(window: int, *, factor: float) -> PositionMap:
 
 def inverse_leaky(window: int, *, factor: float) -> PositionMap:
     """Inverse Leaky ReRoPE, for training: r up to the window, then window + (r - window) * factor, so that a model
-    trained on short texts has seen the distances of long ones, and reads these with plain RoPE.
+    trained on short inputs has seen the distances of long ones, and reads these with plain RoPE.
 
-    factor: how much faster far positions run; the source takes twice the extension, and a quarter of the trained length
+    factor: how much faster far positions run; the source takes twice the extension, and a quarter of the context length
     as window. Source: Su 2023, kexue.fm/archives/9728.
     """
     check_integers(1, window=window)
@@ -139,7 +139,7 @@ def jet_long(window: int, *, trained: int, groups: int, least: int = 1) -> Posit
     """Jet-Long: r below the window; farther, i // G - j // G, without Self-Extend's shift. The group G grows with the
     text: G = i // trained + 1 for a query at i, so that the first `trained` tokens are read as without the map.
 
-    window: the source's w_0 + 1, 2049 tokens. trained: the source's w, the trained length. groups: the
+    window: the source's w_0 + 1, 2049 tokens. trained: the source's w, the context length. groups: the
     largest G; trained * groups tokens are read. least: the smallest G. The source reads a prompt of n tokens with
     G = ceil(n / trained) for all of its queries, which is least=G, and later tokens as here; with least=1 a text read in
     pieces is the text read at once.
@@ -151,7 +151,7 @@ def jet_long(window: int, *, trained: int, groups: int, least: int = 1) -> Posit
             f"least={least}, groups={groups}: least is at most groups, the largest number of tokens per position"
         )
     if window > trained:
-        raise InputError(f"window={window}, trained={trained}: the window is at most the trained length")
+        raise InputError(f"window={window}, trained={trained}: the window is at most the context length")
     grouped = list(range(max(least, 2), groups + 1))
     first = None if least > 1 else trained  # queries before it see every key at its distance
     branches = [] if first is None else [Branch(Region(until=first if grouped else None))]
@@ -189,7 +189,7 @@ def lm_infinite(sinks: int, *, window: int) -> PositionMap:
     forgotten, as in `streaming`.
 
     sinks: tokens at the start that stay (the authors' code: 10). window: the last tokens, the query's own with them; the
-    source takes the trained length. Source: Han et al. 2024, section 3.2; Glaciohound/LM-Infinite.
+    source takes the context length. Source: Han et al. 2024, section 3.2; Glaciohound/LM-Infinite.
     """
     check_integers(0, sinks=sinks)
     check_integers(1, window=window)
@@ -202,9 +202,9 @@ def lm_infinite(sinks: int, *, window: int) -> PositionMap:
 
 def string(shift: int, *, window: int) -> PositionMap:
     """STRING: r up to shift, then r - shift + window: distances that are rare in training are replaced by shorter ones,
-    within the trained length.
+    within the context length.
 
-    shift: from where distances move down; the source takes a third of the trained length. window: where they land (128);
+    shift: from where distances move down; the source takes a third of the context length. window: where they land (128);
     at shift it is RoPE. The source also multiplies cos and sin by 0.1 ln 2 + 1, which is a schedule's attention_factor.
     Source: An et al. 2025, section 4; its far branch counts the key at distance shift twice, this one does not.
     """
@@ -238,7 +238,7 @@ def dual_chunk(chunk: int, *, local: int) -> PositionMap:
     """Dual chunk attention: keys at j mod s, with chunks of s = chunk - local tokens; queries at i mod s for their own
     chunk, at min(i mod s + s, chunk) for the one before, and at chunk for older ones, so that no distance exceeds chunk.
 
-    chunk: the source takes three quarters of the trained length. local: distances below it are unchanged; an eighth.
+    chunk: the source takes three quarters of the context length. local: distances below it are unchanged; an eighth.
     Source: An et al. 2024, section 3; HKUNLP/ChunkLlama, chunkllama_attn_replace.py.
     """
     check_integers(1, chunk=chunk, local=local)
@@ -302,7 +302,7 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "lm_infinite": (r"r' = \begin{cases} r & \quad r < w \\ w & \quad r \ge w,\ j < m \\ \text{hidden} & \quad \text{otherwise} \end{cases}",),
 }  # fmt: skip
 """LaTeX of every map: r = i - j the distance of a query at i and a key at j, r' the relative position that they are scored at, w the
-window, s the factor, L the trained length; other letters are arguments by their first letter, m sinks and n recent tokens."""
+window, s the factor, L the context length; other letters are arguments by their first letter, m sinks and n recent tokens."""
 
 
 def create(spec: Mapping[str, Any]) -> PositionMap:

@@ -8,6 +8,7 @@ unlike a process id, a lock is not given to another process, and it counts betwe
 
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -25,15 +26,21 @@ NAME = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")
 @contextmanager
 def scratch(beside: str | Path | None = None) -> Iterator[Path]:
     """A new folder, removed at the end. beside: the folder to make it in; by default the system's for temporary files."""
-    folder, lock = _locked(beside)
-    try:
-        inside = folder / "content"
+    lock, made = None, list[Path]()
+    try:  # the name before the folder, so that an interrupt at any moment leaves nothing
+        lock = _locked(Path(beside or tempfile.gettempdir()).absolute(), made)
+        inside = made[-1] / "content"
         inside.mkdir()
         yield inside
     finally:
-        _remove(folder)
-        if lock is not None:
-            lock.release()
+        try:
+            _remove(*made[-1:])
+        except KeyboardInterrupt:
+            _remove(*made[-1:])
+            raise
+        finally:
+            if lock is not None:
+                lock.release()
 
 
 @contextmanager
@@ -72,14 +79,21 @@ def sweep(folder: str | Path | None = None) -> None:
                 lock.release()
 
 
-def _locked(beside: str | Path | None) -> tuple[Path, Any]:
-    """A new folder and its lock; None: the file system has no locks, and the folder is never swept."""
+def _locked(beside: Path, made: list[Path]) -> Any:
+    """The lock of a new folder, whose path is the last of those made; None: the file system has no locks, and the folder is
+    never swept."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=beside)).absolute()
+        folder = beside / f"{PREFIX}{secrets.token_hex(4)}"
+        made.append(folder)
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:  # somebody else's
+            made.pop()
+            continue
         with suppress(BlockingIOError):  # a `sweep` came between folder and lock, and removes the folder
             lock = _take(folder / LOCK)
             if folder.exists():
-                return folder, lock
+                return lock
 
 
 def _take(path: Path) -> Any:
@@ -100,11 +114,12 @@ def _take(path: Path) -> Any:
     return lock
 
 
-def _remove(folder: Path) -> None:
-    """Its content, then the lock, then the folder: whatever is left, if this is cut off, has a lock or is empty."""
-    with suppress(OSError):
-        for each in folder.iterdir():
-            if each.name != LOCK:
-                shutil.rmtree(each, ignore_errors=True)
-        (folder / LOCK).unlink(missing_ok=True)
-        folder.rmdir()
+def _remove(*folders: Path) -> None:
+    """The content, then the lock, then the folder: whatever is left, if this is cut off, has a lock or is empty."""
+    for folder in folders * 2:  # an interrupt in rmtree may come out as an OSError
+        with suppress(OSError):
+            for each in folder.iterdir():
+                if each.name != LOCK:
+                    shutil.rmtree(each, ignore_errors=True)
+            (folder / LOCK).unlink(missing_ok=True)
+            folder.rmdir()

@@ -191,7 +191,10 @@ def split_list(text: str) -> list[str]:
 
 
 def literal(text: str) -> Any:
-    """A number, true/false/none, a list of numbers (1,2.5 or [1, 2.5]; one alone 1, or [1]), or the text itself."""
+    """A number, true/false/none, a list of numbers (1,2.5 or [1, 2.5]; one alone 1, or [1]), or the text itself; between single
+    quotes ('1') always a text."""
+    if QUOTED.fullmatch(text):
+        return text[1:-1]
     if text.startswith("[") and text.endswith("]"):
         text = f"{text[1:-1].strip().removesuffix(',')},"
     words = {"true": True, "false": False, "none": None}
@@ -205,7 +208,13 @@ def literal(text: str) -> Any:
     return text
 
 
+QUOTED = re.compile(r"'.*'", re.DOTALL)
+
+
 def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        same = literal(value) == value and value == value.strip() and value
+        return value if same else f"'{value}'"
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, (list, tuple)):

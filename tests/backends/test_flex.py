@@ -25,8 +25,9 @@ def fresh():
 
 @pytest.fixture
 def trainable(monkeypatch):
-    """Flex's dense form has a backward on the CPU as well; only a check of the device forbids it."""
+    """Flex's dense form has a backward on the CPU as well; only checks of the device forbid it, PyTorch's and ours."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    monkeypatch.setattr(flex, "_trains", lambda problem: False)
 
 
 @pytest.mark.slow
@@ -74,8 +75,7 @@ def test_sinks(layout):
     entries.test_sinks(layout, 0.0, None, "flex")
 
 
-def test_rows_that_see_nothing_are_zero(trainable, monkeypatch):
-    monkeypatch.setattr(flex, "_trains", lambda problem: False)
+def test_rows_that_see_nothing_are_zero(trainable):
     for encoding in (None, ALiBi(H)):
         entries.test_rows_that_see_nothing_are_zero_with_finite_gradients(encoding, "flex")
     q, k, v = (x.requires_grad_() for x in tensors(4, 4))
@@ -87,7 +87,7 @@ def test_rows_that_see_nothing_are_zero(trainable, monkeypatch):
 
 def gradients(backend, make, encoding, given, learned, scale=None, sink=None):
     problem = prepare(*given, encoding, make(), None, scale, sink, 0.0, 0)
-    out = BACKENDS[backend].attend(problem)
+    out = BACKENDS[backend].plan(problem).run()
     weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5)).to(out.device)
     return [out, *torch.autograd.grad((out * weights).sum(), [*given, *learned])]
 
@@ -195,7 +195,7 @@ def test_what_auto_takes():
 
         def taken(*terms, q=q, k=k, positions=p, sink=None, dropout_p=0.0):
             problem = Problem(q, k, v, list(terms), None, positions, 1.0, sink, dropout_p)
-            return next(name for name in BACKENDS if BACKENDS[name] is _choose(problem, "auto"))
+            return _choose(problem, "auto")[0]
 
         alibi = ALiBi(H).bias(q, k, p)
         assert [taken(), taken(positions=p.with_causal(False))] == ["sdpa", "sdpa"]

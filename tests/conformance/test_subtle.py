@@ -161,7 +161,7 @@ SUBTLE = {
     "bfloat16 is clamped": ("rotary", where(lambda x, p, b: x.dtype == HALF, lambda x, p, b: turn(x, p.clamp(max=4095), b))),
     "float16 positions": ("rotary", where(lambda x, p, b: x.dtype == torch.float16, lambda x, p, b: turn(x, p.half(), b))),
     "float16 frequencies": ("rotary", where(lambda x, p, b: x.dtype == torch.float16, lambda x, p, b: by_tables(x, p, b, half=x.dtype))),
-    "in place for long texts": ("rotary", in_place_if(lambda x, p, b: x.numel() >= 4096)),
+    "in place for long inputs": ("rotary", in_place_if(lambda x, p, b: x.numel() >= 4096)),
     "in place for short dtypes": ("rotary", in_place_if(lambda x, p, b: x.dtype in (HALF, torch.float16))),
     "tables in the dtype of the first call": ("rotary", cached(lambda x, p, b: (x.shape[-1], b, tuple(p.tolist())), dtype=True)),
     "tables that grow in the dtype of x": ("rotary", growing()),

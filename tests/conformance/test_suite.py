@@ -294,7 +294,7 @@ def test_what_makes_no_encoding_is_reported_once(make):
 class RefusesAll:
     """A backend."""
 
-    def refusal(self, problem):
+    def plan(self, problem):
         return "not today"
 
 

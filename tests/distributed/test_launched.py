@@ -76,7 +76,7 @@ def numbers(folder):
     """Losses and scores of each cell; not how long they took."""
     found = {}
     for file in folder.glob("cells/*.json"):
-        cell = json.loads(file.read_text())["record"]
+        cell = json.loads(file.read_text())["cell"]["record"]
         variants = [
             {key: value for key, value in variant.items() if "per_second" not in key} for variant in cell["arms"]
         ]

@@ -332,3 +332,22 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
 def test_bad_input(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_centred_refuses_coordinates_from_which_no_size_follows():
+    """Of moved tokens the size of the image is not known, and the largest coordinate does not give it."""
+    encoding, q = AxialRotary(16, centred=True), random(1, 2, 6, 16)
+    known = Positions.grid(2, 3)
+    coordinates = known.q[0]
+    for prefix in (0, 1):
+        ids = torch.cat((torch.full((prefix, 2), -9), coordinates - torch.tensor([1, 0])))[None]
+        placed = torch.tensor([[False] * prefix + [True] * 6])
+        x = random(1, 2, 6 + prefix, 16)
+        with pytest.raises(
+            InputError, match=r"a coordinate is negative, so the size of its image is not known: pass Positions"
+        ):
+            encoding.rotate(x, x, Positions.from_ids(ids, placed=placed if prefix else None))
+    given = Positions.from_ids(coordinates[None])
+    for ours, theirs in zip(encoding.rotate(q, q, given), encoding.rotate(q, q, known), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+    AxialRotary(16).rotate(q, q, Positions.from_ids(coordinates[None] - 1))

@@ -167,3 +167,32 @@ REFUSED = {
 def test_refusals(attempt, message):
     with pytest.raises(posenc.InputError, match=message):
         attempt()
+
+
+@pytest.mark.parametrize("text", ["xpos+wall", "wall+xpos", "xpos:gamma=0.1:scale_base=8+wall"])
+def test_beside_xpos_each_channel_decays_by_both(text):
+    """Against sum_n q_in k_jn zeta_n^((i - j) / S) prod f_tn of rotated queries and keys, where the middle of the keys has
+    cancelled; and token by token as in one pass."""
+    n, heads, width = 12, 2, 8
+    encoding = posenc.create(text, dim=16, num_heads=heads, head_dim=width).double()
+    xpos = next(part for part in encoding if part.name == "xpos")
+    q, k, v = torch.randn(3, 1, heads, n, width, dtype=torch.float64).unbind(0)
+    with torch.no_grad():
+        gates = gates_of(encoding, 3 * torch.randn(1, n, 16, dtype=torch.float64))
+        out = posenc.attention(q, k, v, encoding, Positions.arange(n, causal=True), gates=gates)
+        rotation = posenc.Rotary(width, layout=xpos.layout).double()
+        rq, rk = rotation.rotate(q, k, Positions.arange(n))
+        zeta = xpos.log_zeta.repeat_interleave(2)
+        sums = gates[0].cumsum(2)
+        i, j = torch.arange(n)[:, None], torch.arange(n)
+        decay = (sums[:, :, :, None] - sums[:, :, None]) + (i - j)[..., None] / xpos.scale_base * zeta
+        scores = (rq[:, :, :, None] * rk[:, :, None] * decay.exp()).sum(-1) * width**-0.5
+        want = scores.masked_fill(j > i, -torch.inf).softmax(-1) @ v
+        torch.testing.assert_close(out, want, rtol=1e-6, atol=1e-6)
+        for at in range(n):
+            step = [x[:, :, : at + 1] for x in (k, v)]
+            part = [gate[:, :, : at + 1] for gate in gates]
+            one = posenc.attention(
+                q[:, :, at : at + 1], *step, encoding, Positions.arange(1, at, causal=True), gates=part
+            )
+            torch.testing.assert_close(one, out[:, :, at : at + 1], rtol=1e-6, atol=1e-6)

@@ -176,7 +176,7 @@ def test_transformers_ignores_one_of_deepseeks_two_weights_alone():
 
 
 def test_transformers_dynamic_overshoots():
-    """For twice the trained length, factor 4 stretches the slowest pair 4 * 2 - 3 = 5 times."""
+    """For twice the context length, factor 4 stretches the slowest pair 4 * 2 - 3 = 5 times."""
     inv_freq, _ = of_transformers("dynamic", 64, 1e4, factor=4.0, max_positions=2048, seq_len=4096)
     assert (frequencies.default(64).inv_freq / inv_freq)[-1] == pytest.approx(5, rel=1e-5)
     needed = frequencies.dynamic(64, length=4096, original_max_positions=2048)

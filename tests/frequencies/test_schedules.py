@@ -25,7 +25,7 @@ INTERPOLATE = [*BY_FACTOR, "dynamic"]
 
 
 def made(name, head_dim, base, factor, length):
-    """A schedule by its name, for texts of factor times the trained length."""
+    """A schedule by its name, for texts of factor times the context length."""
     shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(factor * length)}
     return create(complete({"name": name}, **shape), head_dim, base=base)
 

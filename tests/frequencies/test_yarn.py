@@ -80,7 +80,7 @@ def test_temperatures_others_have_given_yarn():
 
 
 def test_rotary_under_yarn_is_llama_under_yarn():
-    """Attention factor and angles together, past the trained length."""
+    """Attention factor and angles together, past the context length."""
     x, ids = torch.randn(2, 2, 50, 64, dtype=torch.float64), torch.arange(9000, 9050)[None]
     module = llama.LlamaRotaryEmbedding(llama_config("yarn", 64, 1e4, factor=4.0, original_max_positions=4096))
     theirs = llama.apply_rotary_pos_emb(x, x, *module(x, ids))[0]

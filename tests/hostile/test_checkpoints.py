@@ -1,5 +1,6 @@
 """Checkpoints whose configuration, index or header says what cannot be: one line, nothing run, allocated or left behind."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import pytest
 
 import posenc
 from hostile.test_files_models import Bomb
+from posenc import cli
 from posenc.errors import InputError
 from posenc.pretrained import checked
 from posenc.pretrained.load import _PICKLES
@@ -19,6 +21,7 @@ from references import gguf_files
 from references.small_models import small_model
 
 HUGE = 10**12
+WORDS = ["<unk>", "<s>", "</s>", "w", "x", "0", "w0", *(f"x{index}" for index in range(90))]
 
 
 def edit(folder, **entries):
@@ -101,6 +104,34 @@ def test_json_that_is_nested_deep_is_one_line(model, file):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling", "text_config", "quantization_config", "other"])
+@pytest.mark.parametrize("depth", [1, 60, 800, 10**5])
+def test_nested_entries_are_a_report_or_one_line_in_every_reader_of_configurations(model, key, depth, capsys):
+    """config-only, and doctor of a model whose config.json was changed since."""
+    loaded = small_model("llama")
+    loaded.config._name_or_path = str(model)
+    for nested in (f'{{"{key}":' * depth + "1" + "}" * depth, "[" * depth + "]" * depth):
+        entries = json.loads((model / "config.json").read_text(), object_pairs_hook=dict)
+        entries.pop(key, None)
+        text = json.dumps(entries)[:-1] + f', "{key}": {nested}}}'
+        (model / "config.json").write_text(text)
+        try:
+            assert cli.main(["doctor", str(model), "--config-only"]) in (0, 1, 2)
+            with contextlib.suppress(InputError):
+                posenc.doctor(loaded)
+            with contextlib.suppress(InputError):
+                posenc.load(model)
+        finally:
+            (model / "config.json").write_text(json.dumps(entries))
+        assert "bug" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("table", [{"a": {"b": 1}}, {"a": {}, "b": {}}, {"full_attention": {"rope_type": "default"}}])
+def test_tables_of_layers_that_a_model_does_not_have_end_in_no_traceback(model, table):
+    edit(model, rope_parameters=table)
+    assert cli.main(["doctor", str(model), "--config-only"]) in (0, 1, 2)
+
+
 NAMES = [
     *(f"weights{suffix}" for suffix in _PICKLES), "../outside/x.safetensors", "/absolute/x.safetensors", "a/x.safetensors",
     "..", "", ".safetensors/..", "x.safetensors/../y.bin", "a\\x.safetensors", 3, None, ["x.safetensors"],
@@ -172,7 +203,8 @@ def test_a_dtype_is_a_dtype(model, dtype):
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory):
     file = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    gguf_files.write(file, small_model("llama"), [f"w{i}" for i in range(small_model("llama").config.vocab_size)])
+    gguf_files.write(file, small_model("llama"), WORDS)
+    posenc.load(file)
     return file
 
 

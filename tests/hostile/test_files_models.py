@@ -80,10 +80,18 @@ def test_a_pickle_is_never_opened(model, name, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_an_adapter_is_refused(model):
-    (model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "../other"}))
-    with pytest.raises(InputError, match=r"contains an adapter.*merge_and_unload"):
-        posenc.load(model)
+def test_adapters_that_cannot_be_loaded(model):
+    file = model / "adapter_config.json"
+    for text, why in (
+        ('{"peft_type": "LORA", "base_model_name_or_path": "../other"}', r"contains no adapter_model\.safetensors"),
+        ('{"peft_type": "LORA"}', r"names no model \(base_model_name_or_path=None\)"),
+        (json.dumps({"base_model_name_or_path": str(model)}), r"is an adapter too"),
+        ("[1]", r"holds list"),
+        ("{", r"is no JSON"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=why):
+            posenc.load(model)
 
 
 def test_code_beside_the_weights_is_not_run(model, tmp_path):

@@ -1,6 +1,7 @@
 """Data never runs code: FILE:CLASS and MODULE:CLASS are planted in every file that posenc reads, and nothing is imported."""
 
 import ast
+import contextlib
 import gzip
 import importlib
 import json
@@ -8,16 +9,18 @@ import pickle
 import re
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
 import posenc
+from hostile.test_checkpoints import little_memory
 from posenc import cli
 from posenc.cli.command import parse
 from posenc.encodings import ENCODINGS, MOST_BYTES, create
-from posenc.errors import InputError
+from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment
 from posenc.pretrained import state
@@ -269,7 +272,8 @@ def test_no_state_of_a_training_is_a_pickle(evil):
 def test_no_cell_of_another_folder_imports(evil, capsys):
     cells = evil / "other/cells"
     cells.mkdir(parents=True)
-    (cells / "evil.py:Evil.json").write_text('{"sha256": "", "record": {"run": {"task": "evil.py:Evil"}}}')
+    cell = b'{"record":{"run":{"task":"evil.py:Evil"}}}'
+    (cells / "evil.py:Evil.json").write_bytes(b'{"sha256":"%s","cell":%s}' % (sha256(cell).hexdigest().encode(), cell))
     assert cli.main(["compare", "--merge", "other", "--encodings", "alibi", "--preset", "quick", "--out", "out"]) == 2
     assert "nothing was merged" in capsys.readouterr().err
 
@@ -283,7 +287,7 @@ def test_the_bounds_that_security_states_are_those_of_the_code():
 
     for bound in (
         f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{archive.MOST_BYTES // 2**20} MiB",
-        f"{MOST_BYTES // 2**30} GiB", f"2 times the numbers in its files and {SPARE:,} more",
+        f"{MOST_BYTES // 2**30} GiB", f"{LARGEST_SHAPE['head_dim']:,}", f"{LARGEST_SHAPE['num_heads']:,} heads and layers", f"2 times the numbers in its files and {SPARE:,} more",
     ):  # fmt: skip
         assert bound in stated
     assert re.findall(r"^## (.+)", stated, re.MULTILINE) == [
@@ -303,13 +307,43 @@ def test_texts_that_have_too_many_layers_are_refused():
 
 @pytest.mark.parametrize(
     "text",
-    ["shaw:clip=16777216", "fire:hidden=16777216", "deberta:max_relative_positions=16777216", "learned:rows=16777216"],
+    [
+        "shaw:clip=16777216",
+        "fire:hidden=16777216",
+        "deberta:max_relative_positions=16777216",
+        "complex_order:dim=65536",
+    ],
 )
 def test_options_that_take_too_much_are_refused(text):
-    if text.startswith("learned") and "rows" not in ENCODINGS["learned"].arguments():
-        text = "learned:max_positions=16777216"
     with pytest.raises(InputError, match=r"takes [\d,]+ bytes; give sizes that take at most 1,073,741,824"):
         create(text, head_dim=64, num_heads=32, dim=2048, max_positions=512)
+
+
+def integer_options():
+    for name, cls in ENCODINGS.items():
+        yield from ((name, key) for key, of in cls.arguments().items() if "int" in str(of.annotation))
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_no_integer_option_allocates_more_than_is_stated(name):
+    """In an address space that holds what may be taken, and twice as much while it is made."""
+    shape = {"dim": 64, "num_heads": 2, "max_positions": 128, "grid": (8, 16)}
+    create(name, **shape)  # modules are imported
+    for key in (key for other, key in integer_options() if other == name):
+        for value in (2**16, 2**24):
+            with little_memory(3 * MOST_BYTES), contextlib.suppress(InputError):
+                create(f"{name}:{key}={value}", **shape)
+
+
+@pytest.mark.parametrize("key", ["dim", "head_dim", "num_heads", "num_kv_heads", "num_layers"])
+def test_a_models_shape_in_a_text_is_bounded(key):
+    """Frequencies and heads are made one by one, which took minutes."""
+    most, tried = LARGEST_SHAPE[key], 0
+    for name in (name for name, of in integer_options() if of == key):
+        with pytest.raises(InputError, match=rf"{key}={2**24}.*: must be at most {most}|takes [\d,]+ bytes"):
+            create(f"{name}:{key}={2**24}", dim=64, num_heads=2, max_positions=128, grid=(8, 16))
+        tried += 1
+    assert tried > 5
 
 
 def test_what_an_archive_unpacks_to_is_bounded(evil):

@@ -24,9 +24,10 @@ from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
 from posenc.lab.leaderboard import against, archive, compare_tasks
 from posenc.lab.measure import behaviour
-from posenc.lab.study import TOLERANCE, Progress, difference, disagreement
+from posenc.lab.study import Progress, difference
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.synthetic.tasks import TASKS as GENERATED
+from posenc.pretrained.state import TOLERANCE, disagreement
 from references import PATIENCE
 
 SIZES = {"length": 4, "steps": 8, "batch_size": 4, "dim": 8, "num_heads": 2, "num_layers": 1, "factors": (1, 2)}

@@ -51,7 +51,7 @@ def test_a_comparison_that_goes_on_writes_nothing_twice(flags, tmp_path, capsys)
     assert [main(command), main(command)] == [0, 0]
     (cell,) = (tmp_path / "cells").iterdir()
     found = scalars(tmp_path / "track" / "none-seed-0")
-    assert [v for _, v in found["loss"]] == pytest.approx(json.loads(cell.read_text())["record"]["losses"])
+    assert [v for _, v in found["loss"]] == pytest.approx(json.loads(cell.read_text())["cell"]["record"]["losses"])
 
 
 def test_a_tracker_that_fails_is_warned_of_once(corpus, tiny, tmp_path, monkeypatch, capsys):

@@ -16,6 +16,8 @@ from transformers.masking_utils import create_masks_for_generate
 
 import posenc
 from posenc import InputError
+from posenc.pretrained import attach
+from posenc.pretrained.attach import attached
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
 from references.mapped_attention import MAPPED, use_mapped_attention
@@ -175,7 +177,7 @@ def test_maps_are_those_of_brute_force(kind: str, method: str) -> None:
 @pytest.mark.parametrize("cap", [50.0, 0.5])
 @pytest.mark.parametrize("method", ["temperature:beta=1", "rerope:window=62"])
 def test_capped_scores_are_those_of_eager_attention(cap: float, method: str) -> None:
-    """Gemma 2, whose layers are sliding and full: methods that change nothing within the trained length."""
+    """Gemma 2, whose layers are sliding and full: methods that change nothing within the context length."""
     model = small_model("gemma2", attn_logit_softcapping=cap, attn_implementation="eager")
     x = tokens(2, 60)
     mask = torch.ones_like(x)
@@ -470,6 +472,23 @@ def test_gradients_and_checkpointing(method: str) -> None:
         close(again, ours, 1e-12)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_no_mask_outlives_the_backward_pass_that_computes_layers_again(reentrant: bool) -> None:
+    """The layers of a pass share what they see, and so do those that are computed again."""
+    model, x = extended("llama", "rerope:window=12"), tokens(2, LENGTH)
+    model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    mask = torch.ones_like(x).index_fill(1, torch.tensor([0, 1]), 0)
+    cache, made = attached(model).cache, []
+    compute = attach.visibility
+    with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
+        patch.setattr(attach, "visibility", lambda *given: made.append(compute(*given)) or made[-1])
+        loss = model(x, attention_mask=mask, use_cache=False).logits.square().mean()
+        assert cache.entries == []
+        loss.backward()
+    assert cache.entries == []
+    assert len(made) == 2  # one in each direction, of two layers
+
+
 def test_dropout_is_the_configured_one() -> None:
     model, x = extended("llama", "rerope:window=12", attention_dropout=0.5), tokens(1, 40)
     still = model(x).logits
@@ -521,3 +540,41 @@ def test_what_is_not_served_is_refused() -> None:
     model, x = extended("llama", "rerope:window=12"), tokens(1, 20)
     with pytest.raises((InputError, ValueError), match=r"output_attentions|attention weights"):
         model(x, output_attentions=True)
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope:window=16"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_rope_parameters_that_are_set_on_an_extended_model_are_refused(method, inside, tmp_path):
+    model = small_model("llama")
+    before = dict(model.config.rope_parameters)
+    posenc.extend(model, method, factor=4)
+    if inside:
+        model.config.rope_parameters["factor"] = 8.0
+    else:
+        with pytest.warns(FutureWarning):
+            model.config.rope_scaling = {"rope_type": "linear", "factor": 8.0}
+    for use in (
+        lambda: posenc.to_hf(model, tmp_path / "a"),
+        lambda: posenc.to_gguf(model, tmp_path / "a.gguf"),
+        lambda: posenc.extend(model, "linear", factor=8),
+    ):
+        with pytest.raises(InputError, match=r"was set after posenc\.extend, .* call posenc\.restore\(model\)"):
+            use()
+    assert "set_after_extending" in [each.name for each in posenc.doctor(model).findings]
+    posenc.restore(model)
+    assert model.config.rope_parameters == before
+    posenc.extend(model, "linear", factor=8)
+
+
+def test_rope_scaling_that_is_set_on_a_loaded_model_is_refused(tmp_path):
+    model = small_model("llama")
+    with pytest.warns(FutureWarning):
+        model.config.rope_scaling = {"rope_type": "linear", "factor": 4.0}
+    for use in (
+        lambda: posenc.to_hf(model, tmp_path / "a"),
+        lambda: posenc.to_gguf(model, tmp_path / "a.gguf"),
+        lambda: posenc.extend(model, "yarn", factor=8),
+    ):
+        with pytest.raises(InputError, match=r"was set after the model was made, which changes no frequencies"):
+            use()
+    assert any(each.severity == "wrong" for each in posenc.doctor(model).findings)

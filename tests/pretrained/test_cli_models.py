@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import posenc
-from posenc import cli
+from posenc import InputError, cli
 from posenc.pretrained import loss_by_position
 from references.commands import run
 
@@ -52,6 +52,56 @@ def test_doctor_fails_where_something_is_wrong(folder, capsys):
     code, out, _ = run(capsys, "doctor", folder)
     assert code == 1
     assert "wrong: cache_differs" in out
+
+
+TABLE = {"rope_theta": 1e4, "original_max_position_embeddings": 16}
+IMPOSSIBLE = {
+    "factor NaN": {"rope_type": "yarn", "factor": math.nan} | TABLE,
+    "factor 0": {"rope_type": "linear", "factor": 0} | TABLE,
+    "factor negative": {"rope_type": "linear", "factor": -1.0} | TABLE,
+    "factor infinite": {"rope_type": "linear", "factor": math.inf} | TABLE,
+    "factor huge": {"rope_type": "linear", "factor": 1e308} | TABLE,
+    "factor true": {"rope_type": "linear", "factor": True} | TABLE,
+    "factor as text": {"rope_type": "linear", "factor": "4"} | TABLE,
+    "no factor": {"rope_type": "dynamic"} | TABLE,
+    "attention_factor NaN": {"rope_type": "yarn", "factor": 4.0, "attention_factor": math.nan} | TABLE,
+    "betas swapped": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 32.0} | TABLE,
+    "llama3 swapped": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0} | TABLE,
+    "a divisor of 0": {"rope_type": "longrope", "short_factor": [0.0] * 8, "long_factor": [1.0] * 8} | TABLE,
+    "too few divisors": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4} | TABLE,
+    "base null": {"rope_type": "default", "rope_theta": None},
+    "base 0": {"rope_type": "default", "rope_theta": 0},
+    "original length 0": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 0},
+    "an unknown type": {"rope_type": "yarm", "factor": 4.0} | TABLE,
+    "an old type": {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8} | TABLE,
+}
+
+
+@pytest.mark.parametrize("table", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_doctor_finds_numbers_that_load_refuses(folder, capsys, table):
+    """In a folder with weights, by the name of either transformers."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    beside = {key: value for key, value in table.items() if key != "rope_theta"}
+    for fields in ({"rope_parameters": table}, {"rope_scaling": beside, "rope_theta": table["rope_theta"]}):
+        (folder / "config.json").write_text(json.dumps(config | fields))
+        code, out, _ = run(capsys, "doctor", folder)
+        assert code == 1
+        assert "wrong: parameter_impossible" in out
+        with pytest.raises(InputError) as refused:
+            posenc.load(folder)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_doctor_finds_a_window_without_keys(folder, capsys, window):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": window}))
+    code, out, _ = run(capsys, "doctor", folder)
+    assert code == 1
+    assert f"sliding_window={window}: must be at least 1" in out
+    with pytest.raises(InputError, match=f"sliding_window={window}: must be at least 1"):
+        posenc.load(folder)
 
 
 def test_extend_measures_what_it_did(folder, capsys, tokenizer, tmp_path):

@@ -14,8 +14,8 @@ from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import attention_layers, decoder_of
 from references.small_models import one_in_three, small_model
 
-UNCHECKED = {"hunyuan_v1_dense", "hunyuan_v1_moe", "deepseek_v4", "falcon"}
-"""Types of which no layer is computed."""
+COMPRESSED = {"deepseek_v4": [1, 2]}
+"""Layers that are not computed: their queries see keys of several tokens."""
 
 
 def layers_of(model):
@@ -37,18 +37,17 @@ def one(model, tokenizer=None):
 def test_every_layer_is_computed_or_named_as_unchecked(model_type):
     model = small_model(model_type)
     computed, count = doctor(model).model.computed, len(layers_of(model))
-    if model_type in UNCHECKED:
-        assert computed.layers == 0
-        assert len(computed.unchecked) == 1
-    else:
-        assert computed.layers == count
-        assert len(computed.unchecked) == (model_type == "llama4_text")  # its chunks
+    compressed = COMPRESSED.get(model_type, [])
+    assert computed.layers == count - len(compressed)
+    assert len(computed.unchecked) == bool(compressed)
 
 
-@pytest.mark.parametrize("model_type", one_in_three(sorted(FAMILIES.keys() - UNCHECKED)))
+@pytest.mark.parametrize(
+    "model_type", one_in_three(sorted(FAMILIES.keys() - {"falcon"}))
+)  # whose module states no scale
 def test_another_scale_in_one_layer(model_type):
     model = small_model(model_type)
-    layer = layers_of(model)[-1].module
+    layer = layers_of(model)[0 if model_type in COMPRESSED else -1].module
     layer.scaling = 1.5 * layer.scaling
     finding = one(model)
     assert finding.name == "softmax_scale_differs"
@@ -356,6 +355,44 @@ def test_the_frequencies_of_another_layer_type():
     assert "by the frequencies of sliding_attention" in finding.evidence
 
 
+@pytest.mark.parametrize("mistake", [nothing, twice, keys_alone, backwards, ahead])
+@pytest.mark.parametrize("model_type", ["falcon", "hunyuan_v1_dense"])
+def test_attention_that_is_written_otherwise(model_type, mistake, monkeypatch):
+    """Falcon calls PyTorch's attention; HunYuan normalises queries and keys after their rotation, channel by channel."""
+    model = small_model(model_type)
+    for name, weight in model.named_parameters():
+        if "query_layernorm" in name or "key_layernorm" in name:
+            torch.nn.init.normal_(weight, 1.0, 0.5)
+    assert doctor(model).model.computed.layers == 2
+    assert not {"attention_differs", "not_rotated", "rotated_twice"} & {each.name for each in doctor(model).findings}
+    rotating(monkeypatch, model, mistake)
+    assert one(model).name == ROTATIONS[mistake][0]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_falcon_in_both_of_its_implementations(implementation, monkeypatch):
+    model = small_model("falcon")
+    model.config._attn_implementation = implementation  # transformers lets it be set when the model is made alone
+    assert doctor(model).model.computed.layers == 2
+    assert model.config._attn_implementation == implementation
+    rotating(monkeypatch, model, twice)
+    assert one(model).name == "rotated_twice"
+
+
+def test_values_that_are_keys(monkeypatch):
+    """DeepSeek-V4's layers with a window rotate their outputs back."""
+    model = small_model("deepseek_v4")
+    assert doctor(model).model.computed.layers == 1
+    code = code_of(model)
+    original = code.apply_rotary_pos_emb
+
+    def forward_alone(x, cos, sin, *rest, **named):
+        return x if sin[0, 1, 0] < 0 else original(x, cos, sin, *rest, **named)
+
+    monkeypatch.setattr(code, "apply_rotary_pos_emb", forward_alone)
+    assert "attention_differs" in {finding.name for finding in doctor(model).findings}
+
+
 # ------------------------------------------------------------------------------------------ attention
 
 
@@ -395,6 +432,24 @@ def test_a_window_that_is_not_applied(model_type, monkeypatch):
     found = {finding.name: finding for finding in doctor(model).findings}
     assert found.keys() == {"window_differs"}
     assert "the window of 24 keys is not applied" in found["window_differs"].evidence
+
+
+def test_chunks_that_are_not_applied(monkeypatch):
+    model = small_model("llama4_text")
+    assert doctor(model).model.computed.windows == (24,)
+    code = code_of(model)
+    monkeypatch.setattr(code, "create_chunked_causal_mask", code.create_causal_mask)
+    model.set_attn_implementation("eager")
+    finding = one(model)
+    assert finding.name == "window_differs"
+    assert "the chunks of 24 tokens are not applied" in finding.evidence
+
+
+def test_another_temperature_of_llama_4():
+    """A layer without rotation whose queries grow by another factor than the configuration's is not called healthy."""
+    model = small_model("llama4_text")
+    model.model.layers[3].self_attn.attn_scale = 1.0
+    assert "attention of layer 3: positions change its queries" in str(doctor(model))
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss"])
@@ -452,7 +507,9 @@ def test_the_report_says_what_was_computed():
     assert (
         "computed: attention of 2 layers with 24 tokens, the window of 24 with 48, against the declared formula" in text
     )
-    assert "not checked: attention of layers 0, 1: it normalises" in str(doctor(small_model("hunyuan_v1_dense")))
+    assert "not checked: attention of layers 1, 2: its queries see compressed keys" in str(
+        doctor(small_model("deepseek_v4"))
+    )
 
 
 def test_nothing_stays_in_the_model():

@@ -1,4 +1,4 @@
-"""What to_hf writes gives the same logits in plain transformers, past the trained length, without posenc imported."""
+"""What to_hf writes gives the same logits in plain transformers, past the context length, without posenc imported."""
 
 import copy
 import json
@@ -112,7 +112,9 @@ def test_latent_attention_that_is_scaled_already(model_type, method, tmp_path):
     assert any("part of the scores that rotates" in note for note in report.notes) is ("attention_factor" in method)
     assert any("all scores are multiplied by 1.459" in note for note in report.notes) is (method == "yarn")
     export = to_hf(model, tmp_path / "model")
-    assert ("takes every scaling for yarn" in export.vllm) is (export.rope_parameters["rope_type"] != "yarn")
+    assert ("takes every scaling for yarn" in export.vllm) is (
+        export.rope_parameters["rope_type"] not in ("default", "yarn")
+    )
     assert export.llama_cpp == "no flags are known to express it for latent attention"
     plain = type(model).from_pretrained(tmp_path / "model").eval()
     assert (logits(plain) - logits(model)).abs().max() < 1e-3 * direct.abs().max()
@@ -322,32 +324,23 @@ def test_llama_cpp_reads_no_divisors_for_most_architectures(model_type, method, 
     ] in export.llama_cpp
 
 
-@pytest.mark.parametrize("model_type", ["cohere", "glm", "glm4"])
+@pytest.mark.parametrize("model_type", ["cohere", "glm4", "ernie4_5"])
 def test_vllm_has_no_longrope_for_neighbouring_channels(model_type, tmp_path):
     """It raises ("only supports neox_style"), or rotates by halves and says nothing."""
     for method in ("ntk_mixed", "yarn_paper"):
         export = served(method, tmp_path / method, model_type)
         assert export.vllm.startswith("cannot serve these frequencies: ")
-        assert not (tmp_path / method / "model" / "vllm-overrides.json").exists()
     for method in ("yarn", "linear", "ntk", "llama3"):
         assert served(method, tmp_path / method, model_type).vllm.startswith("vllm serve ")
 
 
-def test_vllm_gets_what_it_does_not_read(tmp_path):
-    folder = tmp_path / "model"
-    assert served("yarn", tmp_path / "a").vllm == f"vllm serve {tmp_path / 'a' / 'model'} --max-model-len 256"
-    command = served("ntk", tmp_path / "b").vllm
-    overrides = json.loads(command.split("--hf-overrides '")[1].rstrip("'"))["rope_parameters"]
-    assert overrides == {"rope_type": "default", "rope_theta": pytest.approx(10000 * 4 ** (32 / 30))}
-    assert '"rope_theta": 500000.0}' in served("abf:new_base=500000", tmp_path / "d").vllm
-    command = served("yarn_paper", tmp_path).vllm
-    assert command.endswith(f'--max-model-len 256 --hf-overrides "$(cat {folder}/vllm-overrides.json)"')
-    wanted = json.loads((folder / "vllm-overrides.json").read_text())["rope_parameters"]
-    saved = json.loads((folder / "config.json").read_text())["rope_parameters"]
-    assert wanted["short_mscale"] == wanted["long_mscale"] == saved["attention_factor"]
-    assert saved.items() <= wanted.items()
-    nested = served("ntk_mixed", tmp_path / "c", "gemma3_text")
-    wanted = json.loads((tmp_path / "c" / "model" / "vllm-overrides.json").read_text())["rope_parameters"]
-    assert wanted["full_attention"]["long_mscale"] == 1
-    assert "sliding_attention" in wanted
-    assert "layer types rotate differently" in nested.llama_cpp
+def test_no_program_needs_more_than_the_folder(tmp_path):
+    for method in ("yarn", "ntk", "abf:new_base=500000", "yarn_paper", "ntk_mixed"):
+        for model_type in ("llama", "gemma3_text"):
+            folder = tmp_path / method / model_type
+            export = served(method, folder, model_type)
+            assert export.vllm == f"vllm serve {folder / 'model'} --max-model-len 256"
+            assert {each.program for each in export.programs if each.agrees} >= {
+                "transformers 5", "transformers 4", "vLLM", "SGLang",
+            }  # fmt: skip
+            assert ("layer types rotate differently" in export.llama_cpp) is (model_type == "gemma3_text")

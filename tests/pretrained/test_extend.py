@@ -510,3 +510,12 @@ def test_a_linear_schedule_with_the_length_before_the_stretch(name):
     wanted = small_model("llama").model.rotary_emb.inv_freq.double() / 8
     (rotation,) = model.model.rotary_emb.rotations.values()
     torch.testing.assert_close(rotation.frequencies().inv_freq, wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("window", "noted"), [(32, True), (128, False)])
+def test_a_window_that_no_distance_leaves_is_noted(window, noted):
+    """Mistral 7B v0.1: each layer sees fewer keys than the model was trained for, and no text has longer distances."""
+    model = small_model("mistral", sliding_window=window)
+    notes = posenc.extend(model, "yarn", factor=4).notes
+    assert any(note.startswith(f"no query sees more than {window} keys") for note in notes) is noted
+    assert not any("no query sees" in note for note in posenc.extend(small_model("gemma2"), "yarn", factor=4).notes)

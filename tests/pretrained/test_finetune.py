@@ -4,6 +4,7 @@ import signal
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import posenc
 from posenc import InputError
@@ -128,6 +129,33 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         InputError, match=r"^steps=1: checkpoint='.*' has 2 already; give as many or more, name another"
     ):
         run(small_model("llama"), steps=1, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_a_checkpoint_of_another_program_is_refused_and_the_model_is_as_it_was(lora, tmp_path, monkeypatch):
+    """Settings, text and weights are the same, and the code is not: in the rotation, or in the loss."""
+    if lora:
+        pytest.importorskip("peft")
+    given = {"steps": 4, "lora": lora, "checkpoint": tmp_path}
+    run(small_model("llama"), **given, progress=stopping(2))
+    model = small_model("llama")
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    forward = LlamaRotaryEmbedding.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaRotaryEmbedding, "forward", lambda self, x, position_ids: forward(self, x, 2 * position_ids))
+        with pytest.raises(
+            InputError, match=r"is of another program \(.* is .* here and .* there\); name another folder"
+        ):
+            run(model, **given)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "posenc.pretrained.finetune.cross_entropy", lambda *of: 1.01 * torch.nn.functional.cross_entropy(*of)
+        )
+        with pytest.raises(InputError, match=r"is of another program"):
+            run(model, **given)
+    assert {*before} == {name for name, _ in model.named_parameters()}
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert len(run(model, **given).losses) == 4
 
 
 def test_the_first_step_is_adam_at_a_tenth_of_the_rate():

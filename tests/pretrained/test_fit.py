@@ -9,6 +9,7 @@ import transformers
 
 import posenc
 from posenc import InputError
+from posenc.functional import cos_sin
 from posenc.pretrained.attach import RotaryModule
 from posenc.pretrained.extend import plan_rotary
 from posenc.pretrained.fit import Fit, FittedRotary, Windows
@@ -174,6 +175,16 @@ def test_an_interrupted_fit_resumes_from_its_checkpoint(search, tmp_path, monkey
     assert len(seen) <= len(found.losses) + 1
     with pytest.raises(InputError, match=r"fit.safetensors.*: is of another model, text or settings"):
         posenc.extend(model, "fit", **again | {"seed": 1})
+
+
+def test_a_checkpoint_of_another_program_is_refused(tmp_path, monkeypatch):
+    model, options = small_model("llama"), QUICK | {"steps": 2, "checkpoint": tmp_path}
+    posenc.extend(model, "fit", **options)
+    posenc.restore(model)
+    compute = cos_sin
+    monkeypatch.setattr("posenc.pretrained.fit.cos_sin", lambda ids, *rest: compute(2 * ids, *rest))
+    with pytest.raises(InputError, match=r"fit.safetensors.*: is of another program \(loss before the fit is "):
+        posenc.extend(model, "fit", **options)
 
 
 def test_where_nothing_is_better_the_start_is_taken(drawn):

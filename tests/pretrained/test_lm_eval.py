@@ -60,7 +60,7 @@ def direct(model, tokenizer, sample):
 
 
 def test_an_extended_model_is_an_ordinary_one(model, tokenizer, tmp_path):
-    """LAMBADA as lm-eval defines it, on our texts, longer than the trained length."""
+    """LAMBADA as lm-eval defines it, on our texts, longer than the context length."""
     import lm_eval
 
     texts = [f"{LONG[at : at + 500].strip()} the word" for at in (0, 1000, 2000)]

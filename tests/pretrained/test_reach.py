@@ -34,7 +34,7 @@ def test_a_map_reaches_as_far_as_its_distances_are_trained_ones(spec):
 
 
 def test_lm_infinite_sees_its_first_tokens_at_the_window_itself():
-    """As the authors' code, which takes the trained length for it."""
+    """As the authors' code, which takes the context length for it."""
     assert METHODS["lm_infinite"].reach({"sinks": 10, "window": TRAINED}, TRAINED) == math.inf
     assert METHODS["lm_infinite"].reach({"sinks": 10, "window": TRAINED + 1}, TRAINED) == TRAINED
 
@@ -101,7 +101,7 @@ def test_without_a_new_length_the_report_says_how_far_it_goes():
 
 
 def test_what_falls_short_by_its_nature_says_so_in_the_report():
-    """string is for texts within the trained length, llama3 was trained for more, log_n changes no distance."""
+    """string is for texts within the context length, llama3 was trained for more, log_n changes no distance."""
     model = small_model("llama")
     for method, reach in (("string", 81), ("llama3:factor=2", 128), ("log_n", 64), ("abf:new_base=10000", 64)):
         report = posenc.extend(model, method, factor=4)

@@ -235,8 +235,10 @@ def test_a_head_that_rotates_in_part():
     assert {reading.rotary_dim for reading in comparison.readings} == {8}
     odd = read(LLAMA | {"rope_theta": 1e4, "partial_rotary_factor": 0.5})
     assert {name: reading.rotary_dim for name, reading in by_program(odd).items()} == {
-        "transformers 5": 16, "transformers 4": 8, "vLLM": 8, "SGLang": 16, "llama.cpp": 16, "DeepSpeed": 16,
+        "transformers 5": 16, "vLLM": 8, "SGLang": 16, "llama.cpp": 16, "DeepSpeed": 16,
     }  # fmt: skip
+    (refused,) = odd.refused  # recorded: the size of tensor a (128) must match the size of tensor b (64)
+    assert (refused.program, refused.why.partition(":")[0]) == ("transformers 4", "it fails")
 
 
 def gguf_file(path, architecture="llama", **keys):
@@ -497,3 +499,23 @@ def test_every_type_of_transformers_is_read_or_refused(part):
         assert str(comparison)
         json.dumps(comparison.to_dict())
     assert read_types > 30
+
+
+@pytest.mark.parametrize("stated", [8192, 4096, 10**30, None, "8192", math.nan])
+def test_the_length_of_the_tokenizer(tmp_path, stated):
+    """transformers writes 10^30 where a tokenizer has no limit."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"max_position_embeddings": 4096, "rope_theta": 1e4}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stated}))
+    findings = compare(read_config(tmp_path)).findings
+    assert [finding.evidence for finding in findings] == (
+        ["its tokenizer also states model_max_length=8192, and max_position_embeddings is 4096"]
+        if stated == 8192
+        else []
+    )
+
+
+@pytest.mark.parametrize("name", ["max_sequence_length", "model_max_length", "seq_length", "max_seq_len", "n_ctx"])
+def test_other_fields_of_a_length(name):
+    (finding,) = read(LLAMA | {"rope_theta": 1e4, name: 4096}).findings
+    assert (finding.name, finding.measured) == ("longer_length_stated", 4)
+    assert read(LLAMA | {"rope_theta": 1e4, name: 512}).findings == ()

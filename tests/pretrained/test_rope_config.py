@@ -27,8 +27,8 @@ CONFIGS = {
     "glm": {"head_dim": 64}, "cohere": {}, "gpt_oss": {"head_dim": 64}, "starcoder2": {}, "mixtral": {},
 }  # fmt: skip
 SCHEDULES = {
-    "default": None, "linear": "linear", "yarn": "yarn", "llama3": "llama3", "ntk": "longrope", "ntk_mixed": "longrope",
-    "ntk_fixed": "longrope", "yarn_paper": "longrope", "mrrope": "longrope", "dynamic": "longrope", "yarn:beta_fast=8": "longrope",
+    "default": None, "linear": "linear", "yarn": "yarn", "llama3": "llama3", "ntk": "default", "abf:new_base=500000": "default", "yarn:truncate=false": "yarn", "ntk_mixed": "longrope",
+    "ntk_fixed": "linear", "yarn_paper": "longrope", "mrrope": "longrope", "dynamic": "default", "yarn:beta_fast=8": "longrope",
     "ntk+resonance": "longrope", "proportional:fraction=0.5": "longrope",
 }  # fmt: skip
 
@@ -57,7 +57,9 @@ def test_the_rotary_module_of_the_model_computes_the_frequencies(model_type):
         assert json.loads(json.dumps(parameters, allow_nan=False)) == parameters
         main = parameters["full_attention"] if taken.rope_per_type else parameters
         default = taken.config.rope_parameters
-        assert main["rope_type"] == ("longrope" if kind and model_type == "phi3" else kind or "default")
+        if (model_type == "phi3" and kind != "default") or (taken.rope_per_type and "truncate" in schedule):
+            kind = kind and "longrope"  # transformers reads truncate beside the tables of layer types
+        assert main["rope_type"] == (kind or "default")
         rotary = type(taken.rotary)(type(config).from_dict(json.loads(config.to_json_string(use_diff=True))))
         prefix = "full_attention_" if taken.rope_per_type else ""
         scale = getattr(rotary, f"{prefix}attention_scaling")
@@ -110,7 +112,7 @@ def test_another_length_does_not_change_what_a_model_was_loaded_with(loaded, met
         posenc.extend(again, method, target_length=4 * trained)
         torch.testing.assert_close(again(x).logits, found)
         exact = (made()(x[:, :12]).logits - extended(x[:, :12]).logits).abs().max() < 1e-3
-    assert exact == (report.exact_tokens >= 12), "a map takes the long factors for short texts too"
+    assert exact == (report.exact_tokens >= 12), "a map takes the long factors for short inputs too"
 
 
 @pytest.mark.parametrize("loaded", ["default", "linear", "dynamic", "yarn"])

@@ -34,7 +34,7 @@ def test_a_batch_in_order(llama):
 @pytest.mark.parametrize("more", [{"attention_mask": torch.ones(1, 40, dtype=torch.int64)}, {"use_cache": None}])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text"])
 def test_packed_texts_that_see_each_other(model_type, more):
-    """transformers looks for packed texts only in a call without a cache and without a mask; a cache is the default."""
+    """transformers looks for packed sequences only in a call without a cache and without a mask; a cache is the default."""
     model = small_model(model_type)
     (finding,) = examine_batch(model, PACKED | more).findings
     assert (finding.name, finding.severity) == ("batch_leaks", "wrong")

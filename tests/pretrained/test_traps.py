@@ -182,7 +182,7 @@ def test_without_mscale_all_dim_scores_have_no_factor():
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_no_alarm_at_models_for_images(model_type):
-    """Except: two of these models of transformers separate packed texts only by a fourth row of position_ids."""
+    """Except: two of these models of transformers separate packed sequences only by a fourth row of position_ids."""
     assert names(with_images(model_type)) == ([] if model_type == "qwen3_vl" else ["packing_leaks"])
 
 

@@ -180,7 +180,7 @@ def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
 
 def test_what_a_formula_refuses_is_said(visit):
     tab = visit("encoding=rope&method=yarn:beta_fast=2:beta_slow=16")
-    assert "beta_slow=16, beta_fast=2: turns over the trained length" in tab.locator(".note").inner_text()
+    assert "beta_slow=16, beta_fast=2: turns over the context length" in tab.locator(".note").inner_text()
     with redrawn(tab):
         tab.locator("#explorer-method-beta_slow").fill("1")
     assert tab.locator(".note").is_hidden()
@@ -382,7 +382,7 @@ def test_a_method_shows_in_the_first_panel_as_the_page_starts_with_it(visit, met
     assert [token["position"] for token in tokens] == [0, 25, 50, 75, 100, 125]
     assert tab.locator(".token[aria-current=true]").inner_text() == "?"
     assert tab.locator(".token.past").all_inner_texts() == ["a", "can", "?"]  # beyond 64
-    assert "beyond the trained length" in tab.locator(".token").nth(3).get_attribute("aria-valuetext")
+    assert "beyond the training length" in tab.locator(".token").nth(3).get_attribute("aria-valuetext")
     assert arcs(tab) != plain[0]
     assert [token["weight"] for token in tokens] != [token["weight"] for token in plain[1]]
     assert "effective" in tab.locator(".scores thead th").all_inner_texts()

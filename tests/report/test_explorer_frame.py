@@ -44,7 +44,7 @@ def test_a_view_is_saved_as_svg_with_lines_and_letters(visit):
     lines = ElementTree.fromstring(saved(tab, "decay", "SVG"))
     longest = max((path.get("d") for path in lines.iter(f"{SVG}path")), key=len)
     assert len(re.findall("[ML]", longest)) == 40  # the line through every distance
-    assert "trained length" in [text.text for text in lines.iter(f"{SVG}text")]
+    assert "training length" in [text.text for text in lines.iter(f"{SVG}text")]
     assert {"with linear", "as trained"} <= {text.text for text in lines.iter(f"{SVG}text")}
 
 
@@ -74,7 +74,7 @@ def test_the_line_of_tokens_is_saved(visit):
     tokens = [text for text in tree.iter(f"{SVG}text") if text.text in ("Can", "you", "open", "a", "can", "?")]
     places = [float(text.get("x")) for text in tokens]
     assert places[1:] == pytest.approx([720 * (at + 0.5) / 24 for at in (2, 3, 9, 15, 20)], abs=0.1)
-    assert {"0", "23", "trained length"} <= set(texts)
+    assert {"0", "23", "training length"} <= set(texts)
     arcs = [path for path in tree.iter(f"{SVG}path") if "C" in path.get("d")]
     thickest = max(arcs, key=lambda path: float(path.get("stroke-width")))
     best = max(values(tab)["tokens"][1:], key=lambda token: token["weight"])
@@ -284,7 +284,7 @@ def test_what_a_control_means_is_behind_a_button(visit):
     tab = visit("encoding=rope", **PHONE)
     assert tab.locator(".explorer [title]").count() == 0
     tab.get_by_role("button", name="Settings").tap()
-    ask = tab.get_by_role("button", name="What is Trained length?")
+    ask = tab.get_by_role("button", name="What is Training length?")
     assert ask.get_attribute("aria-expanded") == "false"
     ask.tap()
     assert tab.get_by_text("Positions that training had.").is_visible()

@@ -34,7 +34,7 @@ def test_a_view_alone_has_its_controls_and_tells_its_host_its_height(visit, new_
     shown = tab.locator(".view:visible")
     assert [figure.get_attribute("data-view") for figure in shown.all()] == ["waves"]
     fields = tab.locator(".controls > .fields > .field:visible label").all_inner_texts()
-    assert fields == ["Channels (head_dim)", "Trained length", "Base (rope_theta)", "Extension method", "Factor"]
+    assert fields == ["Channels (head_dim)", "Training length", "Base (rope_theta)", "Extension method", "Factor"]
     assert tab.locator(".line, .presets, .buttons, h1").filter(visible=True).count() == 0
     assert tab.evaluate("document.documentElement.scrollWidth") == 340
     says = tab.locator(".view:visible .see").inner_text()

@@ -95,7 +95,7 @@ def test_every_encoding_predicts_what_the_library_predicts(visit, weights):
 
 @torch.no_grad()
 def pieces(weights, name, text):
-    """What each byte costs in pieces of the trained length: the first one, and of every later one the second half."""
+    """What each byte costs in pieces of the training length: the first one, and of every later one the second half."""
     tokens, half, model = torch.tensor([list(text.encode())]), LENGTH // 2, weights[name].into(made(name))
     found = torch.full((tokens.shape[1] - 1,), torch.nan)
     for begin in range(0, len(found), half):

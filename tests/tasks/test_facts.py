@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from posenc.errors import InputError
 from posenc.tasks import Sample, create, words
+from posenc.tasks.passkey import NOISE
 from posenc.tasks.task import index_at
 from references.tokenizers import ByteTokenizer
 
@@ -36,6 +37,32 @@ def test_the_format_in_full():
         f"Question: What is the code of {names[2]}? Answer: The code of {names[2]} is"
     )
     assert sample.answer == f" {codes[2]}"
+
+
+@pytest.mark.parametrize(("items", "length", "index"), [(2, 600, 0), (5, 1500, 1), (6, 4000, 99)])
+def test_in_noise_every_question_is_of_the_same_text(items, length, index):
+    task, tokenizer = create(f"facts:items={items}:noise=true"), ByteTokenizer()
+    depths = [i / (items - 1) for i in range(items)]
+    samples = [task.sample(tokenizer, length, depth=depth, index=index) for depth in depths]
+    (text,) = {sample.prompt[: sample.prompt.rindex("\n")] for sample in samples}
+    facts = re.findall(r"The code of ([a-z ]+) is (\d{4})\.", text)
+    assert [sample.references for sample in samples] == [(code,) for _, code in facts]
+    assert [re.search(r"of ([a-z ]+)\? Answer", sample.prompt).group(1) for sample in samples] == [
+        name for name, _ in facts
+    ]
+    assert re.fullmatch(r"The code of .*The code of [a-z ]+ is \d{4}\.", text)
+    noise = [part.count(NOISE) for part in re.split(r"The code of [a-z ]+ is \d{4}\.", text)[1:-1]]
+    assert max(noise) - min(noise) <= 1
+    longest = max(sample.prompt_tokens + task.new_tokens for sample in samples)
+    assert length - 2 * len(NOISE) < longest <= length
+    for sample, (_, code) in zip(samples, facts, strict=True):
+        assert tokenizer.decode(sample.ids[slice(*sample.needle)]) == code
+
+
+@pytest.mark.parametrize("options", ["noise=true", "items=4:noise=true:query_aware=true"])
+def test_noise_takes_items_and_no_question_in_front(options):
+    with pytest.raises(InputError, match="noise=true: give items"):
+        create(f"facts:{options}")
 
 
 def test_items_can_be_more_than_nouns():

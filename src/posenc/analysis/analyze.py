@@ -108,7 +108,7 @@ class Target:
 
     @property
     def trained_codes(self) -> int:
-        """The trained length, up to the first hidden key."""
+        """The training length, up to the first hidden key."""
         return min(self.trained, self.codes.limit) if self.codes.ends and self.codes.limit else self.trained
 
     @property

@@ -188,7 +188,7 @@ KERNEL = AnalysisQuestion(
 
 
 ROUNDING = 1e-4
-"""Share of the norm below which a miss is rounding: codes in float32 leave so much in long texts."""
+"""Share of the norm below which a miss is rounding: codes in float32 leave so much in long inputs."""
 
 
 @dataclass(frozen=True, eq=False)

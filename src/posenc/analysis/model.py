@@ -180,7 +180,7 @@ def _of_pretrained(model: Any, name: str) -> VectorModel:
 
     def run(x: Tensor, at: Tensor) -> Tensor:
         options = {"position_ids": at[None].expand(len(x), -1)} if takes_ids else {}
-        # without a mask, positions that do not rise by ones are read as several packed texts
+        # without a mask, positions that do not rise by ones are read as several packed sequences
         options["attention_mask"] = torch.ones(x.shape[:2], dtype=torch.long)
         with _in_float64():
             return inner(inputs_embeds=x, use_cache=False, **options)[0]

@@ -251,7 +251,7 @@ def _uneven(values: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Boundedness(Finding):
-    """How long codes get inside the trained length, and past it.
+    """How long codes get inside the training length, and past it.
 
     trained: positions inside. up_to: how far it was tried. defined_to: positions 0 .. defined_to-1 have codes. refusal:
     what the next one was refused with, empty where all have. inside, past: the largest norm of a code, nan where there
@@ -268,7 +268,7 @@ class Boundedness(Finding):
     past: float
 
     def sentences(self) -> list[str]:
-        sentences = [f"Inside the trained length, {self.trained}, the largest norm of a code is {self.inside:.4g}."]
+        sentences = [f"Inside the training length, {self.trained}, the largest norm of a code is {self.inside:.4g}."]
         if self.defined_to < self.up_to:
             sentences.append(f"From {self.of} {self.defined_to} on there is no code: {self.refusal}.")
         if not math.isnan(self.past):
@@ -284,14 +284,14 @@ class Boundedness(Finding):
 def bounded(
     subject: Any, length: int = 512, *, trained: int | None = None, up_to: int | None = None, **options: Any
 ) -> Boundedness:
-    """Measure how large codes get, and whether there are any, past the trained length.
+    """Measure how large codes get, and whether there are any, past the training length.
 
     Args:
         subject: anything `codes_of` takes, with its options. length, trained: positions that count as seen in training;
             trained=None takes length, or the size of a smaller table. up_to: how far to look; None: 16 times that.
 
     Raises:
-        InputError: codes that cannot be read inside the trained length, or up_to that is not past it.
+        InputError: codes that cannot be read inside the training length, or up_to that is not past it.
     """
     codes = codes_of(subject, **options)
     if trained is None:
@@ -491,10 +491,10 @@ def plot_step_sizes(ax: Axes, steps: Steps) -> None:
 
 @plot("Flat: codes are as long far out as in training. A line that rises or ends past the mark: they are not.")
 def plot_norms(ax: Axes, subject: Any, length: int = 2048, trained: int = 512) -> None:
-    """How long the codes are, to past the trained length."""
+    """How long the codes are, to past the training length."""
     codes, values = first_codes(subject, length)
     ax.plot(torch.arange(len(values)), values.norm(dim=-1), color=PALETTE[0])
-    ax.axvline(trained, color=INK, linestyle=":", label=f"trained length, {trained}")
+    ax.axvline(trained, color=INK, linestyle=":", label=f"training length, {trained}")
     ax.set(xlabel=codes.of, ylabel="length of the code", xlim=(0, length))
     ax.set_ylim(bottom=0)
     ax.legend()

@@ -87,7 +87,7 @@ class PairRotation(Finding):
 
     @property
     def unfinished(self) -> int:
-        """Pairs that turn, but not once within the trained length."""
+        """Pairs that turn, but not once within the training length."""
         return int(((self.wavelengths > self.trained) & (self.angles != 0)).sum())
 
     def sentences(self) -> list[str]:
@@ -388,7 +388,7 @@ def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
     ):
         if bool(which.any()):
             ax.plot(pairs[which], finding.wavelengths[which], "o", markersize=4, color=colour, label=name)
-    ax.axhline(finding.trained, color=SOFT, linestyle="--", linewidth=1.2, label=f"trained length, {finding.trained}")
+    ax.axhline(finding.trained, color=SOFT, linestyle="--", linewidth=1.2, label=f"training length, {finding.trained}")
     ax.set(yscale="log", xlabel="pair of channels", ylabel="wavelength (positions)")
     ax.legend()
 

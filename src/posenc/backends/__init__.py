@@ -2,20 +2,23 @@
 """Ways to compute attention. All agree; each says what it cannot serve."""
 
 from posenc.backends.flex import Flex
-from posenc.backends.problem import Backend, Problem
+from posenc.backends.problem import Backend, Plan, Problem
 from posenc.backends.reference import Reference
 from posenc.backends.sdpa import SDPA
 from posenc.backends.triton import Triton, is_default
 
-__all__ = ["BACKENDS", "Backend", "Problem", "by_speed"]
+__all__ = ["AUTO", "BACKENDS", "Backend", "Plan", "Problem", "by_speed"]
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton(), "reference": Reference()}
 
 
-def by_speed(problem: Problem) -> list[Backend]:
-    """The backends that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a dense mask, and before it
+AUTO: dict[str, Backend] = BACKENDS | {"sdpa": SDPA(short=True)}
+
+
+def by_speed(problem: Problem) -> list[str]:
+    """The names of the backends of AUTO that "auto" asks, fastest first: FlexAttention where SDPA on a GPU would need a dense mask, and before it
     our kernels on GPUs where they were faster."""
     names = ["sdpa", "reference"]
     if problem.q.device.type == "cuda" and not problem.is_plain:
         names = ["triton"] * is_default(problem) + ["flex", *names]
-    return [BACKENDS[name] for name in names]
+    return names

@@ -3,14 +3,14 @@
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Problem, merged
+from posenc.backends.problem import Costs, Plan, Problem, merged
 from posenc.backends.reference import Reference
 from posenc.bias import Mixer, Modifier, Score, ScoreMod
 from posenc.bias.terms import Cells, Lookup
@@ -32,7 +32,15 @@ class Flex:
     factored one as wider queries and keys. Only what has no such form is read from a dense tensor: biases on a grid, of
     fractional or far-off positions, and, inside torch.compile, of all that are not contiguous, whose range is unknown."""
 
-    def refusal(self, problem: Problem) -> str | None:
+    def plan(self, problem: Problem) -> Plan | str:
+        refusal = self._refusal(problem)
+        if refusal is not None:
+            return refusal
+        if problem.is_empty:
+            return Reference().plan(problem)
+        return Plan(partial(self._attend, problem), partial(self._costs, problem))
+
+    def _refusal(self, problem: Problem) -> str | None:
         q, v = problem.q, problem.v
         if problem.values is not None:
             return "a term on the values (w_ij) needs the attention probabilities"
@@ -59,23 +67,19 @@ class Flex:
             return f"queries, keys or values {width} wide; FlexAttention's kernels end at {WIDEST}"
         return None
 
-    def plan(self, problem: Problem) -> tuple[str, int, str]:
-        if problem.is_empty:
-            return "there is nothing to compute", 0, ""
+    def _costs(self, problem: Problem) -> Costs:
         size = problem.widened_bytes() + sum(_extra_bytes(term, problem) for term in problem.others)
         dense = any(_numbered(term)[0] is None and not term.linear for term in problem.others)
         if not _fuses(problem, (), bool(problem.branches) or problem.sink is not None):
             cells = problem.q.shape[0] * problem.q.shape[1] * problem.q.shape[2] * problem.k.shape[2]
             size += 3 * cells * problem.q.element_size()
-            return "FlexAttention uncompiled: scores and probabilities are materialised", size, "backend='auto'"
+            return Costs("FlexAttention uncompiled: scores and probabilities are materialised", size, "backend='auto'")
         how = (
             "a bias without a linear form is read from a dense tensor" if dense else "every bias is looked up in-kernel"
         )
-        return f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else ""
+        return Costs(f"FlexAttention: {how}", size, "backend='auto'" if problem.q.device.type == "cpu" else "")
 
-    def attend(self, problem: Problem) -> Tensor:
-        if problem.is_empty:
-            return Reference().attend(problem)
+    def _attend(self, problem: Problem) -> Tensor:
         parts = [self._part(part, bool(problem.branches) or problem.sink is not None) for part in problem.each()]
         out, lse = parts[0] if len(parts) == 1 else merged(parts)
         return out if problem.sink is None else problem.with_sink(out, lse)

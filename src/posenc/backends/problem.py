@@ -214,17 +214,25 @@ def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return sum(out * share for out, share in zip(outs, shares, strict=True)).to(outs[0].dtype), lse
 
 
+class Costs(NamedTuple):
+    """Why a call is computed as it is, the memory that it takes on top of its inputs and output, and what would be faster."""
+
+    why: str
+    extra_bytes: int
+    faster: str = ""
+
+
+class Plan(NamedTuple):
+    """How a backend computes a problem. run: does it, (batch, num_heads, num_queries, value width). costs: is called by
+    `explain` alone, so that a graph for any length compares no sizes in it."""
+
+    run: Callable[[], Tensor]
+    costs: Callable[[], Costs]
+
+
 class Backend(Protocol):
     """One way to compute a `Problem`."""
 
-    def refusal(self, problem: Problem) -> str | None:
-        """Why this backend cannot serve the problem; None when it can."""
-        ...
-
-    def plan(self, problem: Problem) -> tuple[str, int, str]:
-        """(why and how, extra bytes, what would be faster or "")."""
-        ...
-
-    def attend(self, problem: Problem) -> Tensor:
-        """(batch, num_heads, num_queries, value width)."""
+    def plan(self, problem: Problem) -> Plan | str:
+        """How this backend computes the problem; or why it cannot."""
         ...

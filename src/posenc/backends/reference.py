@@ -3,31 +3,34 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Problem, Rotated
+from posenc.backends.problem import Costs, Plan, Problem, Rotated
 from posenc.bias import dense_sum, rows_at
 from posenc.functional import blocks, transformed, unturned
 from posenc.positions.visibility import EVERYTHING
+
+NOTHING = Costs("there is nothing to compute", 0)
 
 
 class Reference:
     """Serves everything, slowly and in num_queries x num_keys memory."""
 
-    def refusal(self, problem: Problem) -> str | None:
-        return None
+    def plan(self, problem: Problem) -> Plan:
+        def costs() -> Costs:
+            if problem.is_empty:
+                return NOTHING
+            size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
+            cells = problem.q.shape[:3].numel() * problem.k.shape[2]
+            why = "a term on the values needs the probabilities" if problem.values is not None else "asked for"
+            return Costs(f"{why}: scores and probabilities are materialised", 3 * cells * size)
 
-    def plan(self, problem: Problem) -> tuple[str, int, str]:
-        batch, heads, queries = problem.q.shape[:3]
-        cells = batch * heads * queries * problem.k.shape[2]
-        size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-        why = "a term on the values needs the probabilities" if problem.values is not None else "asked for"
-        return f"{why}: scores and probabilities are materialised", 3 * cells * size, ""
+        return Plan(partial(self.attend, problem), costs)
 
     def attend(self, problem: Problem) -> Tensor:
         return self.rows(problem, 0, problem.q.shape[2], dense_sum(problem.bias, problem.q.device))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused attention: PyTorch's own where it knows the mask by itself, ours where position has more to say."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, lower, obstacle, run
 from posenc.backends.precision import slower_than_float32, steps_slower_than_float32
-from posenc.backends.problem import Problem
+from posenc.backends.problem import Costs, Plan, Problem
 from posenc.backends.reference import Reference
 from posenc.bias import Refused, dense_sum, sum_by_rows
 from posenc.functional import transformed
@@ -22,6 +24,9 @@ BLOCK_CELLS = 2**23
 smaller blocks leave gaps between the outputs that stay."""
 LEAST_ROWS = 16
 """Queries of a block, however many keys there are."""
+SHORT = 2**16
+"""Queries times keys up to which PyTorch's attention with a dense mask is faster than the operator, 256 by 256 tokens."""
+REFERENCE = Reference()
 
 
 class SDPA:
@@ -31,96 +36,73 @@ class SDPA:
     blocks of queries where it would be large, and those recomputed for the gradient.
     """
 
-    def refusal(self, problem: Problem) -> str | None:
+    def __init__(self, short: bool = False) -> None:
+        """short: calls of few queries and keys take a dense mask in the place of the operator."""
+        self.short = short
+
+    def plan(self, problem: Problem) -> Plan | str:
         if not torch.compiler.is_compiling() and transformed():
             return "torch.func and forward-mode differentiation know formulas, not kernels"
-        if problem.values is None or problem.q.shape[2] == 1:
-            return None
-        refused = _obstacle(problem)
-        return None if refused is None else f"a term on the values (w_ij) needs the probabilities: {refused.why}"
-
-    def plan(self, problem: Problem) -> tuple[str, int, str]:
         if problem.is_empty:
-            return "there is nothing to compute", 0, ""
-        if _slow_in_half(problem):
-            single = _in_float32(problem)
-            why, size, faster = self.plan(single)
+            return REFERENCE.plan(problem)
+        refused = _obstacle(problem)
+        if refused is not None and problem.values is not None and problem.q.shape[2] > 1:
+            return f"a term on the values (w_ij) needs the probabilities: {refused.why}"
+        if _slow_in_half(problem) and not _is_step(problem):
+            return self._by_way_of_float32(problem)
+        return self._plan(problem, refused)
+
+    def _by_way_of_float32(self, problem: Problem) -> Plan:
+        single, dtype = _in_float32(problem), problem.q.dtype
+        run, costs_of_single = self._plan(single, _obstacle(single))
+
+        def costs() -> Costs:
+            why, size, faster = costs_of_single()
             copies = sum(x.numel() * x.element_size() for x in _tensors(single))
             out = problem.q.shape[:3].numel() * problem.v.shape[-1] * 4
-            dtype = str(problem.q.dtype).removeprefix("torch.")
-            return (
-                f"by way of float32, which this processor multiplies faster than {dtype}; {why}",
+            name = str(dtype).removeprefix("torch.")
+            return Costs(
+                f"by way of float32, which this processor multiplies faster than {name}; {why}",
                 size + copies + out,
                 faster,
             )
-        if _widens(problem):
-            why, size, faster = self.plan(_wider(problem))
-            return f"products of few channels widen queries and keys; {why}", size + problem.widened_bytes(), faster
-        batch, heads, queries = problem.q.shape[:3]
-        keys, positions = problem.k.shape[2], problem.positions
-        size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
-        if _is_plain(problem):
-            width = _padded_width(problem)
-            rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
-            seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
-            return f"no bias, and {seen}: no mask is built", rows * (width or 0) * size, ""
-        refused = _obstacle(problem)
-        if refused is None:
-            return _plan_fused(problem, lower(problem))
-        if _is_row(problem):
-            return f"{refused.why}: its row of scores", 3 * batch * heads * keys * size, ""
-        rows = _block_rows(problem)
-        cells = batch * heads * keys * min(rows, queries)
-        if _takes_scores(problem):
-            how = ("the scores of every branch" if problem.branches else "scores and probabilities") + (
-                f", for {rows} queries at a time" if rows < queries else ""
-            )
-            return f"{refused.why}: {how}", 4 * cells * size, refused.faster
-        if rows < queries:
-            again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
-            return f"{refused.why}: a dense mask for {rows} queries at a time{again}", 3 * cells * size, refused.faster
-        if not problem.bias and problem.sink is None:
-            return f"{refused.why}: a dense bool mask", positions.batch * queries * keys, refused.faster
-        copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
-        per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
-        return f"{refused.why}: a dense float mask", max(copies, 1) * per_row, refused.faster
 
-    def attend(self, problem: Problem) -> Tensor:
-        if problem.is_empty or _is_step(problem):
-            return Reference().attend(problem)
-        if _slow_in_half(problem):
-            return self.attend(_in_float32(problem)).to(problem.q.dtype)
-        if problem.scale <= 0:  # the kernels mask before they scale
+        return Plan(lambda: run().to(dtype), costs)
+
+    def _plan(self, problem: Problem, refused: Refused | None) -> Plan:
+        if problem.scale <= 0 and not _is_step(problem):  # the kernels mask before they scale
             branches = [branch._replace(q=branch.q * problem.scale) for branch in problem.branches]
             problem = replace(problem, q=problem.q * problem.scale, branches=branches, scale=1.0)
         if _widens(problem):
-            problem = _wider(problem)
+            wide = _wider(problem)
+            run, costs_of_wide = self._plan(wide, _obstacle(wide))
+
+            def costs() -> Costs:
+                why, size, faster = costs_of_wide()
+                more = f"products of few channels widen queries and keys; {why}"
+                return Costs(more, size + problem.widened_bytes(), faster)
+
+            return Plan(run, costs)
         if _is_plain(problem):
-            return _plain(problem)
+            return Plan(partial(_plain, problem), partial(_plain_costs, problem))
+        if refused is None:
+            if not (self.short and _is_short(problem)):
+                return _fused(problem)
+            refused = Refused("few queries and keys")
         if problem.q.shape[2] == 1:
-            row = Reference().rows if _is_row(problem) else _dense
-            return row(problem, 0, 1, dense_sum(problem.bias, problem.q.device))
-        if _obstacle(problem) is None:
-            return _fused(problem)
+            if _is_step(problem):
+                run = partial(REFERENCE.attend, problem)
+            else:
+                dense = REFERENCE.rows if _is_row(problem) else _dense
+                run = partial(_at_once, problem, dense)
+            return Plan(run, partial(_row_costs if _is_row(problem) else _dense_costs, problem, refused))
         if problem.sink is not None and torch.compiler.is_compiling():
-            return Reference().attend(problem)  # an extra column defies a graph for any length
-        rows, queries = _block_rows(problem), problem.q.shape[2]
-        dense = Reference().rows if _takes_scores(problem) else _dense
-        if rows >= queries:
-            return dense(problem, 0, queries, dense_sum(problem.bias, problem.q.device))
-        bias = sum_by_rows(problem.bias, problem.q.device)
-
-        def block(first: int, end: int) -> Tensor:
-            keys = _seen_keys(problem, first, end)
-            return dense(problem.among(*keys), first, end, bias(first, end, slice(*keys)))
-
-        blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
-        if not torch.is_grad_enabled():
-            out = problem.q.new_empty(*problem.q.shape[:3], problem.v.shape[-1])
-            for first, end in blocks:
-                out[:, :, first:end] = block(first, end)
-            return out
-        return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)
+            return REFERENCE.plan(problem)  # an extra column defies a graph for any length
+        dense = REFERENCE.rows if _takes_scores(problem) else _dense
+        blocks = _block_rows(problem) < problem.q.shape[2]
+        return Plan(
+            partial(_in_blocks if blocks else _at_once, problem, dense), partial(_dense_costs, problem, refused)
+        )
 
 
 # -------------------------------------------------------------------- half precision
@@ -179,6 +161,14 @@ def _plain(problem: Problem) -> Tensor:
     return out if out.shape[-1] == problem.v.shape[-1] else out[..., : problem.v.shape[-1]]
 
 
+def _plain_costs(problem: Problem) -> Costs:
+    width = _padded_width(problem)
+    rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
+    seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
+    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
+    return Costs(f"no bias, and {seen}: no mask is built", rows * (width or 0) * size)
+
+
 def _options(problem: Problem) -> dict[str, Any]:
     options = {"scale": problem.scale, "dropout_p": problem.dropout_p}
     # a branch, because the comparison of two lengths is not a bool while a graph is traced
@@ -210,12 +200,25 @@ def _obstacle(problem: Problem) -> Refused | None:
     return obstacle(problem)
 
 
-def _fused(problem: Problem) -> Tensor:
-    out, lse = run(problem, lower(problem))
-    return out if problem.sink is None else problem.with_sink(out, lse)
+def _is_short(problem: Problem) -> bool:
+    """Whether a dense mask is small, and says all that the problem asks."""
+    if torch.compiler.is_compiling() or problem.q.shape[2] * problem.v.shape[2] > SHORT:
+        return False
+    dense = problem.values is None and problem.dropout_p == 0 and not _takes_scores(problem)
+    return dense and all(term.dense_if_short for term in problem.bias)
 
 
-def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
+def _fused(problem: Problem) -> Plan:
+    lowered = lower(problem)
+
+    def compute() -> Tensor:
+        out, lse = run(problem, lowered)
+        return out if problem.sink is None else problem.with_sink(out, lse)
+
+    return Plan(compute, partial(_fused_costs, problem, lowered))
+
+
+def _fused_costs(problem: Problem, lowered: Lowered) -> Costs:
     batch, heads, queries, width = problem.q.shape
     keys = problem.k.shape[2]
     size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
@@ -240,7 +243,7 @@ def _plan_fused(problem: Problem, lowered: Lowered) -> tuple[str, int, str]:
     inputs = problem.q, problem.k, problem.v, *lowered.tensors
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     gradient = batch * (heads * queries + 2 * problem.k.shape[1] * keys) * width * size if learns else 0
-    return how, tensors + working * size + gradient, ""
+    return Costs(how, tensors + working * size + gradient)
 
 
 def _is_step(problem: Problem) -> bool:
@@ -273,6 +276,54 @@ def _block_rows(problem: Problem) -> int:
     return max(LEAST_ROWS, -(-BLOCK_CELLS // (batch * heads * problem.v.shape[2])))
 
 
+def _row_costs(problem: Problem, refused: Refused) -> Costs:
+    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
+    return Costs(f"{refused.why}: its row of scores", 3 * problem.q.shape[:2].numel() * problem.k.shape[2] * size)
+
+
+def _dense_costs(problem: Problem, refused: Refused) -> Costs:
+    (batch, heads, queries), keys, positions = problem.q.shape[:3], problem.k.shape[2], problem.positions
+    size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
+    rows = _block_rows(problem)
+    cells = batch * heads * keys * min(rows, queries)
+    if _takes_scores(problem):
+        how = ("the scores of every branch" if problem.branches else "scores and probabilities") + (
+            f", for {rows} queries at a time" if rows < queries else ""
+        )
+        return Costs(f"{refused.why}: {how}", 4 * cells * size, refused.faster)
+    if rows < queries:
+        again = ", computed again for the gradient" if torch.is_grad_enabled() else ""
+        how = f"a dense mask for {rows} queries at a time{again}"
+        return Costs(f"{refused.why}: {how}", 3 * cells * size, refused.faster)
+    if not problem.bias and problem.sink is None:
+        return Costs(f"{refused.why}: a dense bool mask", positions.batch * queries * keys, refused.faster)
+    copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
+    per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
+    return Costs(f"{refused.why}: a dense float mask", max(copies, 1) * per_row, refused.faster)
+
+
+def _at_once(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:
+    return dense(problem, 0, problem.q.shape[2], dense_sum(problem.bias, problem.q.device))
+
+
+def _in_blocks(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:
+    """By blocks of queries, which are computed again for the gradient."""
+    rows, queries = _block_rows(problem), problem.q.shape[2]
+    bias = sum_by_rows(problem.bias, problem.q.device)
+
+    def block(first: int, end: int) -> Tensor:
+        keys = _seen_keys(problem, first, end)
+        return dense(problem.among(*keys), first, end, bias(first, end, slice(*keys)))
+
+    blocks = [(first, min(first + rows, queries)) for first in range(0, queries, rows)]
+    if not torch.is_grad_enabled():
+        out = problem.q.new_empty(*problem.q.shape[:3], problem.v.shape[-1])
+        for first, end in blocks:
+            out[:, :, first:end] = block(first, end)
+        return out
+    return torch.cat([checkpoint(block, *at, use_reentrant=False) for at in blocks], 2)
+
+
 def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
     """The first key and the end of those that queries first .. end - 1 see, as far as that is known without waiting for a
     GPU; one key where they see none."""
@@ -292,20 +343,34 @@ def _seen_keys(problem: Problem, first: int, end: int) -> tuple[int, int]:
     return (least, most) if least < most else (0, 1)
 
 
+def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Tensor | None]:
+    """Visibility as a bool mask, and the queries that see nothing, which SDPA leaves undefined: they see everything in the
+    mask. None: there is none. Those of few tokens are made once a pass."""
+    positions = problem.positions
+    if positions.all_visible:
+        return None, None
+
+    def make() -> tuple[Tensor, Tensor | None]:
+        visible = positions.mask(first, end)
+        blind = ~visible.any(-1, keepdim=True)
+        if visible.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(blind.any()):
+            return visible, None
+        return visible | blind, blind
+
+    if end - first < positions.num_queries or positions.num_queries * positions.num_keys > SHORT:
+        return make()
+    return positions.shared("visible", make)
+
+
 def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
     """Attention of some queries under a dense mask; bias is their part of the sum of the terms."""
     q, k, v = _padded(problem)
     if end - first < q.shape[2]:
         q = q[:, :, first:end]
-    visible: Tensor | None = None if problem.positions.all_visible else problem.positions.mask(first, end)
+    visible, blind = _visible(problem, first, end)
     if problem.sink is not None:
         bias, visible = _with_sink(problem, first, end, bias, visible)
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-    blind = None
-    if visible is not None:
-        # SDPA leaves rows without a visible key undefined: let them see everything, then clear their output
-        seen = visible.any(-1, keepdim=True)
-        blind, visible = ~seen, visible | ~seen
     mask = visible
     if bias is not None:
         bias = _mask_dtype(bias, q)

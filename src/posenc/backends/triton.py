@@ -3,6 +3,7 @@
 
 import json
 import os
+from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.problem import Problem
+from posenc.backends.problem import Costs, Plan, Problem
 from posenc.backends.reference import Reference
 from posenc.bias.terms import KernelInputs
 from posenc.errors import InputError
@@ -37,7 +38,15 @@ class Triton:
     a learned bias from being added one score at a time, which is how FlexAttention computes it. "auto" takes it on GPUs
     of RECORD alone; elsewhere it has only been tested under Triton's interpreter."""
 
-    def refusal(self, problem: Problem) -> str | None:
+    def plan(self, problem: Problem) -> Plan | str:
+        refusal = self._refusal(problem)
+        if refusal is not None:
+            return refusal
+        if problem.is_empty:
+            return Reference().plan(problem)
+        return Plan(partial(self._attend, problem), partial(self._costs, problem))
+
+    def _refusal(self, problem: Problem) -> str | None:
         q, positions, bias = problem.q, problem.positions, problem.bias
         if problem.values is not None:
             return "a term on the values (w_ij) needs the attention probabilities"
@@ -74,19 +83,15 @@ class Triton:
             return f"the kernel runs on CUDA, not on {q.device.type}"
         return None
 
-    def plan(self, problem: Problem) -> tuple[str, int, str]:
-        if problem.is_empty:
-            return "there is nothing to compute", 0, ""
+    def _costs(self, problem: Problem) -> Costs:
         size = problem.widened_bytes() + problem.q.shape[:3].numel() * 4  # and the log-sum-exp
         size += 4 * sum(term.reduced(_distances(problem), problem.q.device).lookup_numbers() for term in problem.others)
         if any(term.in_kernel == "products" for term in problem.bias):
             size += 4 * _distances(problem).numel()  # its rows
         known = "" if is_default(problem) else ", not measured on this GPU"
-        return f"posenc's own kernel{known}", size, ""
+        return Costs(f"posenc's own kernel{known}", size)
 
-    def attend(self, problem: Problem) -> Tensor:
-        if problem.is_empty:
-            return Reference().attend(problem)
+    def _attend(self, problem: Problem) -> Tensor:
         from posenc.backends.triton_kernels import relative_attention
 
         positions, inputs = problem.positions, KernelInputs()
@@ -130,7 +135,7 @@ def verified(kernel: str, device: torch.device) -> bool:
 
 
 def is_default(problem: Problem) -> bool:
-    """Whether "auto" takes our attention kernel: what was measured, long texts in half precision, with a bias that is read in a
+    """Whether "auto" takes our attention kernel: what was measured, long inputs in half precision, with a bias that is read in a
     way that RECORD has of the GPU."""
     reads = {term.in_kernel for term in problem.bias}
     timed = FORCED or (problem.q.element_size() == 2 and problem.q.shape[2] >= LEAST_QUERIES)

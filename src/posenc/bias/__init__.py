@@ -90,6 +90,8 @@ class Score:
     """Whether `reduced` needs distances: the term is one of `positions.distances()`, and has an attribute `positions`."""
     linear: ClassVar[bool] = False
     """Whether `reduced` takes memory that grows with the sequence, not its square, without distances."""
+    dense_if_short: ClassVar[bool] = True
+    """Whether `dense` costs less than the CPU's operator, for few queries and keys."""
     in_kernel: ClassVar[str | None] = None
     """Which input of our Triton kernel the term becomes; None: it has none."""
 
@@ -303,6 +305,7 @@ class _Projected(_ByDistance):
         self.batch: int = self.content.shape[0]
         self.num_heads: int = self.content.shape[1]
 
+    dense_if_short = False
     of_query: ClassVar[bool]
     term: ClassVar[type[Term]]
 

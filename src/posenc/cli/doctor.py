@@ -35,7 +35,7 @@ class Doctor(WithModel, WithOutput):
             path.is_dir() and any(any(path.glob(each)) for each in ("*.safetensors", "*.gguf"))
         )
         bare = path.suffix == ".json" or (path.is_dir() and (path / "config.json").exists() and not weights)
-        if self.config_only or bare:
+        if self.config_only or bare or (path.is_dir() and _unloadable(path)):
             from posenc.pretrained.readers import compare, read_config
 
             needs("transformers", "lab")
@@ -51,3 +51,16 @@ class Doctor(WithModel, WithOutput):
         diagnosis = doctor(model, tokenizer)
         self.emit({"command": self.typed, "name": self.model, **diagnosis.to_dict()}, str(diagnosis))
         return FAILED if diagnosis.wrong else DONE
+
+
+def _unloadable(folder: Path) -> bool:
+    """Whether `load` refuses a folder for numbers in its config.json, which are findings."""
+    from posenc.pretrained.parameters import impossible_in
+    from posenc.pretrained.readers import read_config
+
+    needs("transformers", "lab")
+    try:
+        config = read_config(folder)
+        return any(config.faults()) or any(impossible_in(config.hf))
+    except InputError:
+        return False

@@ -13,7 +13,7 @@ from posenc.errors import InputError
 
 @dataclass(kw_only=True)
 class Eval(WithModel, StudyCommand):
-    """Measure what a pretrained model retrieves from long texts, unmodified and extended."""
+    """Measure retrieval (passkey, needle in a haystack ...) and perplexity of a pretrained model on long contexts."""
 
     preset: Annotated[
         Literal["quick", "standard", "thorough", "longer"] | None, "what is measured, unless flags change it (below)"
@@ -59,8 +59,8 @@ class Eval(WithModel, StudyCommand):
         return (
             "presets:\n" + "\n".join(presets) + "\n\ntasks:\n" + "\n".join(tasks) + "\n\n"
             "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The\n"
-            "unmodified model comes first (none), and for texts past its trained length also the unmodified model on their\n"
-            "end alone (cut_off). An evaluation that was stopped continues when the same command is run again."
+            "unmodified model comes first (none), and past its context length also the unmodified model on truncated\n"
+            "input (cut_off). An evaluation that was stopped continues when the same command is run again."
         )
 
     def config(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Eval(WithModel, StudyCommand):
 
 
 def _lengths(settings: Any) -> str:
-    """As in "512 1024 tokens", or "2 4 8 times the trained length"."""
+    """As in "512 1024 tokens", or "2 4 8 times the context length"."""
     if settings.times:
-        return f"{' '.join(f'{times:g}' for times in settings.times)} times the trained length"
+        return f"{' '.join(f'{times:g}' for times in settings.times)} times the context length"
     return f"{' '.join(map(str, settings.lengths))} tokens"

@@ -4,10 +4,10 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import How
 from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, no_progress_bars
@@ -33,19 +33,35 @@ class TrainingOptions:
     batch_size: Annotated[int | None, "windows a step (default: 1)"] = None
     lora: Annotated[int | None, "train adapters of this rank (peft) and merge them (default: all weights)"] = None
     pose: Annotated[bool, "skip positions, so that short windows see the complete new length (PoSE)"] = False
-    seed: Annotated[int | None, "of the windows (default: 0)"] = None
+    seed: Annotated[int | None, "of the windows, or of the texts of auto (default: 0)"] = None
     checkpoint: Annotated[
         str | None, "store the training in this folder, so that the same command continues from there", How("DIR")
     ] = None
 
 
+@dataclass
+class AutoOptions:
+    """What `posenc.lab.evals.auto.select` takes beside a seed."""
+
+    program: Annotated[
+        Literal["python", "transformers", "vllm", "llama.cpp"] | None,
+        "the program that is to run the model: methods that it cannot express are not tried (default: python, which is posenc)",
+        How(flag="for"),
+    ] = None
+    minutes: Annotated[float | None, "for which the rounds are planned (default: 10)", How(unless=("plan",))] = None
+    candidates: Annotated[
+        tuple[str, ...], "methods to try (default: those of posenc eval --preset longer)", How("M")
+    ] = ()
+    plan: Annotated[str | None, "a plan.json of another run, to repeat it", How("FILE")] = None
+
+
 @dataclass(kw_only=True)
 class Extend(WithModel, WithOutput):
-    """Extend a pretrained model to longer texts, or larger images; verify it and save it."""
+    """Extend the context window of a pretrained model (RoPE scaling), or its image size; verify it and save it."""
 
     method: Annotated[
         str | None,
-        "how (below); of a vision model how tables are interpolated (default: as its source does)",
+        "extension method, see below; of a vision model how tables are interpolated (default: as its source does)",
         How("M"),
     ] = None
     factor: Annotated[
@@ -65,7 +81,7 @@ class Extend(WithModel, WithOutput):
     ] = ()
     text: Annotated[
         str | None,
-        "what is read to verify (default: the language reference inside Python), or with --method fit to learn from",
+        "text for the loss before and after (default: the language reference inside Python), or with --method fit to learn from",
         How("FILE"),
     ] = None
     verify_tokens: Annotated[int | None, "tokens of it (default: what about a minute allows)"] = None
@@ -81,26 +97,30 @@ class Extend(WithModel, WithOutput):
     @classmethod
     def groups(cls) -> dict[str, type]:
         return {
-            "fine-tuning with --finetune at the new length, before the model is verified and saved": TrainingOptions
+            "--method auto, which measures others on --text and takes the best; with --out, the same command goes on": AutoOptions,
+            "fine-tuning with --finetune at the new length, before the model is verified and saved": TrainingOptions,
         }
 
     @classmethod
     def epilog(cls) -> str:
+        from posenc.pretrained.extend import CHOSEN
         from posenc.pretrained.methods import METHODS
 
         width = max(map(len, METHODS))
         return (
-            "methods:\n" + "\n".join(f"  {name:{width}}  {method.summary}" for name, method in METHODS.items()) + "\n\n"
+            "methods:\n" + "\n".join(f"  {name:{width}}  {method.summary}" for name, method in METHODS.items()) + "\n"
+            f"  {CHOSEN:{width}}  Measures the others on passkey, key-value and your text, and takes the best, or none.\n\n"
             "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas\n"
             "(--option long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and\n"
-            "after, beside that of the model as it was on a text cut to its trained length. With --out the model is saved\n"
+            "after, beside that of the model as it was on a text cut to its context length. With --out the model is saved\n"
             "so that plain transformers loads it, wherever that can be expressed. fit learns from the text, holds out a part\n"
-            "of it, and is verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C."
+            "of it, and is verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C.\n"
+            "auto saves the model into DIR/model, beside its plan, its measurements and its choice (selection.json)."
         )
 
     def run(self) -> int:
         from posenc.pretrained.export import to_hf
-        from posenc.pretrained.extend import extend
+        from posenc.pretrained.extend import CHOSEN, extend
         from posenc.pretrained.finetune import Checkpoint, prepared
         from posenc.pretrained.gguf_file import check_file, to_gguf
         from posenc.pretrained.load import AUTO, HALF, STEPS_LOST, chosen_because, widen
@@ -111,6 +131,10 @@ class Extend(WithModel, WithOutput):
             return self._resize(self.image_size)
         if self.method is None:
             raise InputError("--method: is required; name one (posenc extend --help), or give --image-size")
+        if self.method == CHOSEN:
+            return self._auto()
+        for name in AUTO_OPTIONS & self.given.keys():
+            raise InputError(f"{name}: is for --method auto, leave it out")
         if self.window_size is not None:
             raise InputError(f"--window-size {self.window_size}: is for vision models, give --image-size with it")
         if self.verify_tokens is not None and self.verify_tokens < 2:
@@ -192,6 +216,57 @@ class Extend(WithModel, WithOutput):
         self.emit(results, "\n\n".join(map(str, printed)))
         return DONE if tuned is None or tuned.complete else FAILED
 
+    def _auto(self) -> int:
+        """Let measurements choose the method."""
+        from posenc.lab.evals.plan import PLAN
+        from posenc.lab.study import Interrupted
+        from posenc.pretrained.export import to_hf
+        from posenc.pretrained.extend import CHOSEN, extend
+        from posenc.pretrained.gguf_file import check_file, to_gguf
+        from posenc.report.terminal import Display
+
+        for name in ("window_size", "option", "verify_tokens", "finetune"):
+            if getattr(self, name):
+                raise InputError(f"{name}: is for one method; let auto choose, then give it with --method CHOICE")
+        for name in self.given.keys() - AUTO_OPTIONS - {"seed"}:
+            raise InputError(f"{name}: is for fine-tuning; let auto choose, then give it with --method CHOICE")
+        text = None if self.text is None else _read(self.text, "--text")
+        saved_in = None if self.out is None else Path(self.out) / "model"
+        if self.out is not None and not any((Path(self.out) / name).exists() for name in (PLAN, "cells")):
+            self._check_out()
+        if saved_in is not None and saved_in.exists():
+            raise InputError(
+                f"--out {self.out}: has a model already; name a new folder, with --plan {Path(str(self.out)) / PLAN}"
+            )
+        if self.gguf is not None:
+            check_file(self.gguf)
+        model, tokenizer = self.load()
+        with Display() as shown:
+            try:
+                found = extend(
+                    model, CHOSEN, factor=self.factor, target_length=self.target_length, tokenizer=tokenizer, text=text,
+                    directory=self.out, progress=shown, command=self.typed, **self.given,
+                )  # fmt: skip
+            except Interrupted as error:
+                stored = f"{error or 'no cell is stored'}, run the same command again to continue"
+                then = stored if self.out else "nothing is stored; give --out DIR to be able to continue"
+                print(f"posenc extend: interrupted; {then}", file=sys.stderr)
+                return FAILED
+        results: dict[str, Any] = {"command": self.typed, "model": self.model, "selection": found.to_dict()}
+        printed: list[object] = [found]
+        if found.extension is None and (self.out or self.gguf):
+            printed.append("no model is written: the one that was loaded, with truncated texts, is the choice")
+        if found.extension is not None and saved_in is not None:
+            with no_progress_bars():
+                saved = to_hf(model, saved_in, tokenizer)
+            results["saved"] = saved.to_dict()
+            printed.append(saved)
+        if found.extension is not None and self.gguf is not None:
+            written = to_gguf(model, self.gguf, tokenizer)
+            results["gguf"] = written.to_dict()
+            printed.append(written)
+        return self.emit(results, "\n\n".join(map(str, printed)))
+
     def _resize(self, image_size: str) -> int:
         """Extend a vision model to another image size."""
         from posenc.pretrained.vision.resize import resize
@@ -257,7 +332,7 @@ class Extend(WithModel, WithOutput):
         if reader.stopped == A_MINUTE:
             reader.stopped += f"; --verify-tokens {wanted} reads all"
         states = [reader.truncated, EXTENDED] if reader.past_training else [EXTENDED]
-        if not (reader.past_training and has_learned_table(model)):  # a table has no rows past the trained length
+        if not (reader.past_training and has_learned_table(model)):  # a table has no rows past the context length
             states.insert(0, AS_LOADED)
         for index, state in enumerate(states, 1):
             if state == EXTENDED:
@@ -283,6 +358,9 @@ class Extend(WithModel, WithOutput):
                 shown.line(step, steps, f"fine-tuning, loss {loss:.3f}", now * (steps - step) / (step - first))
 
         return finetune(model, texts, tokenizer, **self.given, progress=progress)
+
+
+AUTO_OPTIONS = {each.name for each in fields(AutoOptions)}
 
 
 def _fitting(shown: Any) -> Callable[[int, int, float], None]:

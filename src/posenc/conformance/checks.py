@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from posenc.attention import explain, prepare
 from posenc.backends import BACKENDS
 from posenc.backends.problem import Problem
+from posenc.backends.reference import Reference
 from posenc.bias import Mixer
 
 from posenc.conformance.fixtures import (  # isort: skip
@@ -500,7 +501,7 @@ def sharded_is_unsharded(tested: EncodingUnderTest) -> None:
                 )
                 for part, call in zip(parts, calls, strict=True)
             ]
-            outs = [problem.finished(BACKENDS["reference"].attend(problem)) for problem in problems]
+            outs = [problem.finished(Reference().attend(problem)) for problem in problems]
             equal(torch.cat(outs, 2), shard(attended, local, 2), f"attention of {what}")
 
 

@@ -517,7 +517,7 @@ FAULTS: dict[str, Faults] = {
         **BASES,
     },
     "longrope": {
-        "long_factor is taken from original_max_positions on, expected for longer texts": {"length": lambda a: a["length"] + 1},
+        "long_factor is taken from original_max_positions on, expected for longer inputs": {"length": lambda a: a["length"] + 1},
         "length is ignored: long_factor is always used": {"short_factor": lambda a: a["long_factor"]},
         "length is ignored: short_factor is always used": {"long_factor": lambda a: a["short_factor"]},
         "short_factor and long_factor are exchanged": {

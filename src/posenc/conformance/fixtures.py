@@ -29,7 +29,7 @@ CHECKED_AS = {
     "log_n": "log_n:train_length=4", "temperature": "temperature:beta=1.5", "step_temperature": "step_temperature:train_length=3",
     "window": "window:before=2", "chunks": "chunks:size=3", "selective_rope": "selective_rope:kernel_size=2",
 }  # fmt: skip
-"""What has no effect on short texts, such as a schedule up to its training length, is checked where it has; what looks back
+"""What has no effect on short inputs, such as a schedule up to its training length, is checked where it has; what looks back
 over all of one, less far."""
 
 Make = Callable[[TransformerConfig], Encoding]

@@ -161,9 +161,9 @@ KINDS: dict[str, Convention] = {
     "linear": _schedule("position interpolation", formulas.linear, "factor"),
     "ntk": _schedule("NTK-aware scaling, static", formulas.ntk, "factor"),
     "ntk_mixed": _schedule("NTK mixed with interpolation, static", formulas.ntk_mixed, "factor", "exponent"),
-    "dynamic": _schedule("dynamic NTK for texts of a length", formulas.dynamic, f"{SCALED} length"),
+    "dynamic": _schedule("dynamic NTK for a sequence length", formulas.dynamic, f"{SCALED} length"),
     "longrope": _schedule(
-        "LongRoPE for texts of a length", formulas.longrope, "short_factor long_factor original_max_positions length factor"
+        "LongRoPE for a sequence length", formulas.longrope, "short_factor long_factor original_max_positions length factor"
     ),
     "yarn": _schedule("YaRN as its authors' code computes it", formulas.yarn, SCALED, "beta_fast", "beta_slow", "truncate"),
     "yarn_revised": _schedule(

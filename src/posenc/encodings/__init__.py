@@ -238,9 +238,11 @@ def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], o
         InputError: names the options and the bytes.
     """
     sizes = {key: value for key, value in options.items() if isinstance(value, int) and value > 1}
-    if cls not in ENCODINGS.values() or math.prod([*sizes.values(), *_sizes(given.values())]) < MOST_BYTES // 64:
+    if cls not in ENCODINGS.values() or not sizes:  # without options, the model is as large
         return
-    if not sizes:  # the model is as large
+    if (
+        math.prod(sizes.values()) ** 2 * math.prod(_sizes(given.values())) < MOST_BYTES // 64
+    ):  # a size may be both sides of a table
         return
     with torch.device("meta"):
         made = cls(**given, **options)

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, pad
+from torch.nn.functional import embedding, pad
 
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.shared import check_beyond, make_orthogonal, normal_parameter
+from posenc.encodings.shared import Affine, check_beyond, make_orthogonal, normal_parameter
 from posenc.errors import InputError, check_sizes, check_word
 from posenc.functional import SinusoidalLayout, frequency_curve, sinusoidal_from
 from posenc.positions import Positions
@@ -46,7 +46,7 @@ class Absolute(Encoding):
     def setup(self) -> None:
         check_word("merge", self.merge, MERGES)
         if self.merge == "concat":
-            self.projection: nn.Linear = nn.Linear(2 * self.dim, self.dim, bias=False)
+            self.projection: Affine = Affine(2 * self.dim, self.dim, bias=False)
             with torch.no_grad():
                 nn.init.eye_(self.projection.weight[:, : self.dim])
                 make_orthogonal(self.projection.weight[:, self.dim :])
@@ -73,7 +73,7 @@ class Absolute(Encoding):
             return x * (1 + codes)
         if self.merge == "product":
             return x * codes
-        return linear(torch.cat((x, codes.expand_as(x)), -1), self.projection.weight.to(x.dtype))
+        return self.projection(torch.cat((x, codes.expand_as(x)), -1))
 
 
 @dataclass(eq=False, repr=False)

@@ -173,7 +173,7 @@ class Randomized(Encoding):
 @dataclass(eq=False, repr=False)
 class PoSE(Encoding):
     """Skipped positions: each training text is cut in two, and the second part is moved on by a random number, so that
-    short texts have every distance up to max_length. Order stays.
+    short inputs have every distance up to max_length. Order stays.
 
     The first part has 1 to (n + 1) // 2 of n tokens, the second moves by 0 to max_length - n, drawn for each document;
     outside training positions are unchanged. max_length: longest text to prepare for. The authors extend trained models
@@ -189,7 +189,7 @@ class PoSE(Encoding):
     shift_invariant = True
     extrapolates = "yes: up to max_length, after interpolation"
     use_when = (
-        "Add it where a trained model is fine-tuned for longer texts on short ones; `randomized` is for training "
+        "Add it where a trained model is fine-tuned for longer inputs on short ones; `randomized` is for training "
         "from the start."
     )
 

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.shared import make_orthogonal
+from posenc.encodings.shared import Affine, make_orthogonal
 from posenc.errors import InputError, check_positive
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -53,9 +52,9 @@ class ComplexOrder(Encoding):
 
     def setup(self) -> None:
         check_positive(base=self.base)
-        self.frequency: nn.Linear = nn.Linear(self.dim, self.dim)
-        self.phase: nn.Linear = nn.Linear(self.dim, self.dim, bias=False)
-        self.projection: nn.Linear = nn.Linear(2 * self.dim, self.dim, bias=False)
+        self.frequency: Affine = Affine(self.dim, self.dim)
+        self.phase: Affine = Affine(self.dim, self.dim, bias=False)
+        self.projection: Affine = Affine(2 * self.dim, self.dim, bias=False)
         with torch.no_grad():
             self.frequency.bias.copy_(self.base ** (-2 * (torch.arange(self.dim) // 2) / self.dim))
             nn.init.zeros_(self.frequency.weight)
@@ -68,8 +67,7 @@ class ComplexOrder(Encoding):
         at = exact(positions.q)[..., None]
         with torch.autocast(x.device.type, enabled=False):  # a rounded frequency is far off at a late position
             precise = x.to(at.dtype)
-            omega = linear(precise, self.frequency.weight.to(at.dtype), self.frequency.bias.to(at.dtype))
-            angles = omega * at + linear(precise, self.phase.weight.to(at.dtype))
+            angles = self.frequency(precise) * at + self.phase(precise)
         return x * angles.cos().to(x.dtype), x * angles.sin().to(x.dtype)
 
     def position_codes(self, positions: Positions, layer: int = 0) -> Tensor:
@@ -86,4 +84,4 @@ class ComplexOrder(Encoding):
         if x.shape[-1] != self.dim:
             raise InputError(f"x of width {x.shape[-1]}: this {type(self).__name__} was made with dim={self.dim}")
         positions.require_one_axis(type(self).__name__)
-        return linear(torch.cat(self.waves(x, positions), -1), self.projection.weight.to(x.dtype))
+        return self.projection(torch.cat(self.waves(x, positions), -1))

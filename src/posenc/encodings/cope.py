@@ -41,7 +41,7 @@ class CoPE(Encoding):
     shift_invariant = True
     extrapolates = "yes: far keys share the last count"
     use_when = (
-        "Take it to count words or sentences in place of tokens, in short texts: memory grows with queries times "
+        "Take it to count words or sentences in place of tokens, in short inputs: memory grows with queries times "
         "keys; `fox` has linear memory."
     )
     equal_to = "x-transformers"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.bias import KeyRelative, QueryRelative, Relative, Score
 from posenc.encoding import Projections
 from posenc.encodings.absolute import Learned
-from posenc.encodings.shared import ContentBias, HeadProjection, check_terms, normal_parameter
+from posenc.encodings.shared import ContentBias, HeadProjection, check_terms, normal_parameter, projected_by
 from posenc.errors import InputError, check_arguments, check_sizes
 from posenc.functional import deberta_bucket
 from posenc.positions import Positions
@@ -212,9 +212,8 @@ class DeBERTaV2(_Disentangled):
                 f"DeBERTaV2 has no query and key projection for layer {layer}: give it the model's by "
                 "share([(query, key), ...]), one pair per layer, or make it with shared=False"
             )
-        project, table = self.projections[layer][side], self.normalized().to(dtype)
-        weight = getattr(project, "weight", table)  # the model's own dtype, whatever the queries have been cast to
-        heads = project(table.to(weight.dtype)).to(dtype).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        table = projected_by(self.projections[layer][side], self.normalized().to(dtype))
+        heads = table.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return heads.repeat_interleave(self.num_heads // heads.shape[0], 0)
 
 

@@ -111,16 +111,21 @@ class T5(_DistanceBias):
         self.table: nn.Parameter = normal_parameter(self.num_heads, self.num_buckets, init_std=self.init_std)
 
     def of_distance(
-        self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, causal: bool = True
+        self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype, positions: Positions | None = None
     ) -> Tensor:
-        """causal: whether the positions are, which decides where bidirectional is None."""
-        return self.table.to(dtype)[head, bucket_of(self, distance, causal)]
+        """positions: those of the call, which are causal or not, where bidirectional is None; None: they are causal."""
+        if positions is None or distance is not positions.distances():
+            buckets = bucket_of(self, distance, positions is None or positions.causal)
+        else:
+            make = partial(bucket_of, self, distance, positions.causal)
+            buckets = self.remember(positions, "buckets", make)
+        return self.table.to(dtype)[head, buckets]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Relative:
         if positions.fractional:
             raise InputError("T5 has buckets for integer distances only: round the positions, or use ALiBi or KERPLE")
         warn_of_half(self, self.table, positions)
-        return self._relative(partial(self.of_distance, causal=positions.causal), q, positions, layer)
+        return self._relative(partial(self.of_distance, positions=positions), q, positions, layer)
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0

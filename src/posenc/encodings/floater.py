@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from posenc.bias import KeyValues
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.shared import kv_heads_of, normal_parameter
+from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_devices, check_positive, unknown
 from posenc.functional import intercepted
 from posenc.positions import Positions
@@ -296,8 +296,8 @@ class FLOATER(Encoding):
         self.sinusoidal: Sinusoidal = Sinusoidal(self.dim, base=self.base)
         width = self.num_heads * self.head_dim
         self.initial: nn.Parameter = normal_parameter(3, self.num_layers, width, init_std=self.init_std)
-        self.first: nn.Linear = nn.Linear(width + 1, width)
-        self.second: nn.Linear = nn.Linear(width + 1, width)
+        self.first: Affine = Affine(width + 1, width)
+        self.second: Affine = Affine(width + 1, width)
         nn.init.xavier_normal_(self.first.weight)
         for parameter in (self.first.bias, self.second.weight, self.second.bias):
             nn.init.zeros_(parameter)

@@ -107,7 +107,7 @@ class LearnedRotary(AxesRotary):
         r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
         r"\theta_c = b^{-2c/d} e^{s_c}, \quad s_c \text{ learned}",
     )
-    extrapolates = "partly: as RoPE, with frequencies that fit the trained length"
+    extrapolates = "partly: as RoPE, with frequencies that fit the training length"
     use_when = (
         "Take it in place of `rope` in a model that you train: a number for each pair is learned, and `rope` is "
         "where it starts."
@@ -172,7 +172,7 @@ class FoPE(AxesRotary):
     head_dim / 2 are rotated by sums over the others, and the rest pass unchanged (cos 1, sin 0).
 
     head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads, num_layers: of the model; each key head and
-    layer has separate weights, for cosines and for sines. train_length: the trained length. pairs: None takes
+    layer has separate weights, for cosines and for sines. train_length: the training length. pairs: None takes
     head_dim / 4, or as many as there are frequencies. gain: of the Xavier-normal noise around the identity, from which
     the weights start (the authors take 0.3 to 0.6 for 60 million to 1.2 billion parameters).
     trainable: make parameters of them; False: they stay as drawn, as buffers that the state_dict has and `spec` has not.

@@ -124,7 +124,7 @@ class Rotary(PairwiseRotary):
     extrapolates = "partly: degrades past the training length"
     use_when = (
         "Take it first in a decoder, as Llama, GPT-NeoX and Gemma do: frequency schedules and position maps extend "
-        "it to longer texts."
+        "it to longer inputs."
     )
     equal_to = "transformers' Llama, GPT-J, GPT-NeoX, RoFormer, GLM, Gemma 3; rotary-embedding-torch"
 

@@ -13,7 +13,7 @@ from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import rescheduled
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
 from posenc.errors import InputError, check_positive
-from posenc.functional import Layout, check_even, frequency_curve, rotary
+from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -124,7 +124,7 @@ class AxialRotary(AxesRotary):
     dealt: frequencies theta^(-2c / head_dim) are dealt out in turn, the fastest to the first block.
     centred: angles are 2 pi times the coordinate of the patch's centre, where the image spans -1 .. 1 on each axis;
         they depend on the size of the image, as `Positions.grid` knows it, or else on that of all tokens (of the
-        packed document), which must then be there.
+        packed document), which must then be there and have no negative coordinate.
     start: coordinate of the first patch. It matters only next to tokens without a place.
 
     Pixtral: rope_theta=10000, layout="half", x_first=False, dealt=True. DINOv3: layout="half", x_first=False,
@@ -195,7 +195,15 @@ class AxialRotary(AxesRotary):
             positions.require_full_sequence("AxialRotary(centred=True) counts from the middle of an image", remedy)
         if positions.sharding is not None:
             q, _ = super().coordinates(positions.unsharded)
-        centred = _centred(q, extents(q, positions.unsharded.q_document))
+        full = positions.unsharded
+        if not torch.compiler.is_compiling() and not intercepted() and not q.is_meta:
+            placed = q if full.q_placed is None else q.masked_fill(~full.q_placed[..., None], 0)
+            if full.shared("negative", lambda: bool((placed < 0).any())):
+                raise InputError(
+                    "AxialRotary(centred=True): a coordinate is negative, so the size of its image is not known: pass "
+                    "Positions.grid or Positions.grids, which state it, or coordinates that start at 0"
+                )
+        centred = _centred(q, extents(q, full.q_document))
         return positions.local(centred), centred[:, : positions.num_keys]
 
 

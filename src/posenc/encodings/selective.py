@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc.bias import Score
 from posenc.encoding import Encoding, Projections
 from posenc.encodings.rotary import Rotary
-from posenc.encodings.shared import check_head_dim
+from posenc.encodings.shared import check_head_dim, projected_by
 from posenc.errors import InputError
 from posenc.functional import Layout
 from posenc.positions import Positions
@@ -76,9 +76,7 @@ class SelectiveAttention(Encoding):
                 f"selective_attention has no query projection for layer {layer}: give it the model's by share([(query, key), "
                 "...]), one pair per layer, or pass gates=q[:, :1], of all tokens, to attention"
             )
-        project = self.projections[layer][0]
-        weight = getattr(project, "weight", x)  # the model's own dtype, whatever x has been cast to
-        return project(x.to(weight.dtype)).to(x.dtype)[:, None, :, : self.head_dim]
+        return projected_by(self.projections[layer][0], x)[:, None, :, : self.head_dim]
 
     def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> "Selection":
         check_head_dim(self, q, self.head_dim)

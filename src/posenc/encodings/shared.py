@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by several families: checks, initial parameters, projections and perceptrons per head, resized tables."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
@@ -97,6 +100,14 @@ class ContentBias(Encoding):
             raise InputError(f"{name} has rows for integer positions only: round them, or use Rotary or ALiBi")
 
 
+def projected_by(project: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """x by a projection of the model, computed in the model's own dtype, whatever x has been cast to. The weight of one that is
+    quantized has no such dtype."""
+    weight = getattr(project, "weight", None)
+    own = weight.dtype if isinstance(weight, Tensor) and weight.is_floating_point() else x.dtype
+    return project(x.to(own)).to(x.dtype)
+
+
 class HeadProjection(nn.Module):
     """A linear map of position vectors to every head, one per layer, starting normal with a bias of zero.
 
@@ -114,6 +125,23 @@ class HeadProjection(nn.Module):
         """(..., n, dim) -> (..., num_heads, n, head_dim)"""
         y = x.unsqueeze(-3) @ self.weight[layer].to(x.dtype).mT
         return y if self.bias is None else y + self.bias[layer, :, None].to(x.dtype)
+
+
+class Affine(nn.Module):
+    """A linear map, computed in the dtype of its input. It starts as torch.nn.Linear does, and quantization and adapters, which
+    replace each nn.Linear, leave it: an encoding reads its numbers.
+
+    weight is (width, inputs); bias, if there is one, (width,).
+    """
+
+    def __init__(self, inputs: int, width: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight: nn.Parameter = uniform(width, inputs, fan_in=inputs)
+        self.bias: Any = uniform(width, fan_in=inputs) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) -> (..., width)"""
+        return linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class HeadPerceptron(nn.Module):

@@ -95,7 +95,7 @@ class LogN(QueryScale):
 class Temperature(QueryScale):
     """Every score q . k times one factor, so that attention is sharper (above 1) or flatter.
 
-    beta: the factor. YaRN's is (0.1 ln s + 1)^2 for s times the trained length, where a schedule's attention_factor has
+    beta: the factor. YaRN's is (0.1 ln s + 1)^2 for s times the context length, where a schedule's attention_factor has
     not brought it in already; DroPE's is 1 + c ln s with c chosen on validation texts.
     Source: Peng et al. 2024, section 3.4; Gelberg et al. 2025 (DroPE).
     """
@@ -122,9 +122,9 @@ class Temperature(QueryScale):
 @dataclass(eq=False, repr=False)
 class StepTemperature(QueryScale):
     """Queries at position i times 1 + beta ln(1 + floor((i + first) / train_length)): as they are at first, and
-    sharper by a step for each trained length.
+    sharper by a step for each context length.
 
-    first: 1 counts tokens (the last one of the trained length is sharper already), as Llama 4 does, in those of its layers
+    first: 1 counts tokens (the last one of the context length is sharper already), as Llama 4 does, in those of its layers
     that have no position; 0 counts positions, as Ministral 3 does. Source: Meta 2025, llama-models, models/llama4/model.py.
     """
 

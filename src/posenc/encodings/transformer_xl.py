@@ -16,6 +16,9 @@ from posenc.functional import SinusoidalLayout, cos_sin, frequency_curve, rotary
 from posenc.positions import Positions
 from posenc.positions.segments import segments
 
+MOST_CODES = 2**26
+"""Numbers in the codes of distances on either side, which then take 1 GiB in float64."""
+
 
 @dataclass(eq=False, repr=False)
 class TransformerXL(ContentBias):
@@ -57,7 +60,7 @@ class TransformerXL(ContentBias):
     frequencies: Tensor = field(init=False)
 
     def setup(self) -> None:
-        check_integers(1, clamp_len=self.clamp_len)
+        check_integers(1, MOST_CODES // self.dim, clamp_len=self.clamp_len)
         self.projection: HeadProjection = HeadProjection(
             self.dim, self.num_heads, self.head_dim, self.num_layers, self.init_std, bias=False
         )

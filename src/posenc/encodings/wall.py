@@ -34,6 +34,7 @@ class Wall(Encoding):
         r"s_{ij} = \frac{1}{\sqrt{d}} \sum_n q_{in} k_{jn} \prod_{t=j+1}^{i} f_{tn}",
         r"f_t = \sigma(W x_t + b)",
     )
+    scores_by_channel = True
     shift_invariant = True
     extrapolates = "yes: far keys have decayed"
     use_when = (

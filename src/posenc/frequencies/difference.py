@@ -24,7 +24,7 @@ COLUMNS = "pair", "turns", "wavelength A", "wavelength B", "stretch A", "stretch
 class Pair:
     """A pair of channels under both schedules.
 
-    turns: over the trained length, by plain RoPE. wavelengths in positions and stretches against plain RoPE are infinite
+    turns: over the context length, by plain RoPE. wavelengths in positions and stretches against plain RoPE are infinite
     for a pair that does not turn. change: the second frequency over the first, less 1. phase: radians by which the
     angles differ between two tokens that are `at` apart.
     """

@@ -88,7 +88,7 @@ def ntk(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequencies:
     """NTK-aware: base * factor^(d/(d-2)), so the fastest frequency stays and the slowest is divided by factor
     (bloc97, reddit.com/r/LocalLLaMA 14lz7j5, 2023).
 
-    Works without fine-tuning, for rather less than factor times the trained length: take factor larger than needed.
+    Works without fine-tuning, for rather less than factor times the context length: take factor larger than needed.
     """
     if head_dim == 2:
         raise InputError("head_dim=2: NTK scaling needs at least two frequencies (head_dim >= 4)")
@@ -318,7 +318,7 @@ def _check_turns(may_equal: bool = False, **turns: float) -> tuple[float, float]
     if not (0 < slow < fast or (may_equal and 0 < slow == fast)):
         sign = "<=" if may_equal else "<"
         raise InputError(
-            f"{slow_name}={slow}, {fast_name}={fast}: turns over the trained length, 0 < {slow_name} {sign} {fast_name}"
+            f"{slow_name}={slow}, {fast_name}={fast}: turns over the context length, 0 < {slow_name} {sign} {fast_name}"
         )
     return slow, fast
 
@@ -420,7 +420,7 @@ def evq_cosh(
 
 
 def anti_periodic(head_dim: int, *, base: float = 10000.0, original_max_positions: int) -> Frequencies:
-    """Moebius RoPE: theta_c = pi (2c + 1) / original_max_positions, slowest first, so that over the trained length every
+    """Moebius RoPE: theta_c = pi (2c + 1) / original_max_positions, slowest first, so that over the context length every
     pair makes an odd number of half turns and the rotation is -1 (Bae 2026, arXiv 2607.21405, abstract).
 
     Models are trained so, on a quarter of their heads, see `HeadRotary`. base is not used.
@@ -570,7 +570,7 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "explicit": (r"\theta_c' = \theta_c / \lambda_c",),
 }  # fmt: skip
 """LaTeX of every schedule: theta_c and theta_c' the frequency of pair c before and after, d channels, b the base, s the factor,
-L the trained length, A what multiplies cos and sin."""
+L the context length, A what multiplies cos and sin."""
 
 
 def first_negative(inv_freq: Tensor, limit: int = 1 << 20, block: int = 1 << 13) -> int | None:

@@ -21,9 +21,8 @@ from safetensors.torch import load, save
 from posenc.errors import InputError
 from posenc.lab.experiment import Run
 from posenc.lab.files import write_atomically
-from posenc.lab.study import disagreement
 from posenc.lab.train import Training
-from posenc.pretrained.state import STATE, packed, unpacked
+from posenc.pretrained.state import STATE, disagreement, packed, unpacked
 from posenc.spec import read_json
 
 Behave = Callable[[], Mapping[str, float]]

@@ -310,7 +310,7 @@ class Ray:
             cpu, gpu, memory = needed.values()
             raise InputError(
                 f"engine='ray': a job needs {cpu:g} CPU, {gpu:g} GPU, {memory / 2**30:.1f} GiB of memory, and no machine of the "
-                "cluster has that much; add machines, or give a smaller cpus_per_cell or gpus_per_cell, or shorter texts"
+                "cluster has that much; add machines, or give a smaller cpus_per_cell or gpus_per_cell, or shorter inputs"
             )
         options = {"num_cpus": needed["CPU"], "num_gpus": needed["GPU"]}
         return options | ({"memory": work.memory} if work.memory else {})

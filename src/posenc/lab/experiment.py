@@ -165,7 +165,7 @@ class Experiment(ABC):
     }  # fmt: skip
 
     steps: Annotated[int, "training steps"]
-    batch_size: Annotated[int, "texts or images per step"]
+    batch_size: Annotated[int, "sequences or images per step"]
     dim: Annotated[int, "width of the model"]
     num_layers: Annotated[int, "layers of the model"]
     num_heads: Annotated[int, "attention heads"]

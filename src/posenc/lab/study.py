@@ -23,6 +23,7 @@ import posenc
 from posenc.errors import InputError, listed
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store, Stored
+from posenc.pretrained.state import disagreement
 from posenc.scratch import scratch
 
 __all__ = ["Interrupted", "Pace", "Progress", "Results", "Stored", "Study", "run"]
@@ -38,10 +39,6 @@ RESERVED = frozenset(
     ("schema", "kind", "complete", "running", "created", "seconds", "estimated_seconds", "command", "set_aside")
 )
 """Keys of results.json that `run` sets."""
-
-TOLERANCE = 3e-5
-"""How much two numbers of a behaviour may differ, as a share of the larger one or of 1, and be of one program. benchmarks/behaviour.py
-measures how far apart processors are, and programs."""
 
 
 class Interrupted(Exception):
@@ -59,6 +56,8 @@ class Study(ABC, Generic[C, M]):
     """Of the command; "kind" in results.json."""
     unit: ClassVar[str]
     """What cells are called, in the plural; the key of their counts in results.json, unless `results` has one of that name."""
+    in_rounds: ClassVar[bool] = False
+    """`run` is called round after round, with more cells each time: the folder has cells of later rounds too."""
 
     @abstractmethod
     def cells(self) -> list[C]:
@@ -169,24 +168,6 @@ def program() -> str:
 
 LONGEST_VALUE = 40
 """Characters of a setting that a difference spells out."""
-
-
-def disagreement(here: Mapping[str, float], there: Mapping[str, float]) -> str:
-    """Where two behaviours differ by more than rounding, in words; "" if they are of one program. Numbers that only one of them
-    has are not compared. Their "tolerance" takes the place of `TOLERANCE`."""
-    tolerance = max(each.get("tolerance", TOLERANCE) for each in (here, there))
-    here = {name: value for name, value in here.items() if name != "tolerance"}
-    apart = {name: _apart(here[name], there[name]) for name in here if name in there}
-    if not apart:
-        return "no number of its behaviour is known" if here or there else ""
-    worst = max(apart, key=lambda name: apart[name])
-    if apart[worst] <= tolerance:
-        return ""
-    return f"{worst} is {here[worst]:.4g} here and {there[worst]:.4g} there"
-
-
-def _apart(a: float, b: float) -> float:
-    return abs(a - b) / max(1.0, abs(a), abs(b))
 
 
 def difference(facts: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> str:
@@ -308,7 +289,8 @@ def run(
             ids = _identities(facts)
             _merge(study, ids, facts, store, merge)
             begin()
-            _report_others(study, ids, facts, store, progress or Progress())
+            if not study.in_rounds:
+                _report_others(study, ids, facts, store, progress or Progress())
             ids = dict(list(ids.items())[part - 1 :: parts])
             return _run(study, ids, facts, store, engine or InProcess(), progress or Progress(), command, pages or {})
 

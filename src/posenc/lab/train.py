@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding import gates_of
+from posenc.encodings.shared import Affine
 from posenc.errors import InputError
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.muon import Muon
@@ -199,7 +200,7 @@ def _optimizers(model: TransformerBase, run: Run, read: set[str]) -> list[torch.
     after a minute of training."""
     s = run.settings
     outer = (model.embedding, model.head)
-    matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in outer]
+    matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear | Affine) and m not in outer]
     # Muon's steps do not shrink with a weight: queries that start smaller, to make up for an encoding's larger
     # scale, need steps as much smaller, or that encoding would see a higher rate than the others
     queries = [m.query.weight for m in model.modules() if isinstance(m, Attention)]

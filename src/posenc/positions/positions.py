@@ -883,7 +883,7 @@ class Positions:
         if self.span is None:
             return None
         shortest, longest = self.span
-        return torch.arange(longest, shortest - 1, -1, device=self.q.device)
+        return self.shared("distances", lambda: torch.arange(longest, shortest - 1, -1, device=self.q.device))
 
     def lengths(self) -> Tensor:
         """Tokens in each query's own document (or row), (batch or 1, num_queries).

@@ -2,7 +2,7 @@
 """Pretrained models of Hugging Face transformers: load them, make them longer or wider, measure and examine them.
 
     posenc.load(name) -> (model, tokenizer)                        load.py
-    posenc.extend(model, "yarn", factor=4) -> Extension            extend.py     longer texts, in place
+    posenc.extend(model, "yarn", factor=4) -> Extension            extend.py     longer inputs, in place
     posenc.restore(model)                                                        undoes it
     posenc.to_hf(model, directory) -> Export                       export.py     what plain transformers, vLLM, llama.cpp load
     posenc.finetune(model, text, tokenizer) -> Finetuning          finetune.py   at the new length, resumable

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posenc.errors import InputError, check_positive, check_sizes, shown
 from posenc.pretrained.attach import AttentionCall, attached, check_attention, register_attention, set_implementation
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
-from posenc.pretrained.models import ModelStructure, model_structure, unwrap
+from posenc.pretrained.models import ModelStructure, cache_name, model_structure, unwrap
 from posenc.pretrained.nbce import TEMPLATE, warn_of_length
 
 __all__ = ["APEAnswer", "Parallel", "ape_generate", "attend"]
@@ -194,7 +194,7 @@ def ape_generate(
             while len(tokens) < max_new_tokens:
                 ids = torch.tensor([new], device=device)
                 where = torch.arange(position, position + len(new), device=device)[None]
-                logits = model(input_ids=ids, position_ids=where, past_key_values=cache, use_cache=True).logits[0, -1]
+                logits = model(input_ids=ids, position_ids=where, **{cache_name(): cache}, use_cache=True).logits[0, -1]
                 position += len(new)
                 token = int(logits.argmax())
                 if token in ending:

@@ -24,6 +24,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
 from posenc.positions import Positions
+from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
 from posenc.pretrained.masks import BoolMask, SlidingWindow, Visibility, token_index, visibility
@@ -163,10 +164,20 @@ def check_attention(structure: ModelStructure) -> None:
 
 
 class VisibilityCache:
-    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds. Copies of a model start empty."""
+    """The `Visibility` of one forward pass, shared by its layers, which are of few kinds; and of the layers that a backward pass
+    computes again. Copies of a model start empty."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Tensor | None, Tensor | None, tuple[object, ...], Visibility]] = []
+        self.in_pass = False
+
+    def begin(self) -> None:
+        self.entries.clear()
+        self.in_pass = True
+
+    def end(self) -> None:
+        self.entries.clear()
+        self.in_pass = False
 
     def get(self, call: AttentionCall) -> Visibility:
         mask, ids = call.mask, call.position_ids
@@ -177,7 +188,8 @@ class VisibilityCache:
             if its_mask is mask and its_ids is ids and its_sizes == sizes:
                 return value
         value = visibility(mask, ids, *sizes)
-        self.entries.append((mask, ids, sizes, value))
+        if self.in_pass or self.entries or _after_backward(self.entries.clear):
+            self.entries.append((mask, ids, sizes, value))
         return value
 
     def __deepcopy__(self, memo: Any) -> "VisibilityCache":
@@ -185,6 +197,15 @@ class VisibilityCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return VisibilityCache, ()
+
+
+def _after_backward(action: Callable[[], None]) -> bool:
+    """Whether a backward pass runs, which then ends with an action."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(action)
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +330,7 @@ class Attachment(ModelChange):
             self.changes.append(Change(layer.module, "_posenc_plan", plan))
         if design.encodings:
             self.changes.append(_ImplementationChange(structure.model, "", NAME))
-        self.changes += config_changes(decoder.config, design.config)
+        self.changes += config_changes(decoder.config, deepcopy(dict(design.config)))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -321,6 +342,7 @@ class Attachment(ModelChange):
         if self.design.encodings:
             register_attention(NAME, attend, token_index)
         super().attach()
+        watch(self.structure.model)
         if self.design.encodings:
             self.hooks = [
                 self.owner.register_forward_pre_hook(_begin_pass),
@@ -350,18 +372,17 @@ def attached(model: Any) -> Attachment | None:
 
 def _end_pass(decoder: Any, *_: Any) -> None:
     """Forget the masks of a pass. A forward hook."""
-    getattr(decoder, RECORD).cache.entries.clear()
+    getattr(decoder, RECORD).cache.end()
 
 
 def _begin_pass(decoder: Any, *_: Any) -> None:
-    """Refuse to run an extended decoder by an attention that ignores the extension, and forget what layers recomputed after
-    the last pass, as gradient checkpointing does. A forward pre-hook.
+    """Refuse to run an extended decoder by an attention that ignores the extension. A forward pre-hook.
 
     Raises:
         InputError: names the implementation that was set, and how to go back.
     """
     attachment: Attachment = getattr(decoder, RECORD)
-    attachment.cache.entries.clear()
+    attachment.cache.begin()
     name = decoder.config._attn_implementation
     if not name.startswith(NAME):
         raise InputError(

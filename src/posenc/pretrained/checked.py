@@ -5,7 +5,7 @@ model is made or anything of the stated size is allocated."""
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +16,15 @@ from torch import nn
 from posenc.errors import InputError, shown
 from posenc.spec import MOST_LAYERS, read_json
 
-__all__ = ["check_gguf", "check_model", "check_sizes_stated", "shapes_in", "weight_files"]
+__all__ = [
+    "check_file_name",
+    "check_gguf",
+    "check_model",
+    "check_sizes_stated",
+    "check_used",
+    "shapes_in",
+    "weight_files",
+]
 
 INDEX = "model.safetensors.index.json"
 SIZES = re.compile(
@@ -26,6 +34,8 @@ SIZES = re.compile(
 """Names of sizes in a configuration, which are integers above 0."""
 LAYERS = re.compile(r"(num_|n_)?(\w+_)?(layers?|blocks|depth)|n_layer")
 """Names of numbers of layers."""
+SCALES = re.compile(r"(scale(_inv)?|scales|qweight|qzeros|g_idx|zero_point|quant_state\..*|absmax|quant_map|SCB)$")
+"""How names of weights end that quantisation adds."""
 SPARE = 2**28
 """Numbers of a model, such as its masks and tables, that need not be in its files."""
 
@@ -58,12 +68,21 @@ def weight_files(folder: Path, stated: Any = None) -> list[Path]:
     return [_inside(folder, each, ".safetensors") for each in names]
 
 
-def _inside(folder: Path, name: object, suffix: str) -> Path:
+def check_file_name(model: object, name: object, suffix: str) -> str:
+    """The name of a file with weights, as a configuration or an index states it.
+
+    Raises:
+        InputError: it leads out of the model's folder, or has another suffix.
+    """
     if not isinstance(name, str) or name != Path(name).name or not name.endswith(suffix) or "\\" in name:
         raise InputError(
-            f"{folder}: names {shown(name)} as a file of its weights: must be a plain name in the folder that ends in {suffix}"
+            f"{model}: names {shown(name)} as a file of its weights: must be a plain name in the folder that ends in {suffix}"
         )
-    file = folder / name
+    return name
+
+
+def _inside(folder: Path, name: object, suffix: str) -> Path:
+    file = folder / check_file_name(folder, name, suffix)
     own = folder.resolve()
     roots = [own, own.parent.parent / "blobs"] if own.parent.name == "snapshots" else [own]
     if file.is_symlink() and not any(file.resolve().is_relative_to(root) for root in roots):
@@ -123,6 +142,22 @@ def check_model(name: str, model: nn.Module, shapes: Mapping[str, tuple[int, ...
             f"{name}: its configuration makes a model of {wanted:,} numbers, and its files have {have:,}: get the configuration "
             "that fits"
         )
+
+
+def check_used(name: str, left: Sequence[str]) -> None:
+    """Raises:
+    InputError: names of weights in the files that are in the way of a model's numbers and that it does not read."""
+    if not left:
+        return
+    first = next(filter(SCALES.search, left), left[0])
+    why = (
+        "scales quantised weights: take the model in float32, bfloat16 or float16, or as a GGUF file"
+        if SCALES.search(first)
+        else "would change the output: get the configuration that fits (more layers, biases or norms)"
+    )
+    raise InputError(
+        f"{name}: {len(left)} of the weights in its files are not used by its configuration, and {first} {why}"
+    )
 
 
 # ------------------------------------------------------------------------------------------ GGUF

@@ -7,14 +7,15 @@ one, known mistakes are tried until one gives that output.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from posenc.attention import attention
 from posenc.functional import Layout, rotary
@@ -32,18 +33,24 @@ LONGEST_WINDOW = 4096
 """Keys of a sliding window up to which a text is read that leaves it."""
 BACKWARDS = ("nanochat",)
 """Model types that turn their pairs the other way round."""
+SHARED = ("deepseek_v4",)
+"""Model types whose keys are their values too."""
 UNSCALED = ("gemma3n", "gemma4")
 """How the model types begin whose norms of queries and keys replace the factor of the scores."""
+DIRECT = ("falcon",)
+"""Model types whose attention calls PyTorch's function, and not transformers' AttentionInterface."""
 
 
 @dataclass(frozen=True, eq=False)
 class Formula:
     """What a layer does with queries and keys that are not rotated.
 
-    table: its frequencies, None: it does not rotate. q_turns, k_turns: times that queries and keys are rotated by their
-    positions; v_turns: values, which no family rotates. ahead: tokens by which queries are too far. rolled: the first token
-    has the last position. crossed: a rotation of the other layout reads cos and sin of this one. dealt: heads share keys in
-    turn.
+    table: its frequencies, None: it does not rotate. window, chunk: keys that a query sees at most; within the window behind
+    it, or of its chunk of the text. norms: weights of the norms of queries and of keys that follow their rotation (HunYuan).
+    back: values rotate as keys do, and the output by minus the query's position (DeepSeek-V4, whose values are its keys).
+    q_turns, k_turns: times that queries and keys are rotated by their positions; v_turns: values, which no other family
+    rotates. ahead: tokens by which queries are too far. rolled: the first token has the last position. crossed: a rotation of
+    the other layout reads cos and sin of this one. dealt: heads share keys in turn.
     """
 
     table: FrequencyTable | None
@@ -53,6 +60,9 @@ class Formula:
     softcap: float | None
     window: int | None
     sink: Tensor | None
+    chunk: int | None = None
+    norms: tuple[Tensor, Tensor] | None = None
+    back: bool = False
     q_turns: int = 1
     k_turns: int = 1
     v_turns: int = 0
@@ -66,19 +76,30 @@ class Formula:
         count, device = call.query.shape[2], call.query.device
         at = torch.arange(count, device=device)
         at = at.roll(1) if self.rolled else at
-        q, k = self.turned(call.query, at + self.ahead, self.q_turns), self.turned(call.key, at, self.k_turns)
-        v = self.turned(call.value, at, self.v_turns)
+        q_norm, k_norm = (None, None) if self.norms is None else self.norms
+        q = self.turned(call.query, at + self.ahead, self.q_turns, q_norm)
+        k = self.turned(call.key, at, self.k_turns, k_norm)
+        v = self.turned(call.value, at, self.k_turns if self.back else self.v_turns)
         groups = q.shape[1] // k.shape[1]
         if self.dealt:
             k, v = (x.repeat(1, groups, 1, 1) for x in (k, v))
         cap = None if self.softcap is None else CappedScores(self.softcap)
         window = None if self.window is None else SlidingWindow(self.window)
         positions = Positions.arange(count, causal=True, device=device)
-        return attention(q, k, v, combined(cap, window), positions, scale=self.scale, sink=self.sink)
+        if self.chunk is not None:
+            lengths = [self.chunk] * (count // self.chunk) + [count % self.chunk] * (count % self.chunk > 0)
+            positions = Positions.packed(lengths, causal=True, device=device)
+        output = attention(q, k, v, combined(cap, window), positions, scale=self.scale, sink=self.sink)
+        return self.turned(output, at + self.ahead, -self.q_turns) if self.back else output
 
-    def turned(self, x: Tensor, positions: Tensor, times: int) -> Tensor:
+    def turned(self, x: Tensor, positions: Tensor, times: int, norm: Tensor | None = None) -> Tensor:
+        """x, rotated. norm: the weight of a norm that follows, which x has passed without a rotation; a rotation leaves the mean
+        square as it is, and an attention factor goes with it."""
         if self.table is None or not times:
             return x
+        if norm is not None:
+            plain = replace(self, table=replace(self.table, attention_factor=1.0))
+            return norm * plain.turned(torch.where(norm == 0, 0, x / norm), positions, times)
         angles = positions.double()[:, None] * self.table.inv_freq.double().to(x.device) * times
         factor = self.table.attention_factor ** abs(times)
         start = x.shape[-1] - self.table.rotary_dim if self.latent else 0
@@ -112,11 +133,13 @@ class Seen:
             named |= {"hidden_states": named["hidden_states"].flip(1)} if "hidden_states" in named else {}
             given = tuple(x.flip(1) for x in given[:1]) + given[1:]
         before = module.config._attn_implementation
+        direct = module.config.model_type in DIRECT
         register_attention(NAME, _attend, None)
         setattr(module, _FUNCTION, function)
-        module.config._attn_implementation = NAME
+        module.config._attn_implementation = "sdpa" if direct else NAME
         try:
-            return _first(module(*given, **named))
+            with _Instead(module, function) if direct else nullcontext():
+                return _first(module(*given, **named))
         finally:
             module.config._attn_implementation = before
             delattr(module, _FUNCTION)
@@ -124,6 +147,20 @@ class Seen:
 
 class _CapturedError(Exception):
     """Ends a call of a layer, or a pass."""
+
+
+class _Instead(TorchFunctionMode):
+    """A function in place of PyTorch's attention."""
+
+    def __init__(self, module: Any, function: Callable[[AttentionCall], Tensor]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        q, k, v = args
+        return self.function(AttentionCall(self.module, q, k, v, None, None, 0.0, None, None, None, None))
 
 
 def _attend(call: AttentionCall) -> Tensor:
@@ -137,6 +174,8 @@ def _first(output: Any) -> Tensor:
 
 
 def _unrotated(tables: Any) -> Any:
+    if isinstance(tables, Mapping):  # by layer type
+        return {kind: _unrotated(each) for kind, each in tables.items()}
     if isinstance(tables, Tensor):  # complex numbers
         return torch.ones_like(tables)
     cos, sin = tables
@@ -191,17 +230,30 @@ def declared(probe: Probe, number: int, layer: Layer) -> Formula:
     rotates = bool(listed[number]) if listed else layer.rotates
     sinks: Tensor | None = getattr(layer.module, "sinks", None)
     turns = -1 if config.model_type in BACKWARDS else 1
+    chunked = layer.layer_type == "chunked_attention"
+    norms = [getattr(layer.module, name, None) for name in ("query_layernorm", "key_layernorm")]  # HunYuan
     return Formula(
         table=tables[_kind(layer, tables)] if rotates else None,
         layout=probe.family.layout,
         latent=probe.family.latent,
         scale=declared_scale(probe, layer),
         softcap=getattr(config, "attn_logit_softcapping", None),
-        window=layer.window,
+        window=None if chunked else layer.window,
         sink=sinks,
+        chunk=layer.window if chunked else None,
+        norms=None if None in norms else (norms[0].weight, norms[1].weight),
+        back=config.model_type in SHARED,
         q_turns=turns,
         k_turns=turns,
     )
+
+
+def temperatures(probe: Probe, layer: Layer, query: Tensor) -> Tensor:
+    """What multiplies the query of each position by the configuration, in Llama 4's layers without rotation."""
+    config, at = probe.config, torch.arange(query.shape[2], device=query.device)[:, None]
+    if layer.rotates or not getattr(config, "attn_temperature_tuning", False):
+        return torch.ones_like(at)
+    return 1 + config.attn_scale * ((at + 1) / config.floor_scale).floor().log1p()
 
 
 def _kind(layer: Layer, by_type: Collection[str]) -> str:
@@ -246,9 +298,6 @@ class Comparison:
             reason = f"posenc.attention computes it, extended by {probe.attachment.report.method}"
             self.unchecked[reason] = numbers
             return
-        if "after their rotation, channel by channel" in family.schedules_only:
-            self.unchecked[family.schedules_only] = numbers
-            return
         seen = self._calls(layers, PROBE, None)
         if missing := sorted({*numbers} - {each.number for each in seen}):
             self.unchecked["a pass does not call it"] = missing
@@ -271,10 +320,10 @@ class Comparison:
             kinds.setdefault((layer.layer_type, layer.window), at)
         for window in sorted({window for _, window in kinds if window is not None}):
             within = [at for at, layer in layers.items() if layer.window == window]
-            if any(layers[at].layer_type == "chunked_attention" for at in within):
-                self.unchecked[f"its chunks of {window} tokens"] = within
-            elif window > LONGEST_WINDOW:
-                self.unchecked[f"its window of {window} keys, more than {LONGEST_WINDOW}"] = within
+            if window > LONGEST_WINDOW:
+                chunked = any(layers[at].layer_type == "chunked_attention" for at in within)
+                what = f"chunks of {window} tokens" if chunked else f"window of {window} keys"
+                self.unchecked[f"its {what}, more than {LONGEST_WINDOW}"] = within
             else:
                 chosen = {at: layers[at] for (_, its), at in kinds.items() if its in (None, window)}
                 for each in self._calls(chosen, window + PROBE, max(chosen)):
@@ -316,8 +365,10 @@ class Comparison:
             calls.append(call)
             raise _CapturedError
 
-        if not isinstance(seen.named.get("position_embeddings"), tuple | Tensor):
+        if not isinstance(seen.named.get("position_embeddings"), tuple | Tensor | Mapping):
             return "its attention gets no cos and sin"
+        if getattr(seen.layer.module, "compressor", None) is not None:
+            return "its queries see compressed keys beside those of tokens"
         for flipped in (True, False):
             try:
                 seen.repeated(note, flipped)
@@ -329,7 +380,8 @@ class Comparison:
         other, call = calls
         # a layer with the keys of another has none to flip
         shared = bool(getattr(seen.layer.module, "is_kv_shared_layer", False))
-        pairs = [(other.query, call.query)] + ([] if shared else [(other.key, call.key)])
+        factors = temperatures(self.probe, seen.layer, call.query)
+        pairs = [(other.query / factors, call.query / factors)] + ([] if shared else [(other.key, call.key)])
         if any(difference(one.flip(2), two) > rounding(self.probe) for one, two in pairs):
             return "positions change its queries or keys before their rotation"
         return call
@@ -416,12 +468,16 @@ def _window_mistakes(formula: Formula, *_: object, window: int) -> Iterator[Mist
     if formula.window is not None:
         text = f"the window of {window} keys is not applied"
         yield Mistake("window_differs", text, replace(formula, window=None))
+    if formula.chunk is not None:
+        text = f"the chunks of {window} tokens are not applied"
+        yield Mistake("window_differs", text, replace(formula, chunk=None))
     yield from (_windowed(formula, other) for other in (window, window - 1, window + 1, window // 2))
 
 
 def _windowed(formula: Formula, window: int) -> Mistake:
-    text = f"queries see {window} keys, and {formula.window or 'all'} by the configuration"
-    return Mistake("window_differs", text, replace(formula, window=window))
+    seen = f"{formula.window or 'all'}" if formula.chunk is None else f"those of their chunk of {formula.chunk}"
+    text = f"queries see {window} keys, and {seen} by the configuration"
+    return Mistake("window_differs", text, replace(formula, window=window, chunk=None))
 
 
 def _other(layout: Layout) -> Layout:

@@ -7,15 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posenc.errors import InputError, described, needs, on_one_line
+from posenc.errors import InputError, described, needs, on_one_line, shown
 from posenc.pretrained.families import FAMILIES
+from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
 
 __all__ = ["ConfigFile", "read_config"]
 
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
-V4_HEADS: dict[str, int] = {"qwen3": 128, "qwen3_moe": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
+V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256, "glm": 128,
                             "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip
 """Widths of a head in a configuration that does not state them, where they are not hidden_size / num_attention_heads."""
 
@@ -23,19 +24,28 @@ V4_HEADS: dict[str, int] = {"qwen3": 128, "qwen3_moe": 128, "gemma": 256, "gemma
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
 TABLES = ("rope_parameters", "rope_scaling")
+NO_LIMIT = 10**9
+"""A stated length that is none, as transformers' 10^30 for a tokenizer without a limit."""
 
 
 class ConfigFile:
     """A configuration, as a file has it.
 
-    raw: the fields of the language model. outer: all fields. gguf: header of a GGUF file, by key, else None.
+    raw: the fields of the language model. outer: all fields. gguf: header of a GGUF file, by key, else None. tokenizer_length:
+    model_max_length of the tokenizer beside it.
 
     Raises:
-        InputError: no model_type.
+        InputError: no model_type, or a text, a number or a list where an object is due.
     """
 
-    def __init__(self, name: str, raw: Mapping[str, Any], gguf: Mapping[str, Any] | None = None) -> None:
-        self.name, self.gguf, self.outer = name, gguf, dict(raw)
+    def __init__(
+        self,
+        name: str,
+        raw: Mapping[str, Any],
+        gguf: Mapping[str, Any] | None = None,
+        tokenizer_length: int | None = None,
+    ) -> None:
+        self.name, self.gguf, self.outer, self.tokenizer_length = name, gguf, dict(raw), tokenizer_length
         self.raw: dict[str, Any] = dict(raw)
         for path in PARTS:
             part: Any = raw
@@ -44,6 +54,10 @@ class ConfigFile:
             if isinstance(part, Mapping):
                 self.raw = dict(part)
                 break
+        for fields in (raw, self.raw):
+            for key in (*TABLES, *(path[0] for path in PARTS)):
+                if not isinstance(fields.get(key), Mapping | None):
+                    raise InputError(f"{name}: {key}={shown(fields[key])}: must be an object, or left out")
         if not (raw.get("model_type") or self.raw.get("model_type")):
             raise InputError(f"{name}: has no model_type; pass the config.json of a transformers model")
 
@@ -181,32 +195,45 @@ class ConfigFile:
 
 
 def read_config(path: str | Path) -> ConfigFile:
-    """A config.json, a folder with one, or the header of a .gguf file.
+    """A config.json, a folder with one, or the header of a .gguf file or of a model in a package, see
+    `posenc.pretrained.packaged`.
 
     Raises:
         InputError: there is none, it is not JSON, or it is no configuration of a model.
     """
+    if path in PACKAGED:
+        with packaged_file(str(path)) as packed:
+            return _gguf_config(packed, str(path))
     given = Path(path)
     file = given / "config.json" if given.is_dir() else given
     if not file.is_file():
         what = "has no config.json" if given.is_dir() else "no such file or folder"
         raise InputError(f"{path}: {what}; pass a config.json, a folder with one, or a .gguf file")
     if file.suffix == ".gguf":
-        return _gguf_config(file)
+        return _gguf_config(file, str(file))
     try:
         raw = read_json(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputError(f"{file}: is no JSON: {on_one_line(error)}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{file}: holds {type(raw).__name__}; pass the config.json of a transformers model")
-    return ConfigFile(str(path), raw)
+    return ConfigFile(str(path), raw, tokenizer_length=_tokenizer_length(file.with_name("tokenizer_config.json")))
 
 
-def _gguf_config(file: Path) -> ConfigFile:
+def _tokenizer_length(file: Path) -> int | None:
+    """model_max_length of a tokenizer_config.json; None: there is none, or it is transformers' number for no limit."""
+    try:
+        length = read_json(file.read_text(encoding="utf-8")).get("model_max_length")
+    except (ValueError, OSError, AttributeError, RecursionError):
+        return None
+    return int(length) if is_number(length) and 0 < length < NO_LIMIT else None
+
+
+def _gguf_config(file: Path, name: str) -> ConfigFile:
     from posenc.pretrained.checked import check_gguf
     from posenc.pretrained.load import read_gguf, rotation_of
 
-    needs("gguf", "gguf")
+    needs("gguf", "demo")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     try:
@@ -215,5 +242,5 @@ def _gguf_config(file: Path) -> ConfigFile:
             header = rotation_of(reader)
             raw = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
     except (ValueError, OSError, IndexError) as error:
-        raise InputError(f"{file}: this GGUF file cannot be read: {on_one_line(error)}") from None
-    return ConfigFile(str(file), raw, header)
+        raise InputError(f"{name}: this GGUF file cannot be read: {on_one_line(error)}") from None
+    return ConfigFile(name, raw, header)

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.errors import InputError, on_one_line
 from posenc.functional import Layout, layout_permutation
+from posenc.pretrained.adapters import apart
 from posenc.pretrained.attach import NAME, RotaryModule
 from posenc.pretrained.computed import Comparison
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import check_model
+from posenc.pretrained.models import cache_name, check_model, set_since, unwrap
 from posenc.pretrained.probe import PROBE, FrequencyTable, Probe, differ
-from posenc.pretrained.stated import ORIGINAL, impossible_numbers, stated
+from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
 from posenc.pretrained.traps import (
     compiled,
     impossible_sections,
@@ -70,6 +71,8 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
     of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
     differences = [] if of_posenc else list(configuration(probe))
     bypassed = list(_bypassed(probe))
+    for text in apart(unwrap(probe.model)):
+        yield "adapter_extension_differs", text, None
     yield from (*differences, *bypassed)
     if probe.attachment is None:
         file = _stored(probe)
@@ -77,6 +80,7 @@ def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Ev
             yield "fields_contradict", text, None
         for text in () if file is None else file.beside():
             yield "scaling_beside_the_model", text, None
+        yield from () if file is None else edited(probe.config, file)
         yield from stated(probe.config, file)
         yield from not_restored(probe)
     impossible = list(impossible_sections(probe))
@@ -187,6 +191,8 @@ def _bypassed(probe: Probe) -> Evidence:
     if other_attention or (design.rotations and not isinstance(probe.decoder.rotary_emb, RotaryModule)):
         text = f"extended by {attachment.report.method}; attention is {implementation!r} now"
         yield "attention_bypassed", text, None
+    for why in set_since(probe.config, attachment):
+        yield "set_after_extending", why, None
     length = attachment.report.new_length or 0
     if length > probe.length:
         text = f"stretched for {length} tokens by posenc.extend, and max_position_embeddings is {probe.length}"
@@ -231,9 +237,9 @@ def _cache(probe: Probe) -> Evidence:
         with probe.with_rotary():
             parts, cache = [], None
             for part in torch.arange(PROBE, device=ids.device).split([PROBE // 2, *[1] * (PROBE // 2)]):
-                inputs = {"position_ids": positions[:, part], "past_key_values": cache, "use_cache": True}
+                inputs = {"position_ids": positions[:, part], cache_name(): cache, "use_cache": True}
                 output = probe.model(ids[:, part], **inputs)
-                cache = output.past_key_values
+                cache = getattr(output, cache_name())
                 parts.append(output.logits.float())
         at = f"across position {start + PROBE // 2}" if start else "from the first tokens on"
         yield from differ(probe, "cache_differs", f"decoding {at} moves the logits", torch.cat(parts, 1), full)
@@ -318,7 +324,7 @@ def _layout(probe: Probe, tokenizer: Any) -> Evidence:
 
 MOST_NATS = 1.0
 """Nats a character of `TEXT` beyond which a model does not predict it. The frequencies of English words alone give about 1.5
-(2.14 bits; Shannon, Prediction and Entropy of Printed English, 1951). SmolLM2-135M needs 0.61, and 1.02 without its rotation."""
+(2.14 bits; Shannon, Prediction and Entropy of Printed English, 1951). SmolLM2-135M needs 0.62 in float32, and 1.03 without its rotation."""
 
 
 def _plain_text(probe: Probe, tokenizer: Any) -> Evidence:

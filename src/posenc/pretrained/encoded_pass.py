@@ -14,7 +14,7 @@ from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, CappedScores, attended
 from posenc.pretrained.masks import FAR, SlidingWindow, Visibility, visibility
-from posenc.pretrained.models import Layer
+from posenc.pretrained.models import CACHES, Layer
 
 __all__ = ["NAME", "GatedCache", "Pass", "Plan", "attend", "begun"]
 
@@ -78,16 +78,17 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     inputs: the decoder's, by name. Positions are position_ids; where none are given, tokens count from the first that is no
     padding. Documents are packed where position_ids start anew in a pass without padding and without cached keys.
     """
-    from transformers.masking_utils import create_causal_mask, find_first_full_attention_index
+    from transformers.masking_utils import create_causal_mask
 
     x = inputs.get("inputs_embeds") if inputs.get("input_ids") is None else inputs["input_ids"]
     assert x is not None
     rows, count = x.shape[:2]
-    cache: Any = inputs.get("past_key_values")
+    cache: Any = next((inputs[name] for name in CACHES if inputs.get(name) is not None), None)
     mask: Any = inputs.get("attention_mask")
     ids: Any = inputs.get("position_ids")
     seen = 0 if cache is None else cache.get_seq_length()
-    keys = count if cache is None else cache.get_mask_sizes(count, find_first_full_attention_index(cache))[0]
+    full = 0 if cache is None else _full_layer(cache)
+    keys = count if cache is None else cache.get_mask_sizes(count, full)[0]
     compiled = torch.compiler.is_compiling()
     if encoding.needs_length and not compiled and int(seen):
         raise InputError(
@@ -104,15 +105,19 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     elif unpadded and not compiled and keys == count:
         mask = cache = None  # with either of them, transformers does not look for packed documents
     shaped = torch.empty(rows, count, 0, device=x.device)
-    mask = create_causal_mask(
-        config=decoder.config, inputs_embeds=shaped, attention_mask=mask, past_key_values=cache, position_ids=ids
-    )
+    mask = create_causal_mask(decoder.config, shaped, mask, cache, ids, layer_idx=full)
     visible = visibility(mask, ids, count, keys, x.device)
     positions = visible.positions
     if not encoding.shift_invariant:
         positions = _moved(positions, ids)
     positions = augmented_by(encoding, positions, rows).with_pass_cache()
     return Pass(encoding, replace(visible, positions=positions), ids)
+
+
+def _full_layer(cache: Any) -> int:
+    """The first layer whose cache has all keys; 0 where none has. transformers has such a function from 5.23 on."""
+    kinds = [getattr(cache, kind) for kind in ("is_sliding", "is_linear", "is_dummy") if hasattr(cache, kind)]
+    return next((layer for layer, other in enumerate(zip(*kinds, strict=True)) if not any(other)), 0)
 
 
 def _moved(positions: Positions, ids: Tensor) -> Positions:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extended models as checkpoints that plain transformers loads, and what to tell vLLM and llama.cpp to serve them.
 
-The commands follow from the sources of vLLM 0.33 (rotary_embedding) and of llama.cpp of October 2026 (ggml's rope,
-llama-context.cpp, src/models, server-context.cpp).
+What programs compute from a configuration is asked before it is written, see agreement.py. The flags follow from the source of
+llama.cpp of October 2026 (ggml's rope, llama-context.cpp, src/models, server-context.cpp).
 """
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -15,40 +16,31 @@ from typing import Any
 
 import torch
 
-from posenc.errors import InputError
-from posenc.frequencies import Frequencies, abf, stretch, yarn
-from posenc.functional import Layout
+from posenc.errors import InputError, unknown
+from posenc.frequencies import Frequencies, stretch, yarn
+from posenc.pretrained.agreement import NOT_RUN, ProgramAnswer, as_text, readable_by_transformers_4
 from posenc.pretrained.attach import Attachment, attached
-from posenc.pretrained.changes import ChangeReport, config_changes
+from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
+from posenc.pretrained.plain_form import plain_form
+from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, PROGRAMS, TRANSFORMERS, VLLM
 from posenc.pretrained.rope_config import (
     MAX_STRETCH,
     hf_config,
     hf_rope_parameters,
+    new_base,
     rope_parameters_of,
     same_frequencies,
     writable,
 )
 from posenc.scratch import replacing, sweep
 
-__all__ = ["Export", "hf_rope_parameters", "rope_parameters_of", "to_hf"]
+__all__ = ["Export", "ProgramAnswer", "expresses", "hf_rope_parameters", "rope_parameters_of", "to_hf"]
 
 SAMPLE = 1024
 """Positions at which the exported rotation is compared with the model's own."""
-
-OVERRIDES = "vllm-overrides.json"
-"""The file in the exported folder for settings of vLLM that are too long for a command line."""
-
-ARCHITECTURES = {
-    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
-    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "phi": "phi2", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2",
-    "granite": "granite", "granitemoe": "granitemoe", "seed_oss": "seed_oss", "gpt_neox": "gptneox", "olmo": "olmo",
-    "olmo2": "olmo2", "olmoe": "olmoe", "glm": "chatglm", "glm4": "glm4", "cohere": "command-r", "gpt_oss": "gpt-oss",
-}  # fmt: skip
-"""config.model_type -> architecture in a GGUF file, where that is known."""
 
 DIVISORS = ("llama", "granite", "granitemoe", "phi3")
 """The architectures of llama.cpp that read divisors of the frequencies; the others pass none to ggml_rope_ext."""
@@ -59,8 +51,9 @@ class Export(ChangeReport):
     """A checkpoint that was written.
 
     method: None where the model was not extended. length: tokens it is made for. plain: plain transformers computes what the
-    model computes; if not, it computes what the model did before, because of what is missing. vllm, llama_cpp: how to serve
-    it, or why that cannot be expressed there. dtype: of the weights in the files, where it is not the model's own.
+    model computes; if not, it computes what the model did before, because of what is missing. programs: whether each computes
+    the model's rotation from config.json. vllm, llama_cpp: how to serve it, or why that cannot be expressed there. dtype: of the
+    weights in the files, where it is not the model's own.
     """
 
     directory: str
@@ -72,12 +65,13 @@ class Export(ChangeReport):
     rope_parameters: dict[str, Any] = field(repr=False)
     vllm: str
     llama_cpp: str
+    programs: tuple[ProgramAnswer, ...] = ()
     dtype: str = ""
 
     def __str__(self) -> str:
         lines = [f"wrote {self.directory}: {self.model_type}, {self.method or 'not extended'}, {self.length} tokens"]
         if self.plain:
-            lines.append("plain transformers loads it to the same logits")
+            lines += ["plain transformers loads it to the same logits", *as_text(self.programs)]
         else:
             lines.append(
                 f"WARNING: plain transformers silently loads it as it was BEFORE {self.method}: no configuration expresses "
@@ -115,7 +109,10 @@ def to_hf(
     inner, folder = unwrap(model), Path(directory)
     if not folder.name or (folder.exists() and any(folder.iterdir())):
         raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
-    config, report, overrides = _expressed(inner, folder)
+    if hasattr(inner, "encoding"):
+        inner, config, report, old = _encoded(inner, folder)
+    else:
+        config, report, old = _expressed(inner, folder)
     weights_dtype = dtype_of(dtype) or stored_dtype(inner)
     if weights_dtype != inner.dtype:
         report = replace(report, dtype=str(weights_dtype).removeprefix("torch."))
@@ -126,8 +123,10 @@ def to_hf(
         config.save_pretrained(made)
         if tokenizer is not None:
             _save_tokenizer(tokenizer, made, report.length)
-        if overrides is not None:
-            (made / OVERRIDES).write_text(json.dumps({"rope_parameters": overrides}), encoding="utf-8")
+        if old:
+            file = made / "config.json"
+            both = json.loads(file.read_text(encoding="utf-8")) | old
+            file.write_text(json.dumps(both, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return report
 
 
@@ -143,50 +142,190 @@ def _cast(inner: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return state
 
 
-def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any] | None]:
-    """The configuration to write, the report, and rope_parameters that vLLM needs in a file."""
+def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
+    """The configuration to write, the report, and fields of transformers 4 to add to it."""
     config, attachment, name = deepcopy(inner.config), attached(inner), str(folder)
     model_type = str(config.model_type)
     if has_learned_table(inner):
         table = "its table is in the weights; nothing to set"
         method, length = table_of(inner)
-        return config, Export(name, model_type, method, length, True, (), {}, table, table), None
+        return config, Export(name, model_type, method, length, True, (), {}, table, table), {}
     structure = model_structure(inner)
-    length = int(structure.config.max_position_embeddings)
     if attachment is None:
-        command, parameters = vllm_command(name, length, None), structure.config.rope_parameters
+        length = int(structure.config.max_position_embeddings)
+        loaded = {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
+        old, answers = readable_by_transformers_4(_fields(structure.config), loaded, length)
+        answers = _with_layers(answers, structure, length)
+        command, parameters = (
+            f"vllm serve {shlex.quote(name)} --max-model-len {length}",
+            structure.config.rope_parameters,
+        )
         flags = f"-c {length} (on a GGUF file of it)"
-        return config, Export(name, model_type, None, length, True, (), parameters, command, flags), None
-    report = attachment.report
-    missing = (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
-    if missing:  # as it was before, so that extending it after loading starts from there
+        old = {} if structure.config is not inner.config else old
+        return config, Export(name, model_type, None, length, True, (), parameters, command, flags, answers), old
+    method = attachment.report.method
+    if missing := not_expressed(attachment):  # as it was before, so that extending it after loading starts from there
         for change in config_changes(config, {k: v for k, v in attachment.config.items() if k != "posenc"}):
             change.swap()
         no = f"cannot express {' and '.join(missing)}"
         before = structure.loaded_length, False, missing, config.rope_parameters, no, no
-        return config, Export(name, model_type, report.method, *before), None
-    wanted = {t: rotation.frequencies() for t, rotation in attachment.design.rotations.items()}
+        return config, Export(name, model_type, method, *before), {}
+    written, length, wanted, old, answers = _written(attachment)
+    parts = [part for part in config.sub_configs if getattr(inner.config, part) is structure.config]
+    if parts:  # of a model that reads more than text
+        setattr(config, parts[0], written)
+        old = {}
+    else:
+        config = written
+    command = f"vllm serve {shlex.quote(name)} --max-model-len {length}"
+    served = next((each for each in answers if each.program == VLLM and each.agrees is False), None)
+    if served is not None:
+        command = f"cannot serve these frequencies: {served.why.removeprefix(f'{NOT_RUN}: ')}"
+    flags = llama_cpp(structure, wanted, length, written.rope_parameters)
+    return (
+        config,
+        Export(name, model_type, method, length, True, (), written.rope_parameters, command, flags, answers),
+        old,
+    )
+
+
+def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export, dict[str, Any]]:
+    """A model with an encoding as one that plain transformers has, its configuration, the report, and fields of transformers 4."""
+    made, wanted = plain_form(inner)
+    config, length, name = made.config, int(inner.config.max_position_embeddings), str(folder)
+    old, answers = readable_by_transformers_4(_fields(config), wanted, length) if wanted else ({}, ())
+    answers = _with_layers(answers, model_structure(made), length) if answers else answers
+    if not answers:  # no rotation
+        no_rules = f"posenc does not have its rules for positions of {config.model_type} that are not RoPE's"
+        others = (ProgramAnswer(each, None, no_rules) for each in PROGRAMS if each != TRANSFORMERS)
+        answers = (ProgramAnswer(TRANSFORMERS, True, known_by="run"), *others)
+    from posenc.pretrained.gguf_file import check_expressed
+
+    try:
+        check_expressed(model_structure(made), None, length)
+        flags = f"posenc.to_gguf writes a GGUF file of what posenc.load reads from here; serve it with -c {length}"
+    except InputError as error:
+        flags = f"posenc.to_gguf writes no GGUF file of it: {error}"
+    parameters = getattr(config, "rope_parameters", None) or {}
+    command = f"vllm serve {shlex.quote(name)} --max-model-len {length}"
+    report = Export(
+        name, config.model_type, inner.config.encoding, length, True, (), parameters, command, flags, answers
+    )
+    return made, config, report, old
+
+
+def _with_layers(
+    answers: tuple[ProgramAnswer, ...], structure: ModelStructure, length: int
+) -> tuple[ProgramAnswer, ...]:
+    """The answers, llama.cpp's also by what it computes of the layers beside their rotation: windows, and which rotate."""
+    from posenc.pretrained.gguf_file import ARCHITECTURES as WRITTEN
+    from posenc.pretrained.gguf_file import check_layers
+
+    if structure.model_type not in WRITTEN:
+        return answers
+    try:
+        check_layers(structure, length)
+    except InputError as error:
+        why = str(error).removeprefix("model: ")
+        return tuple(
+            ProgramAnswer(LLAMA_CPP, False, f"{why}{each.why and '; '}{each.why}")
+            if each.program == LLAMA_CPP
+            else each
+            for each in answers
+        )
+    return answers
+
+
+def not_expressed(attachment: Attachment) -> tuple[str, ...]:
+    """The parts of an extension that no configuration of a plain model states."""
+    report = attachment.report
+    return (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
+
+
+def _written(
+    attachment: Attachment,
+) -> tuple[Any, int, dict[str, Frequencies], dict[str, Any], tuple[ProgramAnswer, ...]]:
+    """The configuration of an extension by frequencies, its length, the frequencies by layer type, fields of transformers 4 to
+    add to it, and what programs make of both.
+
+    Raises:
+        InputError: transformers refuses the frequencies in a configuration, or its module computes others from it.
+    """
+    structure, length = attachment.structure, int(attachment.design.config.get("max_position_embeddings", 0))
+    length = length or int(structure.config.max_position_embeddings)
+    wanted = {kind: rotation.frequencies() for kind, rotation in attachment.design.rotations.items()}
     written = hf_config(structure, wanted, length) if wanted else structure.config
     if not writable(structure, written.rope_parameters):
         raise InputError(
-            f"method={report.method!r}: only rope_type longrope has these frequencies, which transformers refuses for "
+            f"method={attachment.report.method!r}: only rope_type longrope has these frequencies, which transformers refuses for "
             f"{structure.model_type}, whose heads have several widths; take linear or yarn"
         )
     if wanted:
         _check_rotation(attachment, written, length)
-        parts = [part for part in config.sub_configs if getattr(inner.config, part) is structure.config]
-        if parts:  # of a model that reads more than text
-            setattr(config, parts[0], written)
-        else:
-            config = written
-    parameters = written.rope_parameters
-    overrides = _vllm_overrides(structure, wanted, parameters)
-    command = vllm_command(name, length, overrides, structure.layout)
-    if wanted and structure.family.latent and parameters.get("rope_type") not in ("default", "yarn"):
-        overrides, command = None, "cannot serve these frequencies: its latent attention takes every scaling for yarn"
-    flags = llama_cpp(structure, wanted, length, parameters)
-    export = Export(name, model_type, report.method, length, True, (), parameters, command, flags)
-    return config, export, overrides if OVERRIDES in command else None
+    computed = wanted or {kind: rope.rotation(rope.at(length)).frequencies() for kind, rope in structure.ropes.items()}
+    old, answers = readable_by_transformers_4(_fields(written), computed, length)
+    answers = _with_layers(answers, structure, length)
+    kind = written.rope_parameters.get("rope_type")
+    if structure.family.latent and wanted and kind not in ("default", "yarn"):
+        why = "its latent attention takes every scaling for yarn"
+        answers = tuple(replace(each, agrees=False, why=why) if each.program == VLLM else each for each in answers)
+    if structure.layout == "interleaved" and kind == "longrope":
+        why = "it has them only as longrope, which rotates by halves, and this model pairs neighbouring channels; take linear, "
+        answers = tuple(
+            replace(each, agrees=False, why=why + "yarn, ntk or abf")
+            if each.program == VLLM and each.agrees is None
+            else each
+            for each in answers
+        )
+    return written, length, wanted, old, answers
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    """A configuration as in its file."""
+    fields: dict[str, Any] = json.loads(config.to_json_string())
+    return fields
+
+
+PYTHON = "python"
+"""Where posenc computes an extension itself."""
+
+
+def expresses(change: ModelChange, program: str) -> ProgramAnswer:
+    """Whether a program can compute an extension, from a checkpoint of `to_hf` or, of llama.cpp, a file of `to_gguf` or flags.
+
+    change: an extension, attached to its model or not, as `plan_rotary` makes it. program: of `PROGRAMS`, in any case,
+    "transformers" for the fifth, or "python", where posenc extends the model.
+
+    Raises:
+        InputError: no such program.
+    """
+    names = {each.lower(): each for each in (*PROGRAMS, PYTHON)} | {"transformers": TRANSFORMERS}
+    if program.lower() not in names:
+        raise unknown("program", program, names)
+    name = names[program.lower()]
+    if name == PYTHON:
+        return ProgramAnswer(name, True, known_by="run")
+    if not isinstance(change, Attachment):
+        known = name == TRANSFORMERS
+        return ProgramAnswer(name, True if known else None, "its table is in the weights", "run" if known else "rules")
+    if missing := not_expressed(change):
+        return ProgramAnswer(name, False, f"cannot express {' and '.join(missing)}")
+    try:
+        written, length, wanted, _, answers = _written(change)
+    except InputError as error:
+        return ProgramAnswer(name, False, str(error), "run")
+    if name != LLAMA_CPP:
+        return next(each for each in answers if each.program == name)
+    from posenc.pretrained.gguf_file import check_expressed
+
+    try:
+        check_expressed(change.structure, change, length)
+        return ProgramAnswer(name, True, "by posenc.to_gguf")
+    except InputError as error:
+        flags = llama_cpp(change.structure, wanted, length, written.rope_parameters)
+        if not flags.startswith("-c "):
+            return ProgramAnswer(name, False, str(error))
+        return ProgramAnswer(name, True if change.structure.model_type in ARCHITECTURES else None, flags)
 
 
 @torch.no_grad()
@@ -198,7 +337,9 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
     """
     structure = attachment.structure
     decoder: Any = structure.decoder
-    ours, theirs = decoder.rotary_emb, type(structure.rotary)(config)
+    module = next((each.value for each in attachment.changes if each.name == "rotary_emb"), None)
+    ours = decoder.rotary_emb if attached(structure.model) is attachment else module
+    theirs = type(structure.rotary)(config)
     device = next(ours.buffers()).device
     ids, x = torch.arange(min(length, SAMPLE))[None], torch.zeros(1, 1, 1)
     for layer_type in structure.ropes if structure.rope_per_type else [None]:
@@ -218,51 +359,6 @@ def _save_tokenizer(tokenizer: Any, folder: Path, length: int) -> None:
         tokenizer.save_pretrained(folder)
     finally:
         tokenizer.model_max_length = before
-
-
-def _vllm_overrides(
-    structure: ModelStructure, wanted: Mapping[str, Frequencies], parameters: dict[str, Any]
-) -> dict[str, Any] | None:
-    """rope_parameters for vLLM where those of the checkpoint will not do."""
-    if not wanted:
-        return None
-    if not structure.rope_per_type:
-        return vllm_overrides(parameters, structure.rope, next(iter(wanted.values())))
-    each = {t: vllm_overrides(parameters[t], rope, wanted[t]) for t, rope in structure.ropes.items() if t in wanted}
-    changed = {t: override for t, override in each.items() if override is not None}
-    return {**parameters, **changed} if changed else None
-
-
-def vllm_overrides(parameters: Mapping[str, Any], rope: Rope, frequencies: Frequencies) -> dict[str, Any] | None:
-    """rope_parameters for vLLM where it does not compute what those of the checkpoint state; None: it does.
-
-    vLLM reads no attention_factor of "longrope" but two scales of its own, and else takes LongRoPE's temperature.
-    """
-    if parameters.get("rope_type") != "longrope":
-        return None
-    base = new_base(rope.rotary_dim, frequencies)
-    if base is not None:
-        partial = {k: v for k, v in parameters.items() if k == "partial_rotary_factor"}
-        return {"rope_type": "default", "rope_theta": base, **partial}
-    scale = parameters["attention_factor"]
-    return {**parameters, "short_mscale": scale, "long_mscale": scale}
-
-
-def vllm_command(folder: str, length: int, overrides: Mapping[str, Any] | None, layout: Layout = "half") -> str:
-    """A command, or why there is none: vLLM's longrope rotates by halves, and raises or silently does so where a model
-    pairs neighbouring channels (cohere, glm, glm4)."""
-    command = f"vllm serve {folder} --max-model-len {length}"
-    if overrides is None:
-        return command
-    if layout == "interleaved" and overrides.get("rope_type") == "longrope":
-        return (
-            "cannot serve these frequencies: it has them only as longrope, which rotates by halves, and this model pairs "
-            "neighbouring channels; take linear, yarn, ntk or abf"
-        )
-    text = json.dumps({"rope_parameters": overrides})
-    if len(text) > 200:  # lists of factors
-        return f'{command} --hf-overrides "$(cat {folder}/{OVERRIDES})"'
-    return f"{command} --hf-overrides '{text}'"
 
 
 def llama_cpp(
@@ -339,18 +435,13 @@ def llama_cpp_keys(
     base = new_base(rotary_dim, wanted)
     if base is not None:
         return {"rope.freq_base": base}
+    first = 1 / float(wanted.inv_freq[0])
+    base = new_base(rotary_dim, Frequencies(wanted.inv_freq * first, wanted.attention_factor))
+    if base is not None:  # finer positions and another base
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": first, "rope.freq_base": base}
     if 1 < factor < MAX_STRETCH and same_frequencies(
         wanted, yarn(rotary_dim, base=rope_theta, factor=factor, original_max_positions=original)
     ):
         yarn_keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
         return yarn_keys | {"rope.scaling.original_context_length": original}
     return None
-
-
-def new_base(rotary_dim: int, frequencies: Frequencies) -> float | None:
-    """The base with which plain RoPE has these frequencies; None: there is none."""
-    pairs = rotary_dim // 2
-    if pairs < 2 or not bool((frequencies.inv_freq > 0).all()):
-        return None
-    base = float(f"{float(frequencies.inv_freq[-1]) ** (-pairs / (pairs - 1)):.12g}")  # 500000, not 499999.9999999996
-    return base if base > 0 and same_frequencies(frequencies, abf(rotary_dim, new_base=base)) else None

@@ -4,7 +4,8 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Turned
@@ -22,9 +23,16 @@ from posenc.pretrained.ms_poe import head_rotation
 from posenc.pretrained.rope_config import SCORES, hf_config, pinned, same_frequencies, writable
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
+from posenc.spec import check_options
+
+if TYPE_CHECKING:
+    from posenc.lab.evals.auto import Selection
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 """Fields of a configuration from which plain transformers rotates as an extended model does, beside head_dim."""
+
+CHOSEN = "auto"
+"""The method that measures others and takes one."""
 
 TUNING = {
     "works without": "works without fine-tuning",
@@ -106,10 +114,27 @@ class Extension(ChangeReport):
         return "\n  ".join([*lines, *fitted, *self.notes])
 
 
+@overload
+def extend(
+    model: Any,
+    method: Literal["auto"],
+    *,
+    factor: float | None = None,
+    target_length: int | None = None,
+    **options: Any,
+) -> "Selection": ...
+
+
+@overload
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
-) -> Extension | TableExtension:
-    """Make a transformers causal language model read longer texts, in place; `restore` undoes it.
+) -> Extension | TableExtension: ...
+
+
+def extend(
+    model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
+) -> "Extension | TableExtension | Selection":
+    """Make a transformers causal language model read longer inputs, in place; `restore` undoes it.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
@@ -119,6 +144,10 @@ def extend(
 
     "fit" learns the stretch of each frequency on a text, for minutes: `extend(model, "fit", text=book, tokenizer=tokenizer,
     factor=4)`. The options are those of `posenc.pretrained.fit.Fit`; the report's method is the schedule that it found.
+
+    "auto" tries methods on texts for some minutes and takes the best that it can distinguish, or none where nothing beats
+    truncation: `extend(model, "auto", target_length=32768, tokenizer=tokenizer, text=book, minutes=10)`. The options are those of
+    `posenc.lab.evals.auto.select`, whose `Selection` it returns.
 
     BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
     `learned_table.plan_table`.
@@ -135,6 +164,12 @@ def extend(
     check_model(model)
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
+    if method == CHOSEN:
+        from posenc.lab.evals.auto import select
+
+        names = signature(select).parameters.keys() - {"model", "factor", "target_length"}
+        check_options(CHOSEN, options, names, select)
+        return select(model, factor=factor, target_length=target_length, **options)
     inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
@@ -183,7 +218,7 @@ def plan_rotary(
     structure = model_structure(inner)
     if factor is None and target_length is None:
         factor = written_factor(method)
-    target = _target(structure, factor, target_length)
+    target = target_of(structure, factor, target_length)
     lengths = (Lengths(trained, target) for trained in (structure.trained_length, structure.loaded_length))
     chosen = plan(method, options, *lengths)
     design = _design(structure, chosen, target)
@@ -227,7 +262,12 @@ def plan_fit(
     return start
 
 
-def _target(structure: ModelStructure, factor: float | None, target_length: int | None) -> int | None:
+def target_of(structure: ModelStructure, factor: float | None, target_length: int | None) -> int | None:
+    """The new length; None: not given.
+
+    Raises:
+        InputError: both are given, or one that is shorter than the model reads already.
+    """
     if factor is not None and target_length is not None:
         raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
     if factor is not None:
@@ -373,7 +413,7 @@ def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:
     main = next(t for t, rope in structure.ropes.items() if rope is structure.rope)
     rotation = design.rotations[main].frequencies() if design.rotations else structure.rope.frequencies()
-    # a schedule may have another set for short texts
+    # a schedule may have another set for short inputs
     lengths = (1, structure.loaded_length) if design.rotations else ()
     dim, theta = structure.rope.rotary_dim, structure.rope.rope_theta
     before = [create(structure.ropes[main].at(n), dim, base=theta) for n in lengths]
@@ -450,3 +490,9 @@ def _notes(
     if windows := sum(layer.window is not None for layer in structure.layers):
         shared = chosen.schedule is not None and not structure.rope_per_type
         yield f"layers with a sliding window: {windows}, {'their frequencies change too' if shared else 'as before'}"
+        widest = max(layer.window or math.inf for layer in structure.layers)
+        if chosen.schedule is not None and widest <= structure.trained_length:
+            yield (
+                f"no query sees more than {widest} keys, so that no distance is longer than in training whatever the text's length: "
+                "new frequencies change distances that were trained; without them, longer texts rotate as trained"
+            )

@@ -141,6 +141,14 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     "padding_differs": ("wrong", "Do not batch texts of unequal lengths with this attention implementation"),
     "attention_bypassed": ("wrong", 'model.set_attn_implementation("posenc"), or posenc.restore(model)'),
     "extension_not_applied": ("hazard", "Load it with posenc.load, or posenc.extend(model, **model.config.posenc)"),
+    "adapter_extension_differs": (
+        "wrong",
+        "Load the adapter's folder by posenc.load, which extends its model, or extend the model as the adapter's was",
+    ),
+    "set_after_extending": (
+        "wrong",
+        "posenc.restore(model), which puts the configuration back, and posenc.extend with the method that is meant",
+    ),
     "base_not_stated": ("wrong", "Write the base of the training into config.json, as rope_theta in rope_parameters"),
     "base_doubtful": (
         "hazard",
@@ -150,7 +158,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
         "hazard",
         "Write what the evidence names; where it names nothing, correct rope_type, or remove the key",
     ),
-    "factor_below_one": ("wrong", "Write how many times longer texts become, 4 and not 0.25"),
+    "factor_below_one": ("wrong", "Write how many times longer inputs become, 4 and not 0.25"),
     "parameter_impossible": (
         "wrong",
         "Write the number that the model was trained with; posenc.load and posenc.extend refuse this one",
@@ -162,7 +170,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     "scaling_beside_the_model": ("wrong", "Move it into the part of the language model, text_config"),
     "long_factor_ignored": (
         "hazard",
-        "Take no longer texts in transformers, or posenc.extend(model, method, target_length=...)",
+        "Take no longer inputs in transformers, or posenc.extend(model, method, target_length=...)",
     ),
     "parameter_unread": ("note", "Nothing: without it, or where it is read, the numbers are the same"),
     "longer_length_stated": (
@@ -190,7 +198,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "length_edited": (
         "hazard",
-        "Set max_position_embeddings back, and posenc.extend(model, method, target_length=...) for longer texts",
+        "Set max_position_embeddings back, and posenc.extend(model, method, target_length=...) for longer inputs",
     ),
     "original_length_missing": (
         "hazard",
@@ -295,12 +303,18 @@ MEANINGS: dict[str, str] = {
         "configuration expresses. It runs without that method, although max_position_embeddings may be the "
         "longer one."
     ),
+    "adapter_extension_differs": (
+        "An adapter of PEFT was trained under another extension, whose angles its weights fit, than the model has."
+    ),
+    "set_after_extending": (
+        "config.rope_parameters of an extended model was changed, which changes no frequencies; a saved checkpoint would have others."
+    ),
     "base_not_stated": ("config.json has rope_parameters without rope_theta, and transformers took its default."),
     "base_doubtful": ("The model predicts a plain text better with rope_theta times 10 or a tenth of it."),
     "parameter_ignored": (
         "rope_parameters has a key that transformers does not read for this rope_type, nor the model type's module."
     ),
-    "factor_below_one": ("A factor below 1 makes pairs turn faster than in training."),
+    "factor_below_one": ("A factor below 1 makes pairs rotate faster than in training."),
     "parameter_impossible": (
         "No model was trained with such a number: it is NaN, infinite, 0, negative, no number, missing, or swapped with another."
     ),
@@ -314,7 +328,9 @@ MEANINGS: dict[str, str] = {
     "parameter_unread": (
         "rope_parameters has a key that transformers does not read for this rope_type, with a value that changes nothing."
     ),
-    "longer_length_stated": ("The configuration states another, longer length than max_position_embeddings."),
+    "longer_length_stated": (
+        "The configuration or the tokenizer states another, longer length than max_position_embeddings."
+    ),
     "attention_factor_differs": (
         "YaRN's attention_factor is not what its formula gives. This is right for a model that was trained so."
     ),
@@ -323,12 +339,12 @@ MEANINGS: dict[str, str] = {
         "passes position_ids; a call of the model does not."
     ),
     "packing_leaks": (
-        "Two texts in one row, whose position_ids start again, see each other. In transformers 5.23, the rows "
+        "Two documents in one row, whose position_ids start again, see each other. In transformers 5.23, the rows "
         "of Qwen2-VL and Qwen2.5-VL need position_ids of four rows, the text's first. Every model leaks, "
         "without this finding, in a call that makes a cache or has an attention_mask of two dimensions."
     ),
     "batch_leaks": ("In a training's batch: another text in the same row changes the logits of the text behind it."),
-    "positions_beyond_length": ("In a training's batch: texts are longer than max_position_embeddings."),
+    "positions_beyond_length": ("In a training's batch: sequences are longer than max_position_embeddings."),
     "attention_differs": (
         "Attention does not compute the formula under the configuration, and no mistake that is known here explains it; where "
         "the formula is not computed, the attention implementation gives other logits than eager."
@@ -368,7 +384,7 @@ MEANINGS: dict[str, str] = {
     ),
     "declared_longer_than_stretched": (
         "max_position_embeddings is more than the frequencies are stretched for, so other software serves "
-        "texts of untrained positions."
+        "requests at untrained positions."
     ),
     "layout_swapped": (
         "The model predicts a plain text better with the channels of its queries and keys in the other order: "

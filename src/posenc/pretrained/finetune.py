@@ -23,10 +23,12 @@ from posenc.pretrained.attach import attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.inference import check_tokens
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
-from posenc.pretrained.state import read, write
+from posenc.pretrained.state import disagreement, read, write
 from posenc.scratch import replacing, sweep
 from posenc.stopping import stoppable
 
+HALF_TOLERANCE = 0.02
+"""Of a behaviour where weights are in bfloat16 or float16, see `posenc.pretrained.state.TOLERANCE`."""
 NOT_SETTINGS = {"progress", "checkpoint", "checkpoint_minutes"}
 """Arguments that change nothing in what is trained."""
 
@@ -109,7 +111,7 @@ def finetune(
     Raises:
         InputError: text that is shorter than a window or has tokens beyond the vocabulary, sizes below 1, half
             precision without LoRA, a loss that is not finite (the weights must then be loaded again, unless LoRA), a
-            checkpoint of another training or of more steps; peft is missing.
+            checkpoint of another training, of another program or of more steps; peft is missing.
     """
     check_model(model)
     settings, texts = prepared(
@@ -192,7 +194,12 @@ def _train(
     """Train the weights; the loss of each step."""
     generator = torch.Generator().manual_seed(int(settings["seed"]))
     optimizer = torch.optim.AdamW(trained, lr=settings["learning_rate"], betas=(0.9, 0.95), weight_decay=0.0)
-    losses = [] if store is None else store.read(trained, optimizer, generator)
+    losses = []
+    if store is not None and store.load() is not None:
+        first = _loss(model, texts, settings, generator)  # of the step that is done already
+        first.backward()
+        store.behaviour = _behaviour(model, first, torch.nn.utils.clip_grad_norm_(trained, 1.0))
+        losses = store.read(trained, optimizer, generator)
     with stoppable() as stopped:
         while len(losses) < settings["steps"] and not stopped:
             step, warmup = len(losses), settings["warmup"]
@@ -203,7 +210,9 @@ def _train(
                 raise _not_finite(loss.item(), step, settings)
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            if store is not None and not losses:
+                store.behaviour = _behaviour(model, loss, norm)
             optimizer.step()
             losses.append(loss.item())
             try:
@@ -216,6 +225,13 @@ def _train(
     return losses
 
 
+def _behaviour(model: nn.Module, loss: Tensor, norm: Tensor) -> dict[str, float]:
+    """Of a first step, by which its program is known, see `disagreement`."""
+    found = {"loss of the first step": loss.item(), "norm of its gradient": norm.item()}
+    half = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
+    return found | ({"tolerance": HALF_TOLERANCE} if half else {})
+
+
 def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any], generator: torch.Generator) -> Tensor:
     """The loss on random windows."""
     length, batch, device = settings["length"], settings["batch_size"], next(model.parameters()).device
@@ -225,7 +241,7 @@ def _loss(model: nn.Module, texts: Sequence[Tensor], settings: Mapping[str, Any]
         draws = torch.rand(2, batch, 1, dtype=torch.float64, generator=generator)
         positions = skipped_positions(positions, length, settings["target_length"], *draws)
     windows, positions = windows.to(device), positions.to(device)
-    # without a mask, transformers takes positions that jump for packed texts which do not see each other
+    # without a mask, transformers takes positions that jump for packed sequences which do not see each other
     inputs = {"position_ids": positions, "attention_mask": torch.ones_like(windows), "use_cache": False}
     logits = model(input_ids=windows, **inputs).logits
     return cross_entropy(logits[:, :-1].float().flatten(0, 1), windows[:, 1:].flatten())
@@ -315,17 +331,25 @@ def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
 
 
 class StateFile:
-    """The state of a run in a file, for the same run to go on from. identity: a hash of what makes it the same."""
+    """The state of a run in a file, for the same run to go on from. identity: a hash of what makes it the same. behaviour: numbers
+    from its start, by which its program is known, see `disagreement`; set before it is saved."""
 
     REMEDY = "name another folder, or delete it to begin anew"
 
     def __init__(self, path: Path, identity: str) -> None:
         self.path, self.identity = path, identity
+        self.behaviour: dict[str, float] = {}
 
     def save(self, state: dict[str, Any]) -> None:
         """Write it, atomically."""
         with replacing(self.path) as made:
-            write(made, state | {"identity": self.identity})
+            write(made, state | {"identity": self.identity, "behaviour": self.behaviour})
+
+    def check_behaviour(self, state: Mapping[str, Any]) -> None:
+        """Raises:
+        InputError: another program wrote the state."""
+        if why := disagreement(self.behaviour, state["behaviour"]):
+            raise InputError(f"checkpoint={str(self.path)!r}: is of another program ({why}); {self.REMEDY}")
 
     def load(self) -> dict[str, Any] | None:
         """The state; None: there is no file.
@@ -391,11 +415,12 @@ class Checkpoint(StateFile):
             The losses so far.
 
         Raises:
-            InputError: as `check`.
+            InputError: as `check`, or another program wrote it.
         """
         state = self.load()
         if state is None:
             return []
+        self.check_behaviour(state)
         for weight, stored in zip(trained, state["weights"], strict=True):
             weight.data.copy_(stored)
         optimizer.load_state_dict(state["optimizer"])

@@ -188,7 +188,9 @@ class Fit:
         best = module.values()
         losses: list[tuple[int, float]] = []
         done, state = 0, None if store is None else store.load()
-        if state is not None:
+        if store is not None and state is not None:
+            store.behaviour = {"loss before the fit": windows.mean(windows.held_out)}
+            store.check_behaviour(state)
             done, losses, best = state["done"], state["losses"], state["best"].to(best)
             generator.set_state(state["generator"])
             search.load(state["search"])
@@ -208,6 +210,8 @@ class Fit:
                             raise InputError(
                                 f"model: its loss is {loss} before the fit; posenc.doctor(model) may find the cause"
                             )
+                        if not losses and store is not None:
+                            store.behaviour = {"loss before the fit": loss}
                         if loss < min((each for _, each in losses), default=math.inf):
                             best = module.values()
                         losses.append((done, loss))
@@ -337,7 +341,7 @@ class Windows:
         """The mean loss of a window's scored tokens."""
         device = next(self.model.parameters()).device
         ids, scored = window.ids.to(device), window.scored.to(device)
-        # without a mask, transformers takes positions that jump for packed texts which do not see each other
+        # without a mask, transformers takes positions that jump for packed sequences which do not see each other
         inputs = {
             "position_ids": window.positions.to(device),
             "attention_mask": torch.ones_like(ids),

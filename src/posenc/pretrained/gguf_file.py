@@ -13,9 +13,9 @@ from torch import Tensor
 
 from posenc.errors import InputError, check_word, needs, unknown
 from posenc.frequencies import Frequencies, create, stretch
-from posenc.pretrained.attach import attached
+from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.export import llama_cpp_keys
+from posenc.pretrained.export import llama_cpp_keys, not_expressed
 from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
 from posenc.scratch import replacing, sweep
@@ -101,8 +101,11 @@ def to_gguf(
     if structure.model_type not in ARCHITECTURES:
         raise unknown("model type", structure.model_type, ARCHITECTURES, 0.7)
     architecture = ARCHITECTURES[structure.model_type]
-    rope, tensors, method, length = _rotation(inner, structure, architecture)
-    _check_layers(structure, architecture, length)
+    attachment = attached(inner)
+    length = int(inner.config.max_position_embeddings)
+    rope, tensors = _rotation(attachment, structure, architecture)
+    check_layers(structure, length)
+    method = None if attachment is None else attachment.report.method
     size = int(structure.config.vocab_size)
     vocabulary = _numbers(size) if tokenizer is None else _vocabulary(tokenizer, size, pre)
     sweep(path.parent)
@@ -138,20 +141,22 @@ def check_file(file: str | os.PathLike[str]) -> Path:
 # ------------------------------------------------------------------------------------------ rotation
 
 
+def check_expressed(structure: ModelStructure, attachment: Attachment | None, length: int) -> None:
+    """Raises:
+    InputError: a model type, or an extension of it, that `to_gguf` does not write."""
+    if structure.model_type not in ARCHITECTURES:
+        raise unknown("model type", structure.model_type, ARCHITECTURES, 0.7)
+    _rotation(attachment, structure, ARCHITECTURES[structure.model_type])
+    check_layers(structure, length)
+
+
 def _rotation(
-    inner: Any, structure: ModelStructure, architecture: Architecture
-) -> tuple[dict[str, Any], dict[str, Tensor], str | None, int]:
-    """Keys, tensors, the method and the length."""
-    attachment = attached(inner)
-    length = int(inner.config.max_position_embeddings)
+    attachment: Attachment | None, structure: ModelStructure, architecture: Architecture
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Keys and tensors."""
     wanted: Mapping[str, Frequencies] = {kind: rope.frequencies() for kind, rope in structure.ropes.items()}
-    method = None
     if attachment is not None:
-        method = attachment.report.method
-        missing = (
-            () if attachment.report.map is None else (f"the position map {attachment.report.map['name']}",)
-        ) + tuple(attachment.report.attention)
-        if missing:
+        if missing := not_expressed(attachment):
             raise InputError(f"model: GGUF cannot express {' and '.join(missing)}; extend it by a frequency schedule")
         new = {kind: rotation.frequencies() for kind, rotation in attachment.design.rotations.items()}
         wanted = (
@@ -170,7 +175,7 @@ def _rotation(
             keys["rope.freq_base_swa"] = float(local.rope_theta)
     frequencies = wanted.get("full_attention") or next(iter(wanted.values()))
     more, tensors = _expressed(frequencies, rope.rotary_dim, rope.rope_theta, rope.original_length, architecture)
-    return keys | more, tensors, method, length
+    return keys | more, tensors
 
 
 def _expressed(
@@ -192,8 +197,10 @@ def _expressed(
     return keys, dict.fromkeys(architecture.divisors, stretch(wanted, rotary_dim, base=base).clamp(max=MAX_STRETCH))
 
 
-def _check_layers(structure: ModelStructure, architecture: Architecture, length: int) -> None:
-    """Refuse layers that llama.cpp computes otherwise."""
+def check_layers(structure: ModelStructure, length: int) -> None:
+    """Raises:
+    InputError: layers of a type in `ARCHITECTURES` that llama.cpp computes otherwise."""
+    architecture = ARCHITECTURES[structure.model_type]
     scalar = getattr(structure.config, "query_pre_attn_scalar", None)
     if scalar not in (None, structure.head_dim):
         raise InputError(

@@ -30,7 +30,7 @@ from posenc.pretrained.attach import register_attention
 from posenc.pretrained.encoded_pass import NAME, GatedCache, Pass, Plan, attend, begun
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.masks import token_index
-from posenc.pretrained.models import ModelStructure, model_structure
+from posenc.pretrained.models import CACHES, ModelStructure, model_structure
 from posenc.pretrained.parameters import head_dim_of
 from posenc.spec import Spec
 
@@ -391,7 +391,7 @@ class _Encoded:
         plan.gates = tuple((gate.shape[1], gate.shape[3], gate.dtype) for gate in gates)
         if not gates:
             return None
-        name = "layer_past" if "layer_past" in named else "past_key_values"
+        name = next((name for name in (*CACHES, "layer_past") if name in named), CACHES[0])
         return given, named | {name: GatedCache(named.get(name), gates)}
 
     # -------------------------------------------------------------------------------------- weights

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError
 from posenc.pretrained.attach import attached
-from posenc.pretrained.models import unwrap
+from posenc.pretrained.models import cache_name, unwrap
 from posenc.pretrained.parameters import rope_parameters_by_type
 
 Progress = Callable[[int, int], object]
@@ -87,12 +87,13 @@ def scores_by_position(
     count = batch.shape[1]
     loss = torch.full(batch.shape, float("nan"), device=batch.device)
     hits = torch.zeros(batch.shape, dtype=torch.bool, device=batch.device)
+    name = cache_name()
     with evaluating(model):
         for start, scored, end in _windows(count, window, stride):
             cache = None
             for low, high in pairwise([*range(start, end, chunk_size(model, end - start, chunk)), end]):
-                output = model(batch[:, low:high], past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
+                output = model(batch[:, low:high], **{name: cache}, use_cache=True)
+                cache = getattr(output, name)
                 targets = batch[:, low + 1 : high + 1]
                 if high >= scored and targets.shape[1]:
                     logits = output.logits[:, : targets.shape[1]].float()
@@ -217,14 +218,14 @@ class CachedBatch:
 
     def feed(self, ids: Tensor, **options: Any) -> Tensor:
         """Append tokens (rows, n): the logits after each of them, (rows, n, vocabulary), float32."""
-        inputs: dict[str, Any] = {"input_ids": ids.to(self.device), "past_key_values": self.cache}
+        inputs: dict[str, Any] = {"input_ids": ids.to(self.device), cache_name(): self.cache}
         if self.padding is not None:
             total = self.length + ids.shape[1]
             self.padding = F.pad(self.padding, (0, max(total - self.padding.shape[1], 0)), value=1)
             mask = self.padding[:, :total]
             inputs |= {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, self.length :]}
         output = self.model(**inputs, **options, use_cache=True)
-        self.cache = output.past_key_values
+        self.cache = getattr(output, cache_name())
         self.length += ids.shape[1]
         logits: Tensor = output.logits.float()
         self.logits = logits[:, -1]

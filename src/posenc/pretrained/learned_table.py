@@ -61,7 +61,7 @@ class TableExtension(ChangeReport):
         return (
             f"learned table: {self.original_length} -> {self.target_length} positions ({self.method}{options}), "
             f"{self.added_bytes / 2**20:.1f} MiB more. {expected}\n"
-            f"Attention itself is unchanged. Let the tokenizer make longer texts: "
+            f"Attention itself is unchanged. Let the tokenizer make longer inputs: "
             f"tokenizer.model_max_length = {self.target_length}"
         )
 

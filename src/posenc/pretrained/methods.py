@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that make a pretrained model read longer texts, by name: what each changes, what it promises, how its options
+"""The methods that make a pretrained model read longer inputs, by name: what each changes, what it promises, how its options
 follow from the trained and the new length, and how far it reaches.
 
 A method is written as "yarn", "yarn:beta_fast=16", "ntk+log_n" or "rerope:window=2048+softmax_n": at most one frequency
@@ -34,7 +34,7 @@ STEP = 0.01
 """Share of a length that is no shortfall: `resonance` moves wavelengths by less, to integers."""
 
 BY_FACTOR = ("linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised", "mrrope")
-"""Schedules whose factor is how many times longer texts become. llama3's is not: Llama 3.1 reads 16 times its original
+"""Schedules whose factor is how many times longer inputs become. llama3's is not: Llama 3.1 reads 16 times its original
 length with a factor of 8, for which it was trained."""
 
 
@@ -99,12 +99,12 @@ def _schedule(name: str, tuning: Tuning = "works without") -> Method:
 
 
 def _none() -> None:
-    """Direct extrapolation: nothing is changed, positions run past the trained length."""
+    """Direct extrapolation: nothing is changed, positions run past the context length."""
 
 
 def _nope() -> None:
     """DroPE: nothing is rotated, in no layer, so that no position is new. Gelberg et al. 2025 train the model on, at its
-    old length, and scale the scores of longer texts by 1 + c ln s (`temperature`)."""
+    old length, and scale the scores of longer inputs by 1 + c ln s (`temperature`)."""
 
 
 def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
@@ -118,7 +118,7 @@ def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
 
 
 def _window(lengths: Lengths) -> int:
-    """A window that leaves distances as they are: half the trained length (a quarter to a half of it measured best,
+    """A window that leaves distances as they are: half the context length (a quarter to a half of it measured best,
     Su, kexue.fm/archives/9708, and on stories15M)."""
     return max(lengths.trained // 2, 1)
 
@@ -130,7 +130,7 @@ def _slowdown(lengths: Lengths) -> float:
 
 
 def _group(lengths: Lengths) -> int:
-    """Self-Extend's rule: two thirds of the trained length contain the window and all groups (LongLM's README)."""
+    """Self-Extend's rule: two thirds of the context length contain the window and all groups (LongLM's README)."""
     window = lengths.trained // 4
     return max(math.ceil((lengths.new - window) / (lengths.trained * 2 / 3 - window)), 1)
 
@@ -178,7 +178,7 @@ METHODS: dict[str, Method] = {
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
-    # position maps; string has no remedy: it is for texts within the trained length, and gains little beyond
+    # position maps; string has no remedy: it is for texts within the context length, and gains little beyond
     "rerope": Method(
         "map",
         position_maps.rerope,

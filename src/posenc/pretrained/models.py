@@ -2,9 +2,11 @@
 """The structure of a Hugging Face causal language model: its rotary module and attention layers, its frequencies, and the
 length it was trained for. Read from the model and its configuration; nothing is changed, nothing is run."""
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,16 +20,27 @@ from posenc.pretrained.changes import RECORD, ModelChange
 from posenc.pretrained.families import ENCODED, Family, family_of
 from posenc.pretrained.parameters import ROPE_PARAMETERS, check_parameters, head_dim_of, is_number
 
+CACHES = ("cache", "past_key_values")
+"""The names of the KV cache in transformers' models: from 5.24 on, and before."""
+
+
+@cache
+def cache_name() -> str:
+    """The name of the KV cache in the installed transformers, of the argument and of the output."""
+    from transformers.masking_utils import create_causal_mask
+
+    return next(name for name in CACHES if name in inspect.signature(create_causal_mask).parameters)
+
 
 @dataclass(frozen=True)
 class Rope:
     """The rotation of one layer type, as the model was loaded.
 
     rope_theta: base. rotary_dim: rotated channels of head_dim. schedule: for `posenc.frequencies.create`; one that depends
-    on the length of the text is that of short texts. original_length: tokens that the frequencies were made for before
+    on the length of the text is that of short inputs. original_length: tokens that the frequencies were made for before
     this schedule stretched them; under "linear" those of the stretched model, which was trained so. head_dim: channels of a
     head. layout: which of them are a pair. latent: the last ones rotate, not the first. long_attention_factor: of texts beyond
-    original_length, where PhiMoE's module has one; it then turns by the frequencies of short texts.
+    original_length, where PhiMoE's module has one; it then turns by the frequencies of short inputs.
     """
 
     rope_theta: float
@@ -156,8 +169,13 @@ def model_structure(model: nn.Module) -> ModelStructure:
             that are not those of its configuration.
     """
     inner = unwrap(model)
-    extended: ModelStructure | None = getattr(record_of(inner), "structure", None)
+    change: Any = record_of(inner)
+    extended: ModelStructure | None = getattr(change, "structure", None)
     if extended is not None:
+        for why in set_since(extended.config, change):
+            raise InputError(
+                f"{why}: call posenc.restore(model), which puts it back, and posenc.extend with the method that is meant"
+            )
         return extended
     family, decoder, rotary = rotary_parts(inner)
     config = decoder.config
@@ -284,6 +302,13 @@ def _layer(layer: nn.Module, family: Family, config: Any, index: int) -> Layer:
     )
 
 
+def set_since(config: Any, change: Any) -> Iterator[str]:
+    """A sentence where rope_parameters of an extended model are not those of the extension."""
+    made = change.design.config.get("rope_parameters")
+    if made is not None and config.rope_parameters != made:
+        yield f"config.rope_parameters={config.rope_parameters}: was set after posenc.extend, which changes no frequencies"
+
+
 def _check_set(parameters: Any, config: Any) -> None:
     """Raises:
     InputError: rope_parameters that transformers' constructor did not make, or numbers that cannot be."""
@@ -328,14 +353,22 @@ def _rope(
 
 
 def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) -> float:
-    """What multiplies cos and sin of short texts: PhiMoE's module has a number of its own beside attention_scaling."""
+    """What multiplies cos and sin of short inputs: PhiMoE's module has a number of its own beside attention_scaling."""
     stated = parameters.get("short_mscale") if type(rotary).__name__.startswith("Phimoe") else None
     if stated is not None and parameters.get("rope_type") != "default":
         return float(stated)
     return float(getattr(rotary, f"{prefix}attention_scaling", 1.0))
 
 
-LENGTHS = ("max_sequence_length", "model_max_length", "seq_length", "max_seq_len")
+LENGTHS = (
+    "max_sequence_length",
+    "model_max_length",
+    "seq_length",
+    "max_seq_len",
+    "max_seq_length",
+    "n_ctx",
+    "context_length",
+)
 """Fields beside max_position_embeddings in which configurations state a length."""
 
 
@@ -354,7 +387,7 @@ def schedule_of(parameters: Mapping[str, Any], original: int, length: int) -> di
     """rope_parameters of transformers (modeling_rope_utils.py) as a schedule of `posenc.frequencies`.
 
     original: tokens before the stretch. length: max_position_embeddings. One that depends on the length of the text is that of
-    short texts.
+    short inputs.
 
     Raises:
         InputError: an unknown rope_type.

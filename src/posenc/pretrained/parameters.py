@@ -60,6 +60,9 @@ RISING = ("low_freq_factor", "high_freq_factor", 1.0, 4.0), ("beta_slow", "beta_
 """A key whose number is not above that of another, and what both are where they are not stated."""
 
 
+WINDOWS = ("sliding_window", "attention_chunk_size")
+"""Fields beside the tables: how many keys a query sees."""
+
 Impossible = tuple[str, str, float | None]
 """A key with its value, what it must be, and the number."""
 
@@ -81,7 +84,9 @@ def impossible(parameters: Mapping[str, Any], pairs: int | None = None) -> Itera
             must = "must be a number above 0" if key == "rope_theta" else f"rope_type {kind!r} needs it"
             yield f"{key}={parameters.get(key)}", must, None
     for key, value in parameters.items():
-        if value is None or key in ("rope_type", "type") or isinstance(value, bool | list | tuple | Mapping):
+        if value is None or key in ("rope_type", "type") or isinstance(value, list | tuple | Mapping):
+            continue
+        if isinstance(value, bool) and key not in POSITIVE:
             continue
         if not is_number(value):
             yield f"{key}={value!r}", "write a number, without quotes", None
@@ -133,7 +138,13 @@ def impossible_sentences(
 
 
 def impossible_in(config: Any) -> Iterator[tuple[str, float | None]]:
-    """`impossible` and `unknown_type` of each layer type of a configuration of transformers, as sentences; and the number."""
+    """`impossible` and `unknown_type` of each layer type of a configuration of transformers, as sentences; and the number. Windows
+    without a key too."""
+    fields = vars(config)
+    for name in WINDOWS:
+        value = fields.get(name)
+        if is_number(value) and not value >= 1 and fields.get("use_sliding_window", True):
+            yield f"{name}={value}: must be at least 1, or null where queries see all keys", float(value)
     by_type = rope_parameters_by_type(config)
     for layer_type, parameters in by_type.items():
         where = f" of {layer_type}" if len(by_type) > 1 else ""
@@ -147,7 +158,7 @@ def _pairs(config: Any, layer_type: str | None, parameters: Mapping[str, Any]) -
     part, latent = parameters.get("partial_rotary_factor"), vars(config).get("qk_rope_head_dim")
     try:
         width = latent or head_dim_of(config, layer_type) * (part if is_number(part) and 0 < part <= 1 else 1.0)
-    except (AttributeError, ValueError):  # no such fields, or layers of one type whose heads differ
+    except (AttributeError, ValueError, RuntimeError):  # no such fields, or layers of one type whose heads differ
         return None
     return int(width) // 2
 

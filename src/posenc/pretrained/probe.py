@@ -96,7 +96,7 @@ class ModelDescription:
     def __str__(self) -> str:
         lines = [
             f"{self.model_type}: {self.layers} layers, {self.dtype}, attention {self.attention}, "
-            f"for {self.length} tokens (nothing stops longer texts)",
+            f"for {self.length} tokens (nothing stops longer inputs)",
             f"extended: {self.extended or 'no'}",
         ]
         for kind, rotation in self.rotations.items():
@@ -186,7 +186,7 @@ class Probe:
         return tables
 
     def tables_in(self, rotary: nn.Module) -> dict[str, FrequencyTable]:
-        """The frequencies in a rotary module of transformers, by layer type; those of short texts where they depend on the
+        """The frequencies in a rotary module of transformers, by layer type; those of short inputs where they depend on the
         length of the text."""
         tables = {}
         for kind, parameters in self.parameters.items():

@@ -20,14 +20,26 @@ from torch import Tensor
 from posenc import frequencies
 from posenc.errors import InputError, described, listed
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
-from posenc.pretrained.export import ARCHITECTURES
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import schedule_of
 from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, rope_parameters_by_type
+from posenc.pretrained.recorded import RECORDS, RULES, answer_of
 
-__all__ = ["ALL", "PROGRAMS", "NotKnown", "ProgramFails", "Reading"]
+__all__ = [
+    "ALL",
+    "LLAMA_CPP",
+    "PROGRAMS",
+    "TRANSFORMERS",
+    "TRANSFORMERS_4",
+    "VLLM",
+    "NotKnown",
+    "ProgramFails",
+    "Reading",
+    "programs_answer",
+]
 
 ALL = "all layers"
+TRANSFORMERS, TRANSFORMERS_4, VLLM, LLAMA_CPP = "transformers 5", "transformers 4", "vLLM", "llama.cpp"
 NOTE = "note"
 """Key of what llama.cpp's converter leaves out, beside the keys that it writes."""
 TOLERANCE = 1e-5
@@ -39,6 +51,10 @@ V4_BASES: dict[str, float] = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6
 """Bases of transformers 4 for a configuration without one, where they are not 10000."""
 V4_FRACTIONS: dict[str, float] = {"phi": 0.5, "stablelm": 0.25, "glm": 0.5, "glm4": 0.5, "gpt_neox": 0.25}
 """Shares of a head that transformers 4 rotates, for a configuration that does not state it."""
+V4_PARTIAL = ("phi", "phi3", "stablelm", "glm", "glm4", "gpt_neox")
+"""Model types whose attention in transformers 4 rotates a part of a head, where a configuration states one."""
+V4_WIDTHLESS = ("mistral", "mixtral")
+"""Model types of transformers 4 with a head_dim of None where a configuration states none, of which yarn and dynamic take a part."""
 V4_GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
               "original_max_position_embeddings": 4096}  # fmt: skip
 """The rope_scaling of transformers 4 for gpt_oss, where a configuration has none."""
@@ -51,6 +67,14 @@ SGLANG_UNSCALED = ("mixtral", "gemma", "gemma2", "starcoder2", "granitemoe", "ol
 """Model types whose class in SGLang passes the base alone to its factory."""
 SGLANG_PARTIAL = ("phi3", "glm4")
 """Model types whose class in SGLang finds partial_rotary_factor in a configuration of transformers 5."""
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "phi": "phi2", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
+    "gemma3_text": "gemma3", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2",
+    "granite": "granite", "granitemoe": "granitemoe", "seed_oss": "seed_oss", "gpt_neox": "gptneox", "olmo": "olmo",
+    "olmo2": "olmo2", "olmoe": "olmoe", "glm": "chatglm", "glm4": "glm4", "cohere": "command-r", "gpt_oss": "gpt-oss",
+}  # fmt: skip
+"""config.model_type -> architecture in a GGUF file, where that is known."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
@@ -74,7 +98,7 @@ class Reading:
     base: rope_theta. schedule: rope_type that it applies, which may not be the one that the file states. rotary_dim: channels
     of a head that rotate. attention_factor: on cos and sin, so its square is on scores. inv_freq: (rotary_dim / 2,) float64,
     for a text of the length that was asked for. note: what it does not read. unrotated: numbers of layers without rotation where
-    others have it. known_by: "run", or posenc's "rules" of the program.
+    others have it. known_by: "run"; "recorded", where the program was run with this very configuration; or posenc's "rules" of it.
     """
 
     program: str
@@ -232,12 +256,38 @@ def _turned(module: Any, layers: str | None, table: Mapping[str, Any], length: i
 def _require_rules(config: ConfigFile) -> None:
     if config.model_type not in RULED:
         raise NotKnown(f"posenc does not have its rules for the model type {config.model_type!r}")
+    _require_fields(config)
+
+
+def _require_fields(config: ConfigFile) -> None:
     if not config.states_language_model:
         raise NotKnown("the file does not state the language model, and its values for it are not known")
 
 
+def _alike(program: str, config: ConfigFile) -> bool:
+    """Whether a program was recorded to compute what transformers 5 does for the model type, and has no rules here.
+
+    Raises:
+        ProgramFails: it was recorded to have no such model type.
+    """
+    record = RECORDS[program]
+    if config.model_type in record["missing"]:
+        raise ProgramFails(f"it has no model type {config.model_type!r}")
+    if config.model_type not in record["as transformers 5"]:
+        return False
+    _require_fields(config)
+    parameters = config.raw.get("rope_parameters")
+    part = config.raw.get("partial_rotary_factor")
+    if parameters is not None or part not in (None, 1.0):
+        raise NotKnown("it was asked for this model type with rope_scaling and complete heads alone")
+    return True
+
+
 def _transformers4(config: ConfigFile, length: int) -> Found:
     raw = config.raw
+    if _alike(TRANSFORMERS_4, config):
+        yield from _as_transformers5(config, length)
+        return
     _require_rules(config)
     neox = config.model_type == "gpt_neox"
     base = raw.get("rotary_emb_base" if neox else "rope_theta", V4_BASES.get(config.model_type, 10000.0))
@@ -246,6 +296,10 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     if scaling is not None and scaling.get("rope_type", scaling.get("type")) is None:
         raise ProgramFails("it fails: KeyError: its rope_scaling has no rope_type")
     scaling = scaling or {}
+    if fraction != 1 and config.model_type not in V4_PARTIAL:
+        raise ProgramFails(
+            "it fails: its attention rotates complete heads, and partial_rotary_factor gives cos and sin of a part"
+        )
     rotary_dim, ignored = int(config.head_dim * fraction), ""
     if "rope_parameters" in raw:
         ignored = "does not read rope_parameters, which transformers 5 writes"
@@ -256,6 +310,10 @@ def _transformers4(config: ConfigFile, length: int) -> Found:
     layers = FULL if config.model_type == "gemma3_text" else ALL
     original = raw.get("original_max_position_embeddings")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind in ("yarn", "dynamic") and config.model_type in V4_WIDTHLESS and raw.get("head_dim") is None:
+        raise ProgramFails(
+            f"it fails: {kind} takes a part of head_dim, which is None in its {config.model_type} unless stated"
+        )
     _check_v4(config.model_type, scaling)
     if config.model_type == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"
@@ -325,6 +383,12 @@ def _longrope_factor(config: ConfigFile, given: Mapping[str, Any], length: int) 
     scale = config.length / original
     stated = given.get("long_mscale" if length > original else "short_mscale")
     return float(stated or (1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(original))))
+
+
+def _as_transformers5(config: ConfigFile, length: int) -> Found:
+    """Of a program that was recorded to compute the same for other configurations of the model type."""
+    for reading in _transformers5(config, length):
+        yield replace(reading, known_by="rules", note="")
 
 
 def _by_transformers(config: ConfigFile, length: int) -> Found:
@@ -420,6 +484,9 @@ def _sglang(config: ConfigFile, length: int) -> Found:
 
 
 def _llama_cpp(config: ConfigFile, length: int) -> Found:
+    if config.gguf is None and _alike(LLAMA_CPP, config):
+        yield from _as_transformers5(config, length)
+        return
     header = config.gguf if config.gguf is not None else _converted(config)
     yield from header_readings(header, config.head_dim, config.length)
 
@@ -541,16 +608,33 @@ def _deepspeed(config: ConfigFile, length: int) -> Found:
     kinds = {parameters.get("rope_type", "default") for parameters in tables.values()}
     for kind in sorted(kinds - {"default"}):
         raise ProgramFails(f"it refuses rope_type {kind!r}, which its kernel cannot compute")
+    if len(tables) > 1:
+        raise ProgramFails("it has one table of the rotation for all layers")
     (parameters,) = tables.values()
     fraction = parameters.get("partial_rotary_factor") or 1.0 if config.model_type == "phi" else 1.0
-    yield _reading(ALL, parameters["rope_theta"], {"name": "default"}, int(_head_dim(config) * fraction))
+    yield _reading(ALL, parameters.get("rope_theta") or 10000.0, {"name": "default"}, int(_head_dim(config) * fraction))
 
 
-TRANSFORMERS, LLAMA_CPP = "transformers 5", "llama.cpp"
+def programs_answer(program: str, config: ConfigFile, length: int) -> list[Reading]:
+    """What a program computes: recorded of this very configuration, or by its rules.
+
+    Raises:
+        ProgramFails: it does not run the configuration.
+        NotKnown: neither a record nor a rule says what it does.
+    """
+    answer = None if config.gguf is not None else answer_of(program, config, length)
+    if answer is None:
+        return list(PROGRAMS[program](config, length))
+    if answer not in (TRANSFORMERS, RULES):
+        raise ProgramFails(f"it fails: {answer}")
+    found = PROGRAMS[program if answer == RULES else TRANSFORMERS](config, length)
+    return [replace(each, known_by="recorded", note=each.note if answer == RULES else "") for each in found]
+
+
 PROGRAMS: dict[str, Callable[[ConfigFile, int], Found]] = {
     TRANSFORMERS: _transformers5,
-    "transformers 4": _transformers4,
-    "vLLM": _vllm,
+    TRANSFORMERS_4: _transformers4,
+    VLLM: _vllm,
     "SGLang": _sglang,
     LLAMA_CPP: _llama_cpp,
     "DeepSpeed": _deepspeed,

@@ -22,6 +22,7 @@ from posenc.pretrained.programs import (
     NotKnown,
     ProgramFails,
     Reading,
+    programs_answer,
 )
 from posenc.pretrained.stated import impossible_numbers, stated
 
@@ -86,7 +87,7 @@ class ProgramComparison:
         for kind, (most, *others) in self.groups().items():
             where = "" if kind == ALL else f" in {kind}"
             for reading in (reading for group in others for reading in group):
-                sentences.append(f"{reading.program} differs{where}: {_difference(reading, most[0], self.length)}")
+                sentences.append(f"{reading.program} differs{where}: {difference(reading, most[0], self.length)}")
         return sentences
 
     def agreement(self) -> str:
@@ -152,7 +153,8 @@ def _unrotated(readings: Sequence[Reading], layers: int | None) -> list[str]:
     return [f"{len(still)} of {layers} layers do not rotate: {numbers}"]
 
 
-def _difference(reading: Reading, most: Reading, length: int) -> str:
+def difference(reading: Reading, most: Reading, length: int) -> str:
+    """How a reading differs from another, for a text of a length."""
     parts = []
     if reading.unrotated != most.unrotated:
         parts.append(f"{len(reading.unrotated)} layers do not rotate, not {len(most.unrotated)}, or others")
@@ -192,13 +194,13 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     refused: list[ProgramRefusal] = []
     not_known: list[ProgramRefusal] = []
     length = length or config.length
-    for program, read in PROGRAMS.items():
+    for program in PROGRAMS:
         if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
             continue
         try:
             if impossible and program != TRANSFORMERS:
                 raise NotKnown(f"what it does with such a number was not tried: {impossible[0]}")
-            found = _collapsed(list(read(config, length)))
+            found = _collapsed(programs_answer(program, config, length))
             readings += [replace(each, program=program, unrotated=_still(config, program)) for each in found]
         except ProgramFails as error:
             refused.append(ProgramRefusal(program, str(error)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frequencies as the `rope_parameters` of a transformers configuration, so that plain transformers computes them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -10,11 +10,14 @@ import torch
 from posenc.encodings.learned_rotary import HeadRotary, LearnedRotary
 from posenc.encodings.rotary import PRotary, Rotary
 from posenc.errors import InputError, check_integers
-from posenc.frequencies import Frequencies, create, stretch
+from posenc.frequencies import Frequencies, abf, create, stretch
+from posenc.functional import Layout
 from posenc.pretrained.attach import attached
 from posenc.pretrained.models import ModelStructure, Rope
 from posenc.pretrained.parameters import ROPE_PARAMETERS
 
+NAMED = ("default", "linear", "yarn", "llama3")
+"""The rope_types with a formula, in the order of how many programs compute it."""
 LONGROPE_ONLY = ("phi3",)
 """Model types whose configuration refuses every other kind of scaling."""
 SCORES = {"mscale": 1.0, "mscale_all_dim": 1.0}
@@ -25,6 +28,8 @@ SCALING = {
     "original_max_position_embeddings",
     "max_position_embeddings",
     "alpha",
+    "short_mscale",
+    "long_mscale",
     *(key for keys in ROPE_PARAMETERS.values() for key in keys),
 }
 """Keys of rope_parameters that belong to a scaling; the others describe the model."""
@@ -33,16 +38,21 @@ MAX_STRETCH = 1e30
 
 
 def hf_rope_parameters(
-    structure: ModelStructure, frequencies: Frequencies | Mapping[str, Frequencies], length: int
+    structure: ModelStructure,
+    frequencies: Frequencies | Mapping[str, Frequencies],
+    length: int,
+    kinds: Collection[str] = NAMED,
 ) -> dict[str, Any]:
     """config.rope_parameters under which transformers' own rotary module has these frequencies.
 
-    The rope_type with a name where it is exact ("linear", "yarn", "llama3"); anything else as "longrope" with equal short
-    and long factors: each pair's divisor. The model's parameters as loaded stay, see `pinned`.
+    The first rope_type that is exact, in the order of how many programs compute it: "default" with a base, "linear" (of any
+    base), "yarn", "llama3"; anything else as "longrope" with equal short and long factors: each pair's divisor. The model's
+    parameters as loaded stay, see `pinned`.
 
     Args:
         structure: of the model. frequencies: of all layers, or by layer type (Gemma 3), where types left out stay as
-            loaded. length: tokens that the frequencies are made for.
+            loaded. length: tokens that the frequencies are made for. kinds: of rope_types beside "longrope" that may be
+            taken.
 
     Raises:
         InputError: a layer type the model lacks, frequencies of another width, or different ones for layer types
@@ -54,7 +64,7 @@ def hf_rope_parameters(
     given = pinned(structure)
     written = {
         layer_type: _written(structure, rope, given[layer_type] if structure.rope_per_type else given,
-                             by_type.get(layer_type), length)
+                             by_type.get(layer_type), length, kinds)
         for layer_type, rope in structure.ropes.items()
     }  # fmt: skip
     if structure.rope_per_type:
@@ -72,13 +82,26 @@ def hf_config(structure: ModelStructure, frequencies: Frequencies | Mapping[str,
         InputError: as `hf_rope_parameters`.
     """
     config = deepcopy(structure.config)
-    config.rope_parameters = hf_rope_parameters(structure, frequencies, length)
     config.max_position_embeddings = length
     if getattr(config, "original_max_position_embeddings", None):  # Phi-3 reads this field before the dictionary
         config.original_max_position_embeddings = structure.trained_length
     if vars(config).get("head_dim", structure.head_dim) is None:  # "yarn" and "longrope" multiply it
         config.head_dim = structure.head_dim
+    config.rope_parameters = hf_rope_parameters(structure, frequencies, length)
+    if not _computed(structure, config, frequencies):  # some modules read keys of a rope_type from elsewhere
+        config.rope_parameters = hf_rope_parameters(structure, frequencies, length, ())
     return config
+
+
+def _computed(structure: ModelStructure, config: Any, frequencies: Frequencies | Mapping[str, Frequencies]) -> bool:
+    """Whether the model's kind of rotary module has the frequencies."""
+    module = type(structure.rotary)(config)
+    by_type = frequencies if isinstance(frequencies, Mapping) else dict.fromkeys(structure.ropes, frequencies)
+    for layer_type, wanted in by_type.items():
+        buffer = getattr(module, f"{layer_type}_inv_freq" if structure.rope_per_type else "inv_freq").double()
+        if buffer.shape != wanted.inv_freq.shape or not torch.allclose(buffer, wanted.inv_freq, rtol=1e-5, atol=1e-20):
+            return False
+    return True
 
 
 def writable(structure: ModelStructure, rope_parameters: Mapping[str, Any]) -> bool:
@@ -104,18 +127,23 @@ def pinned(structure: ModelStructure) -> dict[str, Any]:
 
 
 def _written(
-    structure: ModelStructure, rope: Rope, given: Mapping[str, Any], frequencies: Frequencies | None, length: int
+    structure: ModelStructure,
+    rope: Rope,
+    given: Mapping[str, Any],
+    frequencies: Frequencies | None,
+    length: int,
+    kinds: Collection[str],
 ) -> dict[str, Any]:
     if frequencies is None or same_frequencies(frequencies, rope.frequencies()):
         return dict(given)
-    shape = {key: value for key, value in given.items() if key not in SCALING} | {"rope_theta": rope.rope_theta}
+    shape = {key: value for key, value in given.items() if key not in {*SCALING, "rope_theta"}}
     if rope.schedule["name"] == "proportional":  # which reads it differently
         shape.pop("partial_rotary_factor", None)
     if "llama_4_scaling_beta" in given:  # whose temperature counts in these
         shape["original_max_position_embeddings"] = given["original_max_position_embeddings"]
-    named = structure.model_type not in LONGROPE_ONLY
+    kinds = kinds if structure.model_type not in LONGROPE_ONLY else [kind for kind in kinds if kind == "default"]
     written = scaling_parameters(
-        frequencies, rope.rotary_dim, rope.rope_theta, rope.original_length, length, named, latent=rope.latent
+        frequencies, rope.rotary_dim, rope.rope_theta, rope.original_length, length, kinds, rope.latent, rope.layout
     )
     if structure.model_type == "phimoe" and written["rope_type"] != "default":  # it reads these for every type
         shape |= dict.fromkeys(("short_mscale", "long_mscale"), frequencies.attention_factor)
@@ -145,7 +173,7 @@ def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: in
             f"layout={encoding.layout!r}: transformers turns channels c and c + head_dim/2 together; change the weights by "
             "posenc.convert_layout, and the encoding to layout='half'"
         )
-    shape: dict[str, Any] = {"rope_theta": encoding.rope_theta}
+    shape: dict[str, Any] = {}
     rotary_dim, schedule = encoding.head_dim, getattr(encoding, "schedule", None) or {}
     if isinstance(encoding, Rotary):
         frequencies = encoding.frequencies()
@@ -170,38 +198,77 @@ def scaling_parameters(
     rope_theta: float,
     original_length: int,
     length: int,
-    named: bool = True,
+    kinds: Collection[str] = NAMED,
     latent: bool = False,
+    layout: Layout = "half",
 ) -> dict[str, Any]:
-    """rope_parameters without the base. named: whether a rope_type other than "longrope" may be taken. latent: of latent
-    attention, where "yarn" has its temperature in the scores."""
+    """rope_parameters of a rotation. kinds: of rope_types beside "longrope" that may be taken. latent: of latent attention,
+    where "yarn" has its temperature in the scores. layout: vLLM and SGLang have longrope for "half" alone."""
     divisors = stretch(frequencies, rotary_dim, base=rope_theta)
-    kinds = _kinds(divisors.max().item(), original_length) if named else {}
-    if latent and "yarn" in kinds:
-        kinds["yarn"] |= SCORES
+    candidates = _candidates(
+        frequencies, divisors.max().item(), rotary_dim, rope_theta, original_length, latent, layout
+    )
     renamed = {"original_max_position_embeddings": "original_max_positions"}
-    for schedule, options in kinds.items():
+    for base, schedule, options in candidates:
+        if schedule not in kinds:
+            continue
         candidate = {"name": schedule} | {renamed.get(name, name): value for name, value in options.items()}
-        if same_frequencies(frequencies, create(candidate, rotary_dim, base=rope_theta)):
-            return {"rope_type": schedule, **options}
+        if same_frequencies(frequencies, create(candidate, rotary_dim, base=base)):
+            return {"rope_type": schedule, "rope_theta": base, **options}
     numbers = divisors.clamp(max=MAX_STRETCH).tolist()
+    scale = float(frequencies.attention_factor)
     return {
-        "rope_type": "longrope", "short_factor": numbers, "long_factor": numbers,
-        "factor": max(1.0, length / original_length), "attention_factor": float(frequencies.attention_factor),
+        "rope_type": "longrope", "rope_theta": rope_theta, "short_factor": numbers, "long_factor": numbers,
+        "factor": max(1.0, length / original_length), "attention_factor": scale,
+        **({} if latent else {"short_mscale": scale, "long_mscale": scale}),
         "original_max_position_embeddings": original_length,
     }  # fmt: skip
 
 
-def _kinds(factor: float, original_length: int) -> dict[str, dict[str, Any]]:
-    """The rope_types that transformers computes as posenc does, with the options most models have."""
+Candidate = tuple[float, str, dict[str, Any]]
+"""A base, a rope_type and its keys."""
+
+
+def _candidates(
+    frequencies: Frequencies,
+    factor: float,
+    rotary_dim: int,
+    rope_theta: float,
+    original_length: int,
+    latent: bool,
+    layout: Layout,
+) -> Iterator[Candidate]:
+    """What may be these frequencies, first what most programs compute. factor: the largest divisor."""
+    yield rope_theta, "default", {}
+    base = new_base(rotary_dim, frequencies)
+    if base is not None:
+        yield base, "default", {}
+    if 1 < factor < MAX_STRETCH:
+        yield rope_theta, "linear", {"factor": factor}
+    first = float(f"{1 / float(frequencies.inv_freq[0]):.12g}") if frequencies.inv_freq[0] > 0 else 0.0
+    if 1 < first < MAX_STRETCH:  # finer positions and another base
+        base = new_base(rotary_dim, Frequencies(frequencies.inv_freq * first, frequencies.attention_factor))
+        if base is not None:
+            yield base, "linear", {"factor": first}
     if not 1 < factor < MAX_STRETCH:
-        return {"default": {}} if factor == 1 else {}
+        return
     original = {"original_max_position_embeddings": original_length}
-    return {
-        "linear": {"factor": factor},
-        "yarn": {"factor": factor, "beta_fast": 32.0, "beta_slow": 1.0, **original},
-        "llama3": {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original},
-    }
+    yarn = {"factor": factor, "beta_fast": 32.0, "beta_slow": 1.0, **original}
+    yield rope_theta, "yarn", yarn | (SCORES if latent else {})
+    if not latent:
+        yield rope_theta, "yarn", yarn | {"truncate": False}
+    if layout == "interleaved" and not latent:
+        yield rope_theta, "yarn", yarn | {"attention_factor": float(frequencies.attention_factor)}
+    yield rope_theta, "llama3", {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original}
+
+
+def new_base(rotary_dim: int, frequencies: Frequencies) -> float | None:
+    """The base with which plain RoPE has these frequencies; None: there is none."""
+    pairs = rotary_dim // 2
+    if pairs < 2 or not bool((frequencies.inv_freq > 0).all()):
+        return None
+    base = float(f"{float(frequencies.inv_freq[-1]) ** (-pairs / (pairs - 1)):.12g}")  # 500000, not 499999.9999999996
+    return base if base > 0 and same_frequencies(frequencies, abf(rotary_dim, new_base=base)) else None
 
 
 def same_frequencies(one: Frequencies, other: Frequencies) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a training as safetensors: tensors, and the lists and dictionaries around them as JSON. Reading it runs no code,
-which torch.load does not promise."""
+which torch.load does not promise. And whether two programs that measure or train are one: by numbers that both compute."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,11 @@ from torch import Tensor
 
 from posenc.spec import read_json
 
-__all__ = ["packed", "read", "unpacked", "write"]
+__all__ = ["TOLERANCE", "disagreement", "packed", "read", "unpacked", "write"]
+
+TOLERANCE = 3e-5
+"""How much two numbers of a behaviour may differ, as a share of the larger one or of 1, and be of one program. benchmarks/behaviour.py
+measures how far apart processors are, and programs."""
 
 STATE = "state"
 """The key of the structure in the metadata."""
@@ -83,3 +87,24 @@ def read(path: Path) -> Any:
         return unpacked(structure, tensors)
     except (SafetensorError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: is no state of a training ({error})") from error
+
+
+# ---------------------------------------------------------------- behaviour
+
+
+def disagreement(here: Mapping[str, float], there: Mapping[str, float]) -> str:
+    """Where two behaviours differ by more than rounding, in words; "" if they are of one program. Numbers that only one of them
+    has are not compared. Their "tolerance" takes the place of `TOLERANCE`."""
+    tolerance = max(each.get("tolerance", TOLERANCE) for each in (here, there))
+    here = {name: value for name, value in here.items() if name != "tolerance"}
+    apart = {name: _apart(here[name], there[name]) for name in here if name in there}
+    if not apart:
+        return "no number of its behaviour is known" if here or there else ""
+    worst = max(apart, key=lambda name: apart[name])
+    if apart[worst] <= tolerance:
+        return ""
+    return f"{worst} is {here[worst]:.4g} here and {there[worst]:.4g} there"
+
+
+def _apart(a: float, b: float) -> float:
+    return abs(a - b) / max(1.0, abs(a), abs(b))

@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.pretrained.config_file import ConfigFile
+from posenc.pretrained.config_file import NO_LIMIT, ConfigFile
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.models import LENGTHS, stretched_length
 from posenc.pretrained.parameters import READ_BY, ROPE_PARAMETERS, impossible_in, is_number, rope_parameters_by_type
 
-__all__ = ["impossible_numbers", "stated"]
+__all__ = ["edited", "impossible_numbers", "stated"]
 
 STEP = 0.01
 """Share of a length, or of a factor, that is no difference."""
@@ -47,11 +47,6 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
         )
     scaling = given or stored.get("rope_scaling") or {}
     length = int(config.max_position_embeddings)
-    written = (stored.get("text_config") or stored).get("max_position_embeddings")
-    stretched = any(each.get("rope_type") not in (None, "default", "llama3") for each in by_type.values())
-    if is_number(written) and written < length and not stretched and file is not None:
-        text = f"max_position_embeddings is {length}, and {written} in {file.name}"
-        yield "length_edited", text, length / written
     for layer_type, parameters in by_type.items():
         where = f" of {layer_type}" if len(by_type) > 1 else ""
         kind = str(parameters.get("rope_type", "default"))
@@ -76,7 +71,16 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
             missing = ORIGINAL not in stored and bool(scaling) and _table(scaling, layer_type).get(ORIGINAL) is None
             yield from _stretch(length, parameters, missing, where)
     if file is not None:
-        yield from _other_lengths(config, stored, file.name, next(iter(by_type.values())))
+        yield from _other_lengths(config, file, next(iter(by_type.values())))
+
+
+def edited(config: Any, file: ConfigFile) -> Evidence:
+    """max_position_embeddings, raised since a model was loaded from a file without a schedule that stretches."""
+    length, written = config.max_position_embeddings, file.raw.get("max_position_embeddings")
+    tables = rope_parameters_by_type(config).values()
+    stretched = any(each.get("rope_type") not in (None, "default", "llama3") for each in tables)
+    if is_number(length) and is_number(written) and written < length and not stretched:
+        yield "length_edited", f"max_position_embeddings is {length}, and {written} in {file.name}", length / written
 
 
 def _table(scaling: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
@@ -93,6 +97,10 @@ def _unread(config: Any, parameters: Mapping[str, Any], kind: str, where: str) -
     """Keys that neither the rope_type nor the model type's module reads."""
     read = ALWAYS_READ | {*ROPE_PARAMETERS[kind], *READ_BY.get(str(config.model_type), ())}
     read |= set(getattr(config, "ignore_keys_at_rope_validation", None) or ())
+    if kind == "longrope":  # which vLLM and SGLang read in place of attention_factor
+        read |= {
+            key for key in ("short_mscale", "long_mscale") if parameters.get(key) == parameters.get("attention_factor")
+        }
     for key in sorted(key for key, value in parameters.items() if value is not None and key not in read):
         value = parameters[key]
         text = f"{key}={value} in rope_parameters{where}, whose rope_type is {kind}"
@@ -129,13 +137,13 @@ def _stretch(length: int, parameters: Mapping[str, Any], missing: bool, where: s
         yield "declared_longer_than_stretched", text, length / stretched
 
 
-def _other_lengths(config: Any, stored: Mapping[str, Any], file: str, parameters: Mapping[str, Any]) -> Iterator[Any]:
+def _other_lengths(config: Any, file: ConfigFile, parameters: Mapping[str, Any]) -> Iterator[Any]:
     """Fields that state a longer length than max_position_embeddings."""
     length = int(config.max_position_embeddings)
-    for name in LENGTHS:
-        other = stored.get(name)
-        if is_number(other) and length * (1 + STEP) < other < 1e9:
-            text = f"{file} also states {name}={other:g}, and max_position_embeddings is {length}"
+    found = [(file.name, name, file.raw.get(name)) for name in LENGTHS]
+    for where, name, other in [*found, ("its tokenizer", "model_max_length", file.tokenizer_length)]:
+        if is_number(other) and length * (1 + STEP) < other < NO_LIMIT:
+            text = f"{where} also states {name}={other:g}, and max_position_embeddings is {length}"
             if stretched_length(config, parameters) == other:
                 text += f"; that is {parameters['factor']:g} times it, by which positions are divided"
             yield "longer_length_stated", text, other / length

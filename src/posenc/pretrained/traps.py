@@ -15,7 +15,7 @@ from posenc.positions import Positions
 from posenc.positions.multimodal import RULES
 from posenc.pretrained.computed import declared_scale
 from posenc.pretrained.findings import Evidence
-from posenc.pretrained.models import attention_layers
+from posenc.pretrained.models import attention_layers, cache_name
 from posenc.pretrained.probe import ALL_LAYERS, PROBE, FrequencyTable, Probe, differ
 
 
@@ -112,8 +112,8 @@ def positions_of_text(probe: Probe) -> Evidence:
 def _another_prompt(probe: Probe) -> Evidence:
     """Text has the same numbers on all axes, whatever prompt came before it."""
     ids = probe.ids()
-    cache = probe.model(ids[:, : PROBE // 2], use_cache=True).past_key_values
-    rest = probe.model(ids[:, PROBE // 2 :], past_key_values=cache, use_cache=True).logits.float()
+    cache = getattr(probe.model(ids[:, : PROBE // 2], use_cache=True), cache_name())
+    rest = probe.model(ids[:, PROBE // 2 :], **{cache_name(): cache}, use_cache=True).logits.float()
     text = "text in two calls with a cache, without position_ids, has other logits than in one"
     yield from differ(probe, "positions_of_another_prompt", text, rest, probe.logits(ids)[:, PROBE // 2 :])
 

@@ -39,12 +39,12 @@ class Verification:
 
     @property
     def truncated(self) -> str:
-        """The state in which the model as loaded reads the text in windows of the trained length."""
+        """The state in which the model as loaded reads the text in windows of the context length."""
         return f"cut to {self.trained_length}"
 
     @property
     def past_training(self) -> bool:
-        """Whether the text is longer than the trained length."""
+        """Whether the text is longer than the context length."""
         return len(self.ids) > self.trained_length
 
     def read(self, state: str, model: nn.Module, progress: Progress | None = None) -> None:
@@ -56,7 +56,7 @@ class Verification:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The edges of blocks of positions; one is at the trained length, and no very short block beside it."""
+        """The edges of blocks of positions; one is at the context length, and no very short block beside it."""
         count, at = len(self.ids), self.trained_length
         step = max(math.ceil(count / BLOCKS), 2)
         marks = {*range(0, count, step), count}

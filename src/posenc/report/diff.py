@@ -22,7 +22,9 @@ def page(difference: Difference, command: str = "") -> str:
     phases = [[0.0 if pair.same else pair.phase] for pair in d.pairs]
     shown = {
         "stretch": by_pair(d.legend, stretches, "times slower than plain RoPE", {}),
-        "wavelength": by_pair([*d.legend, "as trained"], waves, "wavelength (positions)", {d.length: "trained length"}),
+        "wavelength": by_pair(
+            [*d.legend, "as trained"], waves, "wavelength (positions)", {d.length: "training length"}
+        ),
         "phase": by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn", TENTH: "36°"}),
     }
     return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command, explorer=explorer(d), methods=methods(d))

@@ -33,7 +33,7 @@ BASES = {"none": DASHES[0], "cut_off": DASHES[1]}
 """The baselines and their lines: grey, so that a colour always means a method."""
 NEUTRAL = "#7f8894"
 NEAR = 1.5
-"""A trained length up to this many times the longest text is marked."""
+"""A context length up to this many times the longest text is marked."""
 BANDS = 8
 """Lines with a band around each."""
 MOST = 5
@@ -141,7 +141,7 @@ def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 @dataclass
 class Section:
     """One task on the page. measures: those with numbers, the one that ranks methods first. within, past: whether
-    there are texts up to the trained length, and longer ones. middles: by method and length, the middle against the ends."""
+    there are texts up to the context length, and longer ones. middles: by method and length, the middle against the ends."""
 
     id: str
     task: Task
@@ -243,7 +243,7 @@ def by_depth(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measu
 
 def by_length(of: Mapping[str, Rows], styles: Mapping[str, Style], measure: Measure, limit: int | None) -> Figure:
     """A measure by the length of the text, a line per method, over all depths. of: the "by_length" of each method. limit: the
-    trained length."""
+    context length."""
     series = []
     for name, rows in of.items():
         points = sorted((row for row in rows if row[measure.key] is not None), key=lambda row: row["length"])
@@ -261,7 +261,7 @@ def by_position(
     curves: Mapping[str, Rows], styles: Mapping[str, Style], limit: int | None, length: int, *, differences: bool
 ) -> Figure:
     """The loss at each position of running text, a line per method with its 95 % band; or its difference to that of the
-    unmodified model on the same texts. curves: points by method. limit: the trained length."""
+    unmodified model on the same texts. curves: points by method. limit: the context length."""
     series, none = [], {p["position"]: p["loss"] for p in curves.get("none", ())}
     for name, points in curves.items():
         ends: dict[str, Any] = {"low": [p["low"] for p in points], "high": [p["high"] for p in points], "band": True}
@@ -336,10 +336,10 @@ def show(results: Results, directory: str) -> None:
         out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
         bracketed |= print_table(out, *_table(results, task, measure))
     for at in results["longer"]:
-        out.print(f"\n[bold]{at['length']} tokens[/bold], {at['times']:.3g} times the trained length: loss, nats")
+        out.print(f"\n[bold]{at['length']} tokens[/bold], {at['times']:.3g} times the context length: loss, nats")
         print_table(out, ["method"], [task["task"] for task in at["tasks"]], _longer(at))
     if results["longer"]:
-        out.print("Of running text, the loss past the trained length alone.")
+        out.print("Of running text, the loss past the context length alone.")
     out.print()
     out.print(f"{'In brackets: 95 % intervals; a' if bracketed else 'A'} dash was not measured.", markup=False)
     out.print(f"Computed in {results['model']['precision']}.", markup=False)

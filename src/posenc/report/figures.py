@@ -64,8 +64,8 @@ def intervals(estimates: Rows, scale: float = 1) -> dict[str, list[float]]:
     return {end: [scale * e[end] for e in estimates] for end in ("low", "high")}
 
 
-def trained(at: float, label: str = "trained length") -> list[dict[str, Any]]:
-    """The mark at the trained length."""
+def trained(at: float, label: str = "training length") -> list[dict[str, Any]]:
+    """The mark at the training length."""
     return [{"x": at, "label": label}]
 
 

@@ -4,12 +4,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any, ClassVar
 from uuid import UUID
 
 from posenc.errors import InputError, unknown
 from posenc.tasks import words
+from posenc.tasks.passkey import NOISE
 from posenc.tasks.task import Sample, Task, check_depth, fit, index_at, make_sample
 
 PROMPT = """\
@@ -105,7 +107,9 @@ class Facts(Task):
     parameters answers some of these questions, and hardly any about UUIDs. Names and codes all differ. Scored: whether
     the first number of the answer is the code.
 
-    items: how many sentences; none: as many as fit. query_aware: the question is before the sentences too.
+    items: how many sentences; none: as many as fit. query_aware: the question is before the sentences too. noise: the
+    sentences stand at equal distances in the noise of the pass key, which fills the length, and `depth` chooses the one that
+    is asked for: nothing moves, so that a text is read once for all its questions.
     """
 
     name: ClassVar[str] = "facts"
@@ -113,8 +117,11 @@ class Facts(Task):
 
     items: int | None = None
     query_aware: bool = False
+    noise: bool = False
 
     def __post_init__(self) -> None:
+        if self.noise and (self.items is None or self.query_aware):
+            raise InputError("noise=true: give items, the number of sentences in the noise, and leave out query_aware")
         if self.items is not None and not 2 <= self.items <= len(DIGITS):
             raise InputError(f"items={self.items}: give 2 to {len(DIGITS)}, or none for as many as fit")
 
@@ -123,16 +130,23 @@ class Facts(Task):
         codes = self.draws(seed, index).sample(DIGITS, len(DIGITS))
 
         def build(count: int, depth: float) -> Sample:
-            names = words.names(self.draws(seed, index), count)
-            sentences = [f"The code of {name} is {code}." for name, code in zip(names, codes, strict=False)]
-            at = index_at(depth, count)
-            question = f"Question: What is the code of {names[0]}?"
-            before = " ".join([*sentences[1 : at + 1], f"The code of {names[0]} is "])
-            head = f"{question}\n{before}" if self.query_aware else before
-            context = " ".join([f"{head}{codes[0]}.", *sentences[at + 1 :]])
-            prompt = f"{context}\n{question} Answer: The code of {names[0]} is"
-            return make_sample(tokenizer, prompt, f" {codes[0]}", (str(codes[0]),), (len(head), len(head) + 4))
+            items, noise = (self.items, count) if self.noise and self.items else (count, 0)
+            names = words.names(self.draws(seed, index), items)
+            facts = [(f"The code of {name} is ", f"{code}.") for name, code in zip(names, codes, strict=False)]
+            at = index_at(depth, items)
+            asked = at if self.noise else 0
+            facts.insert(at, facts.pop(asked))
+            gaps = pairwise([0, *(noise * i // (items - 1) for i in range(items))])
+            parts = [" ".join((*[NOISE] * (b - a), "".join(fact))) for (a, b), fact in zip(gaps, facts, strict=True)]
+            question = f"Question: What is the code of {names[asked]}?"
+            start = f"{question}\n" if self.query_aware else ""
+            first = len(start + " ".join(parts[: at + 1])) - 5
+            prompt = f"{start}{' '.join(parts)}\n{question} Answer: The code of {names[asked]} is"
+            return make_sample(tokenizer, prompt, f" {codes[asked]}", (str(codes[asked]),), (first, first + 4))
 
+        if self.noise and self.items:
+            every = [i / (self.items - 1) for i in range(self.items)]
+            return fit(self, length, build, depth=depth, depths=every)
         return fit(self, length, build, self.items or 2, self.items or len(DIGITS), depth)
 
     def score(self, generated: str, sample: Sample) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pass key."""
+"""Passkey retrieval."""
 
 import re
 from dataclasses import dataclass

@@ -90,7 +90,7 @@ class Niah(RulerTask):
     random and take no depth. RULER's running text is Paul Graham's essays, which cannot be shipped; the default is the
     language reference of Python's standard library, in complete sentences, split by other rules than nltk's.
 
-    haystack: "noise" (a pass key's lines), "essay" (running text) or "needle" (needles that nobody asks for). key_type,
+    haystack: "noise" (the lines of passkey retrieval), "essay" (running text) or "needle" (needles that nobody asks for). key_type,
     value_type: "words", "numbers" (of seven digits) or "uuids". keys, values, queries: how many keys there are, how many
     values each has, and how many keys are asked for. source: the running text, see `posenc.tasks.running_text.read`.
     """
@@ -194,7 +194,7 @@ def _setting(cls: str, name: str, text: str, takes_depth: bool = True, **default
     return dataclass(frozen=True, kw_only=True)(type(cls, (Niah,), {**body, **defaults, "__module__": __name__}))
 
 
-Single1 = _setting("Single1", "niah_single_1", "one number for a word, in noise; a pass key")
+Single1 = _setting("Single1", "niah_single_1", "one number for a word, in noise: passkey retrieval")
 Single2 = _setting(
     "Single2", "niah_single_2", "one number for a word, in running text; the needle in a haystack", haystack="essay"
 )

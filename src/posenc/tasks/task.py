@@ -136,10 +136,11 @@ def fit(
     least: int = 0,
     most: int | None = None,
     depth: float = 0.5,
+    depths: Sequence[float] = (0.0, 1.0),
 ) -> Sample:
     """The longest of the texts build(least, depth) ... build(most, depth) that, with room for what is generated, fits. Each
     is to be longer than the one before. Where depth changes the order of a text's parts, the count is one that fits in the
-    middle and at both ends, and so the same for every depth.
+    middle and at `depths`, by default both ends, and so the same for every depth.
 
     Raises:
         InputError: not even the shortest fits.
@@ -165,7 +166,7 @@ def fit(
         else:
             high = count
         step = max(1, int((length - tokens) / rate))
-    while task.takes_depth and (tokens := max(needed(low, at) for at in (0.0, 1.0, depth))) > length:
+    while task.takes_depth and (tokens := max(needed(low, at) for at in (*depths, depth))) > length:
         check(tokens, low)
         low -= 1
     return build(low, depth)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods past the trained length, side by side."""
+"""Methods past the context length, side by side."""
 
 from statistics import fmean
 
@@ -18,7 +18,7 @@ OFFSETS = {"none": 3.0, "cut_off": 1.0, "near": 1.01, "far": 2.0}
 
 
 def outcome(cell, index):
-    """Running text: 9 nats within the trained length, past it what the method and the text give."""
+    """Running text: 9 nats within the context length, past it what the method and the text give."""
     noise = torch.Generator().manual_seed(100 * list(OFFSETS).index(cell.method) + index)
     loss = OFFSETS[cell.method] + index + 0.1 * float(torch.rand((), generator=noise))
     blocks = tuple([9.0] * 8 + [loss] * 8) if cell.task == "perplexity" else ()
@@ -38,13 +38,13 @@ def done():
 
 
 def test_methods_are_ordered_and_compared_with_truncated_input(done):
-    (at,) = comparison(TASKS, done, TRAINED)  # 64 tokens are not past the trained length
+    (at,) = comparison(TASKS, done, TRAINED)  # 64 tokens are not past the context length
     assert (at["length"], at["times"]) == (256, 2.0)
     running, facts = at["tasks"]
     assert {row["method"] for row in running["rows"][:2]} == {"cut_off", "near"}
     assert [row["method"] for row in running["rows"][2:]] == ["far", "none"]
     best, far = running["rows"][0], next(row for row in facts["rows"] if row["method"] == "far")
-    assert best["loss"]["mean"] < 5, "the tokens past the trained length alone"
+    assert best["loss"]["mean"] < 5, "the tokens past the context length alone"
     cells = {method: done[Cell("facts", method, 256, 0.0, 0)].outcomes for method in ("far", "cut_off")}
     want = fmean(a.loss - b.loss for a, b in zip(*cells.values(), strict=True))
     assert far["against_cut_off"]["mean"] == pytest.approx(want, abs=1e-6)

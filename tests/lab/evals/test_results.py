@@ -46,7 +46,7 @@ TRAINED = 64
 
 
 def outcome(cell, index):
-    """Good finds more than none does, bad less; past the trained length none breaks. Losses wander from text to text."""
+    """Good finds more than none does, bad less; past the context length none breaks. Losses wander from text to text."""
     noise = float(torch.rand(1, generator=torch.Generator().manual_seed(100 * cell.seed + index)))
     broken = cell.length > TRAINED and cell.method == NONE
     loss = 2 + noise + {"good": -0.3, "bad": 0.4, CUT_OFF: 0.1}.get(cell.method, 0) + 3 * broken
@@ -294,5 +294,5 @@ def test_limits_follow_from_the_settings(found):
     assert any("No answer was generated" in note for note in limits(results(found, generate=False)))
     assert not any("No answer was generated" in note for note in limits(results(found)))
     assert any("end of a prompt alone" in note for note in limits(results(found)))
-    assert any("trained length of 64 tokens" in note for note in limits(results(found, lengths=[64])))
-    assert any("3 texts a cell, 2 seeds" in note for note in limits(results(found, samples=3, seeds=2)))
+    assert any("context length of 64 tokens" in note for note in limits(results(found, lengths=[64])))
+    assert any("3 prompts per cell, 2 seeds" in note for note in limits(results(found, samples=3, seeds=2)))

@@ -29,6 +29,7 @@ from posenc.lab.bench.attention import (
     measured,
 )
 from posenc.lab.bench.case import Built, load
+from posenc.pretrained.models import cache_name
 
 SDPA = "sdpa"
 """The default attention of transformers, where a module offers several."""
@@ -92,7 +93,7 @@ def t5(inputs: AttentionInputs, bias_given: bool = False) -> Built:
             bias = module.compute_bias(inputs.tokens.shape[1], inputs.problem.length, past_seen_tokens=earlier)
 
     def call(x: Tensor) -> Tensor:
-        return module(x, mask=mask, position_bias=bias, past_key_values=cache)[0]
+        return module(x, mask=mask, position_bias=bias, **{cache_name(): cache})[0]
 
     return measured(inputs, Called(module, call), lambda: gradient(table).T)
 
@@ -194,6 +195,6 @@ def roformer(inputs: AttentionInputs) -> Built:
     at_queries = sinusoids[:, :, inputs.query_rows].to(inputs.problem.dtype)
 
     def call(x: Tensor) -> Tensor:
-        return module(x, sinusoidal_pos=at_queries, past_key_values=cache)[0]
+        return module(x, sinusoidal_pos=at_queries, **{cache_name(): cache})[0]
 
     return measured(inputs, Called(module, call, linear(inputs.weights["o"])))

@@ -420,7 +420,7 @@ def _check(
     for text in texts:
         if len(text.ids) <= first_row:
             raise InputError(
-                f"first_row={first_row}: a text has {len(text.ids)} tokens; give longer texts or a lower first_row"
+                f"first_row={first_row}: a text has {len(text.ids)} tokens; give longer inputs or a lower first_row"
             )
         check_tokens(body.model, text.ids)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method past the trained length, side by side: the "longer" part of results.json.
+"""Every method past the context length, side by side: the "longer" part of results.json.
 
 The loss is compared, which differs where all answers are right or none is. Running text is compared by its tokens past the
-trained length. All methods read the same texts, and differences are paired.
+context length. All methods read the same texts, and differences are paired.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ def question_in_front(tasks: Mapping[str, Task], done: Mapping[Cell, Measured]) 
 
 def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trained: int) -> list[dict[str, Any]]:
     losses = {
-        method: torch.tensor([fmean(unit) for unit in _by_text(of, lambda o, length: _past(o, length, trained))])
+        method: torch.tensor([fmean(unit) for unit in _by_text(of, lambda o, length: past(o, length, trained))])
         for method, of in cells.items()
     }
     cut_off = losses.get(CUT_OFF)
@@ -97,7 +97,7 @@ def _by_text(cells: Sequence[tuple[Cell, Measured]], number: Callable[[TextOutco
     return [texts[key] for key in sorted(texts)]
 
 
-def _past(outcome: TextOutcome, length: int, trained_length: int) -> float:
-    """The mean loss past the trained length, of running text; else the loss of the answer."""
+def past(outcome: TextOutcome, length: int, trained_length: int) -> float:
+    """The mean loss past the context length, of running text; else the loss of the answer."""
     losses = [loss for loss in outcome.blocks[ceil(BLOCKS * trained_length / length) :] if loss is not None]
     return fmean(losses) if losses else outcome.loss

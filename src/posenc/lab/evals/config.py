@@ -17,7 +17,7 @@ from posenc.tasks import Task, create, running_text
 from posenc.tasks.ruler import RulerTask
 
 NONE, CUT_OFF = "none", "cut_off"
-"""The baselines: the unmodified model, and the same reading no more than the end of a text, of its trained length."""
+"""The baselines: the unmodified model, and the same reading no more than the end of a text, of its context length."""
 
 LONGEST = 2**24
 """Tokens of a text: more than any model reads."""
@@ -38,21 +38,21 @@ class EvaluationSettings:
         batch_size: texts that the model reads at once. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
             texts have in common is read only once.
         text: a file of running text, for the tasks that take one.
-        times: lengths as multiples of the trained length, instead of `lengths`. Every method is then set up for the length
+        times: lengths as multiples of the context length, instead of `lengths`. Every method is then set up for the length
             of each text; otherwise it is set up once, for the longest.
     """
 
     tasks: Annotated[tuple[str, ...], "what to look for (below)"]
     methods: Annotated[tuple[str, ...], "ways to extend the model"] = ()
-    lengths: Annotated[tuple[int, ...], "of the texts, in tokens"] = (512, 1024, 2048)
+    lengths: Annotated[tuple[int, ...], "context lengths, in tokens"] = (512, 1024, 2048)
     depths: Annotated[tuple[float, ...], "where in the text the answer is, from 0 (start) to 1 (end)"] = (
         0.0, 0.25, 0.5, 0.75, 1.0,
     )  # fmt: skip
-    samples: Annotated[int, "texts a cell"] = 8
-    seeds: Annotated[int, "cells that differ in their texts alone"] = 1
+    samples: Annotated[int, "prompts per cell"] = 8
+    seeds: Annotated[int, "cells that differ in their prompts alone"] = 1
     generate: Annotated[bool, "generate answers too, where a task can score them"] = True
     batch_size: Annotated[
-        int | None, "texts side by side (default: 1 on a CPU, where common beginnings are read once, else 8)"
+        int | None, "prompts side by side (default: 1 on a CPU, where common beginnings are computed once, else 8)"
     ] = None
     text: Annotated[
         str | None, "a file of running text for tasks that take one (default: the language reference inside Python)"
@@ -69,7 +69,7 @@ class EvaluationSettings:
                 raise InputError(f"{name}: name at least one")
             object.__setattr__(self, name, values)
         if CUT_OFF in self.methods:
-            raise InputError(f"methods={CUT_OFF}: is measured by itself past the trained length; leave it out")
+            raise InputError(f"methods={CUT_OFF}: is measured by itself past the context length; leave it out")
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m != NONE)))
         check_flags(generate=self.generate)
         for length in self.lengths:
@@ -117,8 +117,8 @@ class EvaluationSettings:
 
 
 def texts_a_cell(samples: int, seeds: int) -> str:
-    """As in "16 texts a cell, 2 seeds"."""
-    return f"{samples} texts a cell, {seeds} seed{'s' * (seeds > 1)}"
+    """As in "16 prompts per cell, 2 seeds"."""
+    return f"{samples} prompts per cell, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:
@@ -147,9 +147,9 @@ def planned(
     trained_length: int,
     exact: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Cell]:
-    """The cells in the order of measurement: seed by seed and short texts first, so that an
+    """The cells in the order of measurement: seed by seed and short inputs first, so that an
     interrupted evaluation has results of every task and method, and the baselines before the methods. Cells whose outcomes equal those of the unmodified model are
-    left out: of CUT_OFF up to the trained length, and of a method up to the length that it does not change.
+    left out: of CUT_OFF up to the context length, and of a method up to the length that it does not change.
     exact: method -> that length in tokens."""
     cells = []
     for seed, length in product(range(settings.seeds), settings.lengths):
@@ -184,14 +184,15 @@ def material(task: Task) -> dict[str, str]:
 
 
 IN_WINDOW = ("ntk:factor=4", "rerope:window=256")
-"""Methods that change how short texts are read as well."""
+"""Methods that change how short inputs are read as well."""
 
 EXTENSIONS = (
-    "linear", "ntk", "ntk_mixed", "abf:new_base=500000", "yarn", "mrrope", "llama3", "dynamic",
-    "rerope", "leaky_rerope", "self_extend", "jet_long", "dual_chunk", "string", "lampe", "streaming", "lm_infinite",
-    "log_n", "softmax_n", "ntk+log_n", "yarn+log_n", "rerope+log_n",
+    "yarn", "self_extend", "leaky_rerope", "rerope+log_n", "dual_chunk", "mrrope", "rerope", "yarn+log_n", "lampe",
+    "jet_long", "llama3", "ntk_mixed", "lm_infinite", "streaming", "ntk", "linear", "dynamic", "ntk+log_n",
+    "abf:new_base=500000", "string", "log_n", "softmax_n",
 )  # fmt: skip
-"""Methods of every kind that need nothing but the new length."""
+"""Methods of every kind that need nothing but the new length, in the order in which `posenc.lab.evals.auto` tries them: first those
+that predicted best in benchmarks/longer_stories15M.md and longer_SmolLM2.md."""
 
 # Where 135M parameters in bfloat16 read 700 tokens a second (two cores of a CPU), quick took four minutes, and standard is
 # estimated at half an hour; a key-value answer, of up to 100 generated tokens, would take as long as reading 5000.

@@ -332,7 +332,7 @@ def limits(results: Results) -> list[str]:
         notes.append(f"Attention could not be measured under {listed(under)}: {reason}.")
     if max(s["lengths"]) <= trained:
         notes.append(
-            f"All texts are within the trained length of {trained} tokens: nothing here is about longer texts."
+            f"All texts are within the context length of {trained} tokens: nothing here is about longer inputs."
         )
     return notes
 
@@ -403,7 +403,7 @@ def _front(row: Results) -> str:
 
 
 def _past(task: Results, trained: int) -> list[str]:
-    """Past the trained length: the unmodified model and the methods against reading the end of the text alone."""
+    """Past the context length: the unmodified model and the methods against reading the end of the text alone."""
     cut = _measured(task, CUT_OFF)
     rows = [row for row in cut["by_length"] if row["length"] > trained and row["against_none"]] if cut else []
     if not rows:
@@ -416,7 +416,7 @@ def _past(task: Results, trained: int) -> list[str]:
     ]
     if better:
         lines.append(
-            f"{spelled(task['task'])} at {better[0]['length']} tokens: the unmodified model is worse past its trained length; the last "
+            f"{spelled(task['task'])} at {better[0]['length']} tokens: the unmodified model is worse past its context length; the last "
             f"{trained} tokens alone are better ({_in_words(better[0]['against_none'][by], by)})."
         )
     length = rows[-1]["length"]

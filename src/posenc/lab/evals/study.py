@@ -45,9 +45,10 @@ from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating
 from posenc.pretrained.learned_table import has_learned_table, table_of
-from posenc.pretrained.load import DEMO, chosen_because, load
+from posenc.pretrained.load import chosen_because, load
 from posenc.pretrained.methods import written_factor
 from posenc.pretrained.models import check_model, unwrap
+from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
 ATTENTION_LENGTH = 1024
@@ -61,7 +62,7 @@ SHORT_LENGTHS = (64, 128, 256, 512)
 SPREAD = 16
 """Tokens at the start of a text, over it and at its end, at whose places a model is asked for its behaviour."""
 HALF_TOLERANCE = 0.05
-"""Of a behaviour in bfloat16 or float16, see `posenc.lab.study.TOLERANCE`."""
+"""Of a behaviour in bfloat16 or float16, see `posenc.pretrained.state.TOLERANCE`."""
 ATTENTION_COST = 4
 """Measuring attention in a text takes about as long as reading it this many times."""
 
@@ -150,7 +151,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
                 raise InputError(f"methods={method}: {error}; methods=none measures the unmodified model") from None
-        self.check_texts()  # late: long texts take a while to make
+        self.check_texts()  # late: long inputs take a while to make
         need, free = self.reading_bytes(), free_bytes(self.device)
         if need > free:
             raise InputError(
@@ -281,8 +282,8 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         """Raises:
         InputError: the model has no name by which workers could load it."""
         name = self.model_name
-        local = name != DEMO and bool(name) and Path(name).exists()
-        if not local and name != DEMO and (name.startswith("/") or "/" not in name):
+        local = name not in PACKAGED and bool(name) and Path(name).exists()
+        if not local and name not in PACKAGED and (name.startswith("/") or "/" not in name):
             raise InputError(
                 f"name={name!r}: must be a path or OWNER/NAME, from which workers load the model; save model and tokenizer with "
                 "save_pretrained(FOLDER) and give name=FOLDER"
@@ -551,7 +552,7 @@ def evaluate(
     begin: Callable[[], object] = lambda: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Measure what a model retrieves from and predicts in long texts, unmodified and under methods that extend it.
+    """Measure what a model retrieves from and predicts in long inputs, unmodified and under methods that extend it.
 
     Args:
         model: a causal language model of transformers.

@@ -116,7 +116,7 @@ posenc.biases = (() => {
     sandwich: ["products of sinusoidal codes, flatter from head to head", {
       dim_bar: integer(128, 2, 512, "width of the codes"), base: number(10000, 1, 1e8, "of their frequencies"),
     }, flatness, sandwich],
-    sines: ["a learned combination of sin and cos of the distance over the trained length; here the cosine", {
+    sines: ["a learned combination of sin and cos of the distance over the training length; here the cosine", {
       train_length: required(integer(512, 1, 4096, "the longest sequence")),
       sin: learned(number(0, -2, 2, "weight of the sine")), cos: learned(number(1, -2, 2, "weight of the cosine")),
     }, ones, sines],

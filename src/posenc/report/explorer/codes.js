@@ -226,7 +226,7 @@ posenc.codes = (() => {
     log_n: ["scores grow with the logarithm of the keys that a query sees: all before it, in a causal text", "nothing", {
       train_length: required(integer(512, 2, 131072, "where the factor is 1")), clip: flag(true, "never less than 1"),
     }, null, { causal: true, softmax: logN }],
-    step_temperature: ["scores grow by a step for each trained length, as in Llama 4", "nothing", {
+    step_temperature: ["scores grow by a step for each training length, as in Llama 4", "nothing", {
       train_length: required(integer(512, 1, 131072, "of a step")), beta: number(0.1, 0, 4, "how large steps are"),
       first: integer(1, 0, 1, "1 counts tokens, 0 positions"),
     }, null, { softmax: stepped }],

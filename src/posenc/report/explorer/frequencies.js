@@ -38,7 +38,7 @@ posenc.frequencies = (() => {
     return invFreq;
   }
 
-  const aLength = (length, name = "original_max_positions", meaning = "the trained length") =>
+  const aLength = (length, name = "original_max_positions", meaning = "the context length") =>
     check(name, length, length >= 1 && length < Infinity, `${meaning}, at least 1`);
 
   // ------------------------------------------------------------------ all pairs alike, or more from pair to pair
@@ -117,7 +117,7 @@ posenc.frequencies = (() => {
 
   const clamp01 = x => Math.min(Math.max(x, 0), 1);
 
-  // 0 up to the pair that turns beta_fast times over the trained length, 1 from the one that turns beta_slow times.
+  // 0 up to the pair that turns beta_fast times over the context length, 1 from the one that turns beta_slow times.
   const rampByPair = (pairs, base, o) => ramp(pairs, ...rampEnds(pairs, base, o));
 
   const ramp = (pairs, low, high) =>
@@ -134,7 +134,7 @@ posenc.frequencies = (() => {
     return [low, low === high ? high + 0.001 : high]; // the authors' way out of a division by zero
   }
 
-  // 1 for pairs that turn at most `slow` times over the trained length, 0 from `fast` times on.
+  // 1 for pairs that turn at most `slow` times over the context length, 0 from `fast` times on.
   function rampByTurns(trained, length, slow, fast, o) {
     inOrder(slow, fast, o);
     return turns(trained, aLength(length)).map(times => 1 - clamp01((times - o[slow]) / (o[fast] - o[slow])));
@@ -142,7 +142,7 @@ posenc.frequencies = (() => {
 
   function inOrder(slow, fast, o) {
     const ordered = o[slow] > 0 && o[slow] < o[fast];
-    if (!ordered) fail(`${slow}=${o[slow]}, ${fast}=${o[fast]}: turns over the trained length, 0 < ${slow} < ${fast}`);
+    if (!ordered) fail(`${slow}=${o[slow]}, ${fast}=${o[fast]}: turns over the context length, 0 < ${slow} < ${fast}`);
   }
 
   // What cos and sin are multiplied by: m(mscale) / m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1.
@@ -159,7 +159,7 @@ posenc.frequencies = (() => {
 
   // ------------------------------------------------------------------ by the length of the text
 
-  // 1 up to the trained length, then factor * length / trained - (factor - 1) (emozilla 2023).
+  // 1 up to the context length, then factor * length / trained - (factor - 1) (emozilla 2023).
   function dynamicFactor(length, trained, factor = 1) {
     const times = Math.max(aLength(length, "length", "positions in the complete text") / aLength(trained), 1);
     return atLeastOne(factor) * times - (factor - 1);
@@ -182,7 +182,7 @@ posenc.frequencies = (() => {
     return frequencies(trained.map((_, c) => base ** (warped(c) - 1)));
   }
 
-  // Bae 2026, Moebius RoPE: an odd number of half turns over the trained length.
+  // Bae 2026, Moebius RoPE: an odd number of half turns over the context length.
   const antiPeriodic = (headDim, base, o) =>
     frequencies(plain(headDim, base).map((_, c) => (Math.PI * (2 * c + 1)) / aLength(o.original_max_positions)));
 
@@ -230,10 +230,10 @@ posenc.frequencies = (() => {
   // ------------------------------------------------------------------ the registry
 
   const factor = required(number(4, 1, 64, "the new length over the trained one"));
-  const trained = integer(4096, 1, 1048576, "original_max_positions: the trained length");
+  const trained = integer(4096, 1, 1048576, "original_max_positions: the context length");
   const temperature = number(null, 0.1, 4, "multiplies cos and sin; unless given, 0.1 ln(factor) + 1");
   const betas = {
-    beta_fast: number(32, 2, 128, "pairs that turn so often over the trained length stay"),
+    beta_fast: number(32, 2, 128, "pairs that turn so often over the context length stay"),
     beta_slow: number(1, 0.1, 16, "pairs that turn at most so often are interpolated"),
   };
   const long = { factor, original_max_positions: required(trained) };
@@ -273,20 +273,20 @@ posenc.frequencies = (() => {
     dynamic: ["NTK by what the text's length needs, nothing up to the trained one", {
       length: required(integer(16384, 1, 4194304, "of the complete text")),
       original_max_positions: required(trained),
-      factor: number(1, 1, 64, "1 is length over trained length; more than the text needs for others"),
+      factor: number(1, 1, 64, "1 is length over context length; more than the text needs for others"),
     }, dynamic],
     evq_cosh: ["pairs denser among the fast frequencies", {
-      tau: number(null, 0, 700, "0 is geometric; unless given, head_dim / sqrt(trained length)"),
+      tau: number(null, 0, 700, "0 is geometric; unless given, head_dim / sqrt(context length)"),
       original_max_positions: { ...trained, default: null },
     }, evqCosh],
-    anti_periodic: ["an odd number of half turns over the trained length: Moebius RoPE", {
+    anti_periodic: ["an odd number of half turns over the context length: Moebius RoPE", {
       original_max_positions: required(trained),
     }, antiPeriodic],
     proportional: ["the fastest fraction of the pairs, the others do not turn: p-RoPE", {
       fraction: number(0.75, 0, 1, "of the pairs that turn"), factor: number(1, 1, 64, "they are divided by it"),
     }, proportional],
     tapered: ["the slowest pairs faded out", {
-      pairs: integer(null, 0, 128, "how many; unless given, those that make no full turn in the trained length"),
+      pairs: integer(null, 0, 128, "how many; unless given, those that make no full turn in the context length"),
       original_max_positions: { ...trained, default: null },
       hard: flag(false, "zeros instead of a fade"), of,
     }, tapered],

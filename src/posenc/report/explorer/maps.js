@@ -82,7 +82,7 @@ posenc.maps = (() => {
       window: near, group: tokens(4, "tokens per position"),
     }, selfExtend],
     jet_long: ["Jet-Long: r, beyond the window by groups that grow with the text", {
-      window: near, trained: tokens(256, "the trained length"), groups: tokens(4, "most tokens per position"),
+      window: near, trained: tokens(256, "the context length"), groups: tokens(4, "most tokens per position"),
       least: integer(1, 1, 4096, "fewest tokens per position"),
     }, jetLong],
     dual_chunk: ["dual chunk attention: by chunks, none farther than chunk", {

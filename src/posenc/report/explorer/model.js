@@ -106,7 +106,7 @@ posenc.model = (() => {
     });
   }
 
-  // Whether pair c stands at an angle that it did not have within the trained length, where it turned as trained. A pair that
+  // Whether pair c stands at an angle that it did not have within the training length, where it turned as trained. A pair that
   // finished a turn there had every angle.
   function newAngle({ turned, plain, state }, c, away) {
     const finished = plain.invFreq[c] * state.trained >= 2 * Math.PI;

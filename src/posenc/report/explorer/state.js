@@ -44,7 +44,7 @@ posenc.state = (() => {
     return Object.fromEntries(all.filter(own));
   }
 
-  // What follows from other choices unless it is given. Extension methods are for long texts: under one, the line is as long
+  // What follows from other choices unless it is given. Extension methods are for long inputs: under one, the line is as long
   // as the text, tokens are spread over it, and the last is the query, as it is where keys after the query are hidden.
   const FOLLOWS = {
     line: s => (s.method === "none" ? FIELDS.line.default : Math.max(FIELDS.line.min, Math.min(FIELDS.line.max, s.length))),

@@ -65,7 +65,7 @@ posenc.tokens = (() => {
         const at = now.at[index], word = now.tokens[index], past = at >= now.trained;
         if (button.textContent !== word) button.textContent = word;
         button.classList.toggle("past", past);
-        const beyond = past ? ", beyond the trained length" : "";
+        const beyond = past ? ", beyond the training length" : "";
         const weight = index === chosen ? "" : rows[index].hidden ? ", hidden from the query" : `, ${percent(rows[index].weight)} of the query’s attention`;
         for (const [name, value] of Object.entries({
           role: "slider", tabindex: 0, "aria-label": `Token ${word}`, "aria-valuemin": 0, "aria-valuemax": now.line - 1,
@@ -130,7 +130,7 @@ posenc.tokens = (() => {
       const shown = rows.flatMap((row, index) => (index === chosen ? [] : [{
         from: place(state.at[chosen]), to: place(row.position), share: row.share, past: row.past, label: label(row, model),
       }]));
-      const limit = trained < line ? { x: (trained / line) * width, label: "trained length" } : null;
+      const limit = trained < line ? { x: (trained / line) * width, label: "training length" } : null;
       posenc.draw.arcs(canvas, colours, shown, limit);
     }
 

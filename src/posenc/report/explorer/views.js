@@ -127,7 +127,7 @@ posenc.views = (() => {
       const low = Math.min(0, ...all), high = Math.max(...all, low + 1e-9), pad = (high - low) * 0.04;
       return posenc.draw.lines(canvas, colours, {
         series, x: positions(m, "distance"), y: { label: "dot product", low: low - pad, high: high + pad }, past: m.state.trained,
-        marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
+        marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "training length" }] : [],
       });
     },
     legend: (m, colours) => decaySeries(m, colours).map(s => stroke(s.colour, s.name, Boolean(s.dash))),
@@ -179,7 +179,7 @@ posenc.views = (() => {
       const before = m.wavelengthsPlain && { name: "as trained", y: m.wavelengthsPlain, points: true, hollow: true, colour: colours.soft };
       return posenc.draw.lines(canvas, colours, {
         series: [...(before ? [before] : []), now], x: { ...positions(m, "pair of channels", now.y.length), low: -0.5, high: now.y.length - 0.5 }, y: { label: "wavelength (positions)", low, high, log: true },
-        marks: [{ y: trained, label: "trained length" }],
+        marks: [{ y: trained, label: "training length" }],
       });
     },
     legend(m, colours) {
@@ -268,7 +268,7 @@ posenc.views = (() => {
       const pad = (high - low || 1) * 0.04;
       return posenc.draw.lines(canvas, colours, {
         series, x: positions(m, "distance"), y: { label: m.bucketed ? "bucket" : "added to the score", low: low - pad, high: high + pad },
-        past: m.state.trained, marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "trained length" }] : [],
+        past: m.state.trained, marks: m.state.trained < m.n ? [{ x: m.state.trained, label: "training length" }] : [],
       });
     },
     legend(m, colours) {

@@ -32,7 +32,7 @@ posenc.predict = (() => {
     return null;
   }
 
-  // One text read by one model in up to three ways: as chosen, without an extension, and in pieces of the trained length.
+  // One text read by one model in up to three ways: as chosen, without an extension, and in pieces of the training length.
   let work = null;
 
   function begin(found) {
@@ -41,7 +41,7 @@ posenc.predict = (() => {
     plain.place(posenc.chosen.positions(found, { ...state, method: "none" }, tokens.length));
   }
 
-  // Bytes past the trained length with half of it to all of it before them: pieces that begin every half.
+  // Bytes past the training length with half of it to all of it before them: pieces that begin every half.
   function pieces(found) {
     const half = Math.max(1, trained >> 1), reading = posenc.network.reading(found, trained + 1), loss = new Float64Array(most).fill(NaN);
     reading.place(posenc.chosen.positions(found, { ...state, method: "none" }, trained));

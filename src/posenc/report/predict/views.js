@@ -1,6 +1,6 @@
 "use strict";
 // The words and drawings about what was read. `found`: {state, tokens, shown, plain, pieces}: what each byte costs as chosen,
-// without an extension, and read in pieces of the trained length; functions of a byte's number from 0, in nats.
+// without an extension, and read in pieces of the training length; functions of a byte's number from 0, in nats.
 posenc.predicted = (() => {
   const { trained, named, method } = posenc.chosen, { number } = posenc.draw, AROUND = 16, BIN = 32;
 
@@ -31,7 +31,7 @@ posenc.predicted = (() => {
     return `${nats(Math.abs(difference))} nats per byte ${difference > 0 ? "more" : "less"}`;
   }
 
-  // What reading past the trained length costs: the means of the bytes that are predicted from more bytes than training had.
+  // What reading past the training length costs: the means of the bytes that are predicted from more bytes than training had.
   function past({ tokens, shown, plain, pieces }) {
     const of = loss => mean(loss, trained + 1, tokens.length);
     return { shown: of(shown), plain: of(plain), pieces: of(pieces) };
@@ -50,7 +50,7 @@ posenc.predicted = (() => {
 
   // ------------------------------------------------------------------ the loss over the text
 
-  // The mean of the bytes around each one, at the text's ends of fewer; of those before and past the trained length apart.
+  // The mean of the bytes around each one, at the text's ends of fewer; of those before and past the training length apart.
   function smooth(loss, count) {
     return Array.from({ length: count }, (_, at) => {
       const [first, last] = at <= trained ? [1, Math.min(trained + 1, count)] : [trained + 1, count];

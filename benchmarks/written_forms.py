@@ -1,0 +1,148 @@
+"""The logits of each form that to_hf and to_gguf write, in the programs that read it, against the model's own.
+
+    python benchmarks/written_forms.py FOLDER [--transformers-4 SITE]
+
+Tiny random models in float32, 256 tokens of one text, 64 tokens before the extension. SITE: a folder into which transformers 4.57
+was installed (pip install --no-deps --target SITE 'transformers==4.57.*' 'huggingface-hub<1' 'tokenizers<0.23'). Results go to
+written_forms.json beside this file: by program the largest difference of a logit (of llama.cpp, of a log-probability), and the
+logits' standard deviation.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import transformers
+
+import posenc
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+from references import llama_cpp  # noqa: E402
+
+METHODS = (
+    "linear",
+    "ntk",
+    "ntk_fixed",
+    "abf:new_base=500000",
+    "yarn",
+    "yarn:truncate=false",
+    "llama3",
+    "ntk_mixed",
+    "yarn_paper",
+)
+ENCODINGS = ("rope/rope/rope/none", "none", "rope/rope+window:before=15", "rope+window:before=15", "alibi")
+SHAPE = {
+    "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "max_position_embeddings": 64, "initializer_range": 0.15, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+BY_4 = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, transformers
+tokens, found = torch.load(sys.argv[2]), {}
+for folder in sys.argv[4:]:
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+        with torch.no_grad():
+            found[folder] = model(tokens[:, : model.config.max_position_embeddings if "mpt" != model.config.model_type else 64]).logits
+    except Exception as error:
+        found[folder] = f"{type(error).__name__}: {error}"
+torch.save({"version": transformers.__version__, "found": found}, sys.argv[3])
+"""
+
+
+def made(kind, **fields):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SHAPE | {"intermediate_size": 128} | fields)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def written(tokens):
+    """A name, a model, and the text that it reads."""
+    for kind in ("llama", "qwen2", "gemma3_text"):
+        model = made(kind, **({"head_dim": 16, "sliding_window": 16} if kind == "gemma3_text" else {}))
+        for method in METHODS:
+            posenc.extend(model, method, factor=4)
+            yield f"{kind} {method}", model, tokens
+            posenc.restore(model)
+    posenc.hf.register()
+    for encoding in ENCODINGS:
+        fields = {"use_bias": False, "hidden_act": "gelu", "intermediate_size": 256} if encoding == "alibi" else {}
+        kind = "starcoder2" if encoding == "alibi" else "llama"
+        config = transformers.AutoConfig.for_model(kind, **SHAPE | {"intermediate_size": 128} | fields)
+        torch.manual_seed(0)
+        yield (
+            f"{kind} {encoding}",
+            transformers.AutoModelForCausalLM.from_config(config, encoding=encoding).eval(),
+            tokens[:, :64],
+        )
+
+
+@torch.no_grad()
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--transformers-4", type=Path)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    tokens = torch.randint(3, 97, (1, 256), generator=torch.Generator().manual_seed(0))
+    torch.save(tokens, given.folder / "tokens.pt")
+    rows, wanted, files = [], {}, {}
+    for number, (name, model, text) in enumerate(written(tokens)):
+        folder = given.folder / str(number)
+        export = posenc.to_hf(model, folder)
+        wanted[str(folder)] = model(text, use_cache=False).logits
+        plain = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        off = float((plain(text, use_cache=False).logits - wanted[str(folder)]).abs().max())
+        kind = export.rope_parameters.get("rope_type") or export.rope_parameters.get("full_attention", {}).get(
+            "rope_type"
+        )
+        row = {
+            "name": name, "model_type": export.model_type, "rope_type": kind, "deviation": round(float(wanted[str(folder)].std()), 4),
+            "agree": [each.program for each in export.programs if each.agrees], "off": {"transformers 5": off},
+        }  # fmt: skip
+        try:
+            file = given.folder / f"{number}.gguf"
+            posenc.to_gguf(plain if hasattr(model, "encoding") else model, file, dtype="float32")
+            files[str(file)] = row, text, wanted[str(folder)][0, -1].log_softmax(-1)
+        except posenc.InputError as error:
+            row["no_gguf"] = str(error)
+        rows.append(row)
+        print(name, row["off"], flush=True)
+    versions = {"transformers 5": transformers.__version__, "torch": torch.__version__}
+    if given.transformers_4:
+        out = given.folder / "out.pt"
+        subprocess.run(
+            [sys.executable, "-c", BY_4, given.transformers_4, given.folder / "tokens.pt", out, *wanted], check=True
+        )
+        answer = torch.load(out)
+        versions["transformers 4"] = answer["version"]
+        for row, (folder, logits) in zip(rows, wanted.items(), strict=True):
+            found = answer["found"][folder]
+            if isinstance(found, str):
+                row["fails"] = {"transformers 4": found[:200]}
+            else:
+                row["off"]["transformers 4"] = float((found[:, : logits.shape[1]] - logits).abs().max())
+    prompts = {file: text.tolist() for file, (_, text, _) in files.items()}
+    for file, (found,) in llama_cpp.log_probabilities(prompts).items():  # of the 20 likeliest tokens after the text
+        row, _, own = files[file]
+        row["off"]["llama.cpp"] = max(abs(value - float(own[token])) for token, value in found.items())
+    versions["xllamacpp"] = version("xllamacpp")
+    about = {
+        "date": str(datetime.date.today()),
+        "versions": versions,
+        "processor": platform.machine(),
+        "dtype": "float32",
+    }
+    (HERE / "written_forms.json").write_text(json.dumps(about | {"forms": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

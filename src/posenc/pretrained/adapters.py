@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extensions travel with the adapters of PEFT that were trained under them: an entry in adapter_config.json.
+
+It is in `auto_mapping`, which PEFT reads, keeps and writes again as it is, so that an adapter in memory still has it. PEFT asks a
+model for its state_dict before it writes an adapter, and gives it one where it reads one; hooks there write and compare the entry.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.errors import InputError, needs, shown
+from posenc.pretrained.changes import RECORD
+from posenc.spec import read_json
+
+__all__ = ["ADAPTER", "adapted", "apart", "base_of", "check_entry", "watch"]
+
+ADAPTER = "adapter_config.json"
+ENTRY = "posenc"
+
+
+def watch(inner: Any) -> None:
+    """Have adapters of a transformers model state its extension when they are saved, and warn of one that was trained under
+    another."""
+    if getattr(inner, "_posenc_adapters", False):
+        return
+    inner._posenc_adapters = True
+    inner.register_state_dict_pre_hook(_note)
+    inner.register_load_state_dict_pre_hook(_compare)
+
+
+def _configs(inner: Any) -> dict[str, Any]:
+    """PEFT's configurations of the adapters in a model, by name."""
+    found = getattr(inner, "peft_config", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _decoder(inner: Any) -> Any:
+    from posenc.pretrained.models import decoder_of
+
+    return decoder_of(inner)
+
+
+def entry_of(inner: Any) -> dict[str, Any] | None:
+    """What `posenc.extend` is called with for a model's extension; None: it has none."""
+    change = getattr(_decoder(inner), RECORD, None)
+    if change is None:
+        return None
+    return {"method": change.report.method, "target_length": getattr(change.report, "new_length", None)}
+
+
+def _note(inner: Any, *_: Any) -> None:
+    """A state_dict pre-hook."""
+    configs = _configs(inner)
+    entry = entry_of(inner) if configs else None
+    for config in configs.values() if entry is not None else ():
+        if config.inference_mode and ENTRY in (config.auto_mapping or {}):
+            continue  # trained before it was loaded, perhaps under another
+        if config.task_type is None and type(inner).__name__.endswith("ForCausalLM"):
+            config.task_type = "CAUSAL_LM"  # else PEFT writes an auto_mapping of its own
+        config.auto_mapping = {**(config.auto_mapping or {}), ENTRY: entry}
+
+
+def _compare(inner: Any, state: Mapping[str, Any], *_: Any) -> None:
+    """A load_state_dict pre-hook. Warns where an adapter is read for another extension."""
+    if any("lora_" in name for name in state):
+        for text in apart(inner):
+            warnings.warn(f"posenc: {text}", stacklevel=2)
+
+
+def apart(inner: Any) -> Iterator[str]:
+    """A sentence for each adapter of a model that was trained under another extension than the model has."""
+    configs = _configs(inner)
+    now = entry_of(inner) if configs else None
+    for name, config in configs.items():
+        entry = (getattr(config, "auto_mapping", None) or {}).get(ENTRY)
+        if entry is not None and entry != now:
+            has = "is not extended" if now is None else f"is extended by {_text(now)}"
+            yield f"the adapter {name!r} was trained under {_text(entry)}, and the model {has}"
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    length = entry.get("target_length")
+    return f"{entry.get('method')}" + ("" if length is None else f" for {length} tokens")
+
+
+def check_entry(entry: Any, file: str) -> tuple[str, int | None]:
+    """The method and the new length of an entry in a file.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not (
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("method"), str)
+        and isinstance(entry.get("target_length"), int | None)
+    ):
+        raise InputError(
+            f"posenc={shown(entry)} in {file}: must be an object with method, a text, and target_length, an integer or null"
+        )
+    return entry["method"], entry.get("target_length")
+
+
+def base_of(folder: Path) -> str:
+    """The model that the adapter in a folder is for.
+
+    Raises:
+        InputError: the folder names none, or its weights are no safetensors.
+    """
+    needs("peft", "peft")
+    base = _stored(folder).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise InputError(
+            f"{folder}: its {ADAPTER} names no model (base_model_name_or_path={shown(base)}): load that model with posenc.load, "
+            f"and the adapter by peft.PeftModel.from_pretrained(model, {str(folder)!r})"
+        )
+    if (Path(base) / ADAPTER).exists():
+        raise InputError(f"{folder}: its model, {base}, is an adapter too: merge that one into its model first")
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise InputError(f"{folder}: contains no adapter_model.safetensors, and other files of weights can run code")
+    return base
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    try:
+        stored = read_json((folder / ADAPTER).read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{folder}: its {ADAPTER} is no JSON: {error}") from None
+    if not isinstance(stored, dict):
+        raise InputError(f"{folder}: its {ADAPTER} holds {type(stored).__name__}, and must be an object")
+    return stored
+
+
+def adapted(model: Any, folder: Path) -> Any:
+    """A model under the extension that an adapter was trained with, and the adapter on it.
+
+    Raises:
+        InputError: an entry that is none, or an extension that the model cannot have.
+    """
+    from peft import PeftModel
+
+    from posenc.pretrained.extend import extend
+
+    entry = (_stored(folder).get("auto_mapping") or {}).get(ENTRY)
+    if entry is not None:
+        method, length = check_entry(entry, ADAPTER)
+        if entry != entry_of(model):
+            try:
+                extend(model, method, target_length=length)
+            except InputError as error:
+                raise InputError(f"{folder}: its adapter was trained under {_text(entry)}: {error}") from error
+    return PeftModel.from_pretrained(model, str(folder)).eval()

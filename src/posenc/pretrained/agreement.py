@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which programs compute from a configuration what a model computes, asked before the configuration is written."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.errors import InputError, listed
+from posenc.frequencies import Frequencies
+from posenc.pretrained.config_file import ConfigFile
+from posenc.pretrained.parameters import rope_parameters_by_type
+from posenc.pretrained.programs import ALL, PROGRAMS, TRANSFORMERS, TRANSFORMERS_4, Reading
+from posenc.pretrained.readers import compare, difference
+
+__all__ = ["ProgramAnswer", "agreement", "as_text", "readable_by_transformers_4"]
+
+OLD_KEYS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "rotary_emb_base",
+    "rotary_pct",
+)
+"""Fields in which transformers 4 states a rotation."""
+
+NOT_RUN = "does not run it"
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """Whether a program computes what a model does.
+
+    agrees: None where that is not known. why: what it does instead or does not read; empty: nothing to tell. known_by: "run",
+    or posenc's "rules" of the program.
+    """
+
+    program: str
+    agrees: bool | None
+    why: str = ""
+    known_by: str = "rules"
+
+    def __str__(self) -> str:
+        return f"{self.program}: {self.why or 'the same'}"
+
+
+def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) -> tuple[ProgramAnswer, ...]:
+    """Each program's answer for a configuration.
+
+    wanted: by layer type, what the model computes for a text of `length` tokens.
+    """
+    try:
+        with _quiet():
+            found = compare(file, length)
+    except InputError as error:
+        return tuple(ProgramAnswer(program, None, str(error)) for program in PROGRAMS)
+    answers = {each.program: ProgramAnswer(each.program, False, f"{NOT_RUN}: {each.why}") for each in found.refused}
+    answers |= {each.program: ProgramAnswer(each.program, None, each.why) for each in found.not_known}
+    by_type, still = rope_parameters_by_type(file.hf), file.unrotated()
+    for reading in found.readings:
+        earlier = answers.get(reading.program)
+        if earlier is None or earlier.agrees:
+            kinds = wanted if reading.layers == ALL else wanted.keys() & {reading.layers}
+            parameters = {
+                kind: by_type.get(kind) or by_type.get(None) or next(iter(by_type.values())) for kind in kinds
+            }
+            expected = [_expected(parameters[kind], wanted[kind], still) for kind in kinds]
+            answers[reading.program] = _answer(reading, expected, length, earlier)
+    return tuple(answers[program] for program in PROGRAMS if program in answers)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' warning of keys that it does not read, for other programs do."""
+    logger, none = logging.getLogger("transformers.modeling_rope_utils"), lambda _: False
+    logger.addFilter(none)
+    try:
+        yield
+    finally:
+        logger.removeFilter(none)
+
+
+def _expected(parameters: Mapping[str, Any], wanted: Frequencies, unrotated: tuple[int, ...]) -> Reading:
+    base, kind = float(parameters["rope_theta"]), str(parameters.get("rope_type", "default"))
+    width = 2 * wanted.inv_freq.numel()
+    return Reading("", ALL, base, kind, width, float(wanted.attention_factor), wanted.inv_freq, unrotated=unrotated)
+
+
+def _answer(reading: Reading, expected: Iterable[Reading], length: int, earlier: ProgramAnswer | None) -> ProgramAnswer:
+    apart = [each for each in expected if not each.same(reading)]
+    texts = [difference(reading, apart[0], length)] if apart else []
+    texts += [reading.note] if reading.note else []
+    texts += [earlier.why] if earlier is not None and earlier.why and earlier.why not in texts else []
+    return ProgramAnswer(reading.program, not apart, "; ".join(texts), reading.known_by)
+
+
+def as_text(answers: Iterable[ProgramAnswer]) -> list[str]:
+    """Lines for a report: who computes the same, who does not, and of whom it is not known."""
+    answers = list(answers)
+    same = [f"{each.program}{' (run)' if each.known_by == 'run' else ''}" for each in answers if each.agrees]
+    lines = [f"the same positions in {listed(same)}"] if same else []
+    for each in (each for each in answers if each.agrees is False):
+        lines.append(f"{each.program} {'' if each.why.startswith(NOT_RUN) else 'differs: '}{each.why}")
+    lines += [f"not known for {each.program}: {each.why}" for each in answers if each.agrees is None]
+    return lines
+
+
+def readable_by_transformers_4(
+    fields: Mapping[str, Any], wanted: Mapping[str, Frequencies], length: int
+) -> tuple[dict[str, Any], tuple[ProgramAnswer, ...]]:
+    """The fields to add to a configuration of transformers 5, by which programs that read the names of transformers 4 compute
+    the same, and every program's answer then; no fields where transformers 4 would still compute something else, or where
+    another program would do so because of them."""
+    file = ConfigFile("config.json", fields)
+    before = agreement(file, wanted, length)
+    if file.raw != file.outer or "rope_parameters" not in fields:
+        return {}, before
+    agreed = {each.program for each in before if each.agrees}
+    known = {each.program for each in before if each.agrees is not None}
+    if TRANSFORMERS not in agreed or TRANSFORMERS_4 not in known:
+        return {}, before
+    for old in _old_fields(file):
+        both = ConfigFile("config.json", json.loads(json.dumps({**fields, **old})))
+        after = agreement(both, wanted, length)
+        now = {each.program for each in after if each.agrees}
+        if now >= agreed | {TRANSFORMERS_4} and not vars(both.hf).keys() & old.keys():
+            return old, after
+    return {}, before
+
+
+def _old_fields(file: ConfigFile) -> Iterator[dict[str, Any]]:
+    """rope_parameters by the names of transformers 4, which of some model types takes fewer keys."""
+    table = file.raw["rope_parameters"]
+    nested = {kind: each for kind, each in table.items() if isinstance(each, Mapping)}
+    main = dict(nested.get("full_attention", table))
+    base, part = main.pop("rope_theta", None), main.pop("partial_rotary_factor", None)
+    neox = file.model_type == "gpt_neox"
+    fields: dict[str, Any] = {"rotary_emb_base" if neox else "rope_theta": base}
+    if part is not None:
+        fields["rotary_pct" if neox else "partial_rotary_factor"] = part
+    if "sliding_attention" in nested:
+        fields["rope_local_base_freq"] = nested["sliding_attention"]["rope_theta"]
+    if main.get("rope_type", "default") == "default":
+        yield fields
+        return
+    yield fields | {"rope_scaling": main}
+    kind = main.pop("rope_type")
+    keys = {"linear": ("factor",), "dynamic": ("factor",), "longrope": ("short_factor", "long_factor")}.get(kind, ())
+    if keys:
+        yield fields | {"rope_scaling": {"type": kind} | {key: main[key] for key in keys}}
