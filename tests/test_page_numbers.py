@@ -3,7 +3,6 @@
 
 import gzip
 import json
-import math
 import re
 from pathlib import Path
 
@@ -51,24 +50,6 @@ def leaderboard():
         f"{loss('rope', 0) - loss('stick_breaking', 0):.3f}, and `rope` at 1024 bytes has {now['rope'][-1]:.2f} in place of "
         f"{loss('rope', -1):.2f}"
     )
-
-
-def longer_context():
-    found = json.loads((BENCHMARKS / "evaluations/longer_stories15M.json").read_text(encoding="utf-8"))["longer"]
-    tasks = [
-        {t["task"].partition(":")[0]: {row["method"]: row for row in t["rows"]} for t in at["tasks"]} for at in found
-    ]
-    gaps = []
-    for at in tasks:
-        losses = {method: row["loss"]["mean"] for method, row in at["repeated"].items()}
-        gaps += [losses[name] - min(losses.values()) for name in ("leaky_rerope", "rerope+log_n", "rerope")]
-    yield f"`rerope` are within {math.ceil(10 * max(gaps)) / 10} nats of the lowest loss at every length"
-    jet = [at["perplexity"]["jet_long"]["loss"]["mean"] - at["perplexity"]["rerope"]["loss"]["mean"] for at in tasks]
-    yield f"{jet[0]:.3f} nats more than `rerope` on running text at twice the length, {jet[-1]:.2f} more at eight times"
-    one_pass = [
-        abs(at["perplexity"][name]["against_cut_off"]["mean"]) for at in tasks for name in ("streaming", "lm_infinite")
-    ]
-    yield f"within {math.ceil(100 * max(one_pass)) / 100} nats of truncating on running text"
 
 
 def claims():
@@ -144,7 +125,6 @@ def bench():
     ("name", "sentences"),
     [
         ("leaderboard.md", leaderboard),
-        ("longer_context.md", longer_context),
         ("claims.md", claims),
         ("claims.zh.md", chinese_claims),
         ("position_from_scratch.md", guide),
