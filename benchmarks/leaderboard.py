@@ -17,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from posenc.errors import listed
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, experiment
 from posenc.lab.experiment import LEADERBOARD
-from posenc.lab.leaderboard import TASKS, Leaderboard, against, archive
-from posenc.lab.results import Ranking, collect
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, different, estimate, measurable
+from posenc.lab.leaderboard import ENDS, TASKS, Leaderboard, against, archive, end
+from posenc.lab.results import Aggregate, Ranking, collect
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, chances, contrast, different, fisher, found
+from posenc.report.leaderboard import mean_score
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -37,7 +39,10 @@ from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
 PAGES = ROOT / "docs/leaderboard.md", ROOT / "benchmarks/leaderboard.md"
+ERRORS = ROOT / "benchmarks/error_rates.json"
 DIGITS = 5
+LAST = 10
+"""Batches at the end of a training, whose mean loss is compared at equal time."""
 MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
 MOST_SEEDS = 100
 
@@ -77,6 +82,15 @@ FINDINGS = (
     Finding("PaTH recalls better than RoPE", "Yang 2025", "recall", 1, "path", "rope"),
     Finding("stick-breaking recalls further than RoPE", "Tan 2025", "recall", 8, "stick_breaking", "rope"),
     Finding("selective attention predicts better than the same without it", "Leviathan 2025", "text", 1, "selective_attention", "none"),
+    Finding("PaTH predicts better than RoPE", "Yang 2025", "text", 1, "path", "rope"),
+    Finding("and better than FoX", "Yang 2025", "text", 1, "path", "fox"),
+    Finding("Selective RoPE predicts better than RoPE", "Movahedi 2026", "text", 1, "selective_rope", "rope"),
+    Finding("FIRE extrapolates better than KERPLE", "Li 2024", "text", 8, "fire", "kerple"),
+    Finding("and better than T5's bias", "Li 2024", "text", 8, "fire", "t5"),
+    Finding("PoPE predicts better than RoPE", "Gopalakrishnan 2025", "text", 1, "pope", "rope"),
+    Finding("FoPE extrapolates better than RoPE", "Hua 2024", "text", 8, "fope", "rope"),
+    Finding("GRAPE-A predicts better than ALiBi", "Zhang 2025", "text", 1, "grape_a", "alibi"),
+    Finding("without positions, models copy longer texts than with ALiBi", "Kazemnejad 2023", "copy", 2, "none", "alibi"),
     Finding("layers without positions among RoPE layers extrapolate better", "Yang 2025b", "text", 8, "rope_nope:every=2", "rope"),
 )  # fmt: skip
 
@@ -129,23 +143,46 @@ def facts(board: Board) -> str:
 
 
 def summary(board: Board) -> str:
-    """What every encoding is, on how many tasks it is among the best and its loss on text, the lowest mean group at the longest
-    length first."""
-    tasks, text = list(board.rankings), board.rankings["text"]
-    factor, count = text.settings.factors[-1], len(tasks)
+    """What every encoding is, its mean score, its loss on text, and what training it costs, the best mean at the longest length
+    first."""
+    text = board.rankings["text"]
+    s, factor = text.settings, text.settings.factors[-1]
     of = {variant.name: variant for variant in text.trained}
     rows = []
     for row in board.results["table"]:
-        best = (sum(row["groups"][task][at] == 1 for task in tasks) for at in ("trained", "longest"))
-        losses = (text.level(of[row["encoding"]], at).mean for at in (text.settings.trained_at, factor))
-        cells = (", ".join(map(str, best)), ", ".join(f"{loss:.2f}" for loss in losses))
-        rows.append([f"`{row['encoding']}`", titled(row["encoding"]), *cells])
-    head = ["encoding", "what it is", f"in group 1 of {count} tasks: 1×, {factor}×", f"loss on text: 1×, {factor}×"]
-    return table(head, rows, text=2)
+        name = row["encoding"]
+        losses = (text.level(of[name], at).mean for at in (s.trained_at, factor))
+        parameters, milliseconds, mebibytes = _cost(of[name], s.steps)
+        cells = (", ".join(mean_score(row[at]) for at in ENDS), ", ".join(f"{loss:.2f}" for loss in losses))
+        rows.append([f"`{name}`", titled(name), *cells, f"{parameters:,}", f"{milliseconds:.0f}", f"{mebibytes:.0f}"])
+    head = ["encoding", "what it is", f"mean score: 1×, {factor}×", f"loss on text: 1×, {factor}×"]
+    return table([*head, "parameters", "ms a step", "MiB"], rows, text=2)
 
 
-def groups(board: Board) -> str:
-    """Every encoding's groups in every task, in the same order."""
+def _cost(variant: Aggregate, steps: int) -> tuple[int, float, float]:
+    """Parameters, milliseconds of a training step (the median of the seeds), and MiB that it stores."""
+    cells = list(variant.cells.values())
+    seconds = statistics.median(cell.training_seconds for cell in cells)
+    return cells[0].parameters, 1000 * seconds / steps, cells[0].memory_bytes / 2**20
+
+
+def removed(board: Board) -> str:
+    """What is left out of the means: what nobody learned."""
+    lines = list[str]()
+    for task, ends in board.results["not_learned"].items():
+        ranking = board.rankings[task]
+        for at in ends:
+            condition = end(ranking, at)
+            best = max(ranking.level(variant, condition).mean for variant in ranking.trained)
+            lines.append(
+                f"Left out of the mean: {task} at {ranking.settings.spelled(condition)}, where nobody came a tenth of the way from guessing to "
+                f"all right (the best {_percent(best)} %, the most common answer {_percent(ranking.chance[condition] or 0)} %)."
+            )
+    return "\n\n".join(lines) or "No task is left out of the mean."
+
+
+def scores(board: Board) -> str:
+    """What every encoding scores in every task, in the same order; bold where that is probably near the best."""
     tasks = list(board.rankings)
     heads = []
     for task in tasks:
@@ -153,74 +190,120 @@ def groups(board: Board) -> str:
         heads.append(f"{task}, {s.size_at(s.trained_at)} and {s.size_at(s.conditions[-1])}")
     rows = []
     for row in board.results["table"]:
-        groups = [f"{group['trained']}, {group['longest']}" for group in map(row["groups"].__getitem__, tasks)]
-        rows.append([f"`{row['encoding']}`", *groups, f"{row['mean_trained']:.1f}, {row['mean_longest']:.1f}"])
-    return table(["", *heads, "mean"], rows)
-
-
-def by_group(task: str, board: Board) -> str:
-    """The groups of a task at the training length and at the longest, with what each encoding scores."""
-    ranking, tables = board.rankings[task], []
-    s = ranking.settings
-    for condition in (s.trained_at, s.conditions[-1]):
-        groups = ranking.groups(condition)
-        order = sorted(ranking.trained, key=lambda v: ranking.criterion.worse * ranking.level(v, condition).mean)
-        rows = []
-        for group in range(1, max(groups.values()) + 1):
-            members = [variant for variant in order if groups[variant.name] == group]
-            first = ranking.level(members[0], condition)
-            half = (first.high - first.low) / 2
-            rows.append(
-                [
-                    str(group),
-                    ", ".join(f"`{v.name}` {_value(ranking, v, condition)}" for v in members),
-                    _half(ranking, half),
-                ]
+        cells = []
+        for task, near in row["near_best"].items():
+            ranking, nobody = board.rankings[task], board.results["not_learned"][task]
+            variant = next(each for each in ranking.trained if each.name == row["encoding"])
+            values = {at: _value(ranking, variant, end(ranking, at)) for at in ENDS}
+            cells.append(
+                ", ".join(f"**{values[at]}**" if near[at] >= 0.5 and at not in nobody else values[at] for at in ENDS)
             )
-        what = "loss" if not ranking.criterion.higher_is_better else "accuracy in %"
-        tables.append(
-            table([f"group at {s.spelled(condition)}", f"{what}, best first", "± of the first"], rows, text=2)
-        )
-    best = ranking.best(s.trained_at, ranking.trained)
-    late = [
-        v.name for v in ranking.trained if ranking.behind(v, best, s.trained_at).mean > ranking.criterion.undertrained
+        rows.append([f"`{row['encoding']}`", *cells, ", ".join(mean_score(row[at]) for at in ENDS)])
+    return table(["", *heads, "mean score"], rows)
+
+
+def of_task(task: str, board: Board) -> str:
+    """What each encoding scores at the training length and at the longest, with its interval, and how probably it is near the
+    best; where trainings jump, how many learned the task."""
+    ranking = board.rankings[task]
+    s, m = ranking.settings, ranking.criterion
+    ends = [end(ranking, at) for at in ENDS]
+    near = {condition: ranking.near_best(condition) for condition in ends}
+    order = sorted(ranking.trained, key=lambda variant: m.worse * ranking.level(variant, ends[-1]).mean)
+    unit = "%" if m.higher_is_better else "nats"
+    head = ["encoding"]
+    for condition in ends:
+        head += [f"{m.key} at {s.spelled(condition)}, {unit}", "near the best"]
+    if ranking.jumps:
+        head += ["learned", f"of these, at {s.spelled(ends[-1])}"]
+    rows = []
+    for variant in order:
+        cells = [f"`{variant.name}`"]
+        for condition in ends:
+            e = ranking.level(variant, condition)
+            half = (e.high - e.low) / 2
+            cells += [f"{_value(ranking, variant, condition)} ± {_half(ranking, half)}"]
+            cells += [_probability(near[condition][variant.name])]
+        if ranking.jumps:
+            seeds = ranking.learned(variant)
+            right = [variant.values(ends[-1], [seed], m.key).mean().item() for seed in seeds]
+            given = _percent(statistics.mean(right)) if right else "–"
+            cells += [f"{len(seeds)} of {len(variant.scores)}", given]
+        rows.append(cells)
+    chance = [ranking.chance[condition] or 0 for condition in ends]
+    guessing = ", ".join(_percent(each) if m.higher_is_better else f"{each:.3f}" for each in chance)
+    scale = (
+        f"Guessing: {guessing} % (the most common answer); the best possible: 100."
+        if m.higher_is_better
+        else f"Guessing: {guessing} (the frequencies of the bytes); the best possible: 0, which no text allows."
+    )
+    return f"{table(head, rows)}\n\n{scale} Near the best: within {m.margin}."
+
+
+def equal_time(board: Board) -> str:
+    """The loss of training on text in the time that the fastest encoding takes for all steps."""
+    text = board.rankings["text"]
+    steps = text.settings.steps
+    costs = {variant.name: _cost(variant, steps)[1] for variant in text.trained}
+    reached = {}
+    for variant in text.trained:
+        done = min(steps, int(steps * min(costs.values()) / costs[variant.name]))
+        losses = [statistics.mean(cell.losses[max(done - LAST, 0) : done]) for cell in variant.cells.values()]
+        last = [statistics.mean(cell.losses[-LAST:]) for cell in variant.cells.values()]
+        reached[variant.name] = done, statistics.mean(losses), statistics.mean(last)
+    by_steps = sorted(reached, key=lambda name: reached[name][2])
+    rows = [
+        [f"`{name}`", f"{reached[name][0]}", f"{reached[name][1]:.2f}", str(place), str(by_steps.index(name) + 1)]
+        for place, name in enumerate(sorted(reached, key=lambda name: reached[name][1]), 1)
     ]
-    if late:
-        limit = (
-            f"{100 * ranking.criterion.undertrained:.0f} points"
-            if ranking.criterion.higher_is_better
-            else f"{ranking.criterion.undertrained} nats"
-        )
-        names = ", ".join(f"`{name}`" for name in sorted(late))
-        tables.append(
-            f"More than {limit} behind the best at the training length, so that their numbers at greater lengths say little: {names}."
-        )
-    chance = "" if ranking.chance is None else f"\n\nThe most common answer is right in {100 * ranking.chance:.0f} %."
-    return "\n\n".join(tables) + chance
+    return table(["encoding", "steps", f"loss of the last {LAST} batches", "place", f"place after {steps} steps"], rows)
 
 
-def _value(ranking: Ranking, variant: Any, condition: int) -> str:
+def _value(ranking: Ranking, variant: Aggregate, condition: int) -> str:
     mean = ranking.level(variant, condition).mean
-    return f"{100 * mean:.0f}" if ranking.criterion.higher_is_better else f"{mean:.3f}"
+    return _percent(mean) if ranking.criterion.higher_is_better else f"{mean:.3f}"
 
 
 def _half(ranking: Ranking, half: float) -> str:
-    return f"{100 * half:.0f}" if ranking.criterion.higher_is_better else f"{half:.3f}"
+    return _percent(half) if ranking.criterion.higher_is_better else f"{half:.3f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+def _probability(share: float) -> str:
+    """In percent; what a bootstrap cannot show is not written as certain."""
+    return "< 1 %" if share < 0.005 else "> 99 %" if share > 0.995 else f"{100 * share:.0f} %"
 
 
 def luck(board: Board) -> str:
-    """How far apart trainings of one encoding are, and how many pairs of encodings one seed parts and all do."""
+    """How far apart trainings of one encoding are, how many pairs of encodings one seed parts and all do, and how many trainings
+    jump."""
     percent = {task: _of_seeds(board.rankings[task], "rope") for task in ("copy", "recall")}
     pairs = len(LEADERBOARD) * (len(LEADERBOARD) - 1) // 2
     one, every = (
         [f"{_pairs(board.rankings[task], seeds)} on {task}" for task in ("text", "copy", "recall")]
         for seeds in (1, board.seeds)
     )
-    return (
+    lines = [
         f"- The luck of training is large. At twice the length RoPE copies {listed(percent['copy'])} % of symbols, seed by seed, and "
         f"recalls {listed(percent['recall'])} % of values. By the first seed alone, of the {pairs} pairs of encodings {listed(one)} differ at "
         f"the longest length; by all {board.seeds} seeds {listed(every)}. One training each says little about such tasks."
-    )
+    ]
+    for task, ranking in board.rankings.items():
+        if ranking.jumps:
+            hits = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
+            every = [f"`{name}`" for name in sorted(hits) if hits[name] == board.seeds]
+            gaps = [fisher(a, b, board.seeds) for (_, a), (_, b) in combinations(hits.items(), 2)]
+            apart = int(found(torch.tensor(gaps), BENJAMINI_HOCHBERG).sum())
+            lines.append(
+                f"- In `{task}` a training learns nothing for hundreds of steps and then all of it: {sum(hits.values())} of "
+                f"{len(hits) * board.seeds} trainings learned it within {ranking.settings.steps} steps, with {listed(every)} all of them, and "
+                f"{sum(hit == 0 for hit in hits.values())} encodings had none. By the exact test (Fisher) {apart} of the {pairs} pairs differ in "
+                f"how many learn: {board.seeds} of {board.seeds} against 0 has p = {fisher(board.seeds, 0, board.seeds):.3f} for itself alone."
+            )
+    return "\n".join(lines)
 
 
 def _of_seeds(ranking: Ranking, name: str) -> list[str]:
@@ -230,33 +313,34 @@ def _of_seeds(ranking: Ranking, name: str) -> list[str]:
     return [f"{100 * share:.0f}" for share in right.tolist()]
 
 
+def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:
+    """What the encodings score under a condition, (encodings, seeds, examples)."""
+    return torch.stack([v.values(condition, seeds, ranking.criterion.key) for v in ranking.trained])
+
+
 def _pairs(ranking: Ranking, seeds: int) -> int:
     """How many pairs of encodings differ at the longest length, by the first seeds."""
-    values = [v.values(ranking.settings.conditions[-1], range(seeds), ranking.criterion.key) for v in ranking.trained]
-    return int(different(torch.stack(values), BENJAMINI_HOCHBERG).sum()) // 2
+    values = measured(ranking, ranking.settings.conditions[-1], range(seeds))
+    return int(different(values, BENJAMINI_HOCHBERG, jumps=ranking.jumps).sum()) // 2
 
 
 def findings(board: Board) -> str:
     """Each published finding, what was measured, and whether it is the same."""
     chosen = [each for each in FINDINGS if each.task in board.rankings and _has(board.rankings[each.task], each)]
-    gaps = [_gap(board.rankings[each.task], each) for each in chosen]
-    rows = []
-    for each, gap, sure in zip(chosen, gaps, measurable(gaps), strict=True):
+    rows, gaps, by_chance = [], [], []
+    for each in chosen:
         ranking = board.rankings[each.task]
-        found = estimate(gap)
-        better = ranking.criterion.worse * found.mean < 0
-        here = f"{each.task}, {ranking.settings.size_at(each.factor)}: `{each.better}` − `{each.worse}` {ranking.criterion.difference(found)}"
+        values, names = measured(ranking, each.factor, ranking.seeds), [v.name for v in ranking.trained]
+        one, other = names.index(each.better), names.index(each.worse)
+        gaps.append(contrast(values, one, other, jumps=ranking.jumps))
+        by_chance.append(chances(values, jumps=ranking.jumps)[one, other])
+    for each, gap, sure in zip(chosen, gaps, found(torch.stack(by_chance)).tolist(), strict=True):
+        ranking = board.rankings[each.task]
+        better = ranking.criterion.worse * gap.mean < 0
+        here = f"{each.task}, {ranking.settings.size_at(each.factor)}: `{each.better}` − `{each.worse}` {ranking.criterion.difference(gap)}"
         verdict = ("yes" if better else "reverse") if sure else "not measurable"
         rows.append([f"{each.claim} ({each.source})", here, verdict])
     return table(["finding", "here", "found"], rows, text=3)
-
-
-def _gap(ranking: Ranking, finding: Finding) -> Tensor:
-    """What the two score, one minus the other, by (seed, example)."""
-    of, key = {v.name: v for v in ranking.trained}, ranking.criterion.key
-    one, other = of[finding.better], of[finding.worse]
-    seeds = sorted(set(one.scores) & set(other.scores))
-    return one.values(finding.factor, seeds, key) - other.values(finding.factor, seeds, key)
 
 
 def _has(ranking: Ranking, finding: Finding) -> bool:
@@ -264,10 +348,27 @@ def _has(ranking: Ranking, finding: Finding) -> bool:
     return {finding.better, finding.worse} <= names and finding.factor in ranking.settings.conditions
 
 
+def errors(rates: Json) -> str:
+    """How often differences are found where there are none, by benchmarks/error_rates.py."""
+    rows = []
+    for key, of in rates["worlds"].items():
+        cells = [[f"{_percent(of[kind][test])}" for test in ("own", "moderated")] for kind in ("equal", "apart")]
+        rows.append([key, *(cell for pair in cells for cell in pair)])
+    head = ["as in", "all equal, own variances", "moderated", "eight kinds, own variances", "moderated"]
+    most = {test: max(of["equal"][test] for of in rates["worlds"].values()) for test in ("own", "moderated")}
+    false = max(of["apart"]["moderated"] for of in rates["worlds"].values())
+    return (
+        f"{table(head, rows)}\n\nOf {rates['tables']} tables of equal encodings for each row, at most {_percent(most['moderated'])} % show a "
+        f"difference (by own variances up to {_percent(most['own'])} %); where encodings differ, at most {100 * false:.1f} % of the differences "
+        "found are false."
+    )
+
+
 def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
-    made = {each.__name__: each(board) for each in (facts, summary, groups, findings, luck)}
-    tasks = "\n\n".join(f"### {task}\n\n{by_group(task, board)}" for task in board.rankings)
+    made = {each.__name__: each(board) for each in (facts, summary, removed, scores, findings, luck, equal_time)}
+    made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
+    tasks = "\n\n".join(f"### {task}\n\n{of_task(task, board)}" for task in board.rankings)
     return made | {"tasks": tasks}
 
 

@@ -41,12 +41,10 @@ def tables(name: str, results: Results) -> str:
         f"Trained at {results['model']['trained_length']} tokens; {results['model']['dtype']}, {machine['cpu']}, "
         f"{machine['cores']} cores shared with other processes, posenc {machine['posenc']}, torch {machine['torch']}, "
         f"transformers {machine['transformers']}, {results['created'][:10]}. {s['samples']} prompts per cell.\n",
-        "Each cell: nats per token with the group in brackets, then the difference to `cut_off`, the unmodified model on truncated "
+        "Each cell: nats per token, then the difference to `cut_off`, the unmodified model on truncated "
         "input. Lower is better. Running text counts past the context length alone; answers with a place in the text are "
         f"at {' and '.join(f'{depth:.0%}' for depth in s['depths'])} of it. Methods are set up for each length. Intervals "
-        "are 95 % for all methods of a column together (Bonferroni). Group 1 is the best method and those not distinguished from "
-        "it, group 2 the best of the others and those not distinguished from that one, and so on (paired t-tests, Holm's correction "
-        "over all pairs); a lower mean may be in a later group, where its differences are more certain. Milliseconds are processor time per token, in the first task; MiB are the memory above the model's.\n",
+        "are 95 % for all methods of a column together (Bonferroni). Milliseconds are processor time per token, in the first task; MiB are the memory above the model's.\n",
     ]
     for at in results["longer"]:
         parts.append(f"## {at['length']} tokens, {at['times']:.3g} times the context length\n\n{table(at)}\n")
@@ -73,7 +71,7 @@ def _cell(row: Results | None) -> str:
 
 
 def _loss(row: Results, digits: int) -> str:
-    text, exact = f"{row['loss']['mean']:.{digits}f} ({row['group']})", row["exact"]
+    text, exact = f"{row['loss']['mean']:.{digits}f}", row["exact"]
     if exact and exact["hits"]:
         text += f", {exact['hits']} of {exact['n']} right ({100 * exact['low']:.0f} to {100 * exact['high']:.0f} %)"
     return text

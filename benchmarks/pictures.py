@@ -47,12 +47,11 @@ CHINESE = {
     "past it, only the loss of {} stays level": "超出之后，只有 {} 的损失保持平稳",
     "loss, nats per byte (lower is better)": "损失，奈特/字节（越低越好）",
     "bytes of text read; trained at {}": "读入的字节数；训练长度 {}",
-    "{} encodings": "{} 种编码", "{} is among": "{} 名列前茅：", "{} are among": "{} 名列前茅：",
-    "the best on {} of {} tasks at {} times the length": "{2} 倍长度上，{1} 项任务中有 {0} 项居于最佳之列",
+    "{} leads": "{} 领先：", "{} lead": "{} 领先：", "by mean score of {} tasks at {} times the length": "{1} 倍长度上 {0} 项任务的平均得分",
     "right answers in %, and loss of text, at {} times the training length": "答对的百分比与文本的损失，{} 倍训练长度",
     "right answers in % at {} times the training length": "答对的百分比，{} 倍训练长度",
     "text": "文本", "copy": "复制", "addition": "加法", "recall": "检索", "sort": "排序", "dyck": "括号", "induction": "归纳",
-    "best": "最佳", "at {}×": "{} 倍", "best, or not measurably worse": "最佳，或测不出更差", "next best": "次之",
+    "mean": "平均分", "at {}×": "{} 倍", "probably near the best": "很可能接近最佳", "possibly": "可能接近",
     "YaRN": "YaRN", "Self-Extend": "Self-Extend", "dual chunks": "双块注意力", "truncated input": "截断输入", "unmodified": "不作改动",
     "At {:,} tokens SmolLM2, trained at {:,},": "训练长度 {1:,} 的 SmolLM2，到 {0:,} 个 token 处，",
     "reads on with {} or {}": "用 {} 或{}仍能读下去",
@@ -71,6 +70,8 @@ CHINESE = {
 """Every label of the pictures, {} for each name and number in it."""
 KNOWN = ("rope", "alibi", "t5", "sinusoidal", "learned", "none")
 SHOWN = 12
+PROBABLE, POSSIBLE = 0.5, 0.05
+"""Probabilities of being near the best, from which on a score is marked."""
 """Encodings of several tasks that are drawn, beside the known ones."""
 LENGTH, MEMORY_LENGTH = 2048, 4096
 SHORT = {"textbook rotation, then SDPA": "textbook rotation", "SDPA with a dense bias": "dense bias"}
@@ -237,23 +238,20 @@ def loss(demo: Results, look: Look) -> str:
 
 
 def tasks(results: Results, look: Look) -> str:
-    """The best encodings of several tasks and the known ones: the score of each task at the longest length, and in how many
-    tasks an encoding is in the best group."""
+    """The best encodings of several tasks and the known ones: the score of each task at the longest length, and the mean score."""
     names, table = list(results["tasks"]), results["table"]
     rows = [row for number, row in enumerate(table) if number < SHOWN or row["encoding"] in KNOWN]
 
-    def best(row: Results, at: str) -> int:
-        return sum(groups[at] == 1 for groups in row["groups"].values())
+    def mean(row: Results, at: str) -> str:
+        return "–" if row[at] is None else f"{100 * row[at]['mean']:.0f}"
 
     factor = results["tasks"][names[0]]["settings"]["factors"][-1]
-    most = max(best(row, "longest") for row in table)
-    first = [row["encoding"].partition(":")[0] for row in table if best(row, "longest") == most]
     say = look.say
+    first = [row["encoding"].partition(":")[0] for row in table if row["longest"]["mean"] >= table[0]["longest"]["low"]]
     who = look.listed(first)
-    who = who if len(who) < 37 else say("{} encodings", len(first))
     finding = [
-        say("{} is among" if len(first) == 1 else "{} are among", who),
-        say("the best on {} of {} tasks at {} times the length", most, len(names), factor),
+        say("{} leads" if len(first) == 1 else "{} lead", who if len(who) < 45 else say("{} encodings", len(first))),
+        say("by mean score of {} tasks at {} times the length", len(names), factor),
     ]
     steep = -35 * (len(names) > 4)
     top, step = 150 if steep else 122, 25
@@ -273,7 +271,7 @@ def tasks(results: Results, look: Look) -> str:
             x - 12 * bool(steep), top - 10, say(name), anchor="start" if steep else "middle", turn=steep, colour="soft"
         )
     for number, times in enumerate((factor, 1)):
-        for above, words in ((28, say("best")), (10, say("at {}×", times))):
+        for above, words in ((28, say("mean")), (10, say("at {}×", times))):
             drawing.text(WIDTH - count * (1.5 - number), top - above, words, anchor="middle", colour="soft")
     for line, row in enumerate(rows):
         y, name = top + step * line, row["encoding"]
@@ -281,15 +279,15 @@ def tasks(results: Results, look: Look) -> str:
         shown = {
             task: f"{value:.2f}" if unit == "loss" else f"{100 * value:.0f}" for task, (unit, value) in scores.items()
         }
-        about = f"{name}: {', '.join(f'{task} {shown[task]}' for task in names)}; best group {best(row, 'longest')} of {len(names)}"
+        about = f"{name}: {', '.join(f'{task} {shown[task]}' for task in names)}; mean score {mean(row, 'longest')}"
         weight = 600 if name in KNOWN else 400
         drawing.text(left - 10, y + 17, name.partition(":")[0], anchor="end", weight=weight, about=about)
         for number, task in enumerate(names):
-            group = row["groups"][task]["longest"]
+            near = 0 if "longest" in results["not_learned"][task] else row["near_best"][task]["longest"]
             x = left + width * number
-            if group <= 2:
-                drawing.box(x + 1.5, y + 1.5, width - 3, step - 3, "deep" if group == 1 else "pale")
-            ink = "on" if group == 1 else "ink" if group == 2 else "soft"
+            if near >= POSSIBLE:
+                drawing.box(x + 1.5, y + 1.5, width - 3, step - 3, "deep" if near >= PROBABLE else "pale")
+            ink = "on" if near >= PROBABLE else "ink" if near >= POSSIBLE else "soft"
             drawing.text(
                 x + width / 2,
                 y + 17,
@@ -297,12 +295,12 @@ def tasks(results: Results, look: Look) -> str:
                 size=14,
                 anchor="middle",
                 colour=ink,
-                weight=600 if group == 1 else 400,
+                weight=600 if near >= PROBABLE else 400,
             )
         for number, at in enumerate(("longest", "trained")):
-            drawing.text(WIDTH - count * (1.5 - number), y + 17, best(row, at), anchor="middle")
+            drawing.text(WIDTH - count * (1.5 - number), y + 17, mean(row, at), anchor="middle")
     end = top + step * len(rows)
-    for x, colour, words in ((120, "deep", "best, or not measurably worse"), (400, "pale", "next best")):
+    for x, colour, words in ((120, "deep", "probably near the best"), (400, "pale", "possibly")):
         drawing.box(x, end + 12, 14, 14, colour)
         drawing.text(x + 21, end + 24, say(words), colour="soft")
     return drawing.svg()

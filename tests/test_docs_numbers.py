@@ -129,11 +129,6 @@ def longer_context():
 
     rows = {p["times"]: {task: by_method(p, task) for task in ("perplexity", "repeated")} for p in STORIES["longer"]}
     for tasks in rows.values():
-        assert all(
-            gap(tasks["perplexity"][m])["low"] < 0 < gap(tasks["perplexity"][m])["high"]
-            for m in ("streaming", "lm_infinite")
-        )
-        assert all(tasks["repeated"][m]["group"] == 1 for m in ("leaky_rerope", "rerope+log_n", "rerope"))
         schedules = ("linear", "ntk", "ntk_mixed", "llama3", "dynamic", "abf:new_base=500000")
         running = {m: row["loss"]["mean"] for m, row in tasks["perplexity"].items()}
         assert max(running["yarn"], running["mrrope"]) < min(running[m] for m in schedules)
@@ -149,8 +144,20 @@ def longer_context():
         abs(losses[times][m] - losses[times]["none"]) for times in (4, 8) for m in ("log_n", "softmax_n", "string")
     )
     yield f"they are within {near + 0.05:.1f} nats of the unmodified model"
-    assert rows[2]["perplexity"]["jet_long"]["group"] == rows[2]["perplexity"]["rerope"]["group"]
-    assert rows[8]["perplexity"]["jet_long"]["group"] > rows[8]["perplexity"]["rerope"]["group"]
+    jet = [
+        tasks["perplexity"]["jet_long"]["loss"]["mean"] - tasks["perplexity"]["rerope"]["loss"]["mean"]
+        for tasks in rows.values()
+    ]
+    yield f"{jet[0]:.3f} nats more than `rerope` on running text at twice the length, {jet[-1]:.2f} more at eight times"
+    one_pass = [
+        abs(gap(tasks["perplexity"][m])["mean"]) for tasks in rows.values() for m in ("streaming", "lm_infinite")
+    ]
+    yield f"within {math.ceil(100 * max(one_pass)) / 100} nats of truncating on running text"
+    behind_best = []
+    for tasks in rows.values():
+        of = {m: row["loss"]["mean"] for m, row in tasks["repeated"].items()}
+        behind_best += [of[m] - min(of.values()) for m in ("leaky_rerope", "rerope+log_n", "rerope")]
+    yield f"`rerope` are within {math.ceil(10 * max(behind_best)) / 10} nats of the lowest loss at every length"
     growing, one = (MAPS["methods"][name] for name in ("jet_long", "jet_long, one group"))
     less = [sum(one[n]) / len(one[n]) - sum(growing[n]) / len(growing[n]) for n in ("1024", "2048")]
     yield f"cost {less[0]:.2f} nats less than one group at four times the length, {less[1]:.2f} at eight"

@@ -4,7 +4,6 @@
 import gzip
 import json
 import re
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -40,24 +39,9 @@ def of_size(size, name):
     return SIZES[size]["ten"]["levels"][name]["1"]["mean"]
 
 
-def by_seed(task, name):
-    """Right answers at the training length in percent, a number for each training."""
-    spec = spec_from_file_location("leaderboard", BENCHMARKS / "leaderboard.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    ranking = module.Board.read(module.ARCHIVES).rankings[task]
-    variant = next(each for each in ranking.trained if each.name == name)
-    return [100 * x for x in variant.values(1, sorted(variant.scores), ranking.criterion.key).mean(1).tolist()]
-
-
 def leaderboard():
-    """What its page says of the budget, of group 1, of parameters."""
+    """What its page says of the budget."""
     steps = {task: BOARD["tasks"][task]["settings"]["steps"] for task in BOARD["tasks"]}
-    seeds = [f"{share:.0f}" for share in by_seed("recall", "rope")]
-    yield (
-        f"which encodings came to that jump within {steps['recall']} steps, and with which seeds: `rope` reads "
-        f"{', '.join(seeds[:-1])} and {seeds[-1]} % of the values, seed by seed"
-    )
     assert LONGER_TRAINING["steps"] == 3 * steps["text"]
     assert LONGER_TRAINING["seeds"] == [0]
     now = LONGER_TRAINING["loss"]
@@ -66,11 +50,6 @@ def leaderboard():
         f"{loss('rope', 0) - loss('stick_breaking', 0):.3f}, and `rope` at 1024 bytes has {now['rope'][-1]:.2f} in place of "
         f"{loss('rope', -1):.2f}"
     )
-    best = max((row["lengths"][-1]["accuracy"] for row in rows("addition").values()), key=lambda each: each["mean"])
-    chance = BOARD["tasks"]["addition"]["data"]["chance"]
-    assert best["low"] < chance
-    yield f"the best has {100 * best['mean']:.1f} %, the most common answer {100 * chance:.1f} %"
-    yield f"`deberta` has {rows('text')['deberta']['parameters']}, `rope` {rows('text')['rope']['parameters']}"
 
 
 def claims():
@@ -170,7 +149,8 @@ OVERCLAIMS = {
     r"differ in the last digits": "generated tasks differ by more",
     r"--preset longer +# what": "a month of one thread on the demo model",
     r"(?i)seven minutes": "the suite takes longer",
-    r"on how many tasks it is among the best": "group 1 is not measurably worse than the best",
+    r"on how many tasks it is among the best": "it is not known which are",
+    r"(?i)\bgroup 1\b|\bfirst group\b|not measurably (worse|behind)|no measurable difference": "not significant is not equal",
 }
 
 

@@ -86,13 +86,13 @@ def _losses() -> tuple[dict[str, dict[str, Any]], str]:
     """The encodings of the leaderboard by name, what they score on text, and how that was measured."""
     results = _read(LEADERBOARD)
     found, where = results["tasks"]["text"], "[the leaderboard](../leaderboard.md)"
-    groups = {row["encoding"]: row for row in results["table"]}
+    means = {row["encoding"]: row for row in results["table"]}
     s, seeds = found["settings"], found["seeds"]
     how = (
         f"{s['num_layers']} layers of width {s['dim']}, {s['length']} bytes in training, {s['steps']} steps, "
         f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95&nbsp;%: {where}"
     )
-    return {arm["name"]: arm | {"groups": groups.get(arm["name"])} for arm in found["arms"] if arm["trained"]}, how
+    return {arm["name"]: arm | {"means": means.get(arm["name"])} for arm in found["arms"] if arm["trained"]}, how
 
 
 def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
@@ -127,12 +127,12 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
     shown = dict.fromkeys((name, *others, "rope", "none"))
     for each in (each for each in shown if each in arms):
         points, (forward, _) = arms[each]["lengths"], times(each)
-        change, groups = points[-1]["change"], arms[each]["groups"]
+        change, means = points[-1]["change"], arms[each]["means"]
         cells = [
             f"**`{each}`**" if each == name else f"[`{each}`]({each}.md)",
             f"{points[0]['loss']['mean']:.3f}",
             f"{change['mean']:+.3f} ±&nbsp;{(change['high'] - change['low']) / 2:.3f}, {arms[each]['verdict']}",
-            *(f"{groups[key]:.1f}" if groups else "–" for key in ("mean_trained", "mean_longest")),
+            *(report.mean_score(means[at]) if means else "–" for at in ("trained", "longest")),
             f"{forward:.2f}" if forward else "–",
         ]
         rows.append(cells)
@@ -141,12 +141,13 @@ def beside(name: str, others: Iterable[str]) -> list[str]:
         "encoding",
         f"loss at {first[0]['length']} bytes",
         f"change at {first[-1]['length']}",
-        "mean group of all tasks",
+        "mean score of all tasks",
         "at the longest",
     ]
     return [
         table([*head, "time"], rows),
-        f"Loss in nats per byte of held-out text, lower is better ({how}). Time is that of attention over attention without "
+        f"Loss in nats per byte of held-out text, lower is better ({how}); the mean score has guessing at 0 and the best possible "
+        "at 100. Time is that of attention over attention without "
         "position, forward, 2048 tokens ([method](../bench.md)).",
     ]
 
@@ -165,13 +166,13 @@ def beyond(name: str, method: str) -> str:
                     cells = [_nats(of[each]) for each in ("cut_off", "none")]
                     rows.append(
                         (f"{model}, {at['times']:.3g}×, {({'perplexity': 'running text', 'passkey': 'passkey'})[kind]}",
-                         f"**{_nats(row)}**", *cells, f"{row['group']} of {max(each['group'] for each in of.values())}")
+                         f"**{_nats(row)}**", *cells)
                     )  # fmt: skip
     if not rows:
         return ""
-    head = ("model, length, task", f"`{name}`", "truncated input", "unmodified", "group")
+    head = ("model, length, task", f"`{name}`", "truncated input", "unmodified")
     return (
-        f"{table(head, rows)}\n\nNats per token, lower is better; the length is that of the text over the trained one; group 1 is the best method and those not distinguished from it. "
+        f"{table(head, rows)}\n\nNats per token, lower is better; the length is that of the text over the trained one. "
         "[All methods, with intervals](../benchmarks/longer_stories15M.md), and [what they show](../longer_context.md)."
     )
 

@@ -122,7 +122,7 @@ class Repeat(Experiment):
             losses[factor], hits[factor] = (values[:, -self.length :].mean(1) for values in by_token)
         return Scores(losses, extra={"accuracy": hits})
 
-    def chance(self, corpus):
+    def chance(self, corpus, condition):
         return corpus.chance
 
 

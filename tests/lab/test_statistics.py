@@ -3,10 +3,24 @@ import math
 import pytest
 import torch
 from scipy.special import stdtrit
-from scipy.stats import false_discovery_control, ttest_1samp, ttest_rel
+from scipy.stats import false_discovery_control, fisher_exact, ttest_1samp, ttest_rel
 
 from posenc.errors import InputError
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, HOLM, Z_975, different, estimate, groups, measurable, wilson
+from posenc.lab.statistics import (
+    BENJAMINI_HOCHBERG,
+    HOLM,
+    Z_975,
+    average,
+    chances,
+    contrast,
+    different,
+    estimate,
+    fisher,
+    found,
+    moderated,
+    near_best,
+    wilson,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("of_seed", "of_window"), [(1.0, 0.2), (0.2, 2.0), (0.0, 1.0)])
@@ -76,9 +90,10 @@ def test_two_rows_over_seeds_differ_where_the_interval_of_their_difference_is_of
         e = estimate(values[0] - values[1])
         outcomes.add(bool(different(values)[0, 1]))
         assert bool(different(values)[0, 1]) == (not e.low <= 0 <= e.high)
+        both = contrast(values, 0, 1)
+        assert (both.mean, both.low, both.high) == pytest.approx((e.mean, e.low, e.high), abs=1e-6)
     assert outcomes == {True, False}
-    assert groups(torch.stack((values[0], values[0] + 9))) == [1, 2]
-    assert groups(torch.zeros(1, 4, 3)) == [1]
+    assert not different(torch.zeros(3, 4, 5)).any()
 
 
 def test_false_differences_are_as_rare_as_stated():
@@ -91,25 +106,95 @@ def test_holm_finds_what_bonferroni_finds_and_more():
     noise = torch.Generator().manual_seed(6)
     effects = [0.0, 0.6, 0.75, 0.8, 3.0]
     gaps = [torch.randn(1, 12 + size, generator=noise).double() + effect for size, effect in enumerate(effects)]
-    chances = [ttest_1samp(gap[0], 0).pvalue for gap in gaps]
-    order = sorted(range(len(gaps)), key=chances.__getitem__)
-    passed = [chances[which] * (len(gaps) - rank) <= 0.05 for rank, which in enumerate(order)]
+    by_chance = [ttest_1samp(gap[0], 0).pvalue for gap in gaps]
+    order = sorted(range(len(gaps)), key=by_chance.__getitem__)
+    passed = [by_chance[which] * (len(gaps) - rank) <= 0.05 for rank, which in enumerate(order)]
     expected = order[: passed.index(False)]
-    assert [which for which, found in enumerate(measurable(gaps)) if found] == sorted(expected)
+    assert found(torch.tensor(by_chance)).nonzero().flatten().tolist() == sorted(expected)
     bonferroni = {which for which, gap in enumerate(gaps) if estimate(gap, len(gaps)).low > 0}
     assert 0 < len(bonferroni) < len(expected) < len(gaps)
     assert bonferroni < set(expected)
-    assert measurable([]) == []
-    with pytest.raises(InputError, match="differences=NaN"):
-        measurable([gaps[0] * math.nan])
+    assert found(torch.empty(0)).tolist() == []
 
 
-def test_a_group_is_a_best_row_and_what_does_not_differ_from_it():
-    steps = torch.tensor([[3.0], [1.0], [1.0], [2.0]])
-    assert groups(steps + torch.arange(4.0)) == [3, 1, 1, 2]
-    assert groups(torch.zeros(3, 5)) == [1, 1, 1]
+def simulated(draws, rows, seeds, texts, world):
+    """Encodings of equal means: trainings vary alike, each its own way, or learn with the same probability or do not."""
+    noise = torch.randn(rows, seeds, 1, generator=draws).double()
+    if world == "own":
+        noise = noise * torch.randn(rows, 1, 1, generator=draws).double().exp()
+    elif world == "jump":
+        noise = 5 * (torch.rand(rows, seeds, 1, generator=draws) < 0.5).double() + 0.1 * noise
+    return noise + torch.randn(rows, seeds, texts, generator=draws) + 0.5 * torch.randn(rows, 1, texts, generator=draws)
+
+
+@pytest.mark.parametrize("world", ["alike", "own", "jump"])
+def test_tables_of_equal_encodings_show_differences_as_rarely_as_stated(world):
+    """Of few seeds: where each pair had its own variance, most such tables had some."""
+    draws, tables = torch.Generator().manual_seed(4), 150
+    wrong = own = 0
+    for _ in range(tables):
+        values = simulated(draws, 30, 4, 24, world)
+        wrong += bool(different(values, BENJAMINI_HOCHBERG, jumps=world == "jump").any())
+        first, second = torch.triu_indices(30, 30, 1)
+        gaps = values.mean(2)[first] - values.mean(2)[second]
+        own += bool(found(torch.tensor(ttest_1samp(gaps, 0, axis=1).pvalue), BENJAMINI_HOCHBERG).any())
+    assert wrong / tables <= 0.05 + 3 * (0.05 * 0.95 / tables) ** 0.5
+    if world == "jump":
+        assert own / tables > 0.3
+
+
+def test_variances_are_drawn_together_as_far_as_they_agree():
+    draws = torch.Generator().manual_seed(0)
+    alike, freedom = moderated(simulated(draws, 40, 4, 24, "alike"))
+    assert freedom > 8
+    assert alike.max() / alike.min() < 12
+    values = simulated(draws, 40, 4, 24, "own")
+    own, few = moderated(values)
+    assert 3 < few < 15
+    assert own.max() / own.min() > 30
+    assert bool((moderated(values, jumps=True)[0] >= own).all())
+
+
+def test_moderated_tests_find_more_than_those_of_each_pair():
+    draws = torch.Generator().manual_seed(9)
+    effects = torch.arange(12)[:, None, None] // 2 * 2.0
+    values = effects + simulated(draws, 12, 4, 24, "alike")
+    gaps = values.mean(2)[:, None] - values.mean(2)
+    first, second = torch.triu_indices(12, 12, 1)
+    own = found(torch.tensor(ttest_1samp(gaps[first, second], 0, axis=1).pvalue), BENJAMINI_HOCHBERG)
+    assert different(values, BENJAMINI_HOCHBERG)[first, second].sum() > own.sum()
+    assert float(chances(values)[0, 11]) < 1e-4
+
+
+def test_near_the_best_is_a_probability_and_no_bonus_for_variance():
+    draws = torch.Generator().manual_seed(0)
+    noise = torch.randn(4, 4, 32, generator=draws).double()
+    means = torch.tensor([0.0, 0.03, 0.5, 5.0]).double()[:, None, None]
+    steady = near_best(means + 0.01 * noise, 0.05)
+    assert steady.tolist() == [1, pytest.approx(1, abs=0.05), 0, 0]
+    wild = torch.tensor([-3.0, 1.0, 2.0, 2.0]).double()[:, None]  # one lucky training among four
+    values = torch.stack((0.01 * noise[0], 0.3 + wild + 0.01 * noise[1]))
+    sure, unsure = near_best(values, 0.05).tolist()
+    assert 0 < unsure < 0.4 < sure < 1
+    assert torch.equal(near_best(values, 0.05), near_best(values, 0.05))
+    assert near_best(torch.zeros(3, 5), 0).tolist() == [1, 1, 1]
     with pytest.raises(InputError, match="two texts or more"):
-        groups(torch.zeros(3, 1))
+        near_best(torch.zeros(3, 1), 0.1)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 4), (1, 3), (2, 2), (4, 4), (0, 0)])
+def test_the_exact_test_is_that_of_fisher(one, other):
+    assert fisher(one, other, 4) == pytest.approx(fisher_exact([[one, 4 - one], [other, 4 - other]]).pvalue)
+
+
+def test_an_average_covers_the_truth_and_is_of_equal_weights():
+    draws, covered = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        tasks = [k + torch.randn(4, 1, generator=draws) + torch.randn(1, 24, generator=draws) for k in range(3)]
+        e = average([task.double() for task in tasks])
+        covered += e.low <= 1.0 <= e.high
+    assert covered / 400 >= 0.93
+    assert e.mean == pytest.approx(sum(float(task.mean()) for task in tasks) / 3)
 
 
 def test_intervals_of_several_comparisons_are_wider():

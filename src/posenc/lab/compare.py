@@ -235,16 +235,21 @@ class ComparisonStudy(Study[Run, RunRecord]):
         }
 
     def _places(self, ranking: Ranking) -> list[str]:
-        """Where the encodings that are not of the table are in it, by group."""
+        """Where the encodings that are not of the table are in it, by their mean."""
         s, lines = self.comparison.settings, []
         if not self.in_table:
             return []
         for variant in (each for each in ranking.trained if each.encoding not in self.in_table):
             places = []
             for condition in dict.fromkeys((s.trained_at, s.conditions[-1])):
-                groups = ranking.groups(condition)
-                places.append(f"{groups[variant.name]} of {max(groups.values())} at {s.spelled(condition)}")
-            lines.append(f"{variant.name} is in group {' and '.join(places)}; 1 is the best.")
+                e, m = ranking.level(variant, condition), s.criterion
+                ahead = sum(m.worse * (e.mean - ranking.level(each, condition).mean) > 0 for each in ranking.trained)
+                near = ranking.near_best(condition)[variant.name]
+                places.append(
+                    f"{m.value(e.mean)} at {s.spelled(condition)}, place {ahead + 1} of {len(ranking.trained)}, within "
+                    f"{m.margin} of the best with a probability of {100 * near:.0f} %"
+                )
+            lines.append(f"{variant.name}: {'; '.join(places)}.")
         return lines
 
 

@@ -94,8 +94,9 @@ class Scores:
 class Criterion:
     """How the results of an experiment are ranked and written.
 
-    key: what ranks the variants: "loss" in nats, or a share in `Scores.extra`, of which more is better. tolerance: a variant
-    holds while the change for the worse stays below this (upper end of the interval). undertrained: a variant this far behind
+    key: what ranks the variants: "loss" in nats, or a share in `Scores.extra`, of which more is better. tolerance: a difference
+    that does not matter: a variant holds while the change for the worse stays below it (upper end of the interval), and is near
+    the best within it. undertrained: a variant this far behind
     the best at the condition of training has learned too little for a flat curve to count. points, condition, size: keys of
     results.json, of the list with one row per condition, and of the condition and its size in such a row.
     """
@@ -115,6 +116,16 @@ class Criterion:
     def worse(self) -> int:
         """The sign of a change for the worse."""
         return -1 if self.higher_is_better else 1
+
+    @property
+    def best(self) -> float:
+        """The best possible: all right, or no loss, which no text allows."""
+        return float(self.higher_is_better)
+
+    @property
+    def margin(self) -> str:
+        """The tolerance in words: "0.05 nats", "5 points"."""
+        return f"{100 * self.tolerance:.0f} points" if self.higher_is_better else f"{self.tolerance} nats"
 
     def value(self, mean: float) -> str:
         """ "1.879", or "93.1 %" of a share."""
@@ -316,8 +327,8 @@ class Experiment(ABC):
 
     # ---------------------------------------------------------------- what is particular in the results
 
-    def chance(self, corpus: Any) -> float | None:
-        """What guessing scores, where the criterion is a share."""
+    def chance(self, corpus: Any, condition: int) -> float | None:
+        """What guessing scores under a condition, by the criterion; None: not known."""
         return None
 
     def row(self, ranking: "Ranking", variant: "Aggregate") -> dict[str, Any]:

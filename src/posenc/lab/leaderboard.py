@@ -3,11 +3,11 @@
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,7 +20,8 @@ from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe
 from posenc.lab.parallel import world
-from posenc.lab.results import RunRecord
+from posenc.lab.results import Ranking, RunRecord, collect
+from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
 from posenc.lab.study import Progress, Results, Study, difference, run
 
@@ -28,6 +29,9 @@ __all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 
 TASKS = ("text", "copy", "addition", "recall", "sort", "dyck", "induction")
 """Of the preset leaderboard."""
+End = Literal["trained", "longest"]
+ENDS: tuple[End, End] = "trained", "longest"
+"""The training length, and the longest of the test."""
 
 
 class Leaderboard(Study[Run, RunRecord]):
@@ -91,26 +95,41 @@ class Leaderboard(Study[Run, RunRecord]):
         if not tasks:
             raise InputError("no run is finished: run the same command again, or a share with runs in it")
         one = next(iter(tasks.values()))
-        rows = table({name: (self.studies[name].comparison.settings, tasks[name]) for name in tasks})
+        rankings = {}
+        for name in tasks:
+            study = self.studies[name]
+            rankings[name] = Ranking(collect(parts[name]), study.comparison.settings, study.corpus)
+        rows = table(rankings)
         return {
             "settings": {"tasks": list(tasks), "encodings": one["settings"]["encodings"]},
             "seeds": one["seeds"],
             "machine": one["machine"],
             "tasks": tasks,
             "table": rows,
+            "not_learned": {
+                name: [
+                    at
+                    for at in ENDS
+                    if None not in ranking.chance.values() and ranking.nobody_learned(end(ranking, at))
+                ]
+                for name, ranking in rankings.items()
+            },
             "answer": self._places(rows),
         }
 
     def _places(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Where the encodings that are not of a table of finished runs are among all, by mean group."""
+        """Where the encodings that are not of a table of finished runs are among all, by mean score."""
         known, lines = next(iter(self.studies.values())).in_table, []
         for row in rows:
             if known and row["encoding"] not in known:
                 places = []
-                for at, where in (("mean_trained", "the training length"), ("mean_longest", "the longest")):
-                    better = sum(each[at] < row[at] for each in rows)
-                    places.append(f"{row[at]:.1f} at {where}, place {better + 1} of {len(rows)}")
-                lines.append(f"{row['encoding']} has the mean group {'; '.join(places)}.")
+                for at, where in zip(ENDS, ("the training length", "the longest"), strict=True):
+                    if row[at] is not None:
+                        better = sum(each[at]["mean"] > row[at]["mean"] for each in rows)
+                        half = (row[at]["high"] - row[at]["low"]) / 2
+                        score = f"{100 * row[at]['mean']:.0f} ± {100 * half:.0f}"
+                        places.append(f"{score} at {where}, place {better + 1} of {len(rows)}")
+                lines.append(f"{row['encoding']} has the mean score {'; '.join(places)}.")
         return lines
 
     def remote(self) -> "Leaderboard":
@@ -137,23 +156,31 @@ class Leaderboard(Study[Run, RunRecord]):
         return {cell: record for cell, record in done.items() if cell.settings.name == task}
 
 
-def table(tasks: Mapping[str, tuple[Experiment, Results]]) -> list[dict[str, Any]]:
-    """A row for each trained encoding that has results in every task, the lowest mean group first: group, 1 is the best, at the
-    training length and at the longest, by task and in the mean."""
-    rows: dict[str, dict[str, dict[str, int]]] = {}
-    for task, (s, results) in tasks.items():
-        for variant in results["arms"]:
-            groups = [point["group"] for point in variant[s.criterion.points]]
-            if variant["trained"] and None not in groups:
-                trained = groups[s.conditions.index(s.trained_at)]
-                rows.setdefault(variant["name"], {})[task] = {"trained": trained, "longest": groups[-1]}
-    complete = {name: of for name, of in rows.items() if len(of) == len(tasks)}
-    means = {
-        name: {f"mean_{at}": fmean(groups[at] for groups in of.values()) for at in ("trained", "longest")}
-        for name, of in complete.items()
-    }
-    order = sorted(complete, key=lambda name: (means[name]["mean_longest"], means[name]["mean_trained"]))
-    return [{"encoding": name, "groups": complete[name], **means[name]} for name in order]
+def end(ranking: Ranking, at: End) -> int:
+    """The condition of training, or the last."""
+    return ranking.settings.trained_at if at == "trained" else ranking.settings.conditions[-1]
+
+
+def table(rankings: Mapping[str, Ranking]) -> list[dict[str, Any]]:
+    """A row for each trained encoding that has results in every task, the best at the longest length first: at the training
+    length and at the longest, the mean over the tasks of its scores, on a scale with guessing at 0 and the best possible at 1,
+    and by task how probably it is near the best. Left out of a mean are tasks that nobody learned, and tasks of which it is not
+    known what guessing scores; where none is left, it is None."""
+    known = {task: r for task, r in rankings.items() if None not in r.chance.values()}
+    counted = {at: [r for r in known.values() if not r.nobody_learned(end(r, at))] for at in ENDS}
+    near = {task: {at: r.near_best(end(r, at)) for at in ENDS} for task, r in rankings.items()}
+    names = [variant.name for variant in next(iter(rankings.values())).trained]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        of = {task: next((v for v in r.trained if v.name == name), None) for task, r in rankings.items()}
+        if None in of.values():
+            continue
+        row: dict[str, Any] = {"encoding": name}
+        for at in ENDS:
+            values = [r.normalised(variant, end(r, at)) for r in counted[at] if (variant := of[r.settings.name])]
+            row[at] = asdict(average(values)) if values else None
+        rows.append(row | {"near_best": {task: {at: near[task][at].get(name) for at in ENDS} for task in rankings}})
+    return sorted(rows, key=lambda row: tuple(-(row[at] or {"mean": 0})["mean"] for at in reversed(ENDS)))
 
 
 def compare_tasks(
@@ -171,7 +198,7 @@ def compare_tasks(
     table: Table | None = None,
 ) -> dict[str, Any]:
     """Run comparisons of the same encodings on several tasks into one folder, as `posenc.lab.compare.compare` does one; returns
-    what results.json holds: "tasks" has the results of each, "table" their groups side by side.
+    what results.json holds: "tasks" has the results of each, "table" their scores side by side.
 
     Raises:
         InputError: as `compare`; comparisons of different encodings; several processes that train together.

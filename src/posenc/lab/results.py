@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import listed
+from posenc.errors import InputError, listed
 from posenc.lab.experiment import Experiment, Run
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, Estimate, estimate, groups, wilson
+from posenc.lab.statistics import Estimate, estimate, near_best, wilson
 
 CURVE_POINTS = 50
+LEARNED = 0.1
+"""Of the way from guessing to the best possible: a task on which nobody came farther says nothing of the encodings."""
 LOSS = "loss"
 """The measure that every task has: nats per target."""
 
@@ -110,7 +112,7 @@ class Ranking:
         self.settings = settings
         self.corpus = corpus
         self.criterion = settings.criterion
-        self.chance: float | None = settings.chance(corpus)
+        self.chance = {condition: settings.chance(corpus, condition) for condition in settings.conditions}
         self.variants: list[Aggregate] = sorted(
             variants, key=lambda variant: self.criterion.worse * self.level(variant, settings.conditions[-1]).mean
         )
@@ -137,7 +139,54 @@ class Ranking:
 
     def at_chance(self, variant: Aggregate) -> bool:
         """Whether a variant is not measurably better than guessing under the condition of training."""
-        return self.chance is not None and self.level(variant, self.settings.trained_at).low <= self.chance
+        at = self.settings.trained_at
+        return self.chance[at] is not None and estimate(self.normalised(variant, at)).low <= 0
+
+    def nobody_learned(self, condition: int) -> bool:
+        """Whether no variant came, in the mean, farther than LEARNED of the way from guessing to the best possible under a
+        condition."""
+        return all(self.normalised(variant, condition).mean().item() <= LEARNED for variant in self.trained)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that all trained variants have."""
+        of = [set(variant.scores) for variant in self.trained]
+        return sorted(set[int].intersection(*of)) if of else []
+
+    def near_best(self, condition: int) -> dict[str, float]:
+        """How probably each trained variant is within the tolerance of the best under a condition, by
+        `posenc.lab.statistics.near_best`; empty where the variants have no seed in common."""
+        if not self.seeds:
+            return {}
+        values = [self.criterion.worse * v.values(condition, self.seeds, self.criterion.key) for v in self.trained]
+        shares = near_best(torch.stack(values), self.criterion.tolerance).tolist()
+        return dict(zip((v.name for v in self.trained), shares, strict=True))
+
+    def normalised(self, variant: Aggregate, condition: int) -> Tensor:
+        """What a variant scored, (seeds, examples), on a scale that has guessing at 0 and the best possible at 1."""
+        chance, best = self.chance[condition], self.criterion.best
+        if chance is None:
+            raise InputError(f"task={self.settings.name}: what guessing scores is not known; define Experiment.chance")
+        values = variant.values(condition, sorted(variant.scores), self.criterion.key)
+        return (values - chance) / (best - chance)
+
+    def reached(self, variant: Aggregate) -> list[float]:
+        """What each training reached at the condition of training, from 0, guessing, to 1, the best possible."""
+        return self.normalised(variant, self.settings.trained_at).mean(1).tolist()
+
+    @property
+    def jumps(self) -> bool:
+        """Whether trainings learn the task or do not: at the condition of training, fewer than a quarter of them end in the
+        middle half of the way from guessing to the best possible, and a tenth or more on each side of it."""
+        if not self.criterion.higher_is_better or self.chance[self.settings.trained_at] is None:
+            return False
+        ends = [end for variant in self.trained for end in self.reached(variant)]
+        low, high = (sum(end < 0.25 for end in ends), sum(end > 0.75 for end in ends))
+        return min(low, high) >= len(ends) / 10 and len(ends) - low - high < len(ends) / 4
+
+    def learned(self, variant: Aggregate) -> list[int]:
+        """The seeds whose trainings came more than half the way from guessing to the best possible, at the condition of training."""
+        return [seed for seed, end in zip(sorted(variant.scores), self.reached(variant), strict=True) if end > 0.5]
 
     def verdict(self, variant: Aggregate, conditions: Sequence[int]) -> str:
         """What happens on the way from the condition of training over others: "holds", "breaks at once", ..."""
@@ -166,23 +215,12 @@ class Ranking:
         """The measured part of results.json."""
         conditions = self.settings.conditions
         best = {condition: self.best(condition, self.variants) for condition in conditions}
-        of = {condition: self.groups(condition) for condition in conditions}
+        of = {condition: self.near_best(condition) for condition in conditions}
         rows = [self._row(variant, best, of) for variant in self.variants]
         return {"arms": rows, "extensions": self._extensions()}
 
-    def groups(self, condition: int) -> dict[str, int]:
-        """The group of each trained variant under a condition, 1 with the best: `posenc.lab.statistics.groups` of what all of
-        them scored with the same seeds; empty where they have none in common."""
-        seeds = (
-            sorted(set[int].intersection(*(set(variant.scores) for variant in self.trained))) if self.trained else []
-        )
-        if not seeds:
-            return {}
-        values = [self.criterion.worse * v.values(condition, seeds, self.criterion.key) for v in self.trained]
-        return dict(zip((v.name for v in self.trained), groups(torch.stack(values), BENJAMINI_HOCHBERG), strict=True))
-
     def _row(
-        self, variant: Aggregate, best: Mapping[int, Aggregate], of: Mapping[int, Mapping[str, int]]
+        self, variant: Aggregate, best: Mapping[int, Aggregate], of: Mapping[int, Mapping[str, float]]
     ) -> dict[str, Any]:
         s, m = self.settings, self.criterion
         points = []
@@ -193,7 +231,8 @@ class Ranking:
                 point[m.key] = asdict(self.level(variant, condition))
             point["change"] = asdict(self.change(variant, condition))
             point["behind_best"] = asdict(self.behind(variant, best[condition], condition))
-            point["group"] = of[condition].get(variant.name)
+            point["near_best"] = of[condition].get(variant.name)
+            point["chance"] = self.chance[condition]
             points.append(point | s.point(self, variant, condition))
         seeds = sorted(variant.scores)
         cells = [variant.cells[seed] for seed in seeds]
@@ -203,6 +242,7 @@ class Ranking:
             "trained": variant.trained,
             "seeds": seeds,
             "verdict": self.verdict(variant, s.larger),
+            **self._share_learned(variant),
             m.points: points,
             **s.row(self, variant),
             "training": _training(cells),
@@ -212,6 +252,18 @@ class Ranking:
             "test_tokens_per_second": statistics.median([variant.scores[s].tokens_per_second for s in seeds]),
             "training_seconds": statistics.median([c.training_seconds for c in cells]),
             "memory_bytes": cells[0].memory_bytes,
+        }
+
+    def _share_learned(self, variant: Aggregate) -> dict[str, Any]:
+        """Where trainings jump: how many learned the task, and what those score at the last condition."""
+        if not self.jumps:
+            return {}
+        seeds, condition = self.learned(variant), self.settings.conditions[-1]
+        low, high = wilson(len(seeds), len(variant.scores))
+        of = [variant.values(condition, [seed], self.criterion.key).mean().item() for seed in seeds]
+        return {
+            "learned": {"hits": len(seeds), "n": len(variant.scores), "low": low, "high": high},
+            "given_learned": statistics.fmean(of) if of else None,
         }
 
     def _untrained(self) -> list[tuple[Aggregate, Aggregate]]:
@@ -245,7 +297,8 @@ class Ranking:
         guessing = [variant.name for variant in self.trained if self.at_chance(variant)]
         if guessing:
             lines.append(
-                f"Not measurably better than guessing ({self.criterion.value(self.chance or 0)}): {listed(guessing)}."
+                f"Not measurably better than guessing ({self.criterion.value(self.chance[s.trained_at] or 0)}): "
+                f"{listed(guessing)}."
             )
         for conditions in directions:
             lines += self._by_verdict(conditions)
@@ -257,7 +310,7 @@ class Ranking:
         ties = [v.name for v in variants if v is not best and self.behind(v, best, condition).low <= 0]
         value = m.value(self.level(best, condition).mean)
         unit = "" if m.higher_is_better else f" nats per {self.settings.unit}"
-        tied = f"; not measurably behind: {listed(ties)}" if ties else "; all others are measurably behind"
+        tied = f"; undecided: {listed(ties)}" if ties else "; all others are measurably behind"
         spelled = self.settings.spelled(condition)
         return (
             f"{opening} {spelled}, {best.name} has the best {m.key} ({value}{unit}){tied if len(variants) > 1 else ''}."
@@ -280,10 +333,10 @@ class Ranking:
 
     def _without_training(self, condition: int) -> str:
         """The variants without training against the same weights as trained."""
-        outcomes: dict[str, list[str]] = {"better": [], "worse": [], "no measurable difference": []}
+        outcomes: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
         for variant, model in self._untrained():
             e = self.behind(variant, model, condition)
-            outcome = "better" if e.high < 0 else "worse" if e.low > 0 else "no measurable difference"
+            outcome = "better" if e.high < 0 else "worse" if e.low > 0 else "undecided"
             by = self.criterion.difference(difference(variant, model, condition, self.criterion.key))
             outcomes[outcome].append(f"{variant.name} ({by})")
         parts = [f"{outcome}: {listed(names)}" for outcome, names in outcomes.items() if names]

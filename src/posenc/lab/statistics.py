@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Confidence intervals: of a mean over seeds and windows, and of a share of hits; and which of many means differ."""
+"""Confidence intervals: of a mean over seeds and windows, and of a share of hits; which of many means differ, and how probably
+each is near the best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import comb, exp, log, sqrt
 
 import torch
 from torch import Tensor
 
 from posenc.errors import InputError, check_tensor, shown
 
-__all__ = ["BENJAMINI_HOCHBERG", "HOLM", "Estimate", "different", "estimate", "groups", "measurable", "wilson"]
+__all__ = [
+    "BENJAMINI_HOCHBERG", "HOLM", "Estimate", "average", "chances", "contrast", "different", "estimate", "fisher",
+    "found", "moderated", "near_best", "wilson",
+]  # fmt: skip
 
 HOLM, BENJAMINI_HOCHBERG = "Holm", "Benjamini-Hochberg"
 """Corrections for many comparisons."""
 Z_975 = 1.959964
 """The normal distribution's 97.5 % quantile."""
+DRAWS = 4000
+"""Of a bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -36,72 +42,124 @@ def estimate(values: Tensor, comparisons: int = 1) -> Estimate:
     Satterthwaite's. One seed does not show how trainings differ: the interval is then over windows only. comparisons: how
     many such intervals are to be right together, with a probability of 95 % (Bonferroni).
     """
-    check_tensor("values", values)
-    if values.dim() != 2 or len(values) < 1 or values.shape[1] < 2 or not values.is_floating_point():
-        raise InputError(f"values={shown(values)}: pass (seeds, windows) losses, of two windows or more")
-    if not bool(values.isfinite().all()):
-        raise InputError("values=NaN or infinity: pass finite losses")
+    return average([values], comparisons)
+
+
+def average(measured: Sequence[Tensor], comparisons: int = 1) -> Estimate:
+    """The mean over tasks of their means, each of (seeds, windows) values as of `estimate`, measured apart from each other."""
+    parts, means = [], []
+    for values in measured:
+        check_tensor("values", values)
+        if values.dim() != 2 or len(values) < 1 or values.shape[1] < 2 or not values.is_floating_point():
+            raise InputError(f"values={shown(values)}: pass (seeds, windows) losses, of two windows or more")
+        if not bool(values.isfinite().all()):
+            raise InputError("values=NaN or infinity: pass finite losses")
+        seeds, windows = values.shape
+        parts.append((values.mean(0).var().item() / windows, windows - 1))
+        if seeds > 1:
+            parts.append((values.mean(1).var().item() / seeds, seeds - 1))
+        means.append(values.mean().item())
     from scipy.special import stdtrit  # the quantile of Student's t
 
-    seeds, windows = values.shape
-    mean = values.mean().item()
-    parts = [(values.mean(0).var().item() / windows, windows - 1)]
-    if seeds > 1:
-        parts.append((values.mean(1).var().item() / seeds, seeds - 1))
-    variance = sum(part for part, _ in parts)
+    count = len(means)
+    mean, variance = sum(means) / count, sum(part for part, _ in parts)
     if variance <= 0:
         return Estimate(mean, 0.0, mean, mean)
     freedom = variance**2 / sum(part**2 / df for part, df in parts)
-    half = float(stdtrit(freedom, 1 - 0.025 / comparisons)) * sqrt(variance)
-    return Estimate(mean, sqrt(variance), mean - half, mean + half)
+    half = float(stdtrit(freedom, 1 - 0.025 / comparisons)) * sqrt(variance) / count
+    return Estimate(mean, sqrt(variance) / count, mean - half, mean + half)
 
 
-def different(values: Tensor, correction: str = HOLM) -> Tensor:
-    """Which rows of (rows, texts) or (rows, seeds, texts) values have different means: bool (rows, rows).
+def moderated(values: Tensor, *, jumps: bool = False) -> tuple[Tensor, float]:
+    """The variance of each row's trainings, of (rows, seeds, texts) values, and its degrees of freedom.
 
-    Every pair is compared seed by seed and text by text, as in `estimate`. correction: of the chances of all pairs: HOLM (1979)
-    leaves 5 % for one or more false differences; BENJAMINI_HOCHBERG (1995), for many rows, leaves on average at most 5 % false
-    among the differences found.
+    The few seeds of a row are not enough for its variance: where that is small by chance, differences seem certain. A small one
+    is therefore drawn towards those of all rows, as far as they agree: the moderated t-test of Smyth 2004, "Linear models and
+    empirical Bayes methods for assessing differential expression"; a large one stays, for some encodings do train less
+    reliably. What a seed changes in all rows alike is left out, for rows are compared seed by seed. jumps: trainings learn all or little, and a row whose trainings did the same by chance shows
+    no variance; then none is below the mean of all rows.
     """
+    from scipy.optimize import brentq
+    from scipy.special import digamma, polygamma
+
+    rows, seeds, _ = values.shape
+    means = values.mean(2)
+    rest = means - means.mean(1, keepdim=True) - means.mean(0) + means.mean()
+    own, df = rest.square().sum(1) / (seeds - 1) * rows / (rows - 1), seeds - 1
+    most = float(df * (rows - 1))
+    if not bool((own > 0).any()):
+        return own, most
+    logs = own.clamp(min=1e-5 * float(own[own > 0].median())).log()
+    spread = float(logs.var()) - float(polygamma(1, df / 2))
+    least, widest = float(polygamma(1, most)), float(polygamma(1, 0.25))
+    if spread <= least:  # they agree as far as so many seeds can show
+        variance, freedom = own.mean().expand(rows), most
+    else:
+        prior = 2 * float(brentq(lambda x: float(polygamma(1, x)) - spread, 0.25, most)) if spread < widest else 0.5
+        centre = float(logs.mean() - digamma(df / 2) + log(df / 2) + digamma(prior / 2) - log(prior / 2))
+        variance, freedom = (prior * exp(centre) + df * own) / (prior + df), min(prior + df, most)
+    variance = torch.maximum(variance, own)
+    return variance.clamp(min=float(own.mean())) if jumps else variance, freedom
+
+
+def _compared(values: Tensor, first: Tensor, second: Tensor, jumps: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of some pairs of rows: the difference of their means, its variance, and that variance's degrees of freedom."""
+    _, seeds, texts = values.shape
+    by_text = values.mean(1)
+    gaps = by_text[first] - by_text[second]
+    of_texts = gaps.var(1) / texts
+    variance, squares = of_texts, of_texts.square() / (texts - 1)
+    if seeds > 1:
+        of_row, freedom = moderated(values, jumps=jumps)
+        of_seeds = (of_row[first] + of_row[second]) / seeds
+        variance, squares = variance + of_seeds, squares + of_seeds.square() / freedom
+    return gaps.mean(1), variance, (variance.square() / squares).nan_to_num(1.0)
+
+
+def chances(values: Tensor, *, jumps: bool = False) -> Tensor:
+    """Of every pair of rows of (rows, texts) or (rows, seeds, texts) values: how probable a difference of their means is that is
+    as large, or larger, if there were none. (rows, rows). Rows are compared text by text and seed by seed; how trainings
+    differ: by `moderated`."""
+    from scipy.special import stdtr  # Student's t
+
     values = values.double()
     values = values[:, None] if values.dim() == 2 else values
     rows = len(values)
-    if rows < 2:
-        return torch.zeros(rows, rows, dtype=torch.bool)
+    result = torch.ones(rows, rows, dtype=torch.float64)
+    if rows > 1:
+        first, second = torch.triu_indices(rows, rows, 1)
+        gaps, variance, freedom = _compared(values, first, second, jumps)
+        size = (gaps.abs() / variance.sqrt()).nan_to_num(0.0, torch.inf)
+        result[first, second] = result[second, first] = 2 * torch.as_tensor(stdtr(freedom.numpy(), -size.numpy()))
+    return result
+
+
+def contrast(values: Tensor, one: int, other: int, *, jumps: bool = False) -> Estimate:
+    """How much higher the mean of one row than of another is, of (rows, seeds, texts) values, and the interval, by the test of
+    `chances`."""
+    from scipy.special import stdtrit
+
+    compared = _compared(values.double(), torch.tensor([one]), torch.tensor([other]), jumps)
+    gap, variance, freedom = (float(each) for each in compared)
+    half = float(stdtrit(freedom, 0.975)) * sqrt(variance)
+    return Estimate(gap, sqrt(variance), gap - half, gap + half)
+
+
+def different(values: Tensor, correction: str = HOLM, *, jumps: bool = False) -> Tensor:
+    """Which rows of (rows, texts) or (rows, seeds, texts) values have different means, by `chances`: bool (rows, rows).
+
+    correction: of the chances of all pairs: HOLM (1979) leaves 5 % for one or more false differences; BENJAMINI_HOCHBERG (1995),
+    for many rows, leaves on average at most 5 % false among the differences found. A pair that is not found may differ as well.
+    """
+    rows = len(values)
     first, second = torch.triu_indices(rows, rows, 1)
     result = torch.zeros(rows, rows, dtype=torch.bool)
-    result[first, second] = _found(_chances(values[first] - values[second]), correction)
+    result[first, second] = found(chances(values, jumps=jumps)[first, second], correction)
     return result | result.T
 
 
-def measurable(differences: Sequence[Tensor], correction: str = HOLM) -> list[bool]:
-    """Which of several differences, each of (seeds, texts), have a mean other than 0, by `different`'s test and corrections.
-
-    Raises:
-        InputError: differences that are not finite.
-    """
-    if not all(bool(each.isfinite().all()) for each in differences):
-        raise InputError("differences=NaN or infinity: pass finite differences")
-    chances = [_chances(each.double()[None]) for each in differences]
-    return _found(torch.cat(chances), correction).tolist() if chances else []
-
-
-def _chances(gaps: Tensor) -> Tensor:
-    """Of each of (rows, seeds, texts) differences: how probable a mean is that is so far from 0, or farther, if it were 0."""
-    from scipy.special import stdtr  # Student's t
-
-    _, seeds, texts = gaps.shape
-    parts = [(gaps.mean(1).var(1) / texts, texts - 1)]
-    if seeds > 1:
-        parts.append((gaps.mean(2).var(1) / seeds, seeds - 1))
-    variance, squares = (torch.stack(each).sum(0) for each in zip(*((p, p**2 / df) for p, df in parts), strict=True))
-    freedom = (variance**2 / squares).nan_to_num(1.0)
-    size = (gaps.mean((1, 2)).abs() / variance.sqrt()).nan_to_num(0.0, torch.inf)
-    return 2 * torch.as_tensor(stdtr(freedom.numpy(), -size.numpy()))
-
-
-def _found(chances: Tensor, correction: str) -> Tensor:
-    """Which of the chances are low enough, all of them together."""
+def found(chances: Tensor, correction: str = HOLM) -> Tensor:
+    """Which of (n,) chances are low enough, all of them together; see `different`."""
     ordered, order = chances.sort()
     count = len(chances)
     if correction == HOLM:
@@ -111,21 +169,38 @@ def _found(chances: Tensor, correction: str) -> Tensor:
     return torch.zeros(count, dtype=torch.bool).scatter(0, order, low)
 
 
-def groups(values: Tensor, correction: str = HOLM) -> list[int]:
-    """The group of each row of (rows, texts) or (rows, seeds, texts) values, 1 with the lowest mean: a group is the best row
-    that has none yet, and all others of those that are not `different` from it."""
+def near_best(values: Tensor, margin: float) -> Tensor:
+    """How probably the mean of each row is within a margin of the lowest, of (rows, texts) or (rows, seeds, texts) values: (rows,).
+
+    A bootstrap over seeds and over texts, both drawn for all rows alike, which read the same texts and start from the same
+    seeds. Its draws are stretched by n / (n - 1) of the variance, without which few seeds would seem surer than they are.
+    """
     check_tensor("values", values)
     if values.dim() not in (2, 3) or not len(values) or values.shape[-1] < 2 or not bool(values.isfinite().all()):
         raise InputError(f"values={shown(values)}: pass finite (rows, texts) values, of two texts or more")
-    apart, means, found = (
-        different(values, correction),
-        values.flatten(1).mean(1),
-        torch.zeros(len(values), dtype=torch.int64),
+    values = values.double()
+    values = values[:, None] if values.dim() == 2 else values
+    draws = torch.Generator().manual_seed(0)
+    _, seeds, texts = values.shape
+    means = torch.einsum("rst,bs,bt->br", values, _weights(seeds, draws), _weights(texts, draws))
+    return (means <= means.min(1, keepdim=True).values + margin).double().mean(0)
+
+
+def _weights(count: int, draws: torch.Generator) -> Tensor:
+    """How often each of a number of things is drawn, (DRAWS, count), the sum 1."""
+    drawn = torch.randint(count, (DRAWS, count), generator=draws)
+    share = torch.zeros(DRAWS, count, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones(1).double().expand_as(drawn)
     )
-    while bool((found == 0).any()):
-        best = int(means.masked_fill(found > 0, torch.inf).argmin())
-        found[(found == 0) & ~apart[best]] = found.max() + 1
-    return found.tolist()
+    return 1 / count + (share / count - 1 / count) * sqrt(count / max(count - 1, 1))
+
+
+def fisher(one: int, other: int, count: int) -> float:
+    """How probable hits as far apart as one and another, each of `count`, or farther, are, if their shares were the same (Fisher
+    1935, two-sided)."""
+    total, every = one + other, comb(2 * count, count)
+    ways = [comb(total, k) * comb(2 * count - total, count - k) for k in range(min(total, count) + 1)]
+    return sum(way for way in ways if way <= ways[one]) / every
 
 
 def wilson(hits: float, count: float) -> tuple[float, float]:

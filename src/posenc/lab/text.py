@@ -188,6 +188,10 @@ class Settings(OverLengths):
 
     # ---------------------------------------------------------------- results
 
+    def chance(self, corpus: Corpus, condition: int) -> float:
+        """The loss of predicting each token by its frequency."""
+        return corpus.by_frequency
+
     def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
         bits = level(variant, condition).mean / math.log(2)
         return {"bits_per_byte": bits / ranking.corpus.bytes_per_token}

@@ -70,7 +70,7 @@ def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[
         draw = plot(
             "change",
             [choice],
-            lambda kind: by_condition(variants, s, style, list(kinds)[kind], results["data"].get("chance")),
+            lambda kind: by_condition(variants, s, style, list(kinds)[kind]),
         )
         shown["change"] = Panel("by-size", f"{m.key.capitalize()} by {m.size}", [draw])
     if any("by_position" in variant for variant in variants):
@@ -172,6 +172,13 @@ def columns(results: Results, s: Experiment) -> list[Column]:
         for index, condition in enumerate(s.conditions[:2]):
             exact = [(m.value(row[index]["exact"]["mean"]), "") for row in rows]
             table.append(Column(f"all right at {s.size_at(condition)}", exact))
+    near = [row[-1].get("near_best") for row in rows]
+    if any(share is not None for share in near):
+        cells = [("–" if share is None else f"{100 * share:.0f} %", "") for share in near]
+        table.append(Column(f"within {m.margin} of the best", cells))
+    if any("learned" in variant for variant in variants):
+        of = [variant.get("learned") for variant in variants]
+        table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
     if s.unit == "token":
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     if all("shuffled" in variant for variant in variants):
@@ -227,10 +234,9 @@ def _sizes(s: Experiment) -> dict[str, Any]:
     return axis(f"{s.criterion.size} in the test, {s.unit}s", log=True, ticks=[[size, str(size)] for size in sizes])
 
 
-def by_condition(
-    variants: Rows, s: Experiment, style: Mapping[str, Style], kind: str, chance: float | None = None
-) -> Figure:
-    """The measure under every condition, or its change from that of training. chance: what guessing scores."""
+def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind: str) -> Figure:
+    """The measure under every condition, or its change from that of training; of shares also what guessing scores, and the best
+    possible."""
     (scale, unit), m = _unit(s), s.criterion
     sizes = [s.size_at(condition) for condition in s.conditions]
     series = []
@@ -241,8 +247,10 @@ def by_condition(
     marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
     if kind == "change":
         marks = [*marks, {"y": 0, "label": ""}]
-    elif chance is not None:
-        marks = [*marks, {"y": 100 * chance, "label": "most common answer"}]
+    elif m.higher_is_better:
+        chance = variants[0][m.points][s.conditions.index(s.trained_at)].get("chance")
+        ends = {"most common answer": chance, "all right": m.best}
+        marks = [*marks, *({"y": scale * y, "label": label} for label, y in ends.items() if y is not None)]
     title = (
         m.key
         if kind == m.key

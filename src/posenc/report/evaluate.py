@@ -336,14 +336,10 @@ def show(results: Results, directory: str) -> None:
         out.print(f"\n[bold]{escape(task['task'])}[/bold]: {measure.axis}")
         bracketed |= print_table(out, *_table(results, task, measure))
     for at in results["longer"]:
-        out.print(
-            f"\n[bold]{at['length']} tokens[/bold], {at['times']:.3g} times the context length: loss, nats, and group"
-        )
+        out.print(f"\n[bold]{at['length']} tokens[/bold], {at['times']:.3g} times the context length: loss, nats")
         print_table(out, ["method"], [task["task"] for task in at["tasks"]], _longer(at))
     if results["longer"]:
-        out.print(
-            "Methods of a group cannot be distinguished from its best; running text is that past the context length."
-        )
+        out.print("Of running text, the loss past the context length alone.")
     out.print()
     out.print(f"{'In brackets: 95 % intervals; a' if bracketed else 'A'} dash was not measured.", markup=False)
     out.print(f"Computed in {results['model']['precision']}.", markup=False)
@@ -351,10 +347,8 @@ def show(results: Results, directory: str) -> None:
 
 
 def _longer(at: Mapping[str, Any]) -> TableRows:
-    """Methods by tasks at a length past the trained one, the best on the first task first: losses and groups."""
-    found = [
-        {row["method"]: f"{row['loss']['mean']:.3f}  {row['group']}" for row in task["rows"]} for task in at["tasks"]
-    ]
+    """Methods by tasks at a length past the trained one, the best on the first task first: losses."""
+    found = [{row["method"]: f"{row['loss']['mean']:.3f}" for row in task["rows"]} for task in at["tasks"]]
     return [([name], [of_task.get(name, "–") for of_task in found]) for name in dict.fromkeys(itertools.chain(*found))]
 
 

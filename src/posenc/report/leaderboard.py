@@ -2,15 +2,17 @@
 """Several tasks of the same comparison: the page of each, and one table of all, on the terminal and as a page."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from posenc.lab.experiment import Experiment
+from posenc.lab.leaderboard import ENDS
 from posenc.report.compare import Results, page, settings_of, styles, trade_off, winners
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_files, stdout
 
-__all__ = ["pages", "show_tasks"]
+__all__ = ["mean_score", "pages", "show_tasks"]
 
 OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs")
 """What the page of a task takes from the results of all."""
@@ -42,7 +44,7 @@ def _of_all(results: Results) -> dict[str, Any]:
 
 
 def table_page(results: Results, *, may_import: bool = False) -> str:
-    """report.html: every encoding's dot and group in every task."""
+    """report.html: every encoding's dot and score in every task."""
     tasks = {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["arms"]}
     settings = {name: settings_of(of, may_import) for name, of in tasks.items()}
     style = styles([arm for of in tasks.values() for arm in of["arms"]])
@@ -54,6 +56,7 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
     lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
     command = partial(_of_one, results["command"])
+    scores = {name: {arm["name"]: _ends(arm, settings[name]) for arm in of["arms"]} for name, of in tasks.items()}
     figures = {"dots": dots.figures}
     return rendered(
         "leaderboard.html",
@@ -64,7 +67,31 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
         winners=lines,
         command=command,
         sizes=sizes,
+        scores=scores,
+        mean_score=mean_score,
+        costs={name: _costs(tasks, settings, name) for name in (row["encoding"] for row in results["table"])},
+        margins={name: s.criterion.margin for name, s in settings.items()},
     )
+
+
+def _ends(arm: Mapping[str, Any], s: Experiment) -> dict[str, Any]:
+    """What a variant scores at the training length and at the longest: the number, its unit's value, and its interval."""
+    m = s.criterion
+    points = {"trained": arm[m.points][s.conditions.index(s.trained_at)], "longest": arm[m.points][-1]}
+    return {at: (m.value(point[m.key]["mean"]), point[m.key]) for at, point in points.items()}
+
+
+def _costs(tasks: Mapping[str, Results], settings: Mapping[str, Experiment], name: str) -> dict[str, float]:
+    """Parameters, seconds a step and bytes of a training step, of the first task."""
+    task, of = next(iter(tasks.items()))
+    arm = next(arm for arm in of["arms"] if arm["name"] == name)
+    seconds = arm["training_seconds"] / settings[task].steps
+    return {"parameters": arm["parameters"], "seconds": seconds, "bytes": arm["memory_bytes"]}
+
+
+def mean_score(e: Mapping[str, float] | None) -> str:
+    """ "77 ± 2": a mean of scores in points of a hundred, and half its interval."""
+    return "–" if e is None else f"{100 * e['mean']:.0f} ± {50 * (e['high'] - e['low']):.0f}"
 
 
 def _of_one(command: str, encoding: str) -> str:
@@ -87,16 +114,26 @@ def show_tasks(results: Results, directory: str) -> None:
     table.add_column("encoding", no_wrap=True)
     for task in tasks:
         table.add_column(task, justify="right", no_wrap=True)
-    table.add_column("mean", justify="right", no_wrap=True)
+    for title in ("mean", "longest"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in results["table"]:
-        groups = (f"{group['trained']} {group['longest']}" for group in map(row["groups"].__getitem__, tasks))
-        table.add_row(markup.escape(row["encoding"]), *groups, f"{row['mean_trained']:.1f} {row['mean_longest']:.1f}")
+        near = (" ".join(map(_percent, of.values())) for of in map(row["near_best"].__getitem__, tasks))
+        table.add_row(markup.escape(row["encoding"]), *near, *(mean_score(row[at]) for at in ENDS))
     for line in results["answer"]:
         out.print(line, markup=False)
     out.print(table)
     out.print()
     out.print(
-        "The groups at the training length and at the longest: 1 is the best, and encodings of a group cannot be distinguished.",
+        "By task: how probably (%) an encoding is within the tolerance of the best, at the training length and at the longest. "
+        "Mean: of the scores with guessing at 0 and the best possible at 100, ± half a 95 % interval, also at the longest.",
         markup=False,
     )
+    for task, ends in results["not_learned"].items():
+        for at in ends:
+            where = "training length" if at == "trained" else "longest length"
+            out.print(f"Left out of the mean: {task} at the {where}, which nobody learned.", markup=False)
     print_files(out, directory, Report="report.html", Numbers="results.json")
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f}"

@@ -510,9 +510,9 @@ def test_the_preset_of_longer_texts_separates_methods_on_a_real_model(tmp_path):
     rows = {row["method"]: row for row in running["rows"]}
     assert rows.keys() == {NONE, CUT_OFF, "linear", "ntk", "rerope"}
     assert [row["method"] for row in running["rows"]][:2] == [CUT_OFF, "rerope"]
-    assert rows[CUT_OFF]["group"] == 1 < rows["linear"]["group"] < rows[NONE]["group"]
+    assert rows["linear"]["against_cut_off"]["low"] > 0
     assert rows[NONE]["against_cut_off"]["low"] > 2
     best = repeated["rows"][0]
-    assert (best["method"], best["group"]) == ("rerope", 1)
+    assert best["method"] == "rerope"
     assert best["against_cut_off"]["mean"] < 0
     assert all(row["processor_ms_per_token"] > 0 for row in rows.values())

@@ -147,7 +147,8 @@ def test_a_task_is_a_function_of_its_seed(name):
         assert batch.inputs.shape == (s.sequences, s.tokens_at(factor)) == (s.sequences, *s.example(factor).shape[1:])
         assert int(batch.inputs.max()) < s.rows
         assert int(batch.targets.max()) < s.rows
-    assert 0 < one.chance < 0.6
+    assert one.chance.keys() == set(s.factors)
+    assert all(0 < chance < 0.7 for chance in one.chance.values())
     assert one.facts()["source"].startswith("Source: ")
 
 

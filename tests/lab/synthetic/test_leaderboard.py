@@ -69,7 +69,8 @@ def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsy
     assert (results["task"], results["complete"]) == ("sort", True)
     for variant in results["arms"]:
         for point in variant["lengths"]:
-            assert point["group"] == 1  # two steps teach nobody
+            assert 0 <= point["near_best"] <= 1
+            assert 0 < point["chance"] < 1
             assert 0 <= point["exact"]["low"] <= point["exact"]["mean"] <= point["exact"]["high"] <= 1
         assert variant["lengths"][1]["exact"] == {
             "mean": 0,
@@ -142,7 +143,10 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
             assert (encoding["name"], encoding["lengths"]) == (other["name"], other["lengths"])
     assert merged["table"] == unsplit["table"]
     assert {row["encoding"] for row in merged["table"]} == set(ENCODINGS)
-    assert all(row["groups"]["copy"] == {"trained": 1, "longest": 1} for row in merged["table"])
+    assert merged["not_learned"].keys() == {"sort", "copy"}
+    for row in merged["table"]:
+        assert row["near_best"].keys() == {"sort", "copy"}
+        assert all(0 <= of[at] <= 1 for of in row["near_best"].values() for at in ("trained", "longest"))
     for name in ("report.html", "sort.html", "copy.html"):
         text = (tmp_path / "merged" / name).read_text()
         assert "posenc &lt;b&gt;" in text
@@ -158,7 +162,9 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
         shown = [dot[axis] for axis in "xy" for dot in figure["series"]]
         assert shown == [pytest.approx(level, rel=1e-4) for level in levels]
     show_tasks(merged, str(tmp_path))
-    assert "rope       1 1   1 1  1.0 1.0" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert re.search(r"^rope +\d+ \d+ +\d+ \d+ +", out, re.MULTILINE)
+    assert ("Left out of the mean" in out) == any(merged["not_learned"].values())
 
 
 def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path):

@@ -77,6 +77,13 @@ class Corpus:
         """Of the held-out text: turns nats per token into nats per byte, by which tokenizers can be compared."""
         return self.test.bytes / max(1, len(self.test))
 
+    @cached_property
+    def by_frequency(self) -> float:
+        """The loss, in nats per held-out token, of predicting each token by its frequency in the training part; each is counted
+        once more than it occurs, so that none is impossible."""
+        counts = self.train.tokens.long().bincount(minlength=self.vocab_size).double() + 1
+        return -(counts / counts.sum()).log()[self.test.tokens.long()].mean().item()
+
     def write(self, folder: Path) -> None:
         """Write the corpus for other processes to `read`."""
         torch.save(self, folder / "corpus.pt")

@@ -16,16 +16,16 @@ import torch
 from posenc.lab.evals.config import CUT_OFF, Cell
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.evals.results import Measured, change, cost, mean, share
-from posenc.lab.statistics import estimate, groups
+from posenc.lab.statistics import estimate
 from posenc.tasks import Task
 
 
 def comparison(tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained_length: int) -> list[dict[str, Any]]:
     """For each length past the trained one, and for each task that was measured there, a row for each method, the best
-    first: its loss, the share of right answers, the difference to CUT_OFF, its group, and what it costs.
+    first: its loss, the share of right answers, the difference to CUT_OFF, and what it costs.
 
-    The intervals of the differences hold together, for all methods of a task and length. A group is one of
-    `posenc.lab.statistics.groups`. Methods that have not read all texts yet have no row.
+    The intervals of the differences hold together, for all methods of a task and length. Methods that have not read all texts
+    yet have no row.
     """
     found = []
     for length in sorted({cell.length for cell in done if cell.length > trained_length}):
@@ -72,7 +72,6 @@ def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trai
         method: torch.tensor([fmean(unit) for unit in _by_text(of, lambda o, length: past(o, length, trained))])
         for method, of in cells.items()
     }
-    group = dict(zip(losses, groups(torch.stack([*losses.values()])), strict=True))
     cut_off = losses.get(CUT_OFF)
     rows = []
     for method, values in sorted(losses.items(), key=lambda item: float(item[1].mean())):
@@ -80,7 +79,6 @@ def _rows(task: Task, cells: Mapping[str, Sequence[tuple[Cell, Measured]]], trai
         rows.append(
             {
                 "method": method,
-                "group": group[method],
                 "loss": asdict(estimate(values[None])),
                 "exact": share(_by_text(cells[method], lambda o, _: float(o.exact))) if task.new_tokens else None,
                 "against_cut_off": None if against is None else asdict(against),

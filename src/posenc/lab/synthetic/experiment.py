@@ -59,13 +59,14 @@ def answered(question: Tensor, answer: Tensor) -> SequenceBatch:
 
 @dataclass(frozen=True, eq=False)
 class SyntheticCorpus:
-    """The test sequences of a task, by factor; training draws new ones at every step. about: the task's paragraphs."""
+    """The test sequences of a task, by factor; training draws new ones at every step. about: the task's paragraphs. chance: how
+    often the most common answer is right, by factor."""
 
     name: str
     about: tuple[str, ...]
     digest: str
     test: Mapping[int, SequenceBatch]
-    chance: float
+    chance: Mapping[int, float]
     train = None
 
     def facts(self) -> dict[str, object]:
@@ -74,7 +75,7 @@ class SyntheticCorpus:
         example = {"inputs": first.inputs[0].tolist(), "targets": first.targets[0].tolist()}
         sequences = {str(factor): len(batch.inputs) for factor, batch in self.test.items()}
         facts: dict[str, object] = {"name": self.name, "about": self.about[0], "source": " ".join(self.about[1:])}
-        return facts | {"sha256": self.digest, "sequences": sequences, "chance": self.chance, "example": example}
+        return facts | {"sha256": self.digest, "sequences": sequences, "example": example}
 
 
 class TaskSizes:
@@ -189,8 +190,10 @@ class Synthetic(OverLengths):
         generator = torch.Generator().manual_seed(HELD_OUT_SEED)
         test = {factor: self.started(self.sequences, self.size_at(factor), generator) for factor in self.factors}
         digest = hashlib.sha256(b"".join(part.numpy().tobytes() for batch in test.values() for part in batch[:2]))
-        asked = test[1].targets[test[1].targets != IGNORED]
-        chance = asked.bincount().max().item() / len(asked)
+        chance = {}
+        for factor, batch in test.items():
+            asked = batch.targets[batch.targets != IGNORED]
+            chance[factor] = asked.bincount().max().item() / len(asked)
         about = tuple(" ".join(part.split()) for part in (type(self).__doc__ or self.name).split("\n\n"))
         return SyntheticCorpus(self.name, about, digest.hexdigest(), test, chance), self
 
@@ -226,8 +229,8 @@ class Synthetic(OverLengths):
 
     # ---------------------------------------------------------------- results
 
-    def chance(self, corpus: SyntheticCorpus) -> float:
-        return corpus.chance
+    def chance(self, corpus: SyntheticCorpus, condition: int) -> float:
+        return corpus.chance[condition]
 
     def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
         return {EXACT: asdict(share(level(variant, condition, EXACT), self.sequences))}

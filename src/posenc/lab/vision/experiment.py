@@ -196,7 +196,7 @@ class ImageSettings(Experiment):
 
     # ---------------------------------------------------------------- results
 
-    def chance(self, corpus: ImageCorpus) -> float:
+    def chance(self, corpus: ImageCorpus, condition: int) -> float:
         return corpus.chance
 
     def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
