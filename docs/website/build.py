@@ -93,7 +93,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     cards = _cards(pages, texts)
     for name, text in texts.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
-        known = {"title": title(text), "description": described.get(name) or summary(text)}
+        known: dict[str, str | None] = {"title": title(text), "description": described.get(name) or summary(text)}
         known |= {"keywords": keywords(name), "card": cards.get(name)}
         known |= {"language": "zh"} if name.endswith(".zh.md") else {}
         head = yaml.safe_dump({k: v for k, v in known.items() if v}, allow_unicode=True, width=10**6)

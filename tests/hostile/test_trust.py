@@ -9,8 +9,10 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +25,11 @@ from posenc.encodings import ENCODINGS, MOST_BYTES, create
 from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment
+from posenc.lab.evals.auto import select
+from posenc.lab.evals.plan import LEAST_TEXTS, Plan
 from posenc.pretrained import state
+from posenc.pretrained.adapters import adapted
+from posenc.pretrained.models import model_structure
 from posenc.spec import (
     MOST_CHARACTERS,
     MOST_LAYERS,
@@ -32,6 +38,7 @@ from posenc.spec import (
     names_code,
     read_json,
 )
+from references.small_models import small_model
 
 SOURCE = Path(posenc.__file__).parent
 
@@ -46,7 +53,7 @@ LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal"
 OWN = {
     "backends/triton.py:", "conformance/golden.py:load", "encodings/catalogue.py:entries", "report/html.py:asset",
     "cli/__init__.py:main", "cli/__init__.py:_main", "lab/bench/measure.py:_run", "lab/machine.py:cpu",
-    "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
+    "pretrained/recorded.py:", "lab/machine.py:free_bytes", "lab/machine.py:_kibibytes", "cli/common.py:write_page", "lab/files.py:write_atomically",
 }  # fmt: skip
 """Files of the package or of the system, and such that are written."""
 USERS = {"spec.py:_of_file", "spec.py:_source", "spec.py:source_of"}
@@ -58,7 +65,8 @@ PLAIN = {
     "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
     "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests", "lab/files.py:digest_of",
     "lab/store.py:Store.lock", "lab/vision/images.py:_read", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
-    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file",
+    "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
+    "pretrained/export.py:to_hf",
 }  # fmt: skip
 """Texts, tokens, images, tokenizers and digests, in which nothing is looked up by name."""
 PLANTED = {
@@ -68,7 +76,8 @@ PLANTED = {
     "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
     "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints",
-    "pretrained/load.py:_from_gguf": "checkpoints",
+    "pretrained/load.py:_from_gguf": "checkpoints", "pretrained/adapters.py:_stored": "methods",
+    "pretrained/adapters.py:adapted": "methods", "lab/evals/plan.py:Plan.read": "methods",
 }  # fmt: skip
 """Files with names in them: what is planted, by the tests below and in test_checkpoints.py."""
 
@@ -226,6 +235,29 @@ def test_no_archive_imports(form, evil, capsys):
         )
         assert "names code, and a text from a file runs none" in capsys.readouterr().err
         file.unlink()
+
+
+@pytest.fixture(scope="module")
+def rotary_model():
+    return small_model("llama")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_method_of_an_adapter_or_a_plan_imports(form, evil, rotary_model):
+    text = form.format(folder=evil)
+    entry = {"method": text, "target_length": 512}
+    (evil / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "auto_mapping": {"posenc": entry}}))
+    with pytest.raises(InputError, match="was trained under"):
+        adapted(rotary_model, evil)
+    length = model_structure(rotary_model).loaded_length
+    plan = Plan(length, 2 * length, "python", 0, 1.0, candidates=("none", text), rounds=((LEAST_TEXTS, 2),))
+    (evil / "plan.json").write_text(json.dumps(asdict(plan)))
+    with pytest.raises(InputError):
+        select(
+            rotary_model,
+            tokenizer=lambda text, **_: SimpleNamespace(input_ids=[1] * 2 * length),
+            plan=evil / "plan.json",
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -231,7 +231,7 @@ def declared(probe: Probe, number: int, layer: Layer) -> Formula:
     sinks: Tensor | None = getattr(layer.module, "sinks", None)
     turns = -1 if config.model_type in BACKWARDS else 1
     chunked = layer.layer_type == "chunked_attention"
-    norms = [getattr(layer.module, name, None) for name in ("query_layernorm", "key_layernorm")]  # HunYuan
+    norms: list[Any] = [getattr(layer.module, name, None) for name in ("query_layernorm", "key_layernorm")]  # HunYuan
     return Formula(
         table=tables[_kind(layer, tables)] if rotates else None,
         layout=probe.family.layout,
@@ -241,7 +241,7 @@ def declared(probe: Probe, number: int, layer: Layer) -> Formula:
         window=None if chunked else layer.window,
         sink=sinks,
         chunk=layer.window if chunked else None,
-        norms=None if None in norms else (norms[0].weight, norms[1].weight),
+        norms=None if any(norm is None for norm in norms) else (norms[0].weight, norms[1].weight),
         back=config.model_type in SHARED,
         q_turns=turns,
         k_turns=turns,

@@ -338,7 +338,7 @@ def _check_rotation(attachment: Attachment, config: Any, length: int) -> None:
     structure = attachment.structure
     decoder: Any = structure.decoder
     module = next((each.value for each in attachment.changes if each.name == "rotary_emb"), None)
-    ours = decoder.rotary_emb if attached(structure.model) is attachment else module
+    ours: Any = decoder.rotary_emb if attached(structure.model) is attachment else module
     theirs = type(structure.rotary)(config)
     device = next(ours.buffers()).device
     ids, x = torch.arange(min(length, SAMPLE))[None], torch.zeros(1, 1, 1)
