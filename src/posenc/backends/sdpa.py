@@ -25,7 +25,8 @@ smaller blocks leave gaps between the outputs that stay."""
 LEAST_ROWS = 16
 """Queries of a block, however many keys there are."""
 SHORT = 2**16
-"""Queries times keys up to which PyTorch's attention with a dense mask is faster than the operator, 256 by 256 tokens."""
+"""Queries times keys up to which PyTorch's attention with a dense mask is faster than the operator, 256 by 256 tokens; under
+products with a table of distances 128 by 128."""
 REFERENCE = Reference()
 
 
@@ -202,10 +203,10 @@ def _obstacle(problem: Problem) -> Refused | None:
 
 def _is_short(problem: Problem) -> bool:
     """Whether a dense mask is small, and says all that the problem asks."""
-    if torch.compiler.is_compiling() or problem.q.shape[2] * problem.v.shape[2] > SHORT:
+    if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False
-    dense = problem.values is None and problem.dropout_p == 0 and not _takes_scores(problem)
-    return dense and all(term.dense_if_short for term in problem.bias)
+    tables = problem.values is not None or not all(term.dense_if_short for term in problem.bias)
+    return problem.q.shape[2] * problem.v.shape[2] <= (SHORT // 4 if tables else SHORT)
 
 
 def _fused(problem: Problem) -> Plan:
@@ -260,7 +261,7 @@ def _is_row(problem: Problem) -> bool:
 
 def _takes_scores(problem: Problem) -> bool:
     """Whether PyTorch's attention with a dense mask does not do; under a sink that learns it would take its own N x N path."""
-    if problem.branches or problem.modifiers or problem.sink_value is not None:
+    if problem.branches or problem.modifiers or problem.sink_value is not None or problem.values is not None:
         return True
     return problem.sink is not None and problem.sink.requires_grad and torch.is_grad_enabled()
 

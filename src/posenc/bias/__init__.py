@@ -331,6 +331,19 @@ class _Projected(_ByDistance):
 
         return mod
 
+    def blocks(self, device: torch.device) -> Block:
+        projected, q, k = self.content @ self.table.mT, self.positions.q, self.positions.k
+
+        def block(first: int, end: int, keys: slice) -> Tensor:
+            rows = rows_at(self.index, q[:, first:end, None] - k[:, None, keys], self.table)[:, None]
+            if self.of_query:
+                of_tokens = projected[:, :, first:end]
+                return of_tokens.gather(-1, rows.expand(*of_tokens.shape[:3], -1))
+            of_tokens = projected[:, :, keys]
+            return of_tokens.gather(-1, rows.mT.expand(*of_tokens.shape[:3], -1)).mT
+
+        return block
+
     def reduced(self, distances: Tensor | None, device: torch.device) -> Term:
         if distances is None:
             return super().reduced(None, device)
