@@ -274,9 +274,9 @@ def test_what_explain_says_is_what_happens():
     learned = explain(q, k, v, T5(H), causal=True)
     with torch.no_grad():
         assert explain(q, k, v, T5(H), causal=True).extra_bytes < learned.extra_bytes, "gradients take room"
-    packed = explain(q, k, v, ALiBi(H), Positions.packed([32, 32]))
+    packed = explain(q, k, v, ALiBi(H), Positions.packed([32, 32]), backend="sdpa")
     assert "strided view" in packed.reason
-    pieces = explain(q, k, v, ALiBi(H), Positions.packed(document_ids=torch.tensor([0, 1] * 32)))
+    pieces = explain(q, k, v, ALiBi(H), Positions.packed(document_ids=torch.tensor([0, 1] * 32)), backend="sdpa")
     assert "not made of rectangles: a dense float mask" in pieces.reason
     assert pieces.extra_bytes == 2 * H * 64 * 64 * 4, "the bias, and the bias with what is hidden"
     spread = Positions.from_ids(3 * torch.arange(3000))

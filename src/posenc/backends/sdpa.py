@@ -300,7 +300,9 @@ def _dense_costs(problem: Problem, refused: Refused) -> Costs:
         return Costs(f"{refused.why}: a dense bool mask", positions.batch * queries * keys, refused.faster)
     copies = len(problem.bias) + (len(problem.bias) > 1 or not positions.all_visible)  # terms, sum, masked sum
     per_row = max([positions.batch, *(term.batch for term in problem.bias)]) * heads * queries * keys * size
-    return Costs(f"{refused.why}: a dense float mask", max(copies, 1) * per_row, refused.faster)
+    row = sum_by_rows(problem.bias, problem.q.device)(0, 1)
+    learned = 0 if row is None or not row.requires_grad else 2 * cells * size  # PyTorch keeps scores and probabilities
+    return Costs(f"{refused.why}: a dense float mask", max(copies, 1) * per_row + learned, refused.faster)
 
 
 def _at_once(problem: Problem, dense: Callable[..., Tensor]) -> Tensor:
