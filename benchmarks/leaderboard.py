@@ -90,7 +90,7 @@ FINDINGS = (
     Finding("PoPE predicts better than RoPE", "Gopalakrishnan 2025", "text", 1, "pope", "rope"),
     Finding("FoPE extrapolates better than RoPE", "Hua 2024", "text", 8, "fope", "rope"),
     Finding("GRAPE-A predicts better than ALiBi", "Zhang 2025", "text", 1, "grape_a", "alibi"),
-    Finding("without positions, models copy longer texts than with ALiBi", "Kazemnejad 2023", "copy", 2, "none", "alibi"),
+    Finding("without positions, models copy longer sequences than with ALiBi", "Kazemnejad 2023", "copy", 2, "none", "alibi"),
     Finding("layers without positions among RoPE layers extrapolate better", "Yang 2025b", "text", 8, "rope_nope:every=2", "rope"),
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ def test_list_and_cite(capsys, tmp_path):
     assert methods["rerope"]["kind"] == "map"
     tasks = {row["name"]: row["options"] for row in json.loads(out)["tasks"]}
     assert set(tasks) == set(TASKS)
-    assert (tasks["passkey"], tasks["facts"]) == ([], ["items", "query_aware"])
+    assert (tasks["passkey"], tasks["facts"]) == ([], ["items", "query_aware", "noise"])
     assert set(posenc.position_maps.MAPS) - {"inverse_leaky"} <= set(methods)
     code, out, _ = run(capsys, "list", "fox", "@rerope", "rope_nope")
     assert code == 0

@@ -33,7 +33,7 @@ class TrainingOptions:
     batch_size: Annotated[int | None, "windows a step (default: 1)"] = None
     lora: Annotated[int | None, "train adapters of this rank (peft) and merge them (default: all weights)"] = None
     pose: Annotated[bool, "skip positions, so that short windows see the complete new length (PoSE)"] = False
-    seed: Annotated[int | None, "of the windows, or of the texts of auto (default: 0)"] = None
+    seed: Annotated[int | None, "of the windows, or of the documents of auto (default: 0)"] = None
     checkpoint: Annotated[
         str | None, "store the training in this folder, so that the same command continues from there", How("DIR")
     ] = None

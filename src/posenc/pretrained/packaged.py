@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from posenc.errors import InputError
+from posenc.scratch import scratch
 
 
 class Packaged(NamedTuple):
@@ -52,9 +52,9 @@ def packaged_file(name: str) -> Iterator[Path]:
         yield parts[0]
         return
     expected, title = _inside(name, model.sums).read_text(encoding="ascii").split()
-    with TemporaryDirectory(prefix="posenc-") as folder:
+    with scratch() as folder:
         digest = hashlib.sha256()
-        with (joined := Path(folder, title)).open("wb") as file:
+        with (joined := folder / title).open("wb") as file:
             for part in parts:
                 content = part.read_bytes()
                 digest.update(content)
