@@ -140,11 +140,7 @@ def test_reports_and_the_explorer_have_no_paraphrase(path):
     assert found(text) == []
 
 
-OLDER = ("waves.svg",)
-"""Drawn by docs/guide.py before a label was changed; the next `make guide` draws it anew, and then this goes."""
-PICTURES = sorted(
-    path for path in (DOCS / "images").rglob("*.svg") if "notebooks" not in path.parts and path.name not in OLDER
-)
+PICTURES = sorted(path for path in (DOCS / "images").rglob("*.svg") if "notebooks" not in path.parts)
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
