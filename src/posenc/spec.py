@@ -194,7 +194,7 @@ def literal(text: str) -> Any:
     """A number, true/false/none, a list of numbers (1,2.5 or [1, 2.5]; one alone 1, or [1]), or the text itself; between single
     quotes ('1') always a text."""
     if QUOTED.fullmatch(text):
-        return text[1:-1]
+        return unquoted(text)
     if text.startswith("[") and text.endswith("]"):
         text = f"{text[1:-1].strip().removesuffix(',')},"
     words = {"true": True, "false": False, "none": None}
@@ -209,6 +209,11 @@ def literal(text: str) -> Any:
 
 
 QUOTED = re.compile(r"'.*'", re.DOTALL)
+
+
+def unquoted(text: str) -> str:
+    """A text without the single quotes around it."""
+    return text[1:-1] if QUOTED.fullmatch(text) else text
 
 
 def _as_text(value: Any) -> str:

