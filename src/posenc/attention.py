@@ -189,6 +189,8 @@ def _planned(
         return None
     options: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     learned = encoding is not None and not encoding.adds_constants
+    if learned and q.shape[:3].numel() * k.shape[2] > sdpa.BLOCK_CELLS:
+        return None  # PyTorch keeps the scores of a mask that learns
     mask = None if learned else dense_sum(problem.bias, q.device)
     if not positions.all_visible:
         if mask is None and problem.is_plain:

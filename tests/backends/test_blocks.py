@@ -13,6 +13,11 @@ from posenc.positions.visibility import Branch, Region
 B, H, N, D = 2, 2, 24, 8
 
 
+@pytest.fixture(autouse=True)
+def _none_is_short(monkeypatch):
+    monkeypatch.setattr(sdpa, "SHORT", 0)
+
+
 class Product(Encoding):
     """A bias of both positions, which counts the entries that it computes."""
 

@@ -16,6 +16,12 @@ from posenc.positions.visibility import Region
 
 B, H, D = 2, 4, 6
 
+
+@pytest.fixture(autouse=True)
+def _none_is_short(monkeypatch):
+    monkeypatch.setattr(sdpa, "SHORT", 0)
+
+
 LAYOUTS = {
     "bidirectional": (13, 13, lambda: Positions.arange(13)),
     "causal": (13, 13, lambda: Positions.arange(13, causal=True)),

@@ -205,6 +205,8 @@ def _is_short(problem: Problem) -> bool:
     """Whether a dense mask is small, and says all that the problem asks."""
     if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False
+    if problem.q.shape[2] > _block_rows(problem):
+        return False
     tables = problem.values is not None or not all(term.dense_if_short for term in problem.bias)
     return problem.q.shape[2] * problem.v.shape[2] <= (SHORT // 4 if tables else SHORT)
 
