@@ -7,13 +7,18 @@ from x_transformers.x_transformers import DataDependentAlibi
 
 import posenc
 from posenc import FoX, InputError, Positions, Rotary
-from posenc.backends import fused
+from posenc.backends import fused, sdpa
 from posenc.bias import SoftCap
 from posenc.encoding import gates_of
 from references import gated
 from references.calls import BACKENDS, CAUSAL, DIM, EXACT, check_against_loops, random
 
 LAID_OUT = pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.keys())
+
+
+@pytest.fixture(autouse=True)
+def _none_is_short(monkeypatch):
+    monkeypatch.setattr(sdpa, "SHORT", 0)
 
 
 @BACKENDS
