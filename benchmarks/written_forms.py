@@ -25,18 +25,8 @@ import posenc
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 from references import llama_cpp  # noqa: E402
+from references.small_models import METHODS  # noqa: E402
 
-METHODS = (
-    "linear",
-    "ntk",
-    "ntk_fixed",
-    "abf:new_base=500000",
-    "yarn",
-    "yarn:truncate=false",
-    "llama3",
-    "ntk_mixed",
-    "yarn_paper",
-)
 ENCODINGS = ("rope/rope/rope/none", "none", "rope/rope+window:before=15", "rope+window:before=15", "alibi")
 SHAPE = {
     "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,

@@ -15,19 +15,8 @@ from posenc.pretrained.export import expresses
 from posenc.pretrained.extend import plan_rotary
 from posenc.pretrained.models import model_structure
 from posenc.pretrained.rope_config import NAMED, hf_config, hf_rope_parameters
-from references.small_models import TRAINED, small_model, tokens
+from references.small_models import METHODS, TRAINED, small_model, tokens
 
-METHODS = (
-    "linear",
-    "ntk",
-    "ntk_fixed",
-    "abf:new_base=500000",
-    "yarn",
-    "yarn:truncate=false",
-    "llama3",
-    "ntk_mixed",
-    "yarn_paper",
-)
 FORMS = Path(__file__).parents[2] / "benchmarks" / "written_forms.json"
 
 

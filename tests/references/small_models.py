@@ -8,6 +8,10 @@ import torch
 
 VOCABULARY = 97
 TRAINED = 64
+METHODS = (
+    "linear", "ntk", "ntk_fixed", "abf:new_base=500000", "yarn", "yarn:truncate=false", "llama3", "ntk_mixed", "yarn_paper",
+)  # fmt: skip
+"""Of each form in which a checkpoint states frequencies, one or more."""
 
 _SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,

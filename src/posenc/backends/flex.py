@@ -3,15 +3,15 @@
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Costs, Plan, Problem, merged
-from posenc.backends.reference import Reference
+from posenc.backends.problem import Costs, Problem, merged
+from posenc.backends.reference import Kernel
 from posenc.bias import Mixer, Modifier, Score, ScoreMod
 from posenc.bias.terms import Cells, Lookup
 from posenc.positions import Positions
@@ -26,19 +26,11 @@ KERNEL = os.environ.get("POSENC_FLEX_KERNEL")
 POSENC_FLEX_KERNEL before Python starts; a kernel that cannot serve a call raises PyTorch's error."""
 
 
-class Flex:
+class Flex(Kernel):
     """Serves everything but terms on the values and dropout. A term is handed to the kernel as lookups that are linear
     in the sequence: a bias of the distance as one vector, a projection on a table as its (queries, rows) products, a
     factored one as wider queries and keys. Only what has no such form is read from a dense tensor: biases on a grid, of
     fractional or far-off positions, and, inside torch.compile, of all that are not contiguous, whose range is unknown."""
-
-    def plan(self, problem: Problem) -> Plan | str:
-        refusal = self._refusal(problem)
-        if refusal is not None:
-            return refusal
-        if problem.is_empty:
-            return Reference().plan(problem)
-        return Plan(partial(self._attend, problem), partial(self._costs, problem))
 
     def _refusal(self, problem: Problem) -> str | None:
         q, v = problem.q, problem.v

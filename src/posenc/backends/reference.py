@@ -83,6 +83,27 @@ class Reference:
         return out.to(problem.q.dtype)
 
 
+class Kernel:
+    """A backend that computes in one way what it does not refuse."""
+
+    def plan(self, problem: Problem) -> Plan | str:
+        refusal = self._refusal(problem)
+        if refusal is not None:
+            return refusal
+        if problem.is_empty:
+            return Reference().plan(problem)
+        return Plan(partial(self._attend, problem), partial(self._costs, problem))
+
+    def _refusal(self, problem: Problem) -> str | None:
+        raise NotImplementedError  # abstract: every subclass defines these
+
+    def _attend(self, problem: Problem) -> Tensor:
+        raise NotImplementedError
+
+    def _costs(self, problem: Problem) -> Costs:
+        raise NotImplementedError
+
+
 def _where_visible(problem: Problem, first: int, end: int) -> Tensor:
     """The scaled products of queries first .. end - 1 and keys, each pair's in the branch that it is in."""
     scores, keys = None, problem.v.shape[2]

@@ -3,7 +3,6 @@
 
 import json
 import os
-from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.problem import Costs, Plan, Problem
-from posenc.backends.reference import Reference
+from posenc.backends.problem import Costs, Problem
+from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
 from posenc.errors import InputError
 from posenc.functional import Layout, transformed
@@ -33,18 +32,10 @@ MOST_HEADS = 65535
 """Of all sequences of a batch: the second axis of a CUDA grid."""
 
 
-class Triton:
+class Triton(Kernel):
     """Serves a plain, `Relative`, `QueryRelative` or `Factored` problem over contiguous positions. It keeps the gradient of
     a learned bias from being added one score at a time, which is how FlexAttention computes it. "auto" takes it on GPUs
     of RECORD alone; elsewhere it has only been tested under Triton's interpreter."""
-
-    def plan(self, problem: Problem) -> Plan | str:
-        refusal = self._refusal(problem)
-        if refusal is not None:
-            return refusal
-        if problem.is_empty:
-            return Reference().plan(problem)
-        return Plan(partial(self._attend, problem), partial(self._costs, problem))
 
     def _refusal(self, problem: Problem) -> str | None:
         q, positions, bias = problem.q, problem.positions, problem.bias

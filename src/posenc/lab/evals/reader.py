@@ -62,7 +62,7 @@ class Reader:
 
     generate: whether answers are generated if a task can score them. batch_size: texts side by side. With 1, a text's
     common beginning with the one before is not read again: the cache is truncated to it, or, where layers forget (windows,
-    states), a copy of the cache was kept there. fed: tokens that the model has been given so far.
+    states), a copy of the cache is from there. fed: tokens that the model has been given so far.
     """
 
     model: nn.Module
