@@ -14,16 +14,7 @@ from torch.nn import functional as F
 
 from posenc.attention import attention
 from posenc.distributed.exchange import augment_shard
-from posenc.encoding import (
-    Encoding,
-    augmented_by,
-    embedded_by,
-    gates_of,
-    keys_rotated_by,
-    require_fit,
-    scale_in,
-    values_rotated_by,
-)
+from posenc.encoding import Encoding, augmented_by, gates_of, require_fit
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
@@ -199,7 +190,8 @@ class Attention(nn.Module):
         rotated = cache is not None and cache.rotated
         if rotated:
             new = positions.shared(_new_keys, lambda: _new_keys(positions))
-            k, v = keys_rotated_by(encoding, k, new, layer), values_rotated_by(encoding, v, new, layer)
+            effects = encoding.effects(new, layer)
+            k, v = effects.keys_rotated(k), effects.values_rotated(v)
         tokens = k, v, *gates_of(encoding, x, layer)
         if cache is not None:
             tokens = cache.append(layer, tokens, positions)
@@ -297,7 +289,7 @@ class TransformerBase(nn.Module):
     def query_damping(self, encoding: Encoding, layer: int) -> float:
         """Factor by which a layer's queries start smaller if the encoding's scale is larger than usual, so that scores have
         unit variance. A smaller scale, as TUPE's, makes room for further terms and is unchanged."""
-        scale = scale_in(encoding, layer, self.config.width)
+        scale = encoding.scale_of(layer, self.config.width)
         return min(1.0, float(self.config.width**-0.5) / scale) if scale > 0 else 1.0
 
     def read(self, x: Tensor, positions: Positions, cache: Cache | None = None, memory: Memory | None = None) -> Tensor:
@@ -307,7 +299,7 @@ class TransformerBase(nn.Module):
         require_fit(positions, x=x)
         positions = positions.with_pass_cache()
         for layer, block in enumerate(self.blocks):
-            x = embedded_by(self.encoding, x, positions, layer)
+            x = self.encoding.effects(positions, layer).embedded(x)
             x = block(x, self.encoding, positions, layer, cache, memory)
         return self.norm(x)
 

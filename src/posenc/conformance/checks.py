@@ -30,7 +30,7 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
-from posenc.encoding import Encoding, PerLayer, Sum, gates_of, number_of_gates
+from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -169,7 +169,7 @@ def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: st
     leaves = [x.detach().clone().requires_grad_(trains) for x in inputs]
     with torch.set_grad_enabled(trains):
         out = attend(encoding, leaves, p, backend=backend)
-    if number_of_gates(encoding, 0) == 0:
+    if "gates" not in encoding.at(0)[0].sites():
         leaves.pop()
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if trains else [out]
 
