@@ -8,8 +8,8 @@ import torch
 
 import posenc
 from posenc import InputError, Positions
+from posenc.cache import KVCache
 from posenc.conformance.fixtures import DECODER, EncodingUnderTest, named, tokens
-from posenc.transformer import Cache
 from test_hidden import Case
 
 CONFIG, N = replace(DECODER, num_layers=1), 11
@@ -43,7 +43,7 @@ def decodes(text):
         return False
     if model.encoding.needs_length:
         return False
-    cache = Cache()
+    cache = KVCache()
     runs = [(0, 4), *((i, i + 1) for i in range(4, N))]
     steps = [model(tokens(1, N)[:, first:end], cache=cache) for first, end in runs]
     assert torch.allclose(torch.cat(steps, 1), full, rtol=0, atol=1e-9), text

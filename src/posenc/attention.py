@@ -18,6 +18,7 @@ from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed, sdpa
 from posenc.backends.problem import Rotated
 from posenc.backends.reference import of_token
 from posenc.bias import Modifier, Score, Values, Weights, dense_sum
+from posenc.cache import KVCache
 from posenc.distributed import exchange, ring
 from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
@@ -41,6 +42,7 @@ def attention(
     layer: int = 0,
     keys_rotated: bool = False,
     gates: Tensor | Sequence[Tensor] | None = None,
+    cache: KVCache | None = None,
     backend: str = "auto",
     **others: Never,
 ) -> Tensor:
@@ -68,6 +70,8 @@ def attention(
             `encoding.rotate_values` left them (most encodings leave values as they are); only the queries are rotated.
         gates: for an encoding that makes numbers of the layer's input (`Encoding.gates`): those of all keys, cached ones
             first, as `posenc.encoding.gates_of(encoding, x, layer)` returns them. Of a shard: this process's.
+        cache: a `posenc.KVCache`, which has the keys, values and gates of the tokens before; k, v and gates are then of the
+            new tokens alone, as many as there are queries. positions: of the new tokens among all; None: the next ones.
         backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
             kernels, for GPUs), or "reference".
 
@@ -79,6 +83,10 @@ def attention(
         _check_names("attention", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     with exactly(q):
+        if cache is not None:
+            positions = _cached_positions(cache, positions, q, keys_rotated)
+            k, v, gates, keys_rotated = cache.extended(k, v, encoding, positions, layer, gates)
+            gates = gates or None
         if positions is None or positions.sharding is None:
             _check_no_ring()
             if positions is not None and _is_small(q, k):
@@ -104,6 +112,20 @@ def attention(
         k, v = exchange.gather_keys(k, v, positions)
         problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
         return torch.cat([_solved(problem, backend) for problem, _ in problems], 2)
+
+
+def _cached_positions(cache: object, positions: Positions | None, q: Tensor, keys_rotated: bool) -> Positions:
+    """The positions of a call with a cache, which are checked before its tokens are stored."""
+    if not isinstance(cache, KVCache):
+        raise InputError(f"cache={shown(cache)}: pass a posenc.KVCache()")
+    if keys_rotated:
+        raise InputError("keys_rotated=True: a cache rotates the new keys by itself; pass them unrotated")
+    if positions is None:
+        return cache.positions(q.shape[2])
+    if positions.sharding is not None:
+        raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
+    require_fit(positions, q=q)
+    return positions
 
 
 def _is_small(q: Tensor, k: Tensor) -> bool:
