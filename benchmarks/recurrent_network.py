@@ -65,7 +65,9 @@ class GRU(nn.Module):
         for each in self.of_state:
             nn.init.orthogonal_(each.weight)
 
-    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: "States | None") -> Tensor:
+    def forward(
+        self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: "States | None"
+    ) -> Tensor:
         matrices = [torch.cat([each.weight for each in part]) for part in (self.of_input, self.of_state)]
         state, seen = x.new_zeros(1, len(x), x.shape[2]), x.shape[1]
         if cache is not None and layer in cache.of_layers:

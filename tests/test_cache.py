@@ -53,7 +53,9 @@ def test_pieces_equal_the_full_pass_in_every_layer(text, kind, trains):
                 outs[layer].append(attend(encoding, part(given, first, end), positions, cache, layer))
     assert len(cache) == N
     assert_close(torch.cat(outs[0], 2), full, rtol=0, atol=1e-10)
-    assert_close(torch.cat(outs[1], 2), attend(encoding, given, Positions.arange(N, causal=True), layer=1), rtol=0, atol=1e-10)
+    assert_close(
+        torch.cat(outs[1], 2), attend(encoding, given, Positions.arange(N, causal=True), layer=1), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -83,7 +85,12 @@ def test_a_padded_prompt_goes_on_as_each_row_alone(text, side):
 def test_rows_of_different_lengths_go_behind_each_rows_last_token():
     encoding, given, lengths = made("rope+alibi"), tokens(), torch.tensor([6, 4])
     cache = KVCache()
-    attend(encoding, part(given, 0, 6), Positions.from_mask((torch.arange(6) < lengths[:, None]).long(), causal=True), cache)
+    attend(
+        encoding,
+        part(given, 0, 6),
+        Positions.from_mask((torch.arange(6) < lengths[:, None]).long(), causal=True),
+        cache,
+    )
     new = [torch.stack([x[row, ..., n : n + 1, :] for row, n in enumerate(lengths.tolist())]) for x in given]
     out = attend(encoding, new, Positions.arange(1, lengths, causal=True), cache)
     for row, n in enumerate(lengths.tolist()):
@@ -148,15 +155,24 @@ def test_bad_input_is_refused_before_anything_is_stored():
     stored = [x.clone() for x in cache.layer(0)]
     new = part(given, 5, 6)
     for call, message in (
-        (lambda: attend(encoding, new, Positions.arange(1, 7, causal=True), cache), "layer 0 has 5 tokens, positions are for 7"),
+        (
+            lambda: attend(encoding, new, Positions.arange(1, 7, causal=True), cache),
+            "layer 0 has 5 tokens, positions are for 7",
+        ),
         (lambda: attend(encoding, new, cache.positions(), cache, layer=1), "layer 1 has 0 tokens"),
         (lambda: attend(encoding, part(given, 5, 9), cache.positions(4), cache), "9 tokens, capacity=8"),
         (lambda: attend(encoding, part(given, 5, 7), cache.positions(1), cache), "positions are for 1 queries"),
         (lambda: attend(encoding, rows(new, [0]), cache.positions(), cache), "another batch"),
-        (lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache), "precision needs a cache of its own"),
+        (
+            lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache),
+            "precision needs a cache of its own",
+        ),
         (lambda: attend(made("fox"), new, cache.positions(), cache), "layer 0 has 2 tensors, its encoding makes 3"),
         (lambda: posenc.attention(*new[:3], encoding, cache.positions(), cache={}), "pass a posenc.KVCache"),
-        (lambda: posenc.attention(*new[:3], encoding, cache.positions(), keys_rotated=True, cache=cache), "pass them unrotated"),
+        (
+            lambda: posenc.attention(*new[:3], encoding, cache.positions(), keys_rotated=True, cache=cache),
+            "pass them unrotated",
+        ),
         (lambda: cache.crop(6), "length=6: the cache has 5"),
         (lambda: cache.layer(3), "layer=3"),
         (lambda: cache.reorder(torch.tensor([True])), "rows="),

@@ -124,7 +124,8 @@ def _cached_positions(cache: object, positions: Positions | None, q: Tensor, key
         return cache.positions(q.shape[2])
     if positions.sharding is not None:
         raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
-    require_fit(positions, q=q)
+    if q.dim() != 4 or q.shape[2] != positions.num_queries:
+        require_fit(positions, q=q)
     return positions
 
 

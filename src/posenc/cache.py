@@ -123,7 +123,8 @@ class KVCache:
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], bool]:  # fmt: skip
         """The keys, values and gates of all tokens, once those of new ones are stored; and whether keys are rotated."""
         new = positions.shared(_new_keys, lambda: _new_keys(positions))
-        require_fit(new, k=k)
+        if k.dim() != 4 or k.shape[2] != positions.num_queries or positions.batch not in (1, k.shape[0]):
+            require_fit(new, k=k)
         given = checked_gates(encoding, gates, k, layer)
         before = self._layers.get(layer)
         rotated = self.rotated is not False if before is None else before.rotated
@@ -178,10 +179,13 @@ def _rotated(
     k: Tensor, v: Tensor, encoding: Encoding, new: Positions, layer: int, must: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """Keys and values rotated at their positions, if the encoding can do so in this layer."""
-    effects = encoding.effects(new, layer)
     part, _ = encoding.at(layer)
-    if not must and part.bias_reads_keys and "rotate" in effects.sites:
+    sites = part.sites()
+    if "rotate" not in sites and "rotate_values" not in sites:
+        return k, v, True
+    if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
+    effects = encoding.effects(new, layer)
     try:
         return effects.keys_rotated(k), effects.values_rotated(v), True
     except InputError:

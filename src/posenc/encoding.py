@@ -89,6 +89,27 @@ def swapped(name: str, x: Tensor, why: str) -> InputError:
     )
 
 
+class _Hooked(type):
+    """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name != "_known_sites":
+            _forget_sites(cls)
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        if name != "_known_sites":
+            _forget_sites(cls)
+
+
+def _forget_sites(cls: type) -> None:
+    if "_known_sites" in vars(cls):
+        type.__delattr__(cls, "_known_sites")
+    for each in cls.__subclasses__():
+        _forget_sites(each)
+
+
 class _Sites:
     """`sites()`: of a class the hooks that it overrides, of a composite the sites of its parts as well."""
 
@@ -96,7 +117,7 @@ class _Sites:
         return cls._overridden if encoding is None else encoding._sites
 
 
-class Encoding(nn.Module):
+class Encoding(nn.Module, metaclass=_Hooked):
     """What position does to attention. A subclass declares its arguments as the fields of a dataclass and makes parameters
     and modules in `setup`; an ordinary `__init__` works as well, if it stores every argument under its own name and
     calls `register_tables()` last.
@@ -123,6 +144,7 @@ class Encoding(nn.Module):
     Traits are attributes that a class sets; where arguments decide one, `setup` sets it on the instance.
     """
 
+    _known_sites: ClassVar[tuple[str, ...]]
     name: ClassVar[str] = ""
     """Its name in the registry and in specs; a class without a `name` goes by its class name."""
     papers: ClassVar[tuple[str, ...]] = ()
@@ -417,6 +439,12 @@ class Encoding(nn.Module):
 
     @classmethod
     def _overridden(cls) -> tuple[str, ...]:
+        if "_known_sites" not in cls.__dict__:
+            cls._known_sites = cls._find_sites()
+        return cls._known_sites
+
+    @classmethod
+    def _find_sites(cls) -> tuple[str, ...]:
         sites = [site for site in SITES if getattr(cls, site) is not getattr(Encoding, site)]
         for hook, site in (("query_sink", "sink"), ("turn_back", "rotate_values")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and site not in sites:
@@ -979,7 +1007,7 @@ class Composite(Encoding):
         return all(part.isometric for part in self)
 
     @classmethod
-    def _overridden(cls) -> tuple[str, ...]:
+    def _find_sites(cls) -> tuple[str, ...]:
         """The sites of a subclass's own hooks, besides those of the parts."""
         owners = {site: next(each for each in cls.__mro__ if site in vars(each)) for site in SITES}
         return tuple(site for site in SITES if owners[site] not in (Encoding, Composite, Sum, PerLayer))

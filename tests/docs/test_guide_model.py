@@ -18,7 +18,9 @@ IMAGES = {"swin_v2": {"height": 4, "width": 4}, "rope_mixed": {}, "axial_rope": 
 @pytest.fixture(scope="module")
 def gpt():
     (code,) = (
-        text for text in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL) if "class GPT" in text
+        text
+        for text in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+        if "class GPT" in text
     )
     names: dict = {}
     exec(compile(code, GUIDE.name, "exec"), names)
