@@ -130,9 +130,9 @@ class KVCache:
         rotated = self.rotated is not False if before is None else before.rotated
         if rotated and encoding is not None:
             k, v, rotated = _rotated(k, v, encoding, new, layer, before is not None or self.rotated is True)
-        k, v, *given = self._stored(layer, (k, v, *given), positions, rotated)
+        k, v, *of_all = self._stored(layer, (k, v, *given), positions, rotated)
         self._last = positions
-        return k, v, tuple(given), rotated
+        return k, v, tuple(of_all), rotated
 
     def _stored(self, layer: int, new: tuple[Tensor, ...], positions: Positions, rotated: bool) -> tuple[Tensor, ...]:
         tokens, before = positions.num_keys, positions.num_keys - positions.num_queries

@@ -106,7 +106,8 @@ class _Hooked(type):
 def _forget_sites(cls: type) -> None:
     if "_known_sites" in vars(cls):
         type.__delattr__(cls, "_known_sites")
-    for each in cls.__subclasses__():
+    below: list[type] = cls.__subclasses__()
+    for each in below:
         _forget_sites(each)
 
 
@@ -417,7 +418,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
         """
         return [Encoding.at(self, layer)]
 
-    def _num_gates(self, layer: int = 0) -> int:
+    def _num_gates(self, layer: int) -> int:
         """How many tensors `gates_of` returns in a layer."""
         return int("gates" in self.sites())
 
@@ -842,7 +843,7 @@ class Effects:
         """w_ij, which is added to the values."""
         found = []
         for part in self._with("values"):
-            result = part.encoding.values(part.positions, part.layer)
+            result: Any = part.encoding.values(part.positions, part.layer)
             if result is not None and not isinstance(result, (Values, KeyValues)):
                 remedy = "return posenc.bias.Values(table, index), KeyValues(added) or None"
                 raise _returned(part.encoding, "values", result, remedy)
@@ -963,7 +964,8 @@ def _joined(prefixes: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] 
     return torch.cat(keys, 1), torch.cat(values, 1)
 
 
-def _only(what: str, of_parts: Sequence[T | None]) -> T | None:
+def _only(what: str, of_parts: Sequence[Any]) -> Any:
+    """What one of the parts has, and the others do not; None where none has."""
     present = [value for value in of_parts if value is not None]
     if len(present) > 1:
         raise InputError(f"the sum has several {what}: use one of them")
