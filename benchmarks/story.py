@@ -19,7 +19,7 @@ RECORD = Path("benchmarks/story.json")
 PICTURE = Path("docs/images/readme/story.svg")
 METHOD, FACTOR, SEED = "yarn", 4, 1
 FIRST = {"method": METHOD, "factor": FACTOR, "seed": SEED}
-WIDTH, COLUMN, LEFT, TOP, LINE, LETTER = 830, 385, (15, 430), 74, 17, 6.35
+WIDTH, COLUMN, LEFT, TOP, LINE, LETTER = 830, 390, (15, 425), 74, 17, 6.6
 LINES = 22
 """Of a column; what does not fit scrolls out at the top."""
 SECONDS, PAUSE = 14.0, 4.0
@@ -77,6 +77,31 @@ def names_found() -> dict[str, Any]:
     return found
 
 
+def means(recorded: dict[str, Any], which: int, trained: int = 256) -> tuple[float, float]:
+    """Surprise of a column's tokens within the context length and past it, in nats per token."""
+    cost = recorded["surprise"][which]
+    return sum(cost[1:trained]) / (trained - 1), sum(cost[trained:]) / (len(cost) - trained)
+
+
+def table(recorded: dict[str, Any], language: str = "") -> str:
+    """The names that each method finds, in Markdown. language: "" or ".zh"."""
+    heads = {
+        "": ("method", "factor 2", "factor 4", "factor 8"), ".zh": ("方法", "2 倍", "4 倍", "8 倍"),
+    }[language]  # fmt: skip
+    names = {
+        "none": ("as trained", "原始模型"), "truncation": ("truncation", "截断"), "rerope": ("ReRoPE", "ReRoPE"), "yarn": ("YaRN", "YaRN"),
+        "linear": ("PI", "PI"), "ntk": ("NTK", "NTK"), "self_extend": ("Self-Extend", "Self-Extend"),
+    }  # fmt: skip
+    found = [f"| {' | '.join(heads)} |", "|---|--:|--:|--:|"]
+    for name, titles in names.items():
+        cells = [recorded["asked"].get(f"{name}:{factor}") for factor in (2, 4, 8)]
+        single = recorded["asked"].get(name)
+        cells = [single] * 3 if single else cells
+        shown = [f"{cell['right']} ({100 * cell['probability']:.1f} %)" for cell in cells]
+        found.append(f"| {titles[bool(language)]} | {' | '.join(shown)} |")
+    return "\n".join(found)
+
+
 def lines(text: list[str], trained: int) -> list[tuple[int, int, float, str]]:
     """(line, token, left edge, words) of each token that shows something."""
     found, line, x = [], 0, 0.0
@@ -89,7 +114,7 @@ def lines(text: list[str], trained: int) -> list[tuple[int, int, float, str]]:
         wide = LETTER * len(token)
         if x + wide > COLUMN:
             line, x = line + 1, 0.0
-            token = token.lstrip(" ")
+        token = token if x else token.lstrip(" ")
         if token:
             found.append((line, at, x, token))
         x += LETTER * len(token)
@@ -132,7 +157,7 @@ def drawn(recorded: dict[str, Any], trained: int = 256) -> str:
                 else ""
             )
             body.append(
-                f'<g class="t{at}">{box}<text x="{left:.1f}" y="{y}" xml:space="preserve">{escape(token)}</text></g>'
+                f'<g class="t{at}">{box}<text x="{left:.1f}" y="{y}" textLength="{LETTER * len(token):.1f}" xml:space="preserve">{escape(token)}</text></g>'
             )
         limit = next(line for line, at, _, _ in placed if at >= trained) - 1
         y = TOP + 14 + LINE * limit
@@ -148,7 +173,7 @@ def drawn(recorded: dict[str, Any], trained: int = 256) -> str:
         f'<text x="{left}" y="58" class="head">{words_}</text>' for left, words_ in zip(LEFT, heads, strict=True)
     )
     style = (
-        "text{font:11.5px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#1f2328}.title{font:600 20px system-ui,sans-serif}.head{font:600 14px system-ui,sans-serif}"
+        "text{font:11px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#1f2328}.title{font:600 20px system-ui,sans-serif}.head{font:600 14px system-ui,sans-serif}"
         ".mark{font-size:10.5px;fill:#bc4c00}.limit{stroke:#bc4c00;stroke-dasharray:5 4}rect{fill:#bc4c00}.ground{fill:#fff}"
         "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.mark{fill:#ff8f4d}.limit{stroke:#ff8f4d}rect{fill:#ff8f4d}.ground{fill:#0d1117}}"
         f"{''.join(still)}@media(prefers-reduced-motion:no-preference){{{''.join(frames)}{shown}}}"

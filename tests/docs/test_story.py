@@ -1,15 +1,18 @@
 """The page on which stories15M writes past its context length: its numbers are posenc's, and it tells a story."""
 
 import json
+import runpy
 
 import pytest
 import torch
 from torch.nn import functional as F
 from website import story
+from website.page import ROOT
 from website.wat import assembled
 
 import posenc
 from references import stories15m
+from references.axe import AXE
 
 ENGINE = ("engine", "pieces", "teller")
 CHECKED = ("none", "yarn:4", "linear:2", "ntk:8", "self_extend:4", "rerope")
@@ -166,3 +169,126 @@ def test_text_becomes_tokens_as_in_the_model(engine):
         if text:
             assert found == wanted
             assert spelled == text
+
+
+# ---------------------------------------------------------------- the page
+
+
+RECORDED = json.loads(story.RECORDED.read_text(encoding="utf-8"))
+SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "story.py"))
+
+
+@pytest.fixture(scope="module")
+def recorded_page(tmp_path_factory):
+    """As it is built without the model."""
+    path = tmp_path_factory.mktemp("recorded") / "story-live.html"
+    path.write_text(story.page(RECORDED, []), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def live_page(tmp_path_factory):
+    stories15m.require()
+    folder = tmp_path_factory.mktemp("live")
+    for path, text in story.files().items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return folder / "story-live.html"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("size", "scheme"), [((1280, 900), "light"), ((390, 844), "dark")])
+def test_without_the_model_the_page_shows_the_recorded_story(new_tab, recorded_page, size, scheme):
+    tab = new_tab(viewport=dict(zip(("width", "height"), size, strict=True)), color_scheme=scheme, reduced_motion="reduce")
+    tab.goto(f"{recorded_page.as_uri()}#lang=en")
+    for which in range(2):
+        assert tab.locator(".text").nth(which).locator("[data-at]").count() == len(RECORDED["text"][which]) == story.LENGTH
+    before, after = SCRIPT["means"](RECORDED, 0)
+    assert f"{before:.1f} nats per token" in tab.locator(".finding").inner_text()
+    assert f"after it {after:.1f};" in tab.locator(".finding").inner_text()
+    assert "built without the model" in tab.locator(".status").inner_text()
+    assert tab.locator("[data-do=tell]").is_disabled()
+    assert tab.locator(".row.pair section").nth(0).locator(".faces .past").count() == 2
+    assert tab.locator(".row.pair section").nth(1).locator(".faces .past").count() == 0
+    assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    for step in ("[data-tab=name]", "[data-do=language]", "[data-tab=story]"):
+        tab.evaluate(AXE.require().read_text(encoding="utf-8"))
+        faults = tab.evaluate("axe.run(document, {resultTypes: ['violations']}).then(done => done.violations)")
+        assert [f"{fault['id']} {fault['nodes'][0]['html'][:120]}" for fault in faults] == []
+        tab.click(step)
+    assert "讲故事" in tab.locator("[data-tab=story]").inner_text()
+    assert tab.evaluate("location.hash") == "#lang=zh"
+
+
+@pytest.mark.browser
+def test_what_the_address_asks_for_is_shown_or_gives_way(new_tab, recorded_page):
+    tab = new_tab()
+    tab.goto(f"{recorded_page.as_uri()}#lang=zh&tab=name&name=Max&method=linear&factor=8&seed=7")
+    assert tab.evaluate("[...document.querySelectorAll('select')].map(one => one.value)") == ["linear", "8", "Max"]
+    assert "Max" in tab.locator(".prompt b").inner_text()
+    tab.goto("about:blank")
+    tab.goto(f"{recorded_page.as_uri()}#lang=xx&tab=of&name=Zed&method=none&factor=3&seed=-1&begin=%E0%A4%A")
+    shown = tab.evaluate("posenc.story.state()")
+    assert (shown["method"], shown["factor"], shown["tab"], shown["name"]) == ("yarn", "4", "story", story.NAMES[0])
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("worker", [True, False])
+def test_the_page_tells_a_story_and_finds_a_name(new_tab, live_page, worker):
+    tab = new_tab()
+    tab.set_default_timeout(300_000)
+    if not worker:
+        tab.add_init_script("delete window.Worker; window.Worker = undefined")
+    tab.goto(f"{live_page.as_uri()}#lang=en&seed=5&method=rerope&begin=A%20small%20cat")
+    tab.click("[data-do=tell]")
+    tab.wait_for_function("posenc.story.steps() >= 20")
+    tab.click("[data-do=stop]")
+    texts = [tab.locator(".text").nth(which).inner_text() for which in range(2)]
+    assert texts[0].startswith("A small cat")
+    assert texts[0] == texts[1], "ReRoPE changes nothing before its window"
+    assert "tokens a second" in tab.locator(".status").inner_text()
+    if worker:
+        tab.click("[data-tab=name]")
+        tab.click("[data-do=ask]")
+        tab.wait_for_function("posenc.story.asked() && Object.keys(posenc.story.asked().shares).length === 3")
+        assert tab.locator(".answers section").count() == 3
+
+
+@pytest.mark.browser
+def test_weights_that_cannot_be_loaded_are_named(browser, recorded_page):
+    tab, path = browser.new_page(), recorded_page.with_name("without.html")
+    path.write_text(story.page(RECORDED, ["nowhere/0.js"]), encoding="utf-8")
+    tab.goto(f"{path.as_uri()}#lang=en")
+    tab.click("[data-do=tell]")
+    tab.locator(".note").wait_for()
+    assert "nowhere/0.js" in tab.locator(".note").inner_text()
+    assert tab.locator(".text [data-at]").count() == 2 * story.LENGTH
+    tab.close()
+
+
+# ---------------------------------------------------------------- what is recorded
+
+
+def test_the_recorded_story_falls_apart_and_is_repaired():
+    assert {RECORDED["method"], RECORDED["factor"]} == {"yarn", 4}
+    (before, after), (first, last) = (SCRIPT["means"](RECORDED, which) for which in range(2))
+    assert after > 2 * before
+    assert last < after / 1.5
+    assert abs(first - before) < 0.7
+
+
+def test_the_picture_of_readme_is_of_the_recorded_story():
+    text = (ROOT / SCRIPT["PICTURE"]).read_text(encoding="utf-8")
+    assert text == SCRIPT["drawn"](RECORDED)
+    assert len(text) < 2_000_000
+    assert text.count("<script") == 0
+    assert "@media(prefers-reduced-motion:no-preference){@keyframes" in text
+    assert "animation" not in text.partition("@media(prefers-reduced-motion")[0]
+
+
+@pytest.mark.parametrize("language", ["", ".zh"])
+def test_the_docs_have_the_table_of_names(language):
+    text = (ROOT / "docs" / f"story{language}.md").read_text(encoding="utf-8")
+    assert SCRIPT["table"](RECORDED, language) in text
+    assert set(RECORDED["asked"]) == set(story.methods())

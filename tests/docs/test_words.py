@@ -46,6 +46,7 @@ WORDS = {
     "docs/distributed.md": ("DDP", "FSDP", "sequence parallelism"),
     "docs/analyze.md": ("inverse frequencies", "decay"),
     "docs/predict.md": ("context length", "RoPE scaling"),
+    "docs/story.md": ("context length", "position interpolation", "truncated"),
 }  # fmt: skip
 """Of a page, what people call its subject."""
 PARAPHRASES = {

@@ -367,7 +367,7 @@ posenc.story = (() => {
         bar.style.width = `${100 * share}%`;
         return element("li", {}, element("span", {}, one), bar, element("span", {}, `${Math.round(100 * share)} %`));
       });
-      return element("section", {}, element("h2", {}, title(key)), element("p", { className: `big ${right ? "yes" : "no"}` }, `${order[0][0]}: ${right ? words.right : words.wrong}`), element("p", { className: "see" }, words.share), element("ol", {}, ...bars));
+      return element("section", {}, element("h2", {}, title(key)), element("p", { className: `big ${right ? "yes" : "no"}` }, `${order[0][0]}: ${right ? words.right : words.wrong}`), element("p", { className: "see" }, words.ofTen), element("ol", {}, ...bars));
     }));
     const rows = Object.entries(recorded.asked || {}), table = find(".measured");
     table.hidden = !rows.length;
