@@ -80,7 +80,7 @@ posenc.story = (() => {
     }
     for (const tab of ["story", "name"]) for (const one of root.querySelectorAll(`.of-${tab}`)) one.hidden = tab !== state.tab;
     const [head, ...rest] = words.why;
-    find(".why").replaceChildren(element("h3", {}, head), ...rest.map(text => element("p", { className: "see" }, text)));
+    find(".why").replaceChildren(element("h2", {}, head), ...rest.map(text => element("p", { className: "see" }, text)));
     for (const name of ["tell", "fresh", "ask"]) find(`[data-do=${name}]`).disabled = !given.sources.length;
     build();
     show();
