@@ -4,7 +4,7 @@
     PYTHONPATH=docs:tests python benchmarks/story.py [--draw]
 
 With npm and Chromium: half a minute of one core. benchmarks/story.json then holds the text and the surprise of each token, and how
-many of ten names each method finds. --draw only draws docs/images/readme/story.svg from it. Run from the root of the repository.
+many of ten names each method finds. --draw only draws docs/images/story.svg from it. Run from the root of the repository.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 RECORD = Path("benchmarks/story.json")
-PICTURE = Path("docs/images/readme/story.svg")
+PICTURE = Path("docs/images/story.svg")
 METHOD, FACTOR, SEED = "yarn", 4, 1
 FIRST = {"method": METHOD, "factor": FACTOR, "seed": SEED}
 WIDTH, COLUMN, LEFT, TOP, LINE, LETTER = 830, 390, (15, 425), 74, 17, 6.6

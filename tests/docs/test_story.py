@@ -199,10 +199,14 @@ def live_page(tmp_path_factory):
 @pytest.mark.browser
 @pytest.mark.parametrize(("size", "scheme"), [((1280, 900), "light"), ((390, 844), "dark")])
 def test_without_the_model_the_page_shows_the_recorded_story(new_tab, recorded_page, size, scheme):
-    tab = new_tab(viewport=dict(zip(("width", "height"), size, strict=True)), color_scheme=scheme, reduced_motion="reduce")
+    tab = new_tab(
+        viewport=dict(zip(("width", "height"), size, strict=True)), color_scheme=scheme, reduced_motion="reduce"
+    )
     tab.goto(f"{recorded_page.as_uri()}#lang=en")
     for which in range(2):
-        assert tab.locator(".text").nth(which).locator("[data-at]").count() == len(RECORDED["text"][which]) == story.LENGTH
+        assert (
+            tab.locator(".text").nth(which).locator("[data-at]").count() == len(RECORDED["text"][which]) == story.LENGTH
+        )
     before, after = SCRIPT["means"](RECORDED, 0)
     assert f"{before:.1f} nats per token" in tab.locator(".finding").inner_text()
     assert f"after it {after:.1f};" in tab.locator(".finding").inner_text()
