@@ -1,6 +1,6 @@
 "use strict";
 // What is told, as a WebM of a quarter of a minute, drawn on a canvas. Gives false where the browser cannot record one.
-posenc.storyVideo = async (told, words, { trained, headings, most, style }) => {
+posenc.storyVideo = async (told, words, { trained, headings, most, style, place }) => {
   const WIDTH = 1280, HEIGHT = 720, SECONDS = 14, AFTER = 1500, LINE = 21, LINES = 26, TOP = 130, COLUMN = 580, type = "video/webm";
   if (!globalThis.MediaRecorder || !MediaRecorder.isTypeSupported(type) || !told.text[0].length) return false;
   const canvas = Object.assign(document.createElement("canvas"), { width: WIDTH, height: HEIGHT }), pen = canvas.getContext("2d");
@@ -55,23 +55,28 @@ posenc.storyVideo = async (told, words, { trained, headings, most, style }) => {
     });
   }
 
-  const recorder = new MediaRecorder(canvas.captureStream(30), { mimeType: type }), chunks = [];
+  const stream = canvas.captureStream(0), [track] = stream.getVideoTracks(), recorder = new MediaRecorder(stream, { mimeType: type }), chunks = [];
   recorder.ondataavailable = ({ data }) => chunks.push(data);
   const stopped = new Promise(done => { recorder.onstop = done; });
+  place.prepend(canvas);  // frames are taken of a canvas that is seen
+  canvas.style.width = "100%";
+  canvas.setAttribute("aria-hidden", "true");
   draw(0);
-  recorder.start();
+  recorder.start(1000);
   const began = performance.now(), count = told.text[0].length;
   await new Promise(done => {
     const next = () => {
       const share = (performance.now() - began) / (1000 * SECONDS);
       draw(Math.ceil(count * Math.min(1, share)));
-      if (share < 1) setTimeout(next, 33);
+      track.requestFrame();
+      if (share < 1) setTimeout(next, 80);
       else setTimeout(done, AFTER);
     };
     next();
   });
   recorder.stop();
   await stopped;
+  canvas.remove();
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob(chunks, { type })), download: "story.webm" });
   link.click();
   return true;

@@ -124,7 +124,7 @@ posenc.story = (() => {
     },
     async record() {
       say(words.recording);
-      say(await posenc.storyVideo(told, words, { trained, headings: headings(), most: MOST, style: getComputedStyle(root) }) ? words.saved : words.unrecordable);
+      say(await posenc.storyVideo(told, words, { trained, headings: headings(), most: MOST, style: getComputedStyle(root), place: find("#panel-story") }) ? words.saved : words.unrecordable);
     },
   };
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]());
