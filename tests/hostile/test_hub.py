@@ -173,6 +173,18 @@ def test_weights_that_would_change_the_output_are_refused(model, name):
         posenc.load(model)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32, torch.bool], ids=str
+)
+def test_quantised_weights_without_their_scales_are_refused(model, dtype):
+    """The file says nothing of a quantisation, and transformers takes the numbers for weights."""
+    rewritten(model, {f"{LAYER}self_attn.q_proj.weight": torch.ones(64, 64).to(dtype)})
+    with pytest.raises(InputError, match=rf"{LAYER}self_attn.q_proj.weight is in \w+, quantised"):
+        posenc.load(model)
+    assert posenc.pretrained.checked.QUANTISED.match("F8_E4M3")
+    assert not any(posenc.pretrained.checked.QUANTISED.match(kind) for kind in ("F32", "F16", "BF16", "F64"))
+
+
 @pytest.mark.parametrize("name", HARMLESS)
 def test_weights_that_change_nothing_are_left_out(model, name):
     rewritten(model, {name: torch.ones(3)})

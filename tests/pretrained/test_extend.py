@@ -512,6 +512,19 @@ def test_a_linear_schedule_with_the_length_before_the_stretch(name):
     torch.testing.assert_close(rotation.frequencies().inv_freq, wanted, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("stated", [1024, 64, None])
+def test_a_longer_length_that_the_configuration_states_is_noted(stated):
+    """Command-R: max_position_embeddings 8192, model_max_length 131072."""
+    model = small_model("cohere", model_max_length=stated)
+    notes = [note for note in posenc.extend(model, "yarn", factor=4).notes if "also states" in note]
+    assert [note.partition(":")[0] for note in notes] == ["the configuration also states model_max_length=1024"] * (
+        stated == 1024
+    )
+    posenc.restore(model)
+    found = [(finding.name, finding.measured) for finding in posenc.doctor(model).findings]
+    assert found == [("longer_length_stated", 16.0)] * (stated == 1024)
+
+
 @pytest.mark.parametrize(("window", "noted"), [(32, True), (128, False)])
 def test_a_window_that_no_distance_leaves_is_noted(window, noted):
     """Mistral 7B v0.1: each layer sees fewer keys than the model was trained for, and no text has longer distances."""

@@ -1,5 +1,7 @@
 """GGUF files: llama.cpp computes what the model does, for every architecture, schedule and tokenizer; and refusals."""
 
+import shlex
+
 import numpy
 import pytest
 import torch
@@ -124,6 +126,12 @@ def test_the_file_says_what_the_model_is(tmp_path, tokenizer):
     assert not any("posenc" in each.name for each in tmp_path.iterdir())
     (reading,) = [each for each in compare(read_config(tmp_path / "m.gguf")).readings if each.program == "llama.cpp"]
     assert (reading.schedule, reading.attention_factor) == ("yarn", pytest.approx(report.rope and 1.138629436))
+
+
+def test_the_printed_command_quotes_its_path(tmp_path):
+    (tmp_path / "two words").mkdir()
+    report = to_gguf(small_model("llama"), tmp_path / "two words" / "m.gguf")
+    assert shlex.split(report.command)[:3] == ["llama-server", "-m", str(tmp_path / "two words" / "m.gguf")]
 
 
 def test_the_command_writes_one(tmp_path, capsys, llama, tokenizer):

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,8 @@ def test_all_agree_on_a_plain_model():
     assert [reading.program for reading in comparison.readings] == list(PROGRAMS)
     assert not comparison.differ
     assert not comparison.apart()
-    assert "SGLang, llama.cpp and DeepSpeed compute the same positions." in str(comparison)
+    by_rules = "transformers 4, vLLM, SGLang, llama.cpp and DeepSpeed compute the same positions."
+    assert f"transformers 5 alone was run; by posenc's rules of them, {by_rules}" in str(comparison)
     want = create({"name": "default"}, 16, base=5e5).inv_freq
     for reading in comparison.readings:
         torch.testing.assert_close(reading.inv_freq, want, rtol=1e-6, atol=0)
@@ -386,6 +388,27 @@ def test_one_program_is_no_agreement():
     assert {each.program for each in comparison.not_known} >= {"vLLM", "SGLang", "llama.cpp"}
 
 
+def test_the_same_is_of_programs_that_were_asked():
+    """What follows from rules alone is said to; another program's module, run in its place, is a rule too."""
+    fields = LLAMA | {"rope_theta": 1e4}
+    comparison = read(fields)
+    (reading, *others) = comparison.readings
+    for known_by, sentence in (
+        (["run", "recorded"], "transformers 5 and transformers 4, which were run, compute the same positions."),
+        (["run", "recorded", "rules"], "which were run, compute the same positions; by posenc's rules of it, vLLM too."),
+        (["run", "rules"], "transformers 5 alone was run; by posenc's rules of it, transformers 4 computes the same positions."),
+        (["rules", "rules"], "No program was run; by posenc's rules of them, transformers 5 and transformers 4 compute"),
+    ):  # fmt: skip
+        given = (replace(each, known_by=by) for each, by in zip((reading, *others), known_by, strict=False))
+        made = replace(comparison, readings=tuple(given))
+        assert sentence in str(made)
+        assert len(made.asked()) == len(known_by) - known_by.count("rules") == len(made.to_dict()["asked"])
+    for model_type in ("seed_oss", "gemma3_text"):
+        by = {each.program: each.known_by for each in read(small_model(model_type).config.to_dict()).readings}
+        assert by.pop("transformers 5") == "run"
+        assert {*by.values()} == {"rules"}
+
+
 def test_the_factor_of_scores_in_latent_attention():
     yarn = {
         "type": "yarn",
@@ -475,6 +498,10 @@ def test_parts_of_several():
     comparison = read(parent | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
     assert names(comparison) == {"scaling_beside_the_model"}
     assert comparison.wrong
+    with pytest.raises(
+        InputError, match=r"rope_scaling .* stands beside the part .*: move it into that part \(transformers refuses"
+    ):
+        read({"model_type": "gemma3", "rope_scaling": YARN, "text_config": {"model_type": "gemma3_text"}})
     internvl = {"model_type": "internvl_chat", "llm_config": LLAMA | {"rope_theta": 1e4}}
     assert read(internvl).model_type == "llama"
 

@@ -17,9 +17,19 @@ from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.fit import Fit, Fitting
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
-from posenc.pretrained.methods import STEP, Lengths, Plan, fit_of, plan, reach, written_factor
-from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, record_of, unwrap
+from posenc.pretrained.methods import Lengths, Plan, fit_of, plan, reach, written_factor
+from posenc.pretrained.models import (
+    Layer,
+    ModelStructure,
+    Rope,
+    check_model,
+    longer_lengths,
+    model_structure,
+    record_of,
+    unwrap,
+)
 from posenc.pretrained.ms_poe import head_rotation
+from posenc.pretrained.parameters import STEP
 from posenc.pretrained.rope_config import SCORES, hf_config, pinned, same_frequencies, writable
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
@@ -469,6 +479,11 @@ def _notes(
     """factor: of cos and sin."""
     if reached is not None and target is not None and reached * (1 + STEP) < target:
         yield f"reaches {reached} of {target} tokens by construction: what is farther apart was not trained"
+    for field, other in longer_lengths(structure.config, structure.loaded_length):
+        yield (
+            f"the configuration also states {field}={other:g}: lengths count from {structure.loaded_length}; if the model was "
+            "trained to the longer one, set max_position_embeddings to it"
+        )
     name = structure.rope.schedule["name"]
     if structure.rope.scaled and (name == "linear" or chosen.schedule is None):
         yield f"the model as loaded is scaled by {name}, which stays"

@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ def to_gguf(
         writer.write_tensors_to_file()
         writer.close()
     shown = rope | {name: f"{len(tensor)} divisors" for name, tensor in tensors.items()}
-    command = f"llama-server -m {path} -c {length}"
+    command = f"llama-server -m {shlex.quote(str(path))} -c {length}"
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)
 
 

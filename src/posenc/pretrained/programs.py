@@ -395,7 +395,8 @@ def _as_transformers5(config: ConfigFile, length: int) -> Found:
 
 def _by_transformers(config: ConfigFile, length: int) -> Found:
     for reading in _transformers5(config, length):
-        yield replace(reading, note="has no class for the model type, and runs transformers' module")
+        note = "has no class for the model type, and runs transformers' module"
+        yield replace(reading, known_by="rules", note=note)
 
 
 def _vllm(config: ConfigFile, length: int) -> Found:
@@ -447,9 +448,8 @@ def _sglang(config: ConfigFile, length: int) -> Found:
         short = any(table.get("rope_type") == "longrope" for table in tables.values())
         for reading in _transformers5(config, 1 if short else length):
             name = reading.schedule
-            yield replace(
-                reading, note="" if name == "default" else f"on CPUs with AMX it applies no {name} to {reading.layers}"
-            )
+            note = "" if name == "default" else f"on CPUs with AMX it applies no {name} to {reading.layers}"
+            yield replace(reading, known_by="rules", note=note)
         return
     if None not in tables:
         raise ProgramFails("its class for the model type reads no tables by layer type")
