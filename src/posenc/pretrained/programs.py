@@ -77,6 +77,8 @@ ARCHITECTURES = {
 """config.model_type -> architecture in a GGUF file, where that is known."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
+BETAS = ("grok", "mistral3")
+"""Architectures for which llama.cpp reads the betas of yarn from a file."""
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
 """Architectures for which llama.cpp reads yarn_log_multiplier."""
 BARE = ("gemma", "gemma2", "phi", "stablelm")
@@ -518,9 +520,11 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
             )
     schedule: dict[str, Any] = {"name": "default"}
     if kind == "yarn":
-        betas = {
-            beta: key(f"rope.scaling.yarn_{beta}", usual) for beta, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
-        }
+        usual_betas = {"beta_fast": 32.0, "beta_slow": 1.0}
+        betas = {beta: key(f"rope.scaling.yarn_{beta}", usual) for beta, usual in usual_betas.items()}
+        if name not in BETAS and betas != usual_betas:
+            notes.append(f"reads no betas of yarn from files of {name}, and takes 32 and 1")
+            betas = usual_betas
         schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **betas}
         log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0)) if name in LOG_MULTIPLIER else 0.0
         usual = 0.1 * math.log(factor) + 1
