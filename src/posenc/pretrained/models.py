@@ -151,14 +151,26 @@ class ModelStructure:
 
     @property
     def cached_numbers(self) -> int:
-        """Of one token, in all layers."""
+        """Of one token, in the layers that see all keys."""
+        return sum(self._cached(layer) for layer in self.layers if layer.window is None)
+
+    @property
+    def cached_in_windows(self) -> int:
+        """Numbers in the cache of the layers with a window, of texts that are longer than it."""
+        return sum(self._cached(layer) * layer.window for layer in self.layers if layer.window is not None)
+
+    def _cached(self, layer: Layer) -> int:
+        """Numbers of one token in a layer."""
         if self.family.latent:
             latent = getattr(self.config, "kv_lora_rank", None)
-            return len(self.layers) * (self.head_dim if latent is None else int(latent) + self.rope.rotary_dim)
-        filling: Any = [layer for layer in self.layers if not getattr(layer.module, "is_kv_shared_layer", False)]
-        groups = self.num_heads // self.num_kv_heads  # which differ by layer in Gemma 4
-        per_head = ((x.head_dim, getattr(x.module, "num_key_value_groups", groups)) for x in filling)
-        return sum(2 * width * (self.num_heads // shared) for width, shared in per_head)
+            return self.head_dim if latent is None else int(latent) + self.rope.rotary_dim
+        module: Any = layer.module
+        if getattr(module, "is_kv_shared_layer", False):
+            return 0
+        shared: int = getattr(
+            module, "num_key_value_groups", self.num_heads // self.num_kv_heads
+        )  # by layer in Gemma 4
+        return 2 * layer.head_dim * (self.num_heads // shared)
 
 
 def model_structure(model: nn.Module) -> ModelStructure:
