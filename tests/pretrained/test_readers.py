@@ -17,6 +17,7 @@ from posenc import InputError
 from posenc.frequencies import create
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
+from posenc.pretrained.parameters import rope_parameters_by_type
 from posenc.pretrained.programs import PROGRAMS, RULED
 from posenc.pretrained.readers import ConfigFile, compare, read_config
 from references.commands import run
@@ -70,6 +71,7 @@ def test_transformers_5_is_what_its_model_computes(model_type):
         reading = by_program(comparison, layers)["transformers 5"]
         torch.testing.assert_close(reading.inv_freq, rope.frequencies().inv_freq, rtol=1e-5, atol=0)
         assert reading.attention_factor == pytest.approx(rope.frequencies().attention_factor)
+        check_turns(structure.rotary, replace(reading, layers=layers if structure.rope_per_type else "all layers"), 64)
     programs = {reading.program for reading in comparison.readings}
     assert ("llama.cpp" in programs) is (model_type in RULED)
     assert ("vLLM" in programs) is (
@@ -512,11 +514,52 @@ def test_types_that_cannot_be_read_are_a_line(model_type):
         read({"model_type": model_type})
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
-def test_every_type_of_transformers_is_read_or_refused(part):
-    """By transformers' own values, a sixth of the types at a time."""
-    read_types = 0
-    for model_type in sorted(transformers.CONFIG_MAPPING)[part::6]:
+def check_turns(module, reading, length):
+    """cos and sin of a rotary module at the first position, in the middle and at the last one are those of a reading."""
+    kinds = [each for each in rope_parameters_by_type(module.config) if reading.layers in ("all layers", each)]
+    assert kinds
+    for kind in kinds:
+        _check_turns(module, {} if kind is None else {"layer_type": kind}, reading, length)
+
+
+def _check_turns(module, by_type, reading, length):
+    pairs = reading.inv_freq.numel()
+    positions = torch.tensor([[0, length // 2, length - 1]])
+    by_axis = getattr(module, "mrope_section", None) is not None
+    with torch.no_grad():
+        out = module(torch.zeros(1, 1, 1), positions.expand(3, 1, -1) if by_axis else positions, **by_type)
+    tables = (out.real, out.imag) if isinstance(out, torch.Tensor) else out
+    angles = positions[0, :, None] * reading.inv_freq
+    rounding = 1e-5 + 3e-7 * length * float(reading.inv_freq.max())
+    for table, wanted in zip(tables, (angles.cos(), angles.sin()), strict=True):
+        rows = table.reshape(-1, 3, table.shape[-1])[-1].double()
+        if rows.shape[-1] == 2 * pairs:
+            halves = torch.equal(rows[:, :pairs], rows[:, pairs:])
+            rows = rows[:, :pairs] if halves else rows[:, ::2]
+        torch.testing.assert_close(rows, reading.attention_factor * wanted, rtol=0, atol=rounding)
+
+
+def rotary_of(config):
+    """The rotary module of transformers' model for a configuration, which is made on "meta" to find it; None: there is no such
+    model, or it needs more than a configuration."""
+    for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        try:
+            made = mapping[type(config)]
+            with torch.device("meta"):
+                model = (made[0] if isinstance(made, tuple | list) else made)(config)
+        except Exception:  # transformers raises errors of many types here
+            continue
+        for module in model.modules():
+            if "Rotary" in type(module).__name__ and type(getattr(module, "config", None)) is type(config):
+                return type(module)(module.config)
+    return None
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
+def test_every_type_of_transformers_turns_as_it_is_read_or_is_refused(part):
+    """By transformers' own values, a twelfth of the types at a time, as models of six layers."""
+    read_types = compared = 0
+    for model_type in sorted(transformers.CONFIG_MAPPING)[part::12]:
         try:
             comparison = read({"model_type": model_type})
         except InputError:
@@ -525,7 +568,14 @@ def test_every_type_of_transformers_is_read_or_refused(part):
         assert {finding.severity for finding in comparison.findings} <= {"note"}, model_type
         assert str(comparison)
         json.dumps(comparison.to_dict())
-    assert read_types > 30
+        file = ConfigFile("config.json", {"model_type": model_type, "num_hidden_layers": 6})
+        module = rotary_of(file.hf) if file.states_language_model else None
+        for reading in comparison.readings if module is not None else ():
+            if reading.program == "transformers 5":
+                check_turns(module, reading, comparison.length)
+                compared += 1
+    assert read_types > 10
+    assert compared > 5
 
 
 @pytest.mark.parametrize("stated", [8192, 4096, 10**30, None, "8192", math.nan])
