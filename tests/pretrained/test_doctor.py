@@ -383,7 +383,11 @@ def test_numbers_that_cannot_be(parameters, llama, tmp_path):
 def test_a_scaling_that_is_set_after_loading(scaling, llama, tmp_path):
     llama.config.rope_scaling = scaling
     assert "was set after the model was made" in one(llama, "config_not_applied").evidence
-    for refuses in (lambda: posenc.extend(llama, "yarn", factor=4), lambda: posenc.to_hf(llama, tmp_path / "new")):
+    for refuses in (
+        lambda: posenc.extend(llama, "yarn", factor=4),
+        lambda: posenc.to_hf(llama, tmp_path / "new"),
+        lambda: posenc.to_gguf(llama, tmp_path / "new.gguf"),
+    ):
         with pytest.raises(InputError, match="was set after the model was made, which changes no frequencies"):
             refuses()
 
