@@ -545,7 +545,8 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     """Keys and tensors that llama.cpp's converter writes for a config.json (conversion/base.py and its classes)."""
     raw, kind = config.raw, config.model_type
     _require_rules(config)
-    table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    usual = V4_GPT_OSS if kind == "gpt_oss" and "rope_scaling" not in raw else {}  # transformers 4 completes what is read
+    table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or usual)
     inner = dict(table.get(FULL) or table)
     if FULL not in table and SLIDING not in table:
         for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
@@ -566,7 +567,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         notes.append(f"its converter drops rope_type {rope_type!r} for {kind}")
     inner = {} if kind in BARE else inner
     rope_type = None if kind in (*BARE, "cohere") else rope_type
-    theta = inner.get("rope_theta", 1e6 if kind == "gemma3_text" else None)
+    theta = inner.get("rope_theta", V4_BASES.get(kind))
     if theta is not None:
         keys["rope.freq_base"] = theta
     factor = inner.get("factor")
