@@ -105,7 +105,9 @@ def test_a_file_of_transformers_5_read_by_4_has_its_base_and_no_schedule():
 def test_a_base_that_is_missing():
     readings = by_program(read(LLAMA | {"model_type": "mixtral"}))
     assert readings["transformers 4"].base == 1e6
-    assert readings["llama.cpp"].base == 1e6  # recorded: its converter has the configuration completed by transformers 4
+    assert (
+        readings["llama.cpp"].base == 1e6
+    )  # recorded: its converter has the configuration completed by transformers 4
 
 
 def test_yarn_with_an_attention_factor():

@@ -545,7 +545,9 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     """Keys and tensors that llama.cpp's converter writes for a config.json (conversion/base.py and its classes)."""
     raw, kind = config.raw, config.model_type
     _require_rules(config)
-    usual = V4_GPT_OSS if kind == "gpt_oss" and "rope_scaling" not in raw else {}  # transformers 4 completes what is read
+    usual = (
+        V4_GPT_OSS if kind == "gpt_oss" and "rope_scaling" not in raw else {}
+    )  # transformers 4 completes what is read
     table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or usual)
     inner = dict(table.get(FULL) or table)
     if FULL not in table and SLIDING not in table:
