@@ -47,7 +47,7 @@ class Compare(StudyCommand):
     )
     data: Annotated[
         str | None,
-        "text: pydoc (default; Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
+        "text: pydoc (default; Python's reference), prose, code or chinese (split by file, without copies), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
         "or hf:NAME[:CONFIG]; vision: places (default; drawn, the class is where a shape is from another), digits "
         "(scikit-learn's), a folder with a sub-folder of images per class, .parquet or hf:NAME[:CONFIG]",
         How("NAME"),

