@@ -311,7 +311,8 @@ def _as_bytes(spool: Spool, packed: bool) -> Corpus:
         parts.append(Text(tokens[a:b], starts))
         if documents:
             digest.update(b"starts" + parts[-1].edges.numpy().tobytes())
-    return Corpus(spool.name, digest.hexdigest(), *parts, packed=packed)
+    train, test = parts
+    return Corpus(spool.name, digest.hexdigest(), train, test, packed=packed)
 
 
 def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:
