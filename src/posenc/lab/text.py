@@ -287,7 +287,7 @@ class Settings(OverLengths):
     def row(self, ranking: Ranking, variant: Aggregate) -> dict[str, Any]:
         contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.contexts]
         gain = self.gain(variant)
-        seen = {"by_context": contexts} if contexts else {}
+        seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
         seen |= {"gain": {**asdict(gain), "use": use(gain)}} if gain else {}
         return seen | self._by_position(variant)
 

@@ -66,9 +66,11 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
 def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Evidence:
     """First the configuration, then what the model does; a cause, and not what follows from it."""
     if probe.attachment is None:
-        incomplete = [("config_not_applied", text, None) for text in set_after_loading(probe.config.rope_parameters)]
-        if cannot := incomplete or list(impossible_numbers(probe.config)):
-            yield from cannot
+        later = set_after_loading(probe.config.rope_parameters)
+        cannot: Evidence = (("config_not_applied", text, None) for text in later)
+        incomplete = list(cannot) or list(impossible_numbers(probe.config))
+        if incomplete:
+            yield from incomplete
             return
     of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
     differences = [] if of_posenc else list(configuration(probe))

@@ -122,11 +122,11 @@ def copied(texts: Sequence[bytes]) -> list[float]:
         of = windows(text)
         hashes.append(of[(of >> 40) % SAMPLE == 0])
         numbers.append(torch.full((len(hashes[-1]),), number))
-    number = torch.cat(numbers)
+    owner = torch.cat(numbers)
     distinct, which = torch.cat(hashes).unique(return_inverse=True)
-    first = torch.full((len(distinct),), len(texts)).scatter_reduce(0, which, number, "amin")[which]
-    again = torch.zeros(len(texts)).index_add(0, number, (first < number).float())
-    return (again / number.bincount(minlength=len(texts)).clamp(min=1)).tolist()
+    first = torch.full((len(distinct),), len(texts)).scatter_reduce(0, which, owner, "amin")[which]
+    again = torch.zeros(len(texts)).index_add(0, owner, (first < owner).float())
+    return (again / owner.bincount(minlength=len(texts)).clamp(min=1)).tolist()
 
 
 def without_copies(train: Sequence[bytes], test: Sequence[bytes]) -> list[bytes]:
