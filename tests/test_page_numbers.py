@@ -147,10 +147,10 @@ def test_encodings_of_longer_training_are_of_the_leaderboard():
 OVERCLAIMS = {
     r"\brun in linear memory": "CoPE does not",
     r"differ in the last digits": "generated tasks differ by more",
-    r"--preset longer +# what": "a month of one thread on the demo model",
+    r"--preset longer +# what": "two months of one thread on the demo model",
     r"(?i)seven minutes": "the suite takes longer",
     r"on how many tasks it is among the best": "it is not known which are",
-    r"(?i)\bgroup 1\b|\bfirst group\b|not measurably (worse|behind)|no measurable difference": "not significant is not equal",
+    r"(?i)\bgroup 1\b|\bfirst group\b|not measurably (worse|behind)|no measurable difference|no (significant )?difference can be measured|cannot be distinguished from": "not significant is not equal",
 }
 
 
