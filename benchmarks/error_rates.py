@@ -27,7 +27,7 @@ from posenc.lab.statistics import BENJAMINI_HOCHBERG, different, found, near_bes
 
 ROOT = Path(__file__).parents[1]
 TABLES, KINDS = 200, 8
-NEAR_TABLES = 20
+NEAR_TABLES = 10
 CLASSES = (0.0, 0.05, 0.5, 0.95, 1.0)
 """Of a probability of being near the best."""
 
@@ -129,7 +129,10 @@ def near(of: Components, worse: int, tolerance: float, tables: int = NEAR_TABLES
         true.append(level <= level.min() + tolerance)
     probability, is_near = torch.cat(stated), torch.cat(true).double()
     part = torch.bucketize(probability, torch.tensor(CLASSES[1:-1], dtype=torch.float64))
-    rows = [(int((part == at).sum()), probability[part == at].mean(), is_near[part == at].mean()) for at in range(len(CLASSES) - 1)]
+    rows = [
+        (int((part == at).sum()), probability[part == at].mean(), is_near[part == at].mean())
+        for at in range(len(CLASSES) - 1)
+    ]
     return [[n, round(float(mean), 3), round(float(share), 3)] if n else [0, 0.0, 0.0] for n, mean, share in rows]
 
 

@@ -123,7 +123,11 @@ class Need:
 MARGIN = 0.05
 """Nats per byte that make no difference, as in "near the best"."""
 NEEDS = (
-    Need("train a decoder that inference servers run", ("rope", "t5", "alibi", "local_nope:window=16:every=2"), ("trained",)),
+    Need(
+        "train a decoder that inference servers run",
+        ("rope", "t5", "alibi", "local_nope:window=16:every=2"),
+        ("trained",),
+    ),
     Need("train short and test long, with an encoding that is much used", TEN, ENDS),
     Need("choose freely", (), ENDS),
 )
@@ -361,6 +365,20 @@ def _probability(share: float) -> str:
     return "< 1 %" if share < 0.005 else "> 99 %" if share > 0.995 else f"{100 * share:.0f} %"
 
 
+def gains(board: Board) -> str:
+    """How many encodings predict text better the longer it is."""
+    text = board.rankings["text"]
+    longer = [each for each in text.settings.conditions if each != text.settings.trained_at]
+    changes = {(v.name, at): text.change(v, at) for v in text.trained for at in longer}
+    (name, at), most = min(changes.items(), key=lambda item: item[1].mean)
+    better = sum(change.high < 0 for change in changes.values())
+    return (
+        f"- **A level curve on text does no harm; it does not show that far text is read.** Of {len(changes)} pairs of an encoding and a "
+        f"longer context, {better or 'none'} has a measurably lower loss than at the training length; the largest gain is "
+        f"{text.criterion.difference(most)} (`{name}` at {text.settings.spelled(at)}). At this budget the column shows what near text is learned for."
+    )
+
+
 def luck(board: Board) -> str:
     """How far apart trainings of one encoding are, how many pairs of encodings one seed parts and all do, and how many trainings
     jump."""
@@ -422,6 +440,12 @@ def findings(board: Board) -> str:
         ranking = board.rankings[each.task]
         better = ranking.criterion.worse * gap.mean < 0
         here = f"{each.task}, {ranking.settings.size_at(each.factor)}: `{each.better}` − `{each.worse}` {ranking.criterion.difference(gap)}"
+        if ranking.jumps:  # an exact test of whether trainings learn, beside the mean of those that did and did not
+            of = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
+            one, other, count = of[each.better], of[each.worse], len(ranking.seeds)
+            here += (
+                f"; {one} and {other} of {count} trainings learned it (Fisher's p = {fisher(one, other, count):.2f})"
+            )
         verdict = ("yes" if better else "reverse") if sure else "not measurable"
         rows.append([f"{each.claim} ({each.source})", here, verdict])
     return table(["finding", "here", "found"], rows, text=3)
@@ -441,7 +465,10 @@ def errors(rates: Json) -> str:
     head = ["as in", "all equal, own variances", "moderated", "eight kinds, own variances", "moderated"]
     most = {test: max(of["equal"][test] for of in rates["worlds"].values()) for test in ("own", "moderated")}
     false = max(of["apart"]["moderated"] for of in rates["worlds"].values())
-    near = [[f"{100 * low:.0f} to {100 * high:.0f}", *_near(rates, at)] for at, (low, high) in enumerate(pairwise(rates["classes"]))]
+    near = [
+        [f"{100 * low:.0f} to {100 * high:.0f}", *_near(rates, at)]
+        for at, (low, high) in enumerate(pairwise(rates["classes"]))
+    ]
     return (
         f"{table(head, rows)}\n\nOf {rates['tables']} tables of equal encodings for each row, at most {_percent(most['moderated'])} % show a "
         f"difference (by own variances up to {_percent(most['own'])} %); where encodings differ, at most {100 * false:.1f} % of the differences "
@@ -458,12 +485,19 @@ def _near(rates: Json, at: int) -> list[str]:
     count = sum(n for n, _, _ in rows)
     means = [sum(row[0] * row[which] for row in rows) / count for which in (1, 2)]
     shares = [true for n, _, true in rows if n >= LEAST]
-    return [f"{count:,}", *map(_percent, means), f"{_percent(min(shares))} to {_percent(max(shares))}" if shares else "–"]
+    return [
+        f"{count:,}",
+        *map(_percent, means),
+        f"{_percent(min(shares))} to {_percent(max(shares))}" if shares else "–",
+    ]
 
 
 def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
-    made = {each.__name__: each(board) for each in (facts, advice, summary, removed, scores, findings, luck, equal_time)}
+    made = {
+        each.__name__: each(board)
+        for each in (facts, advice, gains, summary, removed, scores, findings, luck, equal_time)
+    }
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
     tasks = "\n\n".join(f"### {task}\n\n{of_task(task, board)}" for task in board.rankings)
     return made | {"tasks": tasks}

@@ -72,7 +72,9 @@ def test_equal_arguments_give_equal_texts_and_others_others(text):
 @pytest.mark.parametrize("text", [name for name, task in TASKS.items() if task.new_tokens] + OPTIONS)
 def test_every_length_has_its_own_prompt(text, tokenizer):
     """A curve over lengths is not that of a few prompts."""
-    answers = {length: [create(text).sample(tokenizer, length, index=i).answer for i in range(4)] for length in (3000, 3400)}
+    answers = {
+        length: [create(text).sample(tokenizer, length, index=i).answer for i in range(4)] for length in (3000, 3400)
+    }
     assert answers[3000] != answers[3400]
 
 

@@ -479,7 +479,13 @@ def test_presets_name_what_there_is(name):
 def test_the_control_does_nothing(tokenizer):
     """Read under a shift of all positions, with and without a cache; a model that sees positions is refused."""
     llama = small_model("llama", vocab_size=VOCABULARY, max_position_embeddings=TRAINED)
-    settings = {"tasks": ["passkey", "perplexity"], "methods": [CONTROL], "lengths": (150,), "depths": (0.5,), "samples": 2}
+    settings = {
+        "tasks": ["passkey", "perplexity"],
+        "methods": [CONTROL],
+        "lengths": (150,),
+        "depths": (0.5,),
+        "samples": 2,
+    }
     results = evaluate(llama, tokenizer, **settings, attention=True)
     for task in results["tasks"]:
         none, control = (next(m for m in task["methods"] if m["method"] == name) for name in ("none", CONTROL))
@@ -494,7 +500,11 @@ def test_the_control_does_nothing(tokenizer):
         handle.remove()
     assert torch.cat(seen, 1).tolist() == [[1, 2, 3, 4, 5]]
     with pytest.raises(InputError, match="methods=control: moves positions, and needs a model of RoPE"):
-        evaluate(GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=256, n_embd=32, n_layer=1, n_head=2)), tokenizer, **settings)
+        evaluate(
+            GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=256, n_embd=32, n_layer=1, n_head=2)),
+            tokenizer,
+            **settings,
+        )
 
 
 @pytest.mark.slow

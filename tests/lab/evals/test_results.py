@@ -177,7 +177,9 @@ def test_the_middle_of_what_was_interrupted_is_that_of_finished_texts(done):
 
 def test_methods_are_compared_with_none_text_by_text(found, done):
     row = method(found, "reads", "good")["by_length"][0]
-    assert row["against_none"]["loss"] == pytest.approx({"mean": -0.3, "error": 0, "low": -0.3, "high": -0.3, "n": 16}, abs=1e-6)
+    assert row["against_none"]["loss"] == pytest.approx(
+        {"mean": -0.3, "error": 0, "low": -0.3, "high": -0.3, "n": 16}, abs=1e-6
+    )
     assert row["against_none"]["score"] is None
     assert method(found, "reads", "none")["by_length"][0]["against_none"] is None
     row = method(found, "asks", "good")["by_length"][0]["against_none"]

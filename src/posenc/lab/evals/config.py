@@ -208,7 +208,17 @@ PRESETS = {
         generate=False,
     ),
     "thorough": EvaluationSettings(
-        ("facts", "key_value", "needle", "needle:closed_book=true", "multi_document", "passkey", "perplexity", "repeated", "copying"),
+        (
+            "facts",
+            "key_value",
+            "needle",
+            "needle:closed_book=true",
+            "multi_document",
+            "passkey",
+            "perplexity",
+            "repeated",
+            "copying",
+        ),
         (CONTROL, "ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),
         (512, 1024, 2048, 4096, 8192, 16384),
         (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0),

@@ -325,8 +325,7 @@ def limits(results: Results) -> list[str]:
     if any(task["generates"] for task in results["tasks"]) and not s["generate"]:
         notes.append(
             "No answer was generated: an answer is right if greedy decoding would give it word for word. A paraphrase is "
-            "wrong."
-            + " RULER scores generated answers, so these are no scores of RULER (--generate)." * ruler
+            "wrong." + " RULER scores generated answers, so these are no scores of RULER (--generate)." * ruler
         )
     if any(method not in (NONE, CUT_OFF) for method in s["methods"]):
         notes.append("No method was followed by fine-tuning, which some methods need.")

@@ -600,7 +600,9 @@ def shifted(model: nn.Module) -> Iterator[None]:
     if has_learned_table(model) or "position_ids" not in signature(unwrap(model).forward).parameters:
         raise InputError("moves positions, and needs a model of RoPE")
 
-    def shift(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def shift(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ids = args[0] if args else kwargs["input_ids"]
         cache = kwargs.get(cache_name())
         first = 0 if cache is None else int(cache.get_seq_length())
