@@ -51,7 +51,6 @@ def leaderboard():
         f"{loss('rope', -1):.2f}"
     )
 
-
     rates = json.loads((BENCHMARKS / "error_rates.json").read_text(encoding="utf-8"))
     at = rates["classes"].index(0.5)
     rows = [of["near"][at] for of in rates["worlds"].values()]
