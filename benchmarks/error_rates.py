@@ -7,7 +7,9 @@ sequences, whose trainings and sequences vary as those in benchmarks/leaderboard
 Two worlds for each task: in "equal" all encodings have the same mean, so that a table with any difference found is wrong, and
 what counts is the share of such tables; in "apart" they have the means of KINDS encodings of that task, and what counts is the
 mean share of false ones among the differences found. In a task whose trainings jump, each training learns or does not, with the
-same probability where encodings are equal. Tests: "moderated" is `posenc.lab.statistics.different`; "own" takes each pair's
+same probability where encodings are equal. "near": in a third world each encoding has its own measured mean; of the probabilities
+of `posenc.lab.statistics.near_best` in a class, their mean and the share of encodings whose true mean is within the tolerance of
+the best. Tests: "moderated" is `posenc.lab.statistics.different`; "own" takes each pair's
 own variance of four seeds, as the leaderboard did before. Run from the root of the repository.
 """
 
@@ -21,10 +23,13 @@ import torch
 from scipy.special import stdtr
 from torch import Tensor
 
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, different, found
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, different, found, near_best
 
 ROOT = Path(__file__).parents[1]
 TABLES, KINDS = 200, 8
+NEAR_TABLES = 10
+CLASSES = (0.0, 0.05, 0.5, 0.95, 1.0)
+"""Of a probability of being near the best."""
 
 
 class Components(NamedTuple):
@@ -58,12 +63,15 @@ def components(values: Tensor, jumps: bool) -> Components:
     return Components(*spread, means, (seeds, texts), learned, float(by_seed[by_seed <= middle].mean()))
 
 
-def simulated(of: Components, apart: bool, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A table (encodings, seeds, sequences), and the kind of each encoding; encodings of a kind have the same mean."""
+def simulated(of: Components, apart: bool | None, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A table (encodings, seeds, sequences), and the kind of each encoding; encodings of a kind have the same mean. apart: eight
+    kinds, or one; None: each encoding is as it was measured, and its kind is its place."""
     count, (seeds, texts) = len(of.means), of.shape
     kind = torch.arange(count) % KINDS if apart else torch.zeros(count, dtype=torch.long)
     which = torch.randperm(count, generator=draws)[:KINDS][kind]
     shuffled = torch.randperm(count, generator=draws)
+    if apart is None:
+        kind = which = shuffled = torch.arange(count)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draws, dtype=torch.float64)
@@ -71,7 +79,7 @@ def simulated(of: Components, apart: bool, draws: torch.Generator) -> tuple[Tens
     if of.learned is None:
         level = of.means[which][:, None] + of.trainings[shuffled][:, None] * noise(count, seeds)
     else:
-        share = of.learned[which] if apart else of.learned.mean().expand(count)
+        share = of.learned[which] if apart is not False else of.learned.mean().expand(count)
         hit = torch.rand(count, seeds, generator=draws, dtype=torch.float64) < share[:, None]
         level = torch.where(hit, 0.95, of.low) + 0.02 * noise(count, seeds)
     by_text = of.sequences[shuffled][:, None] * noise(count, texts)
@@ -107,8 +115,30 @@ def rates(of: Components, apart: bool, jumps: bool, tables: int = TABLES) -> dic
     return {test: round(share / tables, 3) for test, share in shares.items()}
 
 
-def worlds() -> Iterator[tuple[str, Components, bool]]:
-    """The components of every task at the training length and at the longest, and whether its trainings jump."""
+def near(of: Components, worse: int, tolerance: float, tables: int = NEAR_TABLES) -> list[list[float]]:
+    """By class of the stated probability: how many were stated, their mean, and the share that is true."""
+    draws = torch.Generator().manual_seed(0)
+    truth = of.means
+    if of.learned is not None:
+        truth = of.learned * 0.95 + (1 - of.learned) * of.low
+    stated, true = [], []
+    for _ in range(tables):
+        values, kind = simulated(of, None, draws)
+        level = worse * truth[kind]
+        stated.append(near_best(worse * values, tolerance))
+        true.append(level <= level.min() + tolerance)
+    probability, is_near = torch.cat(stated), torch.cat(true).double()
+    part = torch.bucketize(probability, torch.tensor(CLASSES[1:-1], dtype=torch.float64))
+    rows = [
+        (int((part == at).sum()), probability[part == at].mean(), is_near[part == at].mean())
+        for at in range(len(CLASSES) - 1)
+    ]
+    return [[n, round(float(mean), 3), round(float(share), 3)] if n else [0, 0.0, 0.0] for n, mean, share in rows]
+
+
+def worlds() -> Iterator[tuple[str, Components, bool, int, float]]:
+    """The components of every task at the training length and at the longest, whether its trainings jump, whether more is worse (1)
+    or better (-1), and the tolerance."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from leaderboard import ARCHIVES, Board, end, measured
 
@@ -116,16 +146,18 @@ def worlds() -> Iterator[tuple[str, Components, bool]]:
         for at in ("trained", "longest"):
             condition, jumps = end(ranking, at), ranking.jumps
             values = measured(ranking, condition, ranking.seeds)
-            yield f"{task}, {ranking.settings.spelled(condition)}", components(values, jumps and at == "trained"), jumps
+            name, criterion = f"{task}, {ranking.settings.spelled(condition)}", ranking.criterion
+            yield name, components(values, jumps and at == "trained"), jumps, criterion.worse, criterion.tolerance
 
 
 def main() -> None:
     torch.set_num_threads(1)
     made = {}
-    for name, of, jumps in worlds():
+    for name, of, jumps, worse, tolerance in worlds():
         made[name] = {kind: rates(of, kind == "apart", jumps) for kind in ("equal", "apart")}
+        made[name] |= {"near": near(of, worse, tolerance)}
         print(name, made[name], flush=True)
-    result = {"tables": TABLES, "kinds": KINDS, "worlds": made}
+    result = {"tables": TABLES, "kinds": KINDS, "near_tables": NEAR_TABLES, "classes": CLASSES, "worlds": made}
     (ROOT / "benchmarks/error_rates.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from torch import Tensor
 from posenc.errors import listed
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, ComparisonStudy, experiment
-from posenc.lab.experiment import LEADERBOARD
-from posenc.lab.leaderboard import ENDS, TASKS, Leaderboard, against, archive, end
+from posenc.lab.experiment import LEADERBOARD, TEN
+from posenc.lab.leaderboard import ENDS, TASKS, End, Leaderboard, against, archive, end
 from posenc.lab.results import Aggregate, Ranking, collect
 from posenc.lab.statistics import BENJAMINI_HOCHBERG, chances, contrast, different, fisher, found
 from posenc.report.leaderboard import mean_score
@@ -40,8 +40,11 @@ from website.encodings import titled  # noqa: E402
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
 PAGES = ROOT / "docs/leaderboard.md", ROOT / "benchmarks/leaderboard.md"
 ERRORS = ROOT / "benchmarks/error_rates.json"
+SIZES, LONGER = ROOT / "benchmarks/ablations.json", ROOT / "benchmarks/longer_training.json"
 DIGITS = 5
 LAST = 10
+LEAST = 20
+"""Probabilities of which a share is stated."""
 """Batches at the end of a training, whose mean loss is compared at equal time."""
 MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
 MOST_SEEDS = 100
@@ -96,6 +99,74 @@ FINDINGS = (
 
 
 @dataclass(frozen=True)
+class World:
+    """Where text was measured: models of a size after a number of steps. losses: at the training length and at the longest."""
+
+    parameters: int
+    steps: int
+    seeds: int
+    losses: Mapping[str, tuple[float, float]]
+
+    def __str__(self) -> str:
+        return f"{self.parameters / 1e6:.1f} M, {self.steps} steps, {self.seeds} seed{'s' * (self.seeds > 1)}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Who asks for advice. field: the encodings that serve; empty: all. ends: what counts."""
+
+    who: str
+    field: tuple[str, ...]
+    ends: tuple[End, ...]
+
+
+MARGIN = 0.05
+"""Nats per byte that make no difference, as in "near the best"."""
+NEEDS = (
+    Need(
+        "train a decoder that inference servers run",
+        ("rope", "t5", "alibi", "local_nope:window=16:every=2"),
+        ("trained",),
+    ),
+    Need("train short and test long, with an encoding that is much used", TEN, ENDS),
+    Need("choose freely", (), ENDS),
+)
+
+
+def worlds(results: Json, sizes: Json, longer: Json) -> list[World]:
+    """Every size and budget of text: of the board's results, of the larger models and of the longer training."""
+    text = results["tasks"]["text"]
+    rows = {row["name"]: row for row in text["arms"] if row["trained"]}
+    losses = {name: tuple(row["lengths"][at]["loss"]["mean"] for at in (0, -1)) for name, row in rows.items()}
+    made = [World(rows["rope"]["parameters"], text["settings"]["steps"], len(rows["rope"]["seeds"]), losses)]
+    named = {name: tuple(of[at] for at in (0, -1)) for name, of in longer["loss"].items() if " + " not in name}
+    made.append(World(made[0].parameters, longer["steps"], len(longer["seeds"]), named))
+    for of in (sizes[key] for key in ("size*4", "size*16")):
+        levels = {name: (level["1"]["mean"], level["8"]["mean"]) for name, level in of["ten"]["levels"].items()}
+        world = World(of["ten"]["parameters"]["rope"], of["settings"]["steps"], len(of["ten"]["seeds"]), levels)
+        made.append(world)
+    return made
+
+
+def lag(name: str, need: Need, world: World) -> float:
+    """How far an encoding is behind the best of a field, where it is farthest, in nats per byte."""
+    field = [each for each in need.field or world.losses if each in world.losses]
+    ends = [ENDS.index(at) for at in need.ends]
+    return max(world.losses[name][at] - min(world.losses[each][at] for each in field) for at in ends)
+
+
+def advised(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | None:
+    """The encoding that is within MARGIN of the best of its field at every size and budget at which it was measured, two or more
+    of them, and where it was; None: there is none. Of several, the one that is least behind."""
+    found = []
+    for name in need.field or dict.fromkeys(each for world in measured for each in world.losses):
+        known = [world for world in measured if name in world.losses]
+        if len(known) > 1 and (worst := max(lag(name, need, world) for world in known)) <= MARGIN:
+            found.append((worst, name, known))
+    return min(found, key=lambda each: each[:2])[1:] if found else None
+
+
+@dataclass(frozen=True)
 class Board:
     """The runs in the archives. results: as of `posenc compare`; rankings: by task."""
 
@@ -140,6 +211,23 @@ def facts(board: Board) -> str:
         f"{encodings} encodings, {len(board.rankings)} tasks, {seeds}: {models} models, trained on {trained} Training a model takes "
         f"{means[least]:.0f} s ({least}) to {means[most]:.0f} s ({most}) on one busy core."
     )
+
+
+def advice(board: Board) -> str:
+    """What the rule of `advised` says, and for which sizes and budgets."""
+    sizes, longer = (json.loads(path.read_text(encoding="utf-8")) for path in (SIZES, LONGER))
+    measured, rows = worlds(board.results, sizes["models"], longer), []
+    for need in NEEDS:
+        found = advised(need, measured)
+        if found is None:
+            rows.append([need.who, "no encoding", "–", "–", "–"])
+            continue
+        name, known = found
+        for world in known:
+            losses = ", ".join(f"{loss:.2f}" for loss in world.losses[name])
+            rows.append([need.who, f"`{name}`", str(world), losses, f"{lag(name, need, world):.3f}"])
+    factor = board.rankings["text"].settings.factors[-1]
+    return table(["you", "take", "measured with", f"loss: 1×, {factor}×", "behind the best"], rows, text=3)
 
 
 def summary(board: Board) -> str:
@@ -277,6 +365,20 @@ def _probability(share: float) -> str:
     return "< 1 %" if share < 0.005 else "> 99 %" if share > 0.995 else f"{100 * share:.0f} %"
 
 
+def gains(board: Board) -> str:
+    """How many encodings predict text better the longer it is."""
+    text = board.rankings["text"]
+    longer = [each for each in text.settings.conditions if each != text.settings.trained_at]
+    changes = {(v.name, at): text.change(v, at) for v in text.trained for at in longer}
+    (name, at), most = min(changes.items(), key=lambda item: item[1].mean)
+    better = sum(change.high < 0 for change in changes.values())
+    return (
+        f"- **A level curve on text does no harm; it does not show that far text is read.** Of {len(changes)} pairs of an encoding and a "
+        f"longer context, {better or 'none'} has a measurably lower loss than at the training length; the largest gain is "
+        f"{text.criterion.difference(most)} (`{name}` at {text.settings.spelled(at)}). At this budget the column shows what near text is learned for."
+    )
+
+
 def luck(board: Board) -> str:
     """How far apart trainings of one encoding are, how many pairs of encodings one seed parts and all do, and how many trainings
     jump."""
@@ -338,6 +440,12 @@ def findings(board: Board) -> str:
         ranking = board.rankings[each.task]
         better = ranking.criterion.worse * gap.mean < 0
         here = f"{each.task}, {ranking.settings.size_at(each.factor)}: `{each.better}` − `{each.worse}` {ranking.criterion.difference(gap)}"
+        if ranking.jumps:  # an exact test of whether trainings learn, beside the mean of those that did and did not
+            of = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
+            one, other, count = of[each.better], of[each.worse], len(ranking.seeds)
+            here += (
+                f"; {one} and {other} of {count} trainings learned it (Fisher's p = {fisher(one, other, count):.2f})"
+            )
         verdict = ("yes" if better else "reverse") if sure else "not measurable"
         rows.append([f"{each.claim} ({each.source})", here, verdict])
     return table(["finding", "here", "found"], rows, text=3)
@@ -357,16 +465,39 @@ def errors(rates: Json) -> str:
     head = ["as in", "all equal, own variances", "moderated", "eight kinds, own variances", "moderated"]
     most = {test: max(of["equal"][test] for of in rates["worlds"].values()) for test in ("own", "moderated")}
     false = max(of["apart"]["moderated"] for of in rates["worlds"].values())
+    near = [
+        [f"{100 * low:.0f} to {100 * high:.0f}", *_near(rates, at)]
+        for at, (low, high) in enumerate(pairwise(rates["classes"]))
+    ]
     return (
         f"{table(head, rows)}\n\nOf {rates['tables']} tables of equal encodings for each row, at most {_percent(most['moderated'])} % show a "
         f"difference (by own variances up to {_percent(most['own'])} %); where encodings differ, at most {100 * false:.1f} % of the differences "
-        "found are false."
+        "found are false.\n\n"
+        f"Near the best, by {rates['near_tables']} tables for each row above in which every encoding has its own measured mean: how often an "
+        "encoding to which a probability was given is within the tolerance of the best in truth.\n\n"
+        f"{table(['stated, %', 'how many', 'stated in the mean, %', 'true, %', 'true, least and most of a row, %'], near)}"
     )
+
+
+def _near(rates: Json, at: int) -> list[str]:
+    """Of a class of probabilities, over all worlds: how many, their mean, how many are true, and that of the worlds apart."""
+    rows = [of["near"][at] for of in rates["worlds"].values() if of["near"][at][0]]
+    count = sum(n for n, _, _ in rows)
+    means = [sum(row[0] * row[which] for row in rows) / count for which in (1, 2)]
+    shares = [true for n, _, true in rows if n >= LEAST]
+    return [
+        f"{count:,}",
+        *map(_percent, means),
+        f"{_percent(min(shares))} to {_percent(max(shares))}" if shares else "–",
+    ]
 
 
 def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
-    made = {each.__name__: each(board) for each in (facts, summary, removed, scores, findings, luck, equal_time)}
+    made = {
+        each.__name__: each(board)
+        for each in (facts, advice, gains, summary, removed, scores, findings, luck, equal_time)
+    }
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
     tasks = "\n\n".join(f"### {task}\n\n{of_task(task, board)}" for task in board.rankings)
     return made | {"tasks": tasks}

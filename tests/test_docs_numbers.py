@@ -113,6 +113,19 @@ def longer_context():
     yield f"lower the answer's loss by {between(lower, '{:.1f}')} nats below `cut_off`'s, with at most one of three answers right"
     assert all(gap(shots[m])["low"] < 0 < gap(shots[m])["high"] for m in EXTENDING)
 
+    here = gap(by_method(STORIES["longer"][0], "perplexity")["yarn"])
+    quality = json.loads((ROOT / "benchmarks/quality.json").read_text(encoding="utf-8"))
+    quality = quality.get("results", quality)
+    ours, cut = (
+        torch.tensor(quality[f"{method} at 512"]["text"], dtype=torch.float64) for method in ("yarn", "cut_off")
+    )
+    there = estimate((ours - cut)[None])
+    yield (
+        f"`yarn` is {here['mean']:.3f} ± {(here['high'] - here['low']) / 2:.3f} nats per token behind truncation here, on eight pieces of a "
+        f"file in bfloat16, and [{there.mean:.3f} ± {(there.high - there.low) / 2:.3f}](../benchmarks/quality.md) on eight other texts in float32"
+    )
+    assert STORIES["model"]["dtype"] == "bfloat16"
+    assert len(ours) == STORIES["settings"]["samples"] == 8
     yield f"on eight of its sequences of {max(p['length'] for p in STORIES['longer'])} tokens"
     assert STORIES["settings"]["samples"] == 8
     times = [f"{p['times']:g}" for p in STORIES["longer"]]

@@ -124,6 +124,7 @@ def test_commands_parse(path, monkeypatch, tmp_path):
         "explore": lambda self: explorer.page(self.given) and 0,
         "predict": lambda self: int(not {*self.encodings} <= {*predict.ENCODINGS}),
         "doctor": lambda self: 0,
+        "check": lambda self: 0,
         "analyze": lambda self: 0,
         "eval": lambda self: settings_of(self.preset, **self.given).made() and 0,
         "extend": lambda self: (

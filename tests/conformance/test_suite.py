@@ -1,5 +1,6 @@
 """The checks can fail: for each, an encoding that is wrong in just the way it is there to find. And their report."""
 
+import json
 import random
 
 import numpy as np
@@ -11,8 +12,9 @@ import posenc
 from posenc import Positions
 from posenc.backends import BACKENDS
 from posenc.bias import Dense, Positional, Relative
+from posenc.cli import main
 from posenc.conformance import CHECKS, check
-from posenc.conformance.checks import SLOW
+from posenc.conformance.checks import FAST, SLOW
 from posenc.conformance.fixtures import EncodingUnderTest, NotApplicable, named
 from posenc.conformance.suite import run_check
 from posenc.encoding import Encoding
@@ -501,3 +503,39 @@ def test_positions_of_the_user_in_compiled_code():
 def test_what_makes_no_positions_is_reported_once(positions):
     with pytest.raises(posenc.InputError, match=r"positions.*: return the Positions"):
         check(named("rope"), positions=positions)
+
+
+class Broken(Encoding):
+    """One mistake that every pass meets."""
+
+    def bias(self, q, k, positions, layer=0):
+        raise RuntimeError("no shapes fit")
+
+
+def test_equal_failures_share_a_line():
+    report = check(lambda config: Broken(), fast=True)
+    assert [each.check for each in report.outcomes] == list(FAST)
+    failed = [each for each in report.outcomes if each.passed is False]
+    assert len(failed) > 3
+    assert len({each.reason for each in failed}) == 1
+    (line,) = (line for line in str(report).splitlines() if "FAILED" in line)
+    assert line.startswith(
+        ", ".join(each.check.replace("_", " ") for each in failed) + ": FAILED (RuntimeError: no shapes fit"
+    )
+    assert str(report).count("no shapes fit") == 1
+
+
+def test_the_fast_checks_find_what_a_cache_shows():
+    assert set(FAST) < set(CHECKS)
+    assert not set(FAST) & set(SLOW)
+    report = check(lambda config: Indices(), fast=True)
+    assert {each.check for each in report.outcomes if each.passed is False} >= {"cached_is_full", "windows_are_local"}
+
+
+def test_check_as_a_command(capsys):
+    assert main(["check", "alibi", "--fast"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{name.replace('_', ' ')}: passed" for name in FAST]
+    assert main(["check", f"{__file__}:Broken", "--fast", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passed"]
+    assert [each["check"] for each in found["checks"]] == list(FAST)

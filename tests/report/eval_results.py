@@ -198,7 +198,7 @@ def _ranked(method: str, tasks: list[dict[str, Any]]) -> dict[str, Any]:
 def _verdict(measure: str, against: dict[str, Any] | None) -> str:
     found = against and against[measure]
     if not found or found["low"] <= 0 <= found["high"]:
-        return "no different"
+        return "undecided"
     return "better" if (found["mean"] < 0) == (measure == "loss") else "worse"
 
 

@@ -8,9 +8,11 @@ from html import escape
 import pytest
 
 from posenc.lab import data
-from posenc.lab.compare import Comparison, compare
+from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
-from posenc.report.compare import page
+from posenc.lab.text import Settings
+from posenc.report.compare import page, styles, trade_off
+from posenc.report.leaderboard import _tenths
 
 HOSTILE = "<img src=x onerror=alert(1)>.txt"
 
@@ -152,3 +154,27 @@ def test_unfinished_and_lone_results_make_a_page(report):
     assert "Stopped early" in text
     assert "depends on i - j alone. Attention with linear biases" in text
     assert "Longer without retraining" not in text
+
+
+def test_the_scatter_draws_what_is_far_from_all_others_at_its_edge():
+    s = Settings()
+    losses = [1.3 + 0.05 * at for at in range(15)] + [4.7]
+    variants = []
+    for at, loss in enumerate(losses):
+        point = {"loss": {"mean": loss, "low": loss - 0.1, "high": loss + 0.1}}
+        variants.append(
+            {"name": f"e{at}", "encoding": f"e{at}", "trained": True, "lengths": [point] * len(s.conditions)}
+        )
+    found = trade_off(variants, s, styles(variants))["series"]
+    assert max(each["y"][0] for each in found) == pytest.approx(losses[-2])
+    assert all(abs(each["y"][0] - loss) < 1e-9 for each, loss in zip(found[:-1], losses, strict=False))
+    assert "4.7" in found[-1]["texts"][0]  # the number is its own
+    few = trade_off(variants[-3:], s, styles(variants))["series"]
+    assert few[-1]["y"][0] == pytest.approx(4.7)
+
+
+@pytest.mark.parametrize(("mean", "tenths"), [(0.2, 0), (0.1, 0), (0.6, 5), (1.0, 10)])
+def test_the_colour_of_a_score_is_how_far_it_is_from_guessing(mean, tenths):
+    point = {"chance": 0.2, "accuracy": {"mean": mean}}
+    assert _tenths(point, experiment("copy")().criterion) == tenths
+    assert _tenths(point | {"chance": None}, experiment("copy")().criterion) == 0

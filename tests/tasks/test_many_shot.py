@@ -35,13 +35,10 @@ def test_the_shots_determine_the_answer(text):
         assert 2800 < len(sample.ids) <= 3000
 
 
-def test_labels_are_arbitrary_and_longer_texts_begin_alike():
+def test_labels_are_arbitrary():
     task = create("many_shot")
     answers = {task.sample(ByteTokenizer(), 1000, index=index).references[0] for index in range(30)}
     assert answers == {"0", "1", "2", "3"}
-    (short, question), (long, same) = (shots(task.sample(ByteTokenizer(), n, index=4)) for n in (1000, 2000))
-    assert question == same
-    assert long[: len(short)] == short
     assert create("many_shot").sample(ByteTokenizer(), 900, seed=1).prompt != task.sample(ByteTokenizer(), 900).prompt
 
 
@@ -63,5 +60,5 @@ def test_the_score():
 def test_refusals(text, message):
     with pytest.raises(InputError, match=message):
         create(text)
-    with pytest.raises(InputError, match="needs at least"):
+    with pytest.raises(InputError, match="needs about"):
         create("many_shot").sample(ByteTokenizer(), 100)

@@ -40,7 +40,7 @@ def story(tmp_path_factory):
 
 @given(st.floats(0, 1), st.integers(800, 6000), st.integers(0, 20), st.booleans())
 def test_the_prompt_is_the_published_one(story, depth, length, index, begun):
-    task = create(f"needle:source={story}:begun={begun}")
+    task = create(f"needle:source={story}:begun={begun}:drawn=false")
     sample = task.sample(ByteTokenizer(), length, depth=depth, index=index)
     head, tail = PUBLISHED["prompt"].format(context="|", retrieval_question=PUBLISHED["question"]).split("|")
     begin = " The best thing to do in San Francisco is" if begun else ""
@@ -61,7 +61,7 @@ def test_samples_hide_it_in_other_stretches():
 
 
 def test_drawn_facts_differ_and_are_asked_for():
-    task = create("needle:drawn=true")
+    task = create("needle")
     samples = [task.sample(ByteTokenizer(), 1000, index=index) for index in range(30)]
     assert len({sample.answer for sample in samples}) > 20
     for sample in samples:
@@ -71,6 +71,19 @@ def test_drawn_facts_differ_and_are_asked_for():
         assert sample.answer == f" {doing} {at}."
         assert f"\nThe best thing to do in {city} is {doing} {at}.\n" in sample.prompt
         assert f"\n\nWhat is the best thing to do in {city}? Don't give" in sample.prompt
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_closed_book_asks_the_same_without_the_needle(drawn):
+    for index in range(5):
+        opened, closed = (
+            create(f"needle:drawn={drawn}:closed_book={book}").sample(ByteTokenizer(), 2000, index=index)
+            for book in (False, True)
+        )
+        assert (closed.answer, closed.references) == (opened.answer, opened.references)
+        assert closed.prompt.rpartition("</context>")[2] == opened.prompt.rpartition("</context>")[2]
+        assert closed.needle is None
+        assert not any(reference in closed.prompt for reference in closed.references)
 
 
 def test_a_needle_of_the_user():
@@ -92,13 +105,12 @@ def test_a_needle_of_the_user():
 )  # fmt: skip
 def test_the_score_is_the_share_of_keywords(generated, score):
     sample = Sample(torch.tensor([0]), 1, references=("eat a sandwich", "sit in Dolores Park", "sunny day"))
-    assert create("needle").score(generated, sample) == pytest.approx(score)
-    assert create("needle").sample(ByteTokenizer(), 800).references == sample.references
+    task = create("needle:drawn=false")
+    assert task.score(generated, sample) == pytest.approx(score)
+    assert task.sample(ByteTokenizer(), 800).references == sample.references
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"drawn=true: question is drawn at random; leave out question= or drawn="):
-        create("needle:drawn=true:question=Why?")
     with pytest.raises(InputError, match=r"keywords=tea,sandwich: give words of the needle .* 'tea' is not in it"):
         create("needle:keywords=tea,sandwich")
     with pytest.raises(InputError, match=r"keywords=,: give words of the needle"):

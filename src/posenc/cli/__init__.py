@@ -16,6 +16,7 @@ from typing import TextIO
 from posenc import __version__
 from posenc.cli.analyze import Analyze
 from posenc.cli.bench import Bench
+from posenc.cli.check import Check
 from posenc.cli.command import Command, Parser, parse, with_flags
 from posenc.cli.common import FAILED, USAGE, one_line, remove_empty_dirs
 from posenc.cli.compare import Compare
@@ -37,6 +38,7 @@ COMMANDS: dict[str, type[Command]] = {
     "extend": Extend,
     "eval": Eval,
     "doctor": Doctor,
+    "check": Check,
     "conform": Conform,
     "diff": Diff,
     "bench": Bench,

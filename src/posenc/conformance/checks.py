@@ -560,6 +560,10 @@ def _isolated(check: Callable[[EncodingUnderTest], None]) -> Callable[[EncodingU
 
 
 SLOW = ("compiled_is_eager", "exported_is_eager")
+FAST = (
+    "cached_is_full", "ragged_cache", "windows_are_local", "padded_is_unpadded", "packed_is_separate", "rows_are_independent",
+)  # fmt: skip
+"""Those that find most mistakes, in seconds."""
 CHECKS: dict[str, Callable[[EncodingUnderTest], None]] = {
     f.__name__: _isolated(f)
     for f in (

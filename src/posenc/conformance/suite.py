@@ -6,10 +6,10 @@ print(check(lambda config: MyEncoding(num_heads=config.num_heads)))
 """
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.conformance.checks import CHECKS, SLOW
+from posenc.conformance.checks import CHECKS, FAST, SLOW
 from posenc.conformance.fixtures import DECODER, CheckFailed, EncodingUnderTest, Make, MakePositions, NotApplicable
 from posenc.errors import described, on_one_line
 
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcomes of all checks; prints as one line each."""
+    """Outcomes of all checks; prints as one line each, and checks that fail for the same reason as one."""
 
     outcomes: tuple[Outcome, ...]
 
@@ -42,10 +42,14 @@ class Report:
         return all(outcome.passed is not False for outcome in self.outcomes)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.outcomes))
+        lines: dict[str, list[Outcome]] = {}
+        for each in self.outcomes:
+            lines.setdefault(each.reason if each.passed is False and each.reason else each.check, []).append(each)
+        grouped = (replace(same[0], check=", ".join(each.check for each in same)) for same in lines.values())
+        return "\n".join(map(str, grouped))
 
 
-def check(make: Make, *, positions: MakePositions | None = None, slow: bool = True) -> Report:
+def check(make: Make, *, positions: MakePositions | None = None, slow: bool = True, fast: bool = False) -> Report:
     """Run every check on an encoding, in small models on the CPU. The caller's random state is preserved.
 
     make: given the config of the model that the encoding is put into (dim, num_heads, kv_heads, width, which is that of a
@@ -53,7 +57,7 @@ def check(make: Make, *, positions: MakePositions | None = None, slow: bool = Tr
         them would bring back.
     positions: where tokens are, for an encoding of trees, grids or anything but text: from a number of tokens to the
         `Positions` of one document of so many. Checks that are about text alone are then skipped.
-    slow: False leaves out compiling and exporting.
+    slow: False leaves out compiling and exporting. fast: only the checks that find most mistakes, `checks.FAST`.
 
     Raises:
         InputError: make does not return an encoding, or positions not those of n tokens.
@@ -61,7 +65,8 @@ def check(make: Make, *, positions: MakePositions | None = None, slow: bool = Tr
     tested = EncodingUnderTest(make, positions)
     tested.make_encoding(DECODER)  # what cannot be made, or has no positions, is reported once
     tested.document(2)
-    return Report(tuple(run_check(name, tested) for name in CHECKS if slow or name not in SLOW))
+    chosen = [name for name in CHECKS if (name in FAST if fast else slow or name not in SLOW)]
+    return Report(tuple(run_check(name, tested) for name in chosen))
 
 
 def run_check(name: str, tested: EncodingUnderTest) -> Outcome:

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from posenc.errors import InputError, listed
 from posenc.lab.experiment import Experiment, Run
-from posenc.lab.statistics import Estimate, estimate, near_best, wilson
+from posenc.lab.statistics import Estimate, estimate, fisher, found, near_best, wilson
 
 CURVE_POINTS = 50
 LEARNED = 0.1
@@ -304,6 +305,7 @@ class Ranking:
             )
         for conditions in directions:
             lines += self._by_verdict(conditions)
+        lines += [self._in_jumps()] if self.jumps else []
         lines += s.remarks(self)
         return lines + [self._without_training(conditions[-1]) for conditions in directions if self._untrained()]
 
@@ -332,6 +334,18 @@ class Ranking:
                     f"{verdict.capitalize()}, change at {self.settings.spelled(condition)}: {listed(changes)}."
                 )
         return lines
+
+    def _in_jumps(self) -> str:
+        """How many trainings learned the task, and how many pairs differ in that by an exact test."""
+        hits = {variant.name: len(self.learned(variant)) for variant in self.trained}
+        counts = {variant.name: len(variant.scores) for variant in self.trained}
+        pairs = [(a, b) for a, b in combinations(hits, 2) if counts[a] == counts[b]]
+        apart = found(torch.tensor([fisher(hits[a], hits[b], counts[a]) for a, b in pairs]))
+        shares = listed([f"{name} ({hits[name]} of {counts[name]})" for name in hits])
+        return (
+            f"Trainings learn this task or do not; learned by: {shares}. By Fisher's exact test with Holm's correction {int(apart.sum())} "
+            f"of {len(pairs)} pairs differ in how many learn."
+        )
 
     def _without_training(self, condition: int) -> str:
         """The variants without training against the same weights as trained."""

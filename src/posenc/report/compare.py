@@ -2,7 +2,9 @@
 """A comparison as a page and on the terminal. "arms", as results.json calls them, are the variants compared: trained models,
 and ways to use one without training it again."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from statistics import quantiles
 from typing import Any, NamedTuple
 
 from posenc.encodings import ENCODINGS
@@ -262,23 +264,32 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
 
 
 def trade_off(variants: Rows, s: Experiment, style: Mapping[str, Style]) -> Figure:
-    """A dot per variant: the measure at the training condition, and at the last."""
+    """A dot per variant: the measure at the training condition, and at the last. What is far from all others is drawn at the edge,
+    so that it does not press these together."""
     (scale, unit), m = _unit(s), s.criterion
-    at, dots = s.conditions.index(s.trained_at), []
-    for variant in variants:
-        x, y = (variant[m.points][index][m.key] for index in (at, -1))
-        low, high = intervals([y], scale).values()
-        left, right = intervals([x], scale).values()
-        ends = {"low": low[0], "high": high[0], "left": left[0], "right": right[0], "quiet": len(variants) > MANY}
-        text = (
-            f"{m.value(x['mean'])} at {s.spelled(s.trained_at)}, {m.value(y['mean'])} at {s.spelled(s.conditions[-1])}"
+    conditions = (s.trained_at, s.conditions[-1])
+    rows = [[variant[m.points][s.conditions.index(at)][m.key] for variant in variants] for at in conditions]
+    edges = [_edges([scale * e["mean"] for e in row]) for row in rows]
+    dots = []
+    for variant, *of in zip(variants, *rows, strict=True):
+        (x, left, right), (y, low, high) = (
+            [min(max(scale * e[key], edge[0]), edge[1]) for key in ("mean", "low", "high")]
+            for e, edge in zip(of, edges, strict=True)
         )
-        name = variant["name"]
-        dots.append(point(name, scale * x["mean"], scale * y["mean"], style[name], text=text, **ends))
-    x_axis, y_axis = (
-        axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in (s.trained_at, s.conditions[-1])
-    )
+        text = ", ".join(f"{m.value(e['mean'])} at {s.spelled(at)}" for e, at in zip(of, conditions, strict=True))
+        ends = {"low": low, "high": high, "left": left, "right": right}
+        dots.append(point(variant["name"], x, y, style[variant["name"]], text=text, **ends))
+    x_axis, y_axis = (axis(f"{m.key} at {s.spelled(condition)}, {unit}") for condition in conditions)
     return lines(dots, x_axis, y_axis, height=460)
+
+
+def _edges(values: Sequence[float]) -> tuple[float, float]:
+    """The least and the largest value that is not three times the interquartile range away from the quartiles."""
+    if len(values) < MANY:
+        return -math.inf, math.inf
+    low, _, high = quantiles(values, n=4)
+    inner = [value for value in values if low - 3 * (high - low) <= value <= high + 3 * (high - low)]
+    return min(inner), max(inner)
 
 
 def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], above: bool) -> Figure:

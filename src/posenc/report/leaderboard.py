@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from posenc.lab.experiment import Experiment
+from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
 from posenc.report.compare import Results, page, settings_of, styles, trade_off, winners
 from posenc.report.html import Choice, Panel, plot, rendered
@@ -75,10 +75,18 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
 
 
 def _ends(arm: Mapping[str, Any], s: Experiment) -> dict[str, Any]:
-    """What a variant scores at the training length and at the longest: the number, its unit's value, and its interval."""
+    """What a variant scores at the training length and at the longest: as text, as an estimate, and in tenths of the way from
+    guessing to the best possible, by which the table is coloured."""
     m = s.criterion
     points = {"trained": arm[m.points][s.conditions.index(s.trained_at)], "longest": arm[m.points][-1]}
-    return {at: (m.value(point[m.key]["mean"]), point[m.key]) for at, point in points.items()}
+    return {at: (m.value(point[m.key]["mean"]), point[m.key], _tenths(point, m)) for at, point in points.items()}
+
+
+def _tenths(point: Mapping[str, Any], m: Criterion) -> int:
+    """0 too where guessing is not known."""
+    chance = point.get("chance")
+    share = 0.0 if chance is None else (point[m.key]["mean"] - chance) / (m.best - chance)
+    return round(10 * min(max(share, 0.0), 1.0))
 
 
 def _costs(tasks: Mapping[str, Results], settings: Mapping[str, Experiment], name: str) -> dict[str, float]:

@@ -54,7 +54,7 @@ class Copying(Task):
             raise InputError(f"length={length}: {self.text} needs at least {least} tokens")
         others = length - len(start) - 2 * self.segment
         before = round(depth * others) if self.distance is None else others + self.segment - self.distance
-        draws = self.draws(seed, index)
+        draws = self.draws(seed, index, length)
         known = ordinary_tokens(tokenizer, self.kind)
         first = draws.choice(known)
         pool = [token for token in known if token != first]

@@ -77,7 +77,7 @@ class KeyValue(Task):
         check_depth(depth)
 
         def build(count: int, depth: float) -> Sample:
-            draws = self.draws(seed, index)
+            draws = self.draws(seed, index, length)
             keys, values = (Random(draws.getrandbits(64)) for _ in range(2))
             records = list(zip(KINDS[self.keys][0](keys, count), KINDS[self.values][0](values, count), strict=True))
             (key, value), others = records[0], records[1:]
@@ -127,11 +127,11 @@ class Facts(Task):
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
-        codes = self.draws(seed, index).sample(DIGITS, len(DIGITS))
+        codes = self.draws(seed, index, length).sample(DIGITS, len(DIGITS))
 
         def build(count: int, depth: float) -> Sample:
             items, noise = (self.items, count) if self.noise and self.items else (count, 0)
-            names = words.names(self.draws(seed, index), items)
+            names = words.names(self.draws(seed, index, length), items)
             facts = [(f"The code of {name} is ", f"{code}.") for name, code in zip(names, codes, strict=False)]
             at = index_at(depth, items)
             asked = at if self.noise else 0

@@ -41,7 +41,7 @@ class ManyShot(Task):
             )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        draws = self.draws(seed, index)
+        draws = self.draws(seed, index, length)
         drawn = words.names(draws, self.classes * self.nouns)
         members = [drawn[at :: self.classes] for at in range(self.classes)]
         labels = draws.sample(range(self.classes), self.classes)

@@ -89,13 +89,13 @@ class MultiDocument(Task):
         published = None if self.file is None else self._from_file(self.file, seed, index)
 
         def build(count: int, depth: float) -> Sample:
-            question = published or invent(self.draws(seed, index), max(count - 1, 0))
+            question = published or invent(self.draws(seed, index, length), max(count - 1, 0))
             answers = question.answers
             if self.closed_book:
                 return make_sample(tokenizer, CLOSED_BOOK.format(question=question.text), f" {answers[0]}", answers)
             results = list(question.distractors[: count - 1])
             if self.ordering == "random":
-                Random(f"order {seed} {index}").shuffle(results)
+                Random(f"order {seed} {index} {length}").shuffle(results)
             at = index_at(depth, count)
             results.insert(at, question.gold)
             written = [f"Document [{i}](Title: {each.title}) {each.text}" for i, each in enumerate(results, 1)]

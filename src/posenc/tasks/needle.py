@@ -2,7 +2,7 @@
 """A needle in a haystack."""
 
 from bisect import bisect_right
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -46,9 +46,10 @@ class Needle(Task):
     the sentence. There the text is essays and the judge GPT-4; here each sample hides the needle in another stretch of
     `source`, and the score is the share of the keywords in the answer, ignoring case.
 
-    needle, question, keywords (separated by commas): other than the published ones. drawn: a city and what is best to do
-    there are drawn at random instead, so that only the text has the answer. begun: the prompt goes on with the needle as
-    far as its first keyword, so that the likelihood is that of what is asked for; false: the prompt as published.
+    drawn: a city and what is best to do there are drawn at random, so that only the text has the answer; false: the published
+    sentence about San Francisco, which models may know. needle, question, keywords (separated by commas): others than these.
+    begun: the prompt goes on with the needle as far as its first keyword, so that the likelihood is that of what is asked
+    for; false: the prompt as published. closed_book: the same texts without the needle, at any depth: what is guessed.
     source: "pydoc" (the language reference in Python's standard library), or a text file.
     """
 
@@ -58,15 +59,12 @@ class Needle(Task):
     needle: str = NEEDLE
     question: str = QUESTION
     keywords: str = KEYWORDS
-    drawn: bool = False
+    drawn: bool = True
     begun: bool = True
+    closed_book: bool = False
     source: str = "pydoc"
 
     def __post_init__(self) -> None:
-        defaults = {f.name: f.default for f in fields(self)}
-        changed = [name for name in ("needle", "question", "keywords") if getattr(self, name) != defaults[name]]
-        if self.drawn and changed:
-            raise InputError(f"drawn=true: {changed[0]} is drawn at random; leave out {changed[0]}= or drawn=")
         lacking = [word for word in _split(self.keywords) if word.lower() not in self.needle.lower()]
         if lacking or not _split(self.keywords):
             raise InputError(
@@ -76,11 +74,11 @@ class Needle(Task):
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
-        draws = self.draws(seed, index)
+        draws = self.draws(seed, index, length)
         sentences = running_text.sentences(running_text.read(self.source))
         start = draws.randrange(len(sentences))
         needle, question, keywords = self.needle.strip(), self.question, _split(self.keywords)
-        if self.drawn:
+        if self.drawn and (self.needle, self.question, self.keywords) == (NEEDLE, QUESTION, KEYWORDS):
             city, doing, at = (draws.choice(names) for names in (CITIES, DOINGS, PLACES))
             question = f"What is the best thing to do in {city}?"
             needle, keywords = f"The best thing to do in {city} is {doing} {at}.", (doing, at)
@@ -95,6 +93,8 @@ class Needle(Task):
             ends = list(accumulate((len(sentence) + 1 for sentence in chosen), initial=-1))[1:]
             before = bisect_right(ends, depth * len(text))  # sentences that end at or before the depth
             cut = ends[before - 1] if before else 0
+            if self.closed_book:
+                return make_sample(tokenizer, PROMPT.format(context=text, question=question) + begun, answer, keywords)
             prompt = PROMPT.format(context=f"{text[:cut]}\n{needle}\n{text[cut:]}", question=question)
             first = PROMPT.index("{context}") + cut + 1
             return make_sample(tokenizer, prompt + begun, answer, keywords, (first, first + len(needle)))

@@ -29,7 +29,7 @@ class Passkey(Task):
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
-        key = str(self.draws(seed, index).randint(1, 50_000))
+        key = str(self.draws(seed, index, length).randint(1, 50_000))
         needle = f"The pass key is {key}. Remember it. {key} is the pass key."
 
         def build(count: int, depth: float) -> Sample:

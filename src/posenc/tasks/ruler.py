@@ -122,7 +122,7 @@ class Niah(RulerTask):
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
-        draws = self.draws(seed, index)
+        draws = self.draws(seed, index, length)
         key, value = MATERIAL[self.key_type], MATERIAL[self.value_type]
         pairs = [(key(draws), [value(draws) for _ in range(self.values)]) for _ in range(max(self.keys, self.queries))]
         draws.shuffle(pairs)  # the first are asked for
@@ -260,7 +260,7 @@ class VariableTracking(RulerTask):
         check_integers(0, example=self.example)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        draws = self.draws(seed, index)
+        draws = self.draws(seed, index, length)
         example = self._example(tokenizer, draws)
         chains = self._chains(draws, letters=5)
         order = draws.getrandbits(64)
@@ -335,7 +335,7 @@ class CommonWords(RulerTask):
     new_tokens: ClassVar[int] = 120
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        draws = self.draws(seed, index)
+        draws = self.draws(seed, index, length)
         example, often = (Counts(20, 3, 1), (6, 1)) if length < 4096 else (Counts(40, 10, 3), (30, 3))
         everything = words("noun", "adjective", "verb")
         shown = draws.sample(everything, example.words)
@@ -403,7 +403,7 @@ class FrequentWords(RulerTask):
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         if (words := int(self.least * float(self._shares(5).sum()))) > length:
             raise InputError(f"length={length}: {self.text} needs at least {words} words")
-        draws = self.draws(seed, index)
+        draws = self.draws(seed, index, length)
         coded: dict[str, None] = {"...": None}  # distinct, in order
         while len(coded) < max((length - self.new_tokens) // 50, 5):
             coded["".join(draws.choices(string.ascii_lowercase, k=6))] = None

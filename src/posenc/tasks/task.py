@@ -51,7 +51,7 @@ class Task(ABC):
     @abstractmethod
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         """Make one text. Equal arguments give equal texts, and what the text is made of does not depend on `depth`, so
-        that depths, like methods, are compared on the same material.
+        that depths, like methods, are compared on the same material. Each length has its own.
 
         Args:
             tokenizer: of a Hugging Face model.
@@ -79,9 +79,10 @@ class Task(ABC):
         default = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         return str(Spec.of(self.name, {k: value for k, value in given.items() if default.get(k, MISSING) != value}))
 
-    def draws(self, seed: int, index: int) -> random.Random:
-        """The source of everything random in one text; the same on every machine."""
-        return random.Random(f"{self.name} {seed} {index}")
+    def draws(self, seed: int, index: int, length: int) -> random.Random:
+        """The source of everything random in one text; the same on every machine, and another for every length, so that a
+        curve over lengths is not the luck of a few texts."""
+        return random.Random(f"{self.name} {seed} {index} {length}")
 
 
 def check_depth(depth: float) -> None:
@@ -148,7 +149,7 @@ def fit(
 
     def check(tokens: int, count: int) -> None:
         if tokens > length and count == least:
-            raise InputError(f"length={length}: {task.text} needs at least {tokens} tokens with this tokenizer")
+            raise InputError(f"length={length}: {task.text} needs about {tokens} tokens with this tokenizer")
 
     def needed(count: int, at: float = 0.5) -> int:
         sample = build(count, at)

@@ -11,8 +11,8 @@ import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc import InputError
 from posenc.lab.evals import config, study
-from posenc.lab.evals.config import CUT_OFF, NONE, PRESETS, Cell, EvaluationSettings, planned, settings_of
-from posenc.lab.evals.study import Evaluation, evaluate, fingerprint
+from posenc.lab.evals.config import CONTROL, CUT_OFF, NONE, PRESETS, Cell, EvaluationSettings, planned, settings_of
+from posenc.lab.evals.study import Evaluation, evaluate, fingerprint, shifted
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained import loss_by_position
 from posenc.tasks import TASKS
@@ -309,7 +309,7 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
         ({"methods": ("yarn", "cut_off")}, r"methods=cut_off: .*by itself"),
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
-        ({"lengths": (20, 400)}, r"tasks=passkey at length 20: length=20: passkey needs at least"),
+        ({"lengths": (20, 400)}, r"tasks=passkey at length 20: length=20: passkey needs about"),
         ({"depths": (0.5, 5)}, r"depths=5: must be from 0"),
         ({"samples": 1}, r"samples=1: must be an integer from 2 to 10000"),
         (
@@ -471,9 +471,40 @@ def test_a_preset_of_times_takes_lengths_instead_but_not_both():
 def test_presets_name_what_there_is(name):
     settings = settings_of(name)
     assert {task.name for task in settings.made().values()} <= set(TASKS)
-    for method in settings.methods:
+    for method in (each for each in settings.methods if each != CONTROL):
         llama = small_model("llama", max_position_embeddings=2048)
         posenc.extend(llama, method, target_length=None if "factor" in method else 16384)
+
+
+def test_the_control_does_nothing(tokenizer):
+    """Read under a shift of all positions, with and without a cache; a model that sees positions is refused."""
+    llama = small_model("llama", vocab_size=VOCABULARY, max_position_embeddings=TRAINED)
+    settings = {
+        "tasks": ["passkey", "perplexity"],
+        "methods": [CONTROL],
+        "lengths": (150,),
+        "depths": (0.5,),
+        "samples": 2,
+    }
+    results = evaluate(llama, tokenizer, **settings, attention=True)
+    for task in results["tasks"]:
+        none, control = (next(m for m in task["methods"] if m["method"] == name) for name in ("none", CONTROL))
+        assert none["cells"][0]["loss"]["mean"] == pytest.approx(control["cells"][0]["loss"]["mean"], abs=1e-5)
+        assert control["seconds"] > 0
+    assert any("does nothing but round" in line for line in results["limits"])
+    seen = []
+    with shifted(llama), torch.no_grad():
+        handle = llama.model.register_forward_pre_hook(lambda m, a, k: seen.append(k["position_ids"]), with_kwargs=True)
+        cache = llama(torch.zeros(1, 3, dtype=torch.long), use_cache=True).past_key_values
+        llama(torch.zeros(1, 2, dtype=torch.long), past_key_values=cache)
+        handle.remove()
+    assert torch.cat(seen, 1).tolist() == [[1, 2, 3, 4, 5]]
+    with pytest.raises(InputError, match="methods=control: moves positions, and needs a model of RoPE"):
+        evaluate(
+            GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=256, n_embd=32, n_layer=1, n_head=2)),
+            tokenizer,
+            **settings,
+        )
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The numbers of results.json against a made-up set of outcomes, by formulas written here once more."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev
 from typing import ClassVar
@@ -11,7 +11,7 @@ import torch
 
 from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
-from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, Measured, answer, change, limits, numbers, share
+from posenc.lab.evals.results import BASE, BETTER, UNDECIDED, WORSE, Measured, answer, change, limits, numbers, share
 from posenc.tasks import Task
 
 T_15 = 2.131  # Student's t, 97.5 %, 15 degrees of freedom
@@ -177,7 +177,9 @@ def test_the_middle_of_what_was_interrupted_is_that_of_finished_texts(done):
 
 def test_methods_are_compared_with_none_text_by_text(found, done):
     row = method(found, "reads", "good")["by_length"][0]
-    assert row["against_none"]["loss"] == pytest.approx({"mean": -0.3, "error": 0, "low": -0.3, "high": -0.3}, abs=1e-6)
+    assert row["against_none"]["loss"] == pytest.approx(
+        {"mean": -0.3, "error": 0, "low": -0.3, "high": -0.3, "n": 16}, abs=1e-6
+    )
     assert row["against_none"]["score"] is None
     assert method(found, "reads", "none")["by_length"][0]["against_none"] is None
     row = method(found, "asks", "good")["by_length"][0]["against_none"]
@@ -199,6 +201,7 @@ def test_methods_are_compared_with_none_text_by_text(found, done):
         "error": error,
         "low": middle - 1.959964 * error,
         "high": middle + 1.959964 * error,
+        "n": 16,
     }
     assert row["exact"] == pytest.approx(expected)
     assert row["score"] == row["exact"]
@@ -235,7 +238,7 @@ def test_methods_are_ranked_by_tasks_won_and_lost(found):
     assert verdicts == {
         "good": [BETTER, BETTER],
         "none": [BASE, BASE],
-        CUT_OFF: [SAME, BETTER],
+        CUT_OFF: [UNDECIDED, BETTER],
         "bad": [WORSE, BETTER],
     }
     assert [(row["better"], row["worse"]) for row in found["ranking"]] == [(2, 0), (1, 0), (0, 0), (1, 1)]
@@ -264,7 +267,7 @@ def test_what_was_interrupted_has_its_numbers(done):
     only = {cell: m for cell, m in part.items() if cell.method == "good"}
     found = numbers(SETTINGS, TASKS, only, TRAINED)
     assert method(found, "asks", "good")["by_length"][0]["against_none"] is None
-    assert found["ranking"][0]["tasks"][0]["verdict"] == SAME
+    assert found["ranking"][0]["tasks"][0]["verdict"] == UNDECIDED
     assert method(found, "asks", "none")["cells"] == []
 
 
@@ -287,7 +290,25 @@ def test_the_answer_follows_from_the_numbers(found):
     assert any(
         re.search(r"reads at 128 tokens: .* worse past .* last 64 tokens alone are better \(−", line) for line in lines
     )
-    assert not any("no method is better" in line for line in lines)  # good does
+    assert not any("no method has a better mean" in line for line in lines)  # good does
+
+
+def test_fewer_texts_than_a_verdict_takes_leave_all_undecided(done):
+    few = {cell: replace(m, outcomes=m.outcomes[:7]) for cell, m in done.items()}
+    found = numbers(SETTINGS, TASKS, few, TRAINED)
+    verdicts = {at["verdict"] for row in found["ranking"] for at in row["tasks"] if row["method"] != NONE}
+    assert verdicts == {UNDECIDED}
+    assert not any("better on" in line or "worse" in line for line in answer(results(found, samples=7)))
+    (note,) = (line for line in limits(results(found, samples=7)) if "verdict" in line)
+    assert note.startswith("14 texts are too few for a verdict, which takes 16")
+    assert not any("verdict" in line for line in limits(results(found)))
+
+
+def test_ruler_without_generation_is_called_no_score_of_ruler(found):
+    task = next(each for each in found["tasks"] if each["generates"])
+    for name, shown in (("niah_single_1", True), ("passkey", False)):
+        lines = limits(results(found, generate=False) | {"tasks": [task | {"name": name}]})
+        assert any("no scores of RULER" in line for line in lines) == shown
 
 
 def test_limits_follow_from_the_settings(found):

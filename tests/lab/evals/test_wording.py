@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from posenc.lab.evals.results import BASE, BETTER, SAME, WORSE, answer
+from posenc.lab.evals.results import BASE, BETTER, UNDECIDED, WORSE, answer
 
 
 def interval(mean, low=None, high=None):
-    return {"mean": mean, "low": mean if low is None else low, "high": mean if high is None else high}
+    return {"mean": mean, "low": mean if low is None else low, "high": mean if high is None else high, "n": 16}
 
 
 def results(cells, middle=None, generates=True, ranking=()):
@@ -27,8 +27,8 @@ def results(cells, middle=None, generates=True, ranking=()):
     return {"tasks": [task], "ranking": list(ranking), "model": {"trained_length": 512}, "settings": settings}
 
 
-def between(mean, low, high):
-    return {"measure": "exact", **interval(mean, low, high)}
+def between(mean, low, high, n=16):
+    return {"measure": "exact", **interval(mean, low, high), "n": n}
 
 
 LOST = {(256, 0.0): 1.0, (256, 0.25): 0.25, (256, 0.5): 0.0, (256, 0.75): 0.25, (256, 1.0): 0.75}
@@ -46,7 +46,7 @@ LOST = {(256, 0.0): 1.0, (256, 0.25): 0.25, (256, 0.5): 0.0, (256, 0.75): 0.25, 
         ({(256, 0.1): 0.5, (256, 0.5): 1.0, (256, 0.9): 0.5}, between(0.5, 0.25, 0.75),
          "50 / 100 / 50 % right at depth 0.1 / 0.5 / 0.9", "Better in the middle.*\\+50 points, \\+25 to \\+75"),
         ({(256, 0.0): 1.0, (256, 0.3): 0.5, (256, 1.0): 0.0}, between(-0.05, -0.4, 0.3),
-         "100 / 50 / 0 % right", "no significant difference .−5 points, −40 to \\+30"),
+         "100 / 50 / 0 % right", "undecided .−5 points, −40 to \\+30"),
         ({(256, 0.0): 0.5, (256, 1.0): 0.25}, None, "50 / 25 % right at depth 0 / 1", "$"),
     ],
 )  # fmt: skip
@@ -68,6 +68,8 @@ def test_the_unmodified_model_by_length():
 def test_the_longest_texts_where_the_middle_is_lost():
     made = results(LOST | {(512, depth): share for (_, depth), share in LOST.items()}, between(-0.2, -0.5, 0.1))
     assert answer(made)[0].startswith("passkey at 512 tokens")
+    made["tasks"][0]["methods"][0]["by_length"][0]["middle"] = between(-0.8, -1.0, -0.1, n=15)
+    assert answer(made)[0].startswith("passkey at 512 tokens")  # too few texts
     made["tasks"][0]["methods"][0]["by_length"][0]["middle"] = between(-0.8, -1.0, -0.1)
     assert answer(made)[0].startswith("passkey at 256 tokens")
 
@@ -84,15 +86,15 @@ def test_methods():
             "tasks": [
                 judged("facts", BETTER, better),
                 judged("perplexity", WORSE, worse, "loss"),
-                judged("needle", SAME, interval(-0.001, -0.2, 0.2)),
-                judged("copying", SAME, None),  # interrupted before both methods were measured
+                judged("needle", UNDECIDED, interval(-0.001, -0.2, 0.2)),
+                judged("copying", UNDECIDED, None),  # interrupted before both methods were measured
             ],
         },
         {"method": "ntk", "tasks": []},
     ]
     yarn, ntk = answer(results({}, ranking=rows))
     for part in ("better on facts (+20 points, +10 to +30)", "worse on perplexity (+0.070 nats, +0.046 to +0.094)",
-                 "difference on needle (+0 points, −20 to +20)", "not compared on copying"):  # fmt: skip
+                 "undecided on needle (+0 points, −20 to +20)", "not compared on copying"):  # fmt: skip
         assert part in yarn
     assert ntk.startswith("ntk ")
     assert "not measured" in ntk

@@ -18,6 +18,8 @@ from posenc.tasks.ruler import RulerTask
 
 NONE, CUT_OFF = "none", "cut_off"
 """The baselines: the unmodified model, and the same reading no more than the end of a text, of its context length."""
+CONTROL = "control"
+"""A method that does nothing: the unmodified model with every position one higher, which RoPE and a bias by distance cannot see."""
 
 LONGEST = 2**24
 """Tokens of a text: more than any model reads."""
@@ -195,19 +197,29 @@ EXTENSIONS = (
 benchmarks/longer_stories15M.md, good ones of each kind first, and last those that do not extend."""
 
 # Where 135M parameters in bfloat16 read 700 tokens a second (two cores of a CPU), quick took four minutes, and standard is
-# estimated at half an hour; a key-value answer, of up to 100 generated tokens, would take as long as reading 5000.
+# estimated at an hour; a key-value answer, of up to 100 generated tokens, would take as long as reading 5000.
 PRESETS = {
     "quick": EvaluationSettings(("facts", "passkey", "perplexity"), IN_WINDOW, (256, 768), samples=4, generate=False),
     "standard": EvaluationSettings(
         ("facts", "key_value:keys=digits:values=digits", "passkey", "perplexity"),
         IN_WINDOW,
         (512, 1024, 2048),
-        samples=8,
+        samples=16,
         generate=False,
     ),
     "thorough": EvaluationSettings(
-        ("facts", "key_value", "needle", "multi_document", "passkey", "perplexity", "repeated", "copying"),
-        ("ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),
+        (
+            "facts",
+            "key_value",
+            "needle",
+            "needle:closed_book=true",
+            "multi_document",
+            "passkey",
+            "perplexity",
+            "repeated",
+            "copying",
+        ),
+        (CONTROL, "ntk:factor=4", "yarn:factor=4", "rerope", "self_extend", "dual_chunk"),
         (512, 1024, 2048, 4096, 8192, 16384),
         (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0),
         samples=16,
@@ -215,10 +227,10 @@ PRESETS = {
     ),
     "longer": EvaluationSettings(
         ("perplexity", "repeated", "passkey", "facts"),
-        EXTENSIONS,
+        (CONTROL, *EXTENSIONS),
         times=(2, 4, 8),
         depths=(0.25,),
-        samples=8,
+        samples=16,
         generate=False,
     ),
 }

@@ -2,8 +2,8 @@
 """From measured cells to the numbers of results.json with their intervals, and from these to the answer and its limits in
 sentences.
 
-The seed and the index of a text are its unit: at another depth or length the same unit gives nearly the same text, so that
-outcomes are averaged over each unit before an interval is computed. Units are independent. All methods read the same
+The seed and the index of a text are its unit: at another depth the same unit gives nearly the same text, so that outcomes are
+averaged over each unit before an interval is computed. Units are independent. All methods read the same
 texts: the effect of a method is the mean of paired differences.
 """
 
@@ -17,12 +17,16 @@ from typing import Any
 import torch
 
 from posenc.errors import listed, summary
-from posenc.lab.evals.config import CUT_OFF, NONE, Cell, EvaluationSettings, texts_a_cell
+from posenc.lab.evals.config import CONTROL, CUT_OFF, NONE, Cell, EvaluationSettings, texts_a_cell
 from posenc.lab.evals.reader import BLOCKS, TextOutcome
 from posenc.lab.statistics import Z_975, Estimate, estimate, wilson
-from posenc.tasks import Task
+from posenc.tasks import TASKS, Task
+from posenc.tasks.ruler import RulerTask
 
-BETTER, WORSE, SAME, BASE = "better", "worse", "no different", "baseline"
+BETTER, WORSE, UNDECIDED, BASE = "better", "worse", "undecided", "baseline"
+"""Verdicts on a method. A difference that is not significant makes nothing equal."""
+FEWEST = 16
+"""Texts: a difference on fewer is undecided."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Measured:
     processor: float
 
 
+RULER = {name for name, task in TASKS.items() if issubclass(task, RulerTask)}
+"""Tasks that are published with a score of generated answers."""
 Outcomes = Mapping[tuple[int, float | None, int, int], TextOutcome]
 """By length, depth, seed and index of the text."""
 Units = Sequence[Sequence[float]]
@@ -157,10 +163,11 @@ def _differences(outcomes: Outcomes, none: Outcomes) -> dict[str, Any] | None:
         return [[a - b for a, b in zip(*unit, strict=True)] for unit in both]
 
     scored = _scored(ours) and _scored(theirs)
+    count = {"n": len(_units(ours, "loss"))}
     return {
-        "exact": asdict(change(paired("exact"))),
-        "score": asdict(change(paired("score"))) if scored else None,
-        "loss": asdict(mean(paired("loss"))),
+        "exact": asdict(change(paired("exact"))) | count,
+        "score": asdict(change(paired("score"))) | count if scored else None,
+        "loss": asdict(mean(paired("loss"))) | count,
     }
 
 
@@ -178,7 +185,7 @@ def _middle(task: Task, outcomes: Outcomes) -> dict[str, Any] | None:
     for values in (values for values in by_text.values() if len(values) == len(depths)):
         ends = values.pop(depths[0]) + values.pop(depths[-1])
         gaps.append([fmean(values.values()) - ends / 2])
-    return {"measure": by, **asdict(change(gaps))} if gaps else None
+    return {"measure": by, **asdict(change(gaps)), "n": len(gaps)} if gaps else None
 
 
 def _by_position(outcomes: Outcomes, length: int) -> list[dict[str, float]]:
@@ -276,7 +283,7 @@ def _ranking(
 
 def _verdict(against: Mapping[str, float] | None, by: str) -> str:
     if against is None or not _significant(against):
-        return SAME
+        return UNDECIDED
     return BETTER if (against["mean"] > 0) != (by == "loss") else WORSE
 
 
@@ -309,16 +316,24 @@ def limits(results: Results) -> list[str]:
         f"One model and one wording of each task, {texts_a_cell(s['samples'], s['seeds'])}: the 95 % intervals cover the "
         "choice of texts, not other models or prompts. About 1 in 20 intervals misses."
     ]
+    if (count := s["samples"] * s["seeds"]) < FEWEST:
+        notes.append(f"{count} texts are too few for a verdict, which takes {FEWEST}: every difference is undecided.")
     if not results["complete"]:
         done = results["cells"]
         notes.append(f"Only {done['finished']} of {done['planned']} cells were measured.")
+    ruler = not RULER.isdisjoint(task["name"] for task in results["tasks"])
     if any(task["generates"] for task in results["tasks"]) and not s["generate"]:
         notes.append(
             "No answer was generated: an answer is right if greedy decoding would give it word for word. A paraphrase is "
-            "wrong."
+            "wrong." + " RULER scores generated answers, so these are no scores of RULER (--generate)." * ruler
         )
     if any(method not in (NONE, CUT_OFF) for method in s["methods"]):
         notes.append("No method was followed by fine-tuning, which some methods need.")
+    if CONTROL in s["methods"]:
+        notes.append(
+            f"{CONTROL} does nothing but round: it is the unmodified model with every position one higher, which RoPE cannot "
+            "see. What differs no more than under it was not measured."
+        )
     if any(row["method"] == CUT_OFF for row in results["ranking"]):
         notes.append(f"{CUT_OFF} reads the end of a prompt alone: where it does well, the task does not need the rest.")
     for method, tokens in exact.items():
@@ -366,7 +381,7 @@ def _unmodified(task: Results) -> str:
     if (middle := row["middle"]) is None:
         return line
     if not _significant(middle):
-        return f"{line} Middle against ends: no significant difference ({_in_words(middle, by)})."
+        return f"{line} Middle against ends: undecided ({_in_words(middle, by)})."
     first, *inner, last = (cell[by]["mean"] for cell in cells)
     if middle["mean"] > 0:
         line += f" Better in the middle than at the two ends ({_in_words(middle, by)})."
@@ -383,7 +398,7 @@ def _judged(row: Results, unchanged: set[str]) -> str:
     if row["method"] in unchanged:
         return f"{row['method']} does not change texts of these lengths, by construction."
     parts = []
-    for verdict, words in ((BETTER, "better on"), (WORSE, "worse on"), (SAME, "no significant difference on")):
+    for verdict, words in ((BETTER, "better on"), (WORSE, "worse on"), (UNDECIDED, "undecided on")):
         tasks = [
             f"{spelled(at['task'])} ({_in_words(at['against_none'], at['measure'])})"
             for at in row["tasks"]
@@ -423,7 +438,7 @@ def _past(task: Results, trained: int) -> list[str]:
     means = {m["method"]: r[by]["mean"] for m in task["methods"] for r in m["by_length"] if r["length"] == length}
     if len(means) > 2 and max(means, key=lambda method: sign * means[method]) == CUT_OFF:
         lines.append(
-            f"{spelled(task['task'])} at {length} tokens: no method is better than the last {trained} tokens alone."
+            f"{spelled(task['task'])} at {length} tokens: no method has a better mean than the last {trained} tokens alone."
         )
     return lines
 
@@ -458,4 +473,5 @@ def _measure_in(task: Results, row: Results) -> str:
 
 
 def _significant(estimate: Mapping[str, float]) -> bool:
-    return estimate["low"] > 0 or estimate["high"] < 0
+    """Whether a difference is shown: by an interval that excludes 0, on enough texts."""
+    return estimate["n"] >= FEWEST and (estimate["low"] > 0 or estimate["high"] < 0)

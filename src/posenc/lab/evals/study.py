@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
+from inspect import signature
 from itertools import chain, product
 from math import isfinite
 from pathlib import Path
@@ -27,6 +28,7 @@ from posenc.lab.engines import Engine, Tick
 from posenc.lab.evals.attention import attention_profile
 from posenc.lab.evals.comparison import comparison, question_in_front
 from posenc.lab.evals.config import (
+    CONTROL,
     CUT_OFF,
     NONE,
     Cell,
@@ -47,7 +49,7 @@ from posenc.pretrained.inference import check_causal, check_tokens, evaluating
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import chosen_because, load
 from posenc.pretrained.methods import written_factor
-from posenc.pretrained.models import check_model, model_structure, unwrap
+from posenc.pretrained.models import cache_name, check_model, model_structure, unwrap
 from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
@@ -392,6 +394,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             if all(self.sample(Cell(text, NONE, length, depth, 0), 0).needle is not None for depth in depths):
                 chosen = tuple(depth for depth in depths if depth is not None)
                 methods = [m for m in self.settings.methods if m == NONE or length > self.exact.get(m, 0)]
+                methods = [m for m in methods if m != CONTROL]
                 return [AttentionCell(text, method, length, chosen) for method in methods]
         return []
 
@@ -411,6 +414,10 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         """The model extended by a method, to read texts of a length."""
         if method in (NONE, CUT_OFF):
             yield
+            return
+        if method == CONTROL:
+            with shifted(self.model):
+                yield
             return
         target = self.target(length) if written_factor(method) is None else None
         exact = getattr(extend(self.model, method, target_length=target), "exact_tokens", 0)
@@ -581,6 +588,34 @@ def evaluate(
     study = Evaluation(model, tokenizer, chosen, name, attention)
     pages = {"report.html": render} if render is not None else {}
     return run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
+
+
+@contextmanager
+def shifted(model: nn.Module) -> Iterator[None]:
+    """With every position one higher.
+
+    Raises:
+        InputError: a model that takes no positions, or adds a code to each, which it then sees.
+    """
+    if has_learned_table(model) or "position_ids" not in signature(unwrap(model).forward).parameters:
+        raise InputError("moves positions, and needs a model of RoPE")
+
+    def shift(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        ids = args[0] if args else kwargs["input_ids"]
+        cache = kwargs.get(cache_name())
+        first = 0 if cache is None else int(cache.get_seq_length())
+        given = kwargs.get("position_ids")
+        if given is None:
+            given = torch.arange(first, first + ids.shape[1], device=ids.device)[None].expand(len(ids), -1)
+        return args, kwargs | {"position_ids": given + 1}
+
+    handle = model.register_forward_pre_hook(shift, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def fingerprint(model: nn.Module) -> str:
