@@ -38,7 +38,9 @@ def test_other_numbers_and_other_words_are_found():
 @pytest.mark.slow
 def test_the_first_look_of_the_guide_to_measuring(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs/guides/measure.md").read_text(encoding="utf-8")
-    command, quoted = re.search(r"```sh\nposenc (compare .*--preset quick.*)\n```\n\n```text\n([^`]+)```", page).groups()
+    command, quoted = re.search(
+        r"```sh\nposenc (compare .*--preset quick.*)\n```\n\n```text\n([^`]+)```", page
+    ).groups()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(shlex.split(command)) == 0
