@@ -5,9 +5,10 @@ import contextlib
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 import posenc
+from hostile.test_checkpoints import little_memory
 from posenc import InputError, Positions, attention
 from posenc.backends import fused
 from posenc.conformance.fixtures import DECODER, EncodingUnderTest, attention_inputs, named
@@ -43,6 +44,13 @@ def test_a_model_computes_with_quantized_linear_layers(name):
     quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     assert not torch.equal(quantized(ids), want)
     torch.testing.assert_close(quantized(ids), want, rtol=0, atol=0.05 * float(want.abs().max()))
+
+
+def test_coefficients_that_were_drawn_on_meta_are_refused():
+    case, positions = Case("fope"), Positions.arange(7, causal=True)
+    case.encoding.to("meta")
+    with pytest.raises(InputError, match="meta"):
+        case.results(case.inputs(positions), positions, trains=False)
 
 
 def test_operators_refuse_one_tensor_on_meta():
@@ -109,6 +117,37 @@ def test_nothing_made_under_a_mode_outlives_it(name):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, contextlib.suppress(Exception):
         case.results([mode.from_tensor(x) for x in inputs], positions, trains=False)
     assert torch.equal(case.results(inputs, positions, trains=False)[0], fresh)
+
+
+@pytest.mark.parametrize("name", ["none", "rope", "alibi", "rope+alibi", "t5", "rope@rerope:window=3", "cope"])
+def test_shapes_are_computed_under_a_mode(name):
+    case = Case(name)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        positions = Positions.arange(9, causal=True)
+        (out,) = case.results([mode.from_tensor(x) for x in case.inputs(positions)], positions, trains=False)
+    assert isinstance(out, FakeTensor)
+    assert out.shape == (2, DECODER.num_heads, 9, DECODER.width)
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_what_is_not_a_number_ends_no_call(name):
+    case = Case(name)
+    for queries in (1, 9):
+        positions = Positions.arange(queries, 9 - queries, causal=True)
+        for at in range(len(case.inputs(positions))):
+            inputs = case.inputs(positions)
+            inputs[at][:, :, 0] = torch.nan
+            with contextlib.suppress(InputError):
+                case.results(inputs, positions, trains=False)
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_positions_of_seconds_since_1970_are_answered_or_refused(name):
+    """Nothing takes a step, or a row of a table, for each position before them."""
+    case = Case(name)
+    ids = Positions.from_ids(1_800_000_000 + torch.arange(9), causal=True)
+    with contextlib.suppress(InputError), little_memory(2**30):
+        case.results(case.inputs(ids), ids, trains=False)
 
 
 def of_layers(text, num_layers):

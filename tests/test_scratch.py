@@ -32,6 +32,17 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_a_temporary_folder_is_read_by_its_user_alone(temporary):
+    before = os.umask(0)
+    try:
+        with scratch() as folder:
+            outer = temporary / folder.relative_to(temporary).parts[0]
+            assert outer.stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)
+
+
 def test_a_folder_is_there_inside_and_gone_afterwards(temporary):
     with scratch() as folder:
         assert folder.is_relative_to(temporary)

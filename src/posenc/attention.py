@@ -22,7 +22,7 @@ from posenc.cache import KVCache
 from posenc.distributed import exchange, ring
 from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
-from posenc.functional import RunRotation, exactly, transformed
+from posenc.functional import RunRotation, exactly, intercepted, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import EVERYTHING, Branch, Hidden, left_out
@@ -161,7 +161,7 @@ def _step(
 ) -> _Step | None:  # fmt: skip
     """The call of a part of an encoding that every layer makes alike: validated and planned in the first layer, for tensors
     of these shapes at these positions. None: it needs more, or is of a kind that is planned anew each time."""
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling() or transformed() or intercepted():
         return None
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
         return None  # refused where it is planned

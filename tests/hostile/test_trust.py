@@ -27,6 +27,7 @@ from posenc.lab import archive
 from posenc.lab.compare import experiment
 from posenc.lab.evals.auto import select
 from posenc.lab.evals.plan import LEAST_TEXTS, Plan
+from posenc.lab.vision.images import MOST_PIXELS
 from posenc.pretrained import state
 from posenc.pretrained.adapters import adapted
 from posenc.pretrained.models import model_structure
@@ -318,7 +319,7 @@ def test_the_bounds_that_security_states_are_those_of_the_code():
     from posenc.pretrained.checked import SPARE
 
     for bound in (
-        f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{archive.MOST_BYTES // 2**20} MiB",
+        f"| an image | {MOST_PIXELS:,} pixels |", f"{MOST_LAYERS:,} layers", f"{MOST_TERMS} terms", f"{MOST_CHARACTERS:,} characters", f"{archive.MOST_BYTES // 2**20} MiB",
         f"{MOST_BYTES // 2**30} GiB", f"{LARGEST_SHAPE['head_dim']:,}", f"{LARGEST_SHAPE['num_heads']:,} heads and layers", f"2 times the numbers in its files and {SPARE:,} more",
     ):  # fmt: skip
         assert bound in stated

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import posenc
+from posenc import cli
+from posenc.cli.command import parse
 from posenc.encoding import Encoding
 from posenc.encodings import distance
 from posenc.lab import train
@@ -264,7 +266,12 @@ COMPARE = [
     "--workers",
     "1",
 ]
-BENCH = ["bench", "alibi", "--quick", "--modes", "forward", "--lengths", "64", "--no-memory", "--no-peers"]
+BENCH = ["bench", "alibi", "--quick", "--mode", "forward", "--n", "64", "--device", "cpu", "--no-memory", "--no-peers"]
+
+
+@pytest.mark.parametrize("arguments", [COMPARE, BENCH], ids=["compare", "bench"])
+def test_the_commands_of_the_slow_test_are_taken(arguments):
+    assert parse(cli.COMMANDS[arguments[0]], arguments[1:])
 
 
 def command(source, arguments, out):

@@ -32,10 +32,15 @@ def one(model, name):
     return finding
 
 
-PACKING_LEAKS = {
-    "gpt_oss", "afmoe", "falcon", "deepseek_v4", "lfm2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
-}  # fmt: skip
-"""Types that get no borders of packed sequences from transformers, or whose other layers read across them."""
+@torch.no_grad()
+def leaks(model):
+    """Whether the second of two packed sequences reads the first: some types get no borders from some versions of transformers,
+    and other layers of some read across them."""
+    at = torch.arange(12)[None]
+    ids = (7 * torch.arange(24) + 3)[None] % 50
+    packed = model(ids, position_ids=torch.cat((at, at), 1), use_cache=False).logits[:, 12:]
+    alone = model(ids[:, 12:], position_ids=at, use_cache=False).logits
+    return float((packed - alone).abs().max()) > 0.02 * float(alone.abs().max())
 
 
 @pytest.mark.parametrize(
@@ -48,8 +53,8 @@ def test_no_alarm_at_a_clean_model_of_each_type(model_type, dtype):
     decoder = decoder_of(model)
     model.to(dtype)
     decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)  # as from_pretrained(dtype=...) keeps it
-    leaks = ["packing_leaks"] if model_type in PACKING_LEAKS else []
-    assert names(model) == (["padding_differs", *leaks] if model_type == "deepseek_v4" else leaks)
+    expected = ["padding_differs"] if model_type == "deepseek_v4" else []
+    assert names(model) == expected + (["packing_leaks"] if leaks(model) else [])
 
 
 YARN = {

@@ -196,6 +196,8 @@ def test_the_folder_appears_complete_or_not_at_all(tmp_path, monkeypatch):
     (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"full': is not empty; name a new folder"):
         to_hf(model, tmp_path / "full")
+    with pytest.raises(InputError, match=r"notes.txt': is a file; name a new folder"):
+        to_hf(model, tmp_path / "full" / "notes.txt")
     monkeypatch.setattr(type(model.config), "save_pretrained", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         to_hf(model, tmp_path / "new")

@@ -16,7 +16,7 @@ from posenc.backends.precision import slower_than_float32, steps_slower_than_flo
 from posenc.backends.problem import Costs, Plan, Problem
 from posenc.backends.reference import Reference
 from posenc.bias import Refused, dense_sum, sum_by_rows
-from posenc.functional import transformed
+from posenc.functional import intercepted, transformed
 from posenc.positions.segments import segments
 
 BLOCK_CELLS = 2**23
@@ -358,7 +358,8 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
     def make() -> tuple[Tensor, Tensor | None]:
         visible = positions.mask(first, end)
         blind = ~visible.any(-1, keepdim=True)
-        if visible.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(blind.any()):
+        looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not intercepted()
+        if looks and not bool(blind.any()):
             return visible, None
         return visible | blind, blind
 

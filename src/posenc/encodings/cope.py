@@ -69,7 +69,8 @@ class CoPE(Encoding):
         of_count = q @ self.embeddings[self.own_layer(layer)].to(dtype) * (scale if self.scaled else 1.0)
         below, above = counts.floor(), counts.ceil()
         share = counts - below
-        term = of_count.gather(-1, below.long()) * (1 - share) + of_count.gather(-1, above.long()) * share
+        first, second = (x.nan_to_num(0.0).long() for x in (below, above))  # of a NaN, the share is NaN
+        term = of_count.gather(-1, first) * (1 - share) + of_count.gather(-1, second) * share
         return Dense(term)
 
 

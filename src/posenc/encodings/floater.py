@@ -32,6 +32,9 @@ WEIGHTS = (1 / 8, 3 / 8, 3 / 8, 1 / 8)
 BLOCK = 64
 """Positions whose stages are in memory at once on the way back."""
 
+FARTHEST = 2**20
+"""The largest position: the flow takes all steps up to it, one after the other."""
+
 
 class Dynamics(NamedTuple):
     """dp/dt = W2 [relu(W1 [p, t] + b1), t] + b2 with t = step * position. W1 and W2 are (dim, dim + 1), b1 and b2
@@ -88,6 +91,7 @@ def _affine(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
 def trajectory(initial: Tensor, dynamics: Dynamics, last: int, known: Tensor | None = None) -> Tensor:
     """The states at positions 0 .. last (or further, if more are known), (n, rows, dim), from initial, (rows, dim), at 0.
     known: those computed before."""
+    _check_near(last)
     known = initial[None] if known is None else known
     matrices = dynamics.matrices()
     one = exact(torch.ones((), device=initial.device))
@@ -115,7 +119,7 @@ def flow(
     depends on which others are asked for. known: the trajectory as far as it has been computed, up to the largest position.
 
     Raises:
-        InputError: a negative position.
+        InputError: a negative position, or one above FARTHEST.
     """
     dynamics = Dynamics(weight1, bias1, weight2, bias2, step, substeps)
     with torch.autocast(positions.device.type, enabled=False):
@@ -206,6 +210,13 @@ def _before_substep(gradient: Tensor, active: list[Tensor], dt: float, transpose
     return gradient
 
 
+def _check_near(last: float) -> None:
+    if last > FARTHEST:
+        raise InputError(
+            f"FLOATER: position {last}; its flow takes every step from 0, at most {FARTHEST}: subtract each text's first position"
+        )
+
+
 def _floor(positions: Tensor) -> Tensor:
     if bool((positions < 0).any()):
         raise InputError(f"FLOATER: position {positions.min().item()} is negative; its flow starts at 0")
@@ -257,7 +268,8 @@ class FLOATER(Encoding):
     of torchdiffeq's (the extra `ode`), which neither compile nor promise codes to the last bit independent of which
     positions are asked for. init_std: of the initial values.
 
-    Codes are solved in float32 or better, once per forward pass of a model. Raises InputError for negative positions.
+    Codes are solved in float32 or better, once per forward pass of a model. Raises InputError for positions below 0 or above
+    1,048,576 (every step up to them is taken).
     Source: Liu et al. 2020, section 3; the authors' code solves only every 400 updates and uses codes without
     gradient in between, and starts from random values.
     """
@@ -414,6 +426,7 @@ class FLOATER(Encoding):
             raise InputError(f"solver={self.solver!r} cannot be compiled or exported: use 'rk4'")
         if bool((ids < 0).any()):
             raise InputError(f"FLOATER: position {ids.min().item()} is negative; its flow starts at 0")
+        _check_near(ids.max().item())
         initial, dynamics = self._system()
         weight1, bias1, weight2, bias2 = (exact(layer) for layer in dynamics[:4])
 

@@ -14,7 +14,7 @@ from posenc.encoding import require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, check_integers, check_numbers, check_positive
+from posenc.errors import InputError, check_devices, check_integers, check_numbers, check_positive
 from posenc.functional import Layout, frequency_curve
 from posenc.positions import Positions
 
@@ -248,6 +248,7 @@ class FoPE(AxesRotary):
         self, coordinates: Tensor, placed: Tensor | None, layer: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         angles = self.angles(coordinates, placed, layer)
+        check_devices(self.known_as, angles, *self.buffers())  # the coefficients are drawn: none come back after meta
         cos, sin = angles.cos() @ self.weights("cosines", layer), angles.sin() @ self.weights("sines", layer)
         missing = self.head_dim // 2 - cos.shape[-1]
         cos, sin = nn.functional.pad(cos, (0, missing), value=1.0), nn.functional.pad(sin, (0, missing))

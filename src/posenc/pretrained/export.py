@@ -101,15 +101,17 @@ def to_hf(
             "auto" is the model's, but that of its checkpoint where `load` made it float32 because the machine is faster so.
 
     Raises:
-        InputError: an adapter that is not merged, a folder that is not empty, or a model whose own rotary module does
+        InputError: an adapter that is not merged, a folder that is not empty or a file, or a model whose own rotary module does
             not follow its configuration.
     """
     check_model(model)
     if hasattr(model, "get_base_model"):
         raise InputError("model has adapters: merge them first, model = model.merge_and_unload()")
     inner, folder = unwrap(model), Path(directory)
-    if not folder.name or (folder.exists() and any(folder.iterdir())):
-        raise InputError(f"directory={str(folder)!r}: is not empty; name a new folder")
+    if not folder.name or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise InputError(
+            f"directory={str(folder)!r}: is {'not empty' if folder.is_dir() else 'a file'}; name a new folder"
+        )
     if hasattr(inner, "encoding"):
         inner, config, report, old = _encoded(inner, folder)
     else:

@@ -1,11 +1,14 @@
 """Images from scikit-learn, folders, rows and datasets: pixels, classes, the split, and what is refused."""
 
 import io
+import struct
+import zlib
 from dataclasses import replace
 
 import pytest
 import torch
 
+from hostile.test_checkpoints import little_memory
 from lab.vision.conftest import TINY
 from posenc import InputError
 from posenc.lab.vision.images import HELD_OUT, ImageCorpus, Pixels, load, png
@@ -48,6 +51,22 @@ def test_a_folder_has_a_class_per_sub_folder(folder):
     few = load(str(folder), data_images=10)
     assert few.labels.bincount().tolist() == [5, 5]
     assert few.digest != pictures.digest == load(str(folder)).digest
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "GIF"])
+@pytest.mark.parametrize("size", [(65535, 1025), (20_000, 20_000), (65535, 65535), (8193, 8192)])
+def test_an_image_that_says_it_is_large_is_refused_before_it_is_unpacked(form, size, folder):
+    content = bytearray(encoded(picture("cat", 1), form))
+    layout, at = {"PNG": (">II", 16), "BMP": ("<ii", 18), "GIF": ("<HH", 6)}[form]
+    struct.pack_into(layout, content, at, *size)
+    if form == "PNG":
+        struct.pack_into(">I", content, 29, zlib.crc32(content[12:29]))
+    (folder / "cat" / f"bomb.{form.lower()}").write_bytes(content)
+    with (
+        little_memory(2**27),
+        pytest.raises(InputError, match=r"bomb\.\w+ (is \d+ x \d+ pixels; give one of at most|cannot be read)"),
+    ):
+        load(str(folder))
 
 
 def parquet(path, rows, features=None):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DATA_IMAGES = 5000
 """How many images are drawn or read by default."""
 LEAST_IMAGES, MOST_IMAGES = 10, 10**6
+MOST_PIXELS = 2**26
+"""Of an image, before anything of its size is allocated."""
 HELD_OUT = 5
 """One image in so many of each class is held out."""
 SHOWN = 6
@@ -307,7 +309,11 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(file) as opened:
+            with Image.open(file) as opened:  # which reads the header alone
+                if opened.width * opened.height > MOST_PIXELS:
+                    raise InputError(
+                        f"data={source!r}: {name} is {opened.width} x {opened.height} pixels; give one of at most {MOST_PIXELS:,} pixels"
+                    )
                 if opened.mode.startswith(("I", "F")):  # Pillow would clamp them to 255 instead of scaling them
                     raise InputError(f"data={source!r}: {name} has more than 8 bits per channel; save it with 8")
                 image = _upright(opened)

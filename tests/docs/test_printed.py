@@ -1,0 +1,47 @@
+"""What a guide says that a command printed is what it prints."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from posenc import cli
+
+ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"[+-]?\d+\.\d+")
+TOLERANCE = 0.03
+"""Nats per byte, for another processor; the change that the lines call measurable is ten times as large."""
+
+
+def differing(quoted, printed):
+    """Lines of a quotation that stand nowhere in the output, with numbers within the tolerance."""
+
+    def is_in(line):
+        words, numbers = NUMBER.sub("#", line), [float(x) for x in NUMBER.findall(line)]
+        return any(
+            NUMBER.sub("#", other) == words
+            and all(abs(float(a) - b) <= TOLERANCE for a, b in zip(NUMBER.findall(other), numbers, strict=True))
+            for other in map(str.strip, printed.splitlines())
+        )
+
+    return [line for line in map(str.strip, quoted.splitlines()) if line != "..." and not is_in(line)]
+
+
+def test_other_numbers_and_other_words_are_found():
+    printed = "- rope has the best loss (1.879 nats).\nmore"
+    assert differing("- rope has the best loss (1.89 nats).\n...", printed) == []
+    assert differing("- rope has the best loss (1.95 nats).", printed)
+    assert differing("- alibi has the best loss (1.879 nats).", printed)
+
+
+@pytest.mark.slow
+def test_the_first_look_of_the_guide_to_measuring(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs/guides/measure.md").read_text(encoding="utf-8")
+    command, quoted = re.search(
+        r"```sh\nposenc (compare .*--preset quick.*)\n```\n\n```text\n([^`]+)```", page
+    ).groups()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main(shlex.split(command)) == 0
+    assert differing(quoted, capsys.readouterr().out) == []
