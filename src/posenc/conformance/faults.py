@@ -320,6 +320,15 @@ def _own_ladders(formula: Formula) -> Formula:
     return ladders
 
 
+def _decoders_shift(q: Any, table: Any, num_keys: int) -> Tensor:
+    """Transformer-XL's shift of the distances to the past, with what it leaves above the diagonal."""
+    q, table = (torch.as_tensor(x, dtype=torch.float64) for x in (q, table))
+    far, (batch, heads, queries, _) = len(table) // 2, q.shape
+    scores = q @ table[torch.arange(1 - num_keys, 1).clamp(min=-far) + far].T
+    padded = torch.nn.functional.pad(scores, (1, 0)).view(batch, heads, num_keys + 1, queries)
+    return padded[:, :, 1:].reshape(batch, heads, queries, num_keys)
+
+
 def _one_ladder(formula: Formula) -> Formula:
     """Axial RoPE in which the frequencies run on from one axis to the next."""
 
@@ -455,6 +464,9 @@ RELATIVE: Faults = {
         distance=lambda i, j, q, k: -abs(formulas.key_minus_query(i, j, q, k))
     ),
     "keys after the query are 0, as in a decoder": result(lambda s: s.tril(s.shape[-1] - s.shape[-2])),
+    "keys after the query have scores of the next query, as a decoder's shift (relative_shift_causal) leaves them": instead(
+        _decoders_shift
+    ),
     "distances are not clipped: they wrap around the table": variant(row=lambda r, last: r % (last + 1)),
     "distances are clipped one too near": variant(row=lambda r, last: min(max(r, 1), last - 1)),
     "the farthest distance before a query is taken for those after it, too": variant(
@@ -686,6 +698,7 @@ FAULTS: dict[str, Faults] = {
     "mask_streaming": {
         "causal within the chunk": variant(sees=lambda i, j, c, left: i // c - left <= j // c and j <= i),
         "left_chunks is ignored: all chunks before are seen": variant(sees=lambda i, j, c, left: j // c <= i // c),
+        "left_chunks = 0 is taken for all chunks before": {"left_chunks": lambda a: a["left_chunks"] or a["size"]},
         "left_chunks is ignored: none before is seen": {"left_chunks": 0},
         "off by one: a chunk too many is seen": {"left_chunks": lambda a: a["left_chunks"] + 1},
         "the chunk after is seen too": variant(sees=lambda i, j, c, left: i // c - left <= j // c <= i // c + 1),

@@ -249,8 +249,8 @@ def sinusoidal_2d(
     endpoint: bool = False, interleaved: bool = False, scale: Callable[[int, int], float] = lambda n, size: n,
 ) -> Tensor:  # fmt: skip
     """Codes of a grid, (height * width, dim), row by row: sin and cos of column * frequency_c, then of row * frequency_c, with
-    frequency_c = base^(-c / (dim/4)), a quarter of the channels each (build_2d_sincos_position_embedding in
-    facebookresearch/moco-v3, vits.py; get_2d_sincos_pos_embed in facebookresearch/mae, util/pos_embed.py).
+    frequency_c = base^(-c / (dim/4)), a quarter of the channels each (get_2d_sincos_pos_embed in
+    facebookresearch/mae, util/pos_embed.py).
 
     Faults: order is that of the quarters; down numbers the tokens down the columns; endpoint: exponents c / (dim/4 - 1);
     interleaved alternates sines and cosines within an axis's half; scale changes the n-th place of an axis of that size.

@@ -179,7 +179,7 @@ KINDS: dict[str, Convention] = {
     "sinusoidal_concat": _sinusoidal("all sines, then all cosines", layout="concat"),
     "sinusoidal_endpoint": _sinusoidal("all sines, then all cosines, slowest frequency 1/base", layout="concat", endpoint=True),
     "sinusoidal_2d": Convention(
-        "codes of a grid, row by row: sin x, cos x, sin y, cos y (MoCo v3, MAE)", ("height", "width", "dim", "base"),
+        "codes of a grid, row by row: sin x, cos x, sin y, cos y (MAE)", ("height", "width", "dim", "base"),
         "(height * width, dim)", sum_tolerance, formulas.sinusoidal_2d,
     ),
     "relative": Convention(
