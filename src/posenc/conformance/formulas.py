@@ -556,7 +556,7 @@ def _mask(queries: int, keys: int, sees: Callable[[int, int], bool]) -> list[lis
 
 
 def mask_document(document_ids: Sequence[int], *, causal: bool = True) -> list[list[int]]:
-    """1 where query i sees key j of documents in a row, (seq, seq): of its own document, up to itself."""
+    """1 where query i sees key j of documents in a row, (seq, seq): of the same document, up to itself."""
     ids = torch.as_tensor(document_ids).tolist()
     return _mask(len(ids), len(ids), lambda i, j: ids[i] == ids[j] and (j <= i or not causal))
 
