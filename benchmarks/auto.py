@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from longer import generated
+
 from posenc.lab.evals.auto import Selection
 from posenc.lab.evals.plan import Plan
 
 RESULTS, PAGE = Path("benchmarks/evaluations"), Path("docs/longer_context.md")
-BEGIN, END = "<!-- {name}: written by python benchmarks/auto.py -->", "<!-- end of {name} -->"
 
 
 def section(name: str, results: dict[str, Any]) -> str:
@@ -24,6 +25,7 @@ def section(name: str, results: dict[str, Any]) -> str:
     given = results["selection"] | {"plan": Plan.read(results["selection"]["plan"]), "extension": None}
     found = Selection(**given)
     plan, machine = found.plan, found.machine
+    why = found.why.replace(" texts", " documents")  # as the results of earlier versions have it
     (head, *rows), (*_, (texts, methods)) = found.table(), plan.rounds
     rows = [[f"`{row[0]}`", *row[1:]] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
@@ -33,7 +35,7 @@ def section(name: str, results: dict[str, Any]) -> str:
             *lines,
             "",
             f"{name.removeprefix('auto_')}, from {plan.context_length} to {plan.target_length} tokens, for {plan.program}: "
-            f"{len(plan.candidates)} methods, of which {methods} read {texts} texts.{out} **{found.why[0].upper()}{found.why[1:]}.**",
+            f"{len(plan.candidates)} methods, of which {methods} read {texts} documents.{out} **{why[0].upper()}{why[1:]}.**",
             "",
             f"`{results['command']}`: planned for {plan.planned_minutes:.2g} minutes, measured in {found.seconds / 60:.2g}; "
             f"{machine['dtype']}, {machine['cpu']}, torch {machine['torch']}.",
@@ -41,18 +43,13 @@ def section(name: str, results: dict[str, Any]) -> str:
     )
 
 
-def generated(text: str, name: str, results: dict[str, Any]) -> str:
-    """The page with the section between the marks of this name."""
-    begin, end = BEGIN.format(name=name), END.format(name=name)
-    return f"{text[: text.index(begin)]}{begin}\n\n{section(name, results)}\n\n{text[text.index(end) :]}"
-
-
 def main(source: str | None = None, name: str | None = None) -> None:
     if source and name:
         text = json.dumps(json.loads(Path(source).read_text()), separators=(",", ":"))
         (RESULTS / f"auto_{name}.json").write_text(f"{text}\n")
     for path in sorted(RESULTS.glob("auto_*.json")):
-        page = generated(PAGE.read_text(encoding="utf-8"), path.stem, json.loads(path.read_text()))
+        text = section(path.stem, json.loads(path.read_text()))
+        page = generated(PAGE.read_text(encoding="utf-8"), path.stem, text, "auto")
         PAGE.write_text(page, encoding="utf-8")
 
 

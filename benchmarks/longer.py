@@ -16,7 +16,6 @@ from typing import Any
 
 RESULTS, PAGE, PICTURE = Path("benchmarks/evaluations"), Path("docs/longer_context.md"), Path("docs/images/longer.svg")
 SHOWN = "longer_stories15M"
-BEGIN, END = "<!-- {name}: written by python benchmarks/longer.py -->", "<!-- end of {name} -->"
 BASES, FAMILIAR, BEST = ("none", "cut_off"), ("linear", "ntk", "yarn"), 3
 RUNNING = ("perplexity", "repeated")
 NAMES = {
@@ -159,12 +158,12 @@ def picture(results: Results) -> str:
     return "\n".join([head, f"<style>{style}</style>", *parts, "</svg>", ""])
 
 
-def generated(text: str, name: str, results: Results) -> str:
-    """The document with the summary between the marks of this name, if it has them."""
-    begin, end = BEGIN.format(name=name), END.format(name=name)
+def generated(text: str, name: str, section: str, script: str = "longer") -> str:
+    """A page with a section between the marks of this name, if it has them."""
+    begin, end = f"<!-- {name}: written by python benchmarks/{script}.py -->", f"<!-- end of {name} -->"
     if begin not in text:
         return text
-    return f"{text[: text.index(begin)]}{begin}\n\n{summary(results)}\n\n{text[text.index(end) :]}"
+    return f"{text[: text.index(begin)]}{begin}\n\n{section}\n\n{text[text.index(end) :]}"
 
 
 def main(source: str | None = None, name: str | None = None) -> None:
@@ -178,7 +177,7 @@ def main(source: str | None = None, name: str | None = None) -> None:
         )
         if path.stem == SHOWN:
             PICTURE.write_text(picture(results), encoding="utf-8")
-        PAGE.write_text(generated(PAGE.read_text(encoding="utf-8"), path.stem, results), encoding="utf-8")
+        PAGE.write_text(generated(PAGE.read_text(encoding="utf-8"), path.stem, summary(results)), encoding="utf-8")
 
 
 if __name__ == "__main__":

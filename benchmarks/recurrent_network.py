@@ -24,18 +24,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import Encoding, Positions, Transformer
+from posenc.cache import KVCache
 from posenc.lab.data import Corpus
 from posenc.lab.experiment import Run
 from posenc.lab.machine import describe
 from posenc.lab.study import versions
 from posenc.lab.text import Settings
 from posenc.lab.train import build, train
-from posenc.transformer import Cache, TransformerBase
+from posenc.transformer import TransformerBase
 
 NUMBERS = Path(__file__).with_suffix(".json")
 TIMED, TOKENS, REPEATS = (128, 512, 2048), 2048, 3
 PASSAGES, NEAR = 500, 16
 COMPARED = ("gru", "rope", "none")
+
+
+class States:
+    """In the place of a KV cache: of each layer the state after the tokens seen."""
+
+    def __init__(self) -> None:
+        self.of_layers: dict[int, Tensor] = {}
+        self.seen = 0
+
+    def __len__(self) -> int:
+        return self.seen
 
 
 class GRU(nn.Module):
@@ -53,15 +65,16 @@ class GRU(nn.Module):
         for each in self.of_state:
             nn.init.orthogonal_(each.weight)
 
-    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: "States | None"
+    ) -> Tensor:
         matrices = [torch.cat([each.weight for each in part]) for part in (self.of_input, self.of_state)]
         state, seen = x.new_zeros(1, len(x), x.shape[2]), x.shape[1]
-        if cache is not None and layer in cache.layers:
-            (before,) = cache.layers[layer]
-            state, seen = before[:, 0, :1].transpose(0, 1).contiguous(), seen + before.shape[2]
+        if cache is not None and layer in cache.of_layers:
+            state, seen = cache.of_layers[layer], seen + len(cache)
         out, state = torch.gru(x, state, [*matrices, *self.shifts], True, 1, 0.0, self.training, False, True)
         if cache is not None:
-            cache.layers[layer] = (state.transpose(0, 1)[:, None].expand(-1, 1, seen, -1),)  # one state, for all seen
+            cache.of_layers[layer], cache.seen = state, seen
         return out
 
 
@@ -123,10 +136,10 @@ def costs(model: Transformer) -> dict[str, dict[str, float]]:
 
         step[str(length)] = round(milliseconds(trained), 1)
         with torch.no_grad():
-            cache = Cache(rotated=True)
+            cache: Any = States() if isinstance(model.blocks[0].attention, GRU) else KVCache()
             model(tokens[:1, :-1], cache=cache)
 
-            def decoded(cache: Cache = cache, tokens: Tensor = tokens) -> None:
+            def decoded(cache: Any = cache, tokens: Tensor = tokens) -> None:
                 for _ in range(10):
                     model(tokens[:1, :1], cache=cache)
 

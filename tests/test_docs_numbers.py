@@ -22,6 +22,7 @@ from posenc.encodings import ENCODINGS
 from posenc.lab import data
 from posenc.lab.data import text as corpora
 from posenc.lab.data import tokens
+from posenc.lab.evals import plan
 from posenc.lab.experiment import Criterion
 from posenc.lab.statistics import estimate
 from posenc.lab.text import PRESETS, Settings
@@ -72,6 +73,7 @@ def compare():
 SMOLLM2, STORIES, RULER = (
     read(f"evaluations/longer_{name}.json") for name in ("SmolLM2", "stories15M", "SmolLM2_RULER")
 )
+STORIES_CHOSEN = read("evaluations/auto_stories15M.json")
 QUALITY, FITS, MAPS = read("quality.json"), read("fit.json"), read("maps.json")
 EXTENDING = ("yarn", "dual_chunk", "self_extend")
 MAP_NAMES = {"rerope", "leaky_rerope", "self_extend", "dual_chunk", "string", "lampe", "jet_long", "streaming"}
@@ -96,6 +98,13 @@ def longer_context():
     yield f"it finds none (0 to {100 * lost['high']:.0f} %)"
     most = max(max(abs(gap(running[m])["low"]), gap(running[m])["high"]) for m in EXTENDING)
     yield f"within {most:.2f} nats per token of truncation, intervals included"
+
+    yield f"All candidates are evaluated on {plan.PAIR} documents"
+    yield f"dropped after {plan.PAIR} documents"
+    yield f"for one method and {plan.LEAST_TEXTS} documents"
+    last = STORIES_CHOSEN["selection"]["plan"]["rounds"][-1]
+    assert STORIES_CHOSEN["selection"]["choice"] == "truncate"
+    assert last[1] == 2, "until two are left"
 
     keys, shots = by_method(RULER["longer"][0], "niah_multikey_1"), by_method(RULER["longer"][0], "many_shot")
     lower = [-gap(keys[m])["mean"] for m in EXTENDING]
@@ -512,7 +521,7 @@ DEFINED = {
     "compare.md": (r"theta \* factor\^\(d/\(d-2\)\)", r"interval of the rise includes 0"),
     "longer_context.md": (
         r"has a context length of (8192|256) tokens", r"last 8192 tokens", r"trained at 64 bytes and tested at 512",
-        r"with 25 facts in 512 tokens", r"in 20 steps", r"drawn 256 tokens at a time", r"1 \+ c ln s", r"safetensors", r"79 model types",
+        r"with 25 facts in 512 tokens", r"in 20 steps", r"(drawn|stories15M wrote,) 256 tokens at a time", r"(?s:<!-- auto_(\w+):.*?<!-- end of auto_\1 -->)", r"1 \+ c ln s", r"safetensors", r"79 model types",
         r"Gemma 3 270M", r"base model, 32,768 tokens|past 32,768 tokens", r"Q4_K_M, 4 to 8 bits", r"15 of 18 layers see 512 tokens",
         r"with base 10,000; the others see all, with base 1,000,000", r"logits within 0\.001", r"20 most likely tokens after 700 tokens within 0\.01",
     ),
@@ -545,7 +554,7 @@ DEFINED = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_no_number_of_a_page_is_without_a_test(name):
-    text = page(name).partition("## Choose by measurement")[0]  # a section that came later, with tests where it is made
+    text = page(name)
     for pattern in DEFINED[name]:
         text = re.sub(pattern, "", text, flags=re.MULTILINE)
     for sentence in PAGES[name]():

@@ -9,7 +9,8 @@ from torch.nn.functional import silu
 
 import posenc
 from posenc import InputError, NoPE, Positions, functional
-from posenc.transformer import Cache, Memory, Transformer, TransformerConfig
+from posenc.cache import KVCache
+from posenc.transformer import Memory, Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(13, dim=16, num_layers=2, num_heads=2, mlp_ratio=1.5, norm="layer", dropout=0.0)
 HIDDEN = 16
@@ -161,7 +162,7 @@ def test_a_cache_gives_what_a_full_pass_gives_under_every_encoding_with_norms_be
         model = drawn(Transformer(config, config.make_encoding(spelled(name), causal=True, max_positions=12)))
         if model.encoding.needs_length:
             continue
-        cache, tokens = Cache(), torch.randint(13, (2, 7))
+        cache, tokens = KVCache(), torch.randint(13, (2, 7))
         parts = [model(part, cache=cache) for part in tokens.split([3, 1, 3], 1)]
         assert torch.allclose(torch.cat(parts, 1), model(tokens), atol=1e-10), name
         ran.add(name)
@@ -181,7 +182,7 @@ def test_cross_attention_with_a_cache_and_padding_on_both_sides(cross, backwards
     at = Positions.from_mask(SEEN)
     memory = decoder.memory(encoder.features(SOURCE, at), at)
     target, valid = torch.tensor([[9, 1, 2, 3], [0, 0, 4, 5]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-    cache, columns = Cache(), []
+    cache, columns = KVCache(), []
     for end in range(1, 5):
         step = Positions.from_mask(valid[:, :end], 1)
         columns.append(decoder(target[:, end - 1 : end], step, cache, memory))
@@ -242,7 +243,7 @@ def test_a_packed_text_reads_its_source():
 def test_gradients_reach_the_encoder_and_a_failed_call_leaves_the_cache():
     encoder, decoder = pair()
     memory = decoder.memory(encoder.features(SOURCE))
-    cache = Cache()
+    cache = KVCache()
     decoder(TARGET[:, :2], cache=cache, memory=memory)
     with pytest.raises(InputError):
         decoder(TARGET[:, 2:], cache=cache, memory=decoder.memory(torch.zeros(3, 5, 16)))

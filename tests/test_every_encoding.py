@@ -11,7 +11,7 @@ import posenc
 from posenc import InputError, Positions, attention
 from posenc.backends import fused
 from posenc.conformance.fixtures import DECODER, EncodingUnderTest, attention_inputs, named
-from posenc.encoding import embedded_by, gates_of
+from posenc.encoding import gates_of
 from posenc.encodings.patterns import PATTERNS
 from test_hidden import Case
 
@@ -29,7 +29,7 @@ def test_parameters_on_meta_are_refused(name):
     for p in (positions, Positions.arange(1, 6, causal=True)):
         with pytest.raises(InputError, match="meta"):
             attention(inputs[0][:, :, -p.num_queries :], *inputs[1:3], case.encoding, p, gates=inputs[3:] or None)
-    for act in (lambda: embedded_by(case.encoding, x, positions, 0), lambda: gates_of(case.encoding, x)):
+    for act in (lambda: case.encoding.effects(positions).embedded(x), lambda: gates_of(case.encoding, x)):
         with pytest.raises(InputError, match="meta"):
             act()
 

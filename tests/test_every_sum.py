@@ -8,9 +8,8 @@ import torch
 
 import posenc
 from posenc import InputError, Positions
+from posenc.cache import KVCache
 from posenc.conformance.fixtures import DECODER, EncodingUnderTest, named, tokens
-from posenc.encoding import rotated_by
-from posenc.transformer import Cache
 from test_hidden import Case
 
 CONFIG, N = replace(DECODER, num_layers=1), 11
@@ -44,7 +43,7 @@ def decodes(text):
         return False
     if model.encoding.needs_length:
         return False
-    cache = Cache()
+    cache = KVCache()
     runs = [(0, 4), *((i, i + 1) for i in range(4, N))]
     steps = [model(tokens(1, N)[:, first:end], cache=cache) for first, end in runs]
     assert torch.allclose(torch.cat(steps, 1), full, rtol=0, atol=1e-9), text
@@ -82,6 +81,6 @@ def test_what_normalises_says_so(name):
     q, k, *_ = (x.double() for x in case.inputs(positions))
     if case.encoding.planes != () or "rotate" not in case.encoding.sites():
         return  # sums take it to turn what comes before it
-    once, twice = (rotated_by(case.encoding, n * q, n * k, positions, 0) for n in (1, 2))
+    once, twice = (case.encoding.effects(positions).rotated(n * q, n * k) for n in (1, 2))
     linear = [torch.allclose(b, 2 * a) for a, b in zip(once, twice, strict=True)]
     assert linear == [not (case.encoding.normalises or case.encoding.shifts_queries), not case.encoding.normalises]

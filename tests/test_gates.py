@@ -13,6 +13,7 @@ import posenc
 from posenc import Encoding, InputError, PerLayer, Positions, Rotary, VisionConfig, VisionTransformer, attention
 from posenc.analysis import codes_of
 from posenc.bias import KeyValues, RunningSum
+from posenc.cache import KVCache
 from posenc.conformance import check
 from posenc.conformance.checks import SLOW
 from posenc.conformance.fixtures import EncodingUnderTest
@@ -20,7 +21,7 @@ from posenc.conformance.suite import run_check
 from posenc.distributed import LAYOUTS, exchange, shard
 from posenc.encoding import gates_of
 from posenc.pretrained.attach import combined
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 from references.calls import EXACT
 
 DIM, HEADS, KV, WIDTH, N = 16, 4, 2, 4, 9
@@ -180,13 +181,13 @@ def test_shards_gather_gates(name, layout, monkeypatch):
 
 def test_gates_of_a_failed_call_are_not_cached():
     model = Transformer(CONFIG, made("two")).double().eval()
-    cache, tokens = Cache(), torch.arange(6)[None]
+    cache, tokens = KVCache(), torch.arange(6)[None]
     model(tokens[:, :4], None, cache)
-    keys, _, *gates = cache.layers[0]
+    keys, _, *gates = cache.layer(0)
     assert [each.shape[2] for each in gates] == [4, 4]
     assert keys.shape[2] == 4
     with pytest.raises(InputError):
-        model(tokens[:, 4:], Positions.arange(2, 3), cache)
+        model(tokens[:, 4:], Positions.arange(2, 5), cache)
     assert len(cache) == 4
     assert_close(model(tokens[:, 4:], None, cache), model(tokens)[:, 4:], **EXACT)
 
@@ -194,12 +195,12 @@ def test_gates_of_a_failed_call_are_not_cached():
 def test_a_cache_of_rotated_keys_is_refused():
     model = Transformer(CONFIG, made("one")).double().eval()
     with pytest.raises(InputError, match="Temperate cannot rotate queries and keys apart"):
-        model(torch.arange(6)[None], None, Cache(rotated=True))
+        model(torch.arange(6)[None], None, KVCache(rotated=True))
 
 
 def test_a_cache_of_rotated_keys_takes_gates_of_a_bias():
     model = Transformer(CONFIG, Rotary(WIDTH) + Forgetting(DIM, HEADS)).double().eval()
-    cache, tokens = Cache(rotated=True), torch.arange(8)[None]
+    cache, tokens = KVCache(rotated=True), torch.arange(8)[None]
     parts = [model(part, None, cache) for part in tokens.split([5, 1, 2], 1)]
     assert_close(torch.cat(parts, 1), model(tokens), **EXACT)
 
@@ -332,20 +333,14 @@ def test_gates_of_a_model_in_bfloat16_are_not_rounded(name):
 
 @pytest.mark.parametrize("name", GATED)
 def test_a_cut_cache(name):
-    """All of a layer's tensors cut alike are a shorter text; less is refused."""
+    """A cut cache has gates of the tokens that it has, and is of one encoding."""
     model, tokens = Transformer(CONFIG, name).double().eval(), torch.arange(N)[None]
-
-    def after(cut):
-        cache = Cache()
-        model(tokens[:, :6], None, cache)
-        cache.layers = {layer: cut(tensors) for layer, tensors in cache.layers.items()}
-        return model(tokens[:, len(cache) :], None, cache)
-
-    assert_close(after(lambda tensors: tuple(x[:, :, :4] for x in tensors)), model(tokens)[:, 4:], **EXACT)
-    with pytest.raises(InputError, match="gates are of 11 tokens, there are 9 keys: cache the gates as the keys"):
-        after(lambda tensors: (tensors[0][:, :, :4], tensors[1][:, :, :4], *tensors[2:]))
-    with pytest.raises(InputError, match=r"cache: layer 0 has 2 tensors, its encoding makes 3.*keep all of a layer"):
-        after(lambda tensors: tensors[:2])
+    cache = KVCache()
+    model(tokens[:, :6], None, cache)
+    cache.crop(4)
+    assert_close(model(tokens[:, 4:], None, cache), model(tokens)[:, 4:], **EXACT)
+    with pytest.raises(InputError, match=r"cache: layer 0 has 3 tensors, its encoding makes 2.*with one encoding"):
+        Transformer(CONFIG, "none").double()(tokens[:, :1], None, cache)
 
 
 def test_a_hook_without_gates_says_how_to_pass_them():

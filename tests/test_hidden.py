@@ -8,7 +8,7 @@ import torch
 import posenc
 from posenc import InputError, Positions, attention
 from posenc.conformance.fixtures import DECODER, ENCODER, EncodingUnderTest, named, uncompiled
-from posenc.encoding import embedded_by, gates_of
+from posenc.encoding import gates_of
 
 N, POISON = 11, (float("nan"), float("inf"), 3e38)
 SUMS = (
@@ -143,7 +143,7 @@ def test_what_is_padding_in_the_input_reaches_no_gradient(name):
     x = torch.randn(2, N, case.config.dim, dtype=torch.float64, requires_grad=True)
 
     def results(padding):
-        out = embedded_by(encoding, x.masked_fill(~positions.q_valid[..., None], padding), positions, 0)
+        out = encoding.effects(positions).embedded(x.masked_fill(~positions.q_valid[..., None], padding))
         out = out[positions.q_valid]
         return [out, *torch.autograd.grad(out.sin().sum(), [x, *encoding.parameters()], materialize_grads=True)]
 

@@ -342,3 +342,17 @@ def test_pairs_and_terms_may_come_in_any_container():
 
     q, k, v = given()
     assert torch.allclose(attention(q, k, v, Contained()), attention(2 * q, k, v))
+
+
+def test_a_hook_that_is_set_on_a_class_later_is_a_site(monkeypatch):
+    class Late(posenc.NoPE):
+        pass
+
+    class Later(Late):
+        pass
+
+    assert Late.sites() == Later().sites() == ()
+    monkeypatch.setattr(Late, "bias", lambda self, q, k, positions, layer=0: None, raising=False)
+    assert Late.sites() == Later().sites() == ("bias",)
+    monkeypatch.undo()
+    assert Late.sites() == Later().sites() == ()

@@ -3,7 +3,8 @@ import torch
 
 import posenc
 from posenc import T5, InputError, NoPE, Rotary
-from posenc.transformer import Attention, Cache, Transformer, TransformerConfig
+from posenc.cache import KVCache
+from posenc.transformer import Attention, Transformer, TransformerConfig
 
 
 def test_weights_are_tied_and_counted_once():
@@ -18,9 +19,9 @@ def test_grouped_queries_have_smaller_keys():
     model = Transformer(TransformerConfig(11, dim=16, num_layers=1, num_heads=4, num_kv_heads=1), Rotary(4))
     attention = model.blocks[0].attention
     assert attention.key.weight.shape == attention.value.weight.shape == (4, 16)
-    cache = Cache()
+    cache = KVCache()
     model(torch.zeros(2, 5, dtype=torch.long), cache=cache)
-    assert cache.layers[0][0].shape == (2, 1, 5, 4)
+    assert cache.layer(0)[0].shape == (2, 1, 5, 4)
 
 
 def test_a_decoder_cannot_see_the_future_and_an_encoder_can():

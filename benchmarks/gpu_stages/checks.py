@@ -13,10 +13,11 @@ from gpu_stages.stage import Case, Row, Stage
 from gpu_stages.timing import device, markdown, relative_error
 from posenc import Encoding, InputError, Positions
 from posenc.backends.triton import rotary_kernel
+from posenc.cache import KVCache
 from posenc.conformance.fixtures import CHECKED_AS, DECODER, EncodingUnderTest, attend, named, tokens
 from posenc.encodings import ENCODINGS, create
 from posenc.functional import rotary
-from posenc.transformer import Cache, TransformerConfig
+from posenc.transformer import TransformerConfig
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 """Of the relative error; with the two dtypes' rounding it was below a third of this on CPUs."""
@@ -186,6 +187,6 @@ def _models(name: str) -> Iterator[tuple[str, float | str]]:
     if exact.encoding.needs_length:
         return
     with torch.no_grad():
-        cache = Cache()
+        cache = KVCache()
         read = torch.cat([model(ids[:, n : n + 1].to(device()), cache=cache) for n in range(ids.shape[1])], 1)
     yield "cached float32", relative_error(read, wanted)

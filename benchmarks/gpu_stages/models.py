@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from gpu_stages.stage import Case, Row, Stage
 from gpu_stages.timing import device, markdown, memory
 from posenc import Transformer, TransformerConfig
-from posenc.transformer import Cache
+from posenc.cache import KVCache
 
 ENCODINGS = "rope", "alibi", "none", "t5", "shaw:clip=64"
 CONFIG = TransformerConfig(50304, dim=768, num_layers=12, num_heads=12)
@@ -92,7 +92,7 @@ class Decoding(Stage):
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
         model = _model(case["encoding"], dry).to(torch.bfloat16).eval()
         rotated = case["encoding"] == "rope"
-        cache, steps = Cache(rotated), 3 if dry else 64
+        cache, steps = KVCache(rotated=rotated), 3 if dry else 64
         text = torch.randint(model.config.vocab_size, (case["batch"], case["cached"]), device=device())
         with torch.inference_mode():
             begin = _waited()

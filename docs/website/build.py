@@ -13,7 +13,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
-from website import encodings, extensions, measured, predicted, reference, repository
+from website import encodings, extensions, measured, predicted, reference, repository, story
 from website.keywords import keywords
 from website.markdown import OPENING, for_site, place, summary, title
 from website.narrow import marked
@@ -84,6 +84,8 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     for name, link in {
         "explore.md": "[The explorer](explorer.html)",
         "predict.md": "[Let the models predict](predictor.html)",
+        "story.md": "[Let the model write](story-live.html)",
+        "story.zh.md": "[让模型来写](story-live.html#lang=zh)",
     }.items():
         texts[name] = texts[name].replace("\n\n", f"\n\n{link}{{ .md-button .md-button--primary }}\n\n", 1)
     table = "[Every encoding: sort, filter, curves](leaderboard/report.html){ .md-button .md-button--primary }"
@@ -104,7 +106,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         f"leaderboard/{name}": text.replace("<main>", back, 1)
         for name, text in measured.leaderboard(encodings.titled).items()
     }
-    for name, text in (predicted.files() | reports).items():
+    for name, text in (predicted.files() | story.files() | reports).items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
     card(pages / "card.png")

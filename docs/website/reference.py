@@ -14,11 +14,11 @@ from website.page import Page, plain, table
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc": (
         "The core",
-        ("attention", "create", "Positions", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
+        ("attention", "create", "Positions", "KVCache", "explain", "Explanation", "linear_attention", "Sum", "PerLayer", "from_spec", "cite",
          "load", "doctor", "extend", "restore", "to_hf", "to_gguf", "finetune", "convert_layout", "re_rotate", "resize", "evaluate",
          "nbce_generate", "Transformer", "TransformerConfig", "VisionTransformer", "VisionConfig", "InputError"),
     ),
-    "posenc.encoding": ("Write an encoding", ("Encoding",)),
+    "posenc.encoding": ("Write an encoding", ("Encoding", "gates_of")),
     "posenc.encodings": ("Encodings", ()),
     "posenc.functional": (
         "Formulas as functions",

@@ -23,7 +23,7 @@ from posenc.analysis.scores import by_distance
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
-from posenc.encoding import Encoding, gates_of, scale_in
+from posenc.encoding import Encoding, gates_of
 from posenc.encodings import PrefixKV, create
 from posenc.encodings.accumulated_rotary import AccumulatedRotary
 from posenc.encodings.complex_order import ComplexOrder
@@ -118,7 +118,7 @@ def added(model: Transformer, tokens: Tensor) -> tuple[Tensor, Tensor]:
     problem = prepare(q, k, k, encoding, positions, None, None, None, 0.0, 0, gates=gates_of(encoding, x, 0))
     problem = replace(problem, modifiers=[each for each in problem.modifiers if not isinstance(each, Weights)])
     scores = Reference().scores(problem, 0, q.shape[2], dense_sum(problem.bias, x.device))
-    return scores - scale_in(encoding, 0, q.shape[-1]) * q @ k.mT, positions.mask()
+    return scores - encoding.scale_of(0, q.shape[-1]) * q @ k.mT, positions.mask()
 
 
 def windows(text: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def of_prefix(model: Transformer, text: Tensor) -> dict[str, Tensor]:
     x, positions = caught(model, windows(text))
     q, k = queries_and_keys(model, x)
     keys, _ = encoding.prefix_kv(0)
-    scale = scale_in(encoding, 0, q.shape[-1])
+    scale = encoding.scale_of(0, q.shape[-1])
     tokens = (scale * q @ k.mT).masked_fill(~positions.mask(), -torch.inf)
     weights = torch.cat((scale * q @ keys.mT, tokens), -1).softmax(-1)
     return {"prefix": weights[..., : keys.shape[1]].sum(-1).mean(0)}

@@ -17,29 +17,10 @@ from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed, sdpa
 from posenc.backends.problem import Rotated
 from posenc.backends.reference import of_token
-from posenc.bias import Modifier, Score, Values, Weights, dense_sum, validated_values
+from posenc.bias import Modifier, Score, Values, Weights, dense_sum
+from posenc.cache import KVCache
 from posenc.distributed import exchange, ring
-from posenc.encoding import (
-    Encoding,
-    Sum,
-    bias_of,
-    branches_of,
-    checked_gates,
-    modifiers_of,
-    prefix_of,
-    queries_rotated_by,
-    require_fit,
-    require_values,
-    restricted_by,
-    rotated_by,
-    scale_in,
-    scores_of,
-    sink_of,
-    swapped,
-    turned_back_by,
-    values_of,
-    values_rotated_by,
-)
+from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
 from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
 from posenc.functional import RunRotation, exactly, transformed
 from posenc.positions import Positions
@@ -61,6 +42,7 @@ def attention(
     layer: int = 0,
     keys_rotated: bool = False,
     gates: Tensor | Sequence[Tensor] | None = None,
+    cache: KVCache | None = None,
     backend: str = "auto",
     **others: Never,
 ) -> Tensor:
@@ -88,6 +70,8 @@ def attention(
             `encoding.rotate_values` left them (most encodings leave values as they are); only the queries are rotated.
         gates: for an encoding that makes numbers of the layer's input (`Encoding.gates`): those of all keys, cached ones
             first, as `posenc.encoding.gates_of(encoding, x, layer)` returns them. Of a shard: this process's.
+        cache: a `posenc.KVCache`, which has the keys, values and gates of the tokens before; k, v and gates are then of the
+            new tokens alone, as many as there are queries. positions: of the new tokens among all; None: the next ones.
         backend: "auto" (the fastest exact one), "sdpa", "flex" (FlexAttention, for GPUs), "triton" (own
             kernels, for GPUs), or "reference".
 
@@ -99,6 +83,10 @@ def attention(
         _check_names("attention", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     with exactly(q):
+        if cache is not None:
+            positions = _cached_positions(cache, positions, q, keys_rotated)
+            k, v, gates, keys_rotated = cache.extended(k, v, encoding, positions, layer, gates)
+            gates = gates or None
         if positions is None or positions.sharding is None:
             _check_no_ring()
             if positions is not None and _is_small(q, k):
@@ -124,6 +112,21 @@ def attention(
         k, v = exchange.gather_keys(k, v, positions)
         problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
         return torch.cat([_solved(problem, backend) for problem, _ in problems], 2)
+
+
+def _cached_positions(cache: object, positions: Positions | None, q: Tensor, keys_rotated: bool) -> Positions:
+    """The positions of a call with a cache, which are checked before its tokens are stored."""
+    if not isinstance(cache, KVCache):
+        raise InputError(f"cache={shown(cache)}: pass a posenc.KVCache()")
+    if keys_rotated:
+        raise InputError("keys_rotated=True: a cache rotates the new keys by itself; pass them unrotated")
+    if positions is None:
+        return cache.positions(q.shape[2])
+    if positions.sharding is not None:
+        raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
+    if q.dim() != 4 or q.shape[2] != positions.num_queries:
+        require_fit(positions, q=q)
+    return positions
 
 
 def _is_small(q: Tensor, k: Tensor) -> bool:
@@ -202,7 +205,7 @@ def _planned(
             mask = ~visible if learned else visible if mask is None else mask.masked_fill(~visible, -torch.inf)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    turn = encoding.token_rotation(positions, q) if encoding is not None and keys_rotated else None
+    turn = encoding.effects(positions).token_rotation(q) if encoding is not None and keys_rotated else None
     rotates = encoding is not None and "rotate" in encoding.sites()
     return _Step(mask, problem.scale, options, learned, rotates, turn, hidden=positions.hidden())
 
@@ -210,7 +213,7 @@ def _planned(
 def _branches_planned(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, positions: Positions, keys_rotated: bool, scale: float | None
 ) -> _Step | None:
-    at = {branch.region: branch for branch in _merged(encoding, branches_of(encoding, 0), positions)}
+    at = {branch.region: branch for branch in _merged(encoding, encoding.branches(), positions)}
     if not at:
         return None
     with torch.no_grad():
@@ -221,7 +224,7 @@ def _branches_planned(
     for rotated in sorted(problem.branches, key=lambda branch: branch.first):
         if rotated.turn is None or not rotated.complete:
             return None
-        turn = encoding.token_rotation(positions.at(at[rotated.region]), q)
+        turn = encoding.effects(positions.at(at[rotated.region])).token_rotation(q)
         if turn is None:
             return None
         branches.append((rotated.first, rotated.first + rotated.k.shape[2], turn, rotated.turn))
@@ -246,7 +249,7 @@ def _taken(
     mask = step.mask
     if step.learned:
         assert encoding is not None
-        bias = dense_sum(bias_of(encoding, q, k, positions, layer), q.device)
+        bias = dense_sum(encoding.effects(positions, layer).terms(q, k), q.device)
         if bias is not None:
             bias = bias.to(q.dtype)
             mask = bias if mask is None else bias.masked_fill(mask, -torch.inf)
@@ -255,10 +258,11 @@ def _taken(
     if step.turn is not None:
         q = step.turn(q)
     elif encoding is not None and step.rotates:
+        effects = encoding.effects(positions, layer)
         if keys_rotated:
-            q = queries_rotated_by(encoding, q, positions, layer)
+            q = effects.queries_rotated(q)
         else:
-            q, k = rotated_by(encoding, q, k, positions, layer)
+            q, k = effects.rotated(q, k)
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=step.factor, **step.options)
 
 
@@ -400,34 +404,36 @@ def prepare(
     projected = q = left_out(of_queries, q)
     k, v = left_out(of_keys, k), left_out(of_keys, v)
     given = checked_gates(encoding, gates, k, layer, of_keys)
+    effects: Effects | None = None
     if encoding is not None:
         require_values(encoding, q)
-        positions = restricted_by(encoding, positions, layer).with_gates(given)
+        effects = encoding.effects(positions, layer).restricted(given)
+        positions = effects.positions
         if keys_rotated:
             _check_keys_unread(encoding, layer)
-        terms = bias_of(encoding, q, k, positions, layer)
-        v, values = _with_values(q, v, encoding, positions, layer, keys_rotated)
-        modifiers = modifiers_of(encoding, positions, layer)
-        map_branches = branches_of(encoding, layer)
-        prefix = prefix_of(encoding, q, v, layer)
+        terms = effects.terms(q, k)
+        v, values = _with_values(q, v, effects, keys_rotated)
+        modifiers = effects.modifiers()
+        map_branches = effects.branches()
+        prefix = effects.prefix(q, v)
         if prefix is not None and of_queries is not None:
             projected = of_queries.zeroed(q)  # padding sees the prefix, whatever it holds
-        sink = sink_of(encoding, projected, positions, layer) if sink is None else sink
-        factor = scale_in(encoding, layer, head_dim) if scale is None else scale
+        sink = effects.sink(projected) if sink is None else sink
+        factor = effects.scale(head_dim) if scale is None else scale
         if map_branches:
             reads_all = bool(terms) or values is not None or bool(given)
-            branches = _rotated(q, k, encoding, map_branches, positions, layer, keys_rotated, reads_all)
+            branches = _rotated(q, k, encoding, effects, map_branches, keys_rotated, reads_all)
             q, k = branches[0][:2]
             alone = len(branches) == 1 and branches[0].turn is None and k.shape[2] == v.shape[2]
             if alone and contains_all_visible(positions, branches[0].region):
                 branches = []
         elif keys_rotated:
-            q = queries_rotated_by(encoding, q, positions, layer)
+            q = effects.queries_rotated(q)
             if q.shape[3] != k.shape[3]:
                 raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
         else:
-            q, k = rotated_by(encoding, q, k, positions, layer)
-        products = scores_of(encoding, q, k, factor, positions, layer)
+            q, k = effects.rotated(q, k)
+        products = effects.products(q, k, factor)
         if products:
             if map_branches:
                 raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")
@@ -442,47 +448,41 @@ def prepare(
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
     elif prefix is not None:
         problem = _with_prefix(problem, factor, projected, *prefix)
-    return problem if encoding is None else _with_turns(problem, encoding, layer)
+    return problem if effects is None else _with_turns(problem, effects)
 
 
-def _with_values(
-    q: Tensor, v: Tensor, encoding: Encoding, positions: Positions, layer: int, keys_rotated: bool
-) -> tuple[Tensor, Values | None]:
+def _with_values(q: Tensor, v: Tensor, effects: Effects, keys_rotated: bool) -> tuple[Tensor, Values | None]:
     """Values with what the encoding adds to each key's, and as it rotates them; and what it adds besides by distance."""
-    added = validated_values(values_of(encoding, positions, layer), q, v, origin=f"{type(encoding).__name__}.values")
-    rotates = _rotates_values(encoding, layer)
+    added, rotates = effects.values(q, v), "rotate_values" in effects.sites
     if isinstance(added, Values):
         if rotates:
+            names = "+".join(part.known_as for part, _ in effects.acting)
             raise InputError(
-                f"{encoding.at(layer)[0].known_as}: adds to values by their distance and rotates them, and what is turned back at "
-                "a query would not depend on the distance alone; use one of the two"
+                f"{names}: adds to values by their distance and rotates them, and what is turned back at a query would not "
+                "depend on the distance alone; use one of the two"
             )
         return v, added
     more = None if added is None else added.added.to(v.dtype).expand_as(v)
     if rotates and keys_rotated:  # v is rotated
-        return v if more is None else v + values_rotated_by(encoding, more, positions, layer), None
+        return v if more is None else v + effects.values_rotated(more), None
     v = v if more is None else v + more
-    return values_rotated_by(encoding, v, positions, layer) if rotates else v, None
+    return effects.values_rotated(v), None
 
 
-def _rotates_values(encoding: Encoding, layer: int) -> bool:
-    return "rotate_values" in encoding.at(layer)[0].sites()
-
-
-def _with_turns(problem: Problem, encoding: Encoding, layer: int) -> Problem:
+def _with_turns(problem: Problem, effects: Effects) -> Problem:
     """The problem with its output turned back, where values are rotated. A prefix has no position, so its values are as if
     they were at that of each query."""
-    if not _rotates_values(encoding, layer):
+    if "rotate_values" not in effects.sites:
         return problem
     positions, value = problem.positions, problem.sink_value
+    effects = effects.at(positions)
     if value is not None:
         here = replace(
             positions, k=positions.q, k_order=positions.q_order, k_document=positions.q_document, valid=None, prefix=None,
             full_keys=None,
         )  # fmt: skip
-        value = values_rotated_by(encoding, value, here, layer)
-    turn_back = partial(turned_back_by, encoding, positions=positions, layer=layer)
-    return replace(problem, sink_value=value, turn_back=turn_back)
+        value = effects.at(here).values_rotated(value)
+    return replace(problem, sink_value=value, turn_back=effects.turned_back)
 
 
 def _logits(sink: float | Tensor, q: Tensor) -> Tensor:
@@ -529,10 +529,11 @@ def _with_prefix(problem: Problem, scale: float, q: Tensor, keys: Tensor, values
 
 
 def _rotated(
-    q: Tensor, k: Tensor, encoding: Encoding, branches: Sequence[Branch], positions: Positions, layer: int,
-    keys_rotated: bool, reads_all: bool,
+    q: Tensor, k: Tensor, encoding: Encoding, effects: Effects, branches: Sequence[Branch], keys_rotated: bool,
+    reads_all: bool,
 ) -> list[Rotated]:  # fmt: skip
     """Queries and keys for each branch of a position map; reads_all: also those keys that no query sees in it."""
+    positions = effects.positions
     if keys_rotated:
         raise InputError(
             "keys_rotated=True: a position map turns a key differently for near and for far queries; keep "
@@ -543,24 +544,23 @@ def _rotated(
     rotated = []
     # a single query reads each key once, so a key is rotated when it is read
     later = q.shape[2] == 1 and q.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
-    part, its_layer = encoding.at(layer)
     for branch in _merged(encoding, branches, positions) if later and not reads_all else branches:
-        here = positions.at(branch)
+        at = positions.at(branch)
         first, end, complete = (0, k.shape[2], False) if reads_all else visible_keys(positions, branch.region)
         if first >= end:
             continue
         keys = k
         if end - first < k.shape[2]:
-            here, keys = positions.shared(("keys", branch), partial(here.keys, first, end)), k[:, :, first:end]
-        turn = part.key_rotation(here, keys) if later else None
+            at, keys = positions.shared(("keys", branch), partial(at.keys, first, end)), k[:, :, first:end]
+        here = effects.at(at)
+        turn = here.key_rotation(keys) if later else None
         if turn is None:
-            rotated.append(Rotated(*rotated_by(encoding, q, keys, here, layer), branch.region, first, None, complete))
+            rotated.append(Rotated(*here.rotated(q, keys), branch.region, first, None, complete))
         else:
-            queries = queries_rotated_by(part, q, here, its_layer)
-            rotated.append(Rotated(queries, keys, branch.region, first, turn, complete))
+            rotated.append(Rotated(here.queries_rotated(q), keys, branch.region, first, turn, complete))
     if not rotated:  # nothing is visible, in any branch
         branch = branches[0]
-        rotated.append(Rotated(*rotated_by(encoding, q, k, positions.at(branch), layer), branch.region))
+        rotated.append(Rotated(*effects.at(positions.at(branch)).rotated(q, k), branch.region))
     return rotated
 
 
@@ -788,7 +788,8 @@ def linear_attention(
     precise = torch.promote_types(q.dtype, torch.float32)
     fq, fk = feature(q.to(precise)), feature(k.to(precise))
     rq, rk = fq, fk
-    if encoding is not None:
+    effects = None if encoding is None else encoding.effects(positions.with_gates(given), layer)
+    if encoding is not None and effects is not None:
         if not encoding.isometric:
             raise InputError(
                 f"{encoding} changes the norms of queries or keys, and the denominator would not follow: use one that only "
@@ -801,8 +802,8 @@ def linear_attention(
                 f"linear attention has no scores for {encoding} to act on ({', '.join(refused)}): use an encoding "
                 "that only rotates, such as rope, or posenc.attention"
             )
-        rq, rk = rotated_by(encoding, fq, fk, positions.with_gates(given), layer)
-        v = values_rotated_by(encoding, v, positions, layer)
+        rq, rk = effects.rotated(fq, fk)
+        v = effects.values_rotated(v)
     if positions.valid is not None:
         fk, rk, v = (x.masked_fill(~positions.valid[:, None, :, None], 0.0) for x in (fk, rk, v))
     summed = _RunningSums(positions, k.shape[1], chunk_size)
@@ -812,7 +813,7 @@ def linear_attention(
     if positions.q_valid is not None:
         out = out.masked_fill(~positions.q_valid[:, None, :, None], 0.0)
     out = out.to(q.dtype)
-    return out if encoding is None else turned_back_by(encoding, out, positions, layer)
+    return out if effects is None else effects.turned_back(out)
 
 
 class _RunningSums:

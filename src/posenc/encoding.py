@@ -12,13 +12,13 @@ from functools import reduce
 from itertools import islice
 from numbers import Integral, Real
 from operator import is_
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated
+from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated, validated_values
 from posenc.errors import InputError, check_arguments, check_devices, check_sizes, meaning, shown
 from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
@@ -89,6 +89,28 @@ def swapped(name: str, x: Tensor, why: str) -> InputError:
     )
 
 
+class _Hooked(type):
+    """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name != "_known_sites":
+            _forget_sites(cls)
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        if name != "_known_sites":
+            _forget_sites(cls)
+
+
+def _forget_sites(cls: type) -> None:
+    if "_known_sites" in vars(cls):
+        type.__delattr__(cls, "_known_sites")
+    below: list[type] = cls.__subclasses__()
+    for each in below:
+        _forget_sites(each)
+
+
 class _Sites:
     """`sites()`: of a class the hooks that it overrides, of a composite the sites of its parts as well."""
 
@@ -96,7 +118,7 @@ class _Sites:
         return cls._overridden if encoding is None else encoding._sites
 
 
-class Encoding(nn.Module):
+class Encoding(nn.Module, metaclass=_Hooked):
     """What position does to attention. A subclass declares its arguments as the fields of a dataclass and makes parameters
     and modules in `setup`; an ordinary `__init__` works as well, if it stores every argument under its own name and
     calls `register_tables()` last.
@@ -123,6 +145,7 @@ class Encoding(nn.Module):
     Traits are attributes that a class sets; where arguments decide one, `setup` sets it on the instance.
     """
 
+    _known_sites: ClassVar[tuple[str, ...]]
     name: ClassVar[str] = ""
     """Its name in the registry and in specs; a class without a `name` goes by its class name."""
     papers: ClassVar[tuple[str, ...]] = ()
@@ -185,8 +208,7 @@ class Encoding(nn.Module):
     @property
     def turns_and_adds(self) -> bool:
         """Whether all that it does in attention is to rotate and to add a bias, in every layer alike but for parameters."""
-        acts = set(self.sites()) - {"augment", "embed", "rotate", "bias", "scale"}
-        return not acts and type(self).scale_of is Encoding.scale_of
+        return set(self.sites()) <= {"augment", "embed", "rotate", "bias", "scale"}
 
     @property
     def adds_constants(self) -> bool:
@@ -388,9 +410,29 @@ class Encoding(nn.Module):
         _check_layer(self, layer, None if self.num_layers == 1 else self.num_layers)
         return self, layer
 
+    def _leaves_in(self, layer: int) -> list[tuple["Encoding", int]]:
+        """The encodings that act in a layer, of a sum all of its parts, each with the number of that layer for it.
+
+        Raises:
+            InputError: a layer below 0 or beyond num_layers.
+        """
+        return [Encoding.at(self, layer)]
+
+    def _num_gates(self, layer: int) -> int:
+        """How many tensors `gates_of` returns in a layer."""
+        return int("gates" in self.sites())
+
     def scale_of(self, layer: int, head_dim: int) -> float:
-        """`scale` in a layer."""
-        return self.scale(head_dim)
+        """The factor of q . k in a layer: of a sum, that of the part that has an unusual one.
+
+        Raises:
+            InputError: a scale that is no finite number, or parts with several unusual ones.
+        """
+        return _agreed_scale([part for part, _ in self._leaves_in(layer)], head_dim)
+
+    def effects(self, positions: Positions, layer: int = 0) -> "Effects":
+        """What the encoding does to a call at these positions, in a layer."""
+        return Effects(self._leaves_in(layer), positions)
 
     # ---------------------------------------------------------------- what every encoding can do
 
@@ -398,6 +440,12 @@ class Encoding(nn.Module):
 
     @classmethod
     def _overridden(cls) -> tuple[str, ...]:
+        if "_known_sites" not in cls.__dict__:
+            cls._known_sites = cls._find_sites()
+        return cls._known_sites
+
+    @classmethod
+    def _find_sites(cls) -> tuple[str, ...]:
         sites = [site for site in SITES if getattr(cls, site) is not getattr(Encoding, site)]
         for hook, site in (("query_sink", "sink"), ("turn_back", "rotate_values")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and site not in sites:
@@ -466,9 +514,14 @@ class Encoding(nn.Module):
         return make() if value is _LEARNED else value
 
     def _facts(self) -> tuple[list[object], list[Tensor | None]]:
-        """What a remembered value may depend on, tables and attributes; and the tables, which may be written to."""
-        tables = list(self._buffers.values())
-        return [*tables, *vars(self).values()], tables
+        """What a remembered value may depend on, tables and attributes, also of the encodings that it is made of; and the
+        tables, which may be written to."""
+        tables, facts = list(self._buffers.values()), [*self._buffers.values(), *vars(self).values()]
+        for part in self.modules() if self._modules else ():
+            if part is not self:
+                tables += part._buffers.values()
+                facts += [*part._buffers.values(), *vars(part).values()]
+        return facts, tables
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
@@ -544,28 +597,6 @@ def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positi
     return result
 
 
-def embedded_by(encoding: Encoding, x: Tensor, positions: Positions, layer: int) -> Tensor:
-    """`Encoding.embed`, validated. What x holds at padding is not read where it could reach a gradient."""
-    require_values(encoding, x)
-    padding, _ = positions.hidden()
-    if padding is not None and x.dim() == 3 and x.shape[1] == positions.num_queries and "embed" in encoding.sites():
-        x = padding.left_out(x[:, None])[:, 0]
-    result = encoding.embed(x, positions, layer)
-    if result is not x and not (isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()):
-        raise _returned(encoding, "embed", result, f"return a tensor of x's shape {tuple(x.shape)}")
-    return result
-
-
-def restricted_by(encoding: Encoding, positions: Positions, layer: int) -> Positions:
-    """`Encoding.restrict`, validated."""
-    result = encoding.restrict(positions, layer)
-    if result is not positions and not (
-        isinstance(result, Positions) and result.q is positions.q and result.k is positions.k
-    ):
-        raise _returned(encoding, "restrict", result, "return the same tokens, such as positions.with_window(63)")
-    return result
-
-
 def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None:
     if layer < 0:
         raise InputError(f"layer={layer}: must be at least 0")
@@ -573,6 +604,12 @@ def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None
         raise InputError(
             f"layer={layer}: {encoding.known_as} was made with num_layers={num_layers}; pass at most {num_layers - 1}"
         )
+
+
+def require_values(encoding: Encoding, x: Tensor) -> None:
+    """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to."""
+    if not torch.compiler.is_compiling():
+        check_devices(encoding.known_as, x, *encoding.parameters())
 
 
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
@@ -585,31 +622,18 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
-    encoding.at(layer)
+    parts = encoding._leaves_in(layer)
     require_values(encoding, x)
+    gates: list[Tensor] = []
     with exactly(x):
-        result = encoding.gates(x, layer)
-    gates = () if result is None else (result,) if isinstance(result, Tensor) else tuple(result)
-    for gate in gates:
-        if not isinstance(gate, Tensor) or gate.dim() != 4 or (gate.shape[0], gate.shape[2]) != x.shape[:2]:
-            raise _returned(
-                encoding, "gates", gate, f"return (batch, heads, seq, width), {x.shape[0]} x any x {x.shape[1]} x any"
-            )
-    return gates
-
-
-def require_values(encoding: Encoding, x: Tensor) -> None:
-    """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to."""
-    if not torch.compiler.is_compiling():
-        check_devices(encoding.known_as, x, *encoding.parameters())
-
-
-def number_of_gates(encoding: Encoding, layer: int) -> int:
-    """How many tensors `gates_of` returns in a layer."""
-    part, number = encoding.at(layer)
-    if isinstance(part, Sum):
-        return sum(number_of_gates(each, number) for each in part)
-    return int("gates" in part.sites())
+        for part, number in parts:
+            made = part.gates(x, number)
+            for gate in () if made is None else (made,) if isinstance(made, Tensor) else made:
+                if not isinstance(gate, Tensor) or gate.dim() != 4 or (gate.shape[0], gate.shape[2]) != x.shape[:2]:
+                    remedy = f"return (batch, heads, seq, width), {x.shape[0]} x any x {x.shape[1]} x any"
+                    raise _returned(part, "gates", gate, remedy)
+                gates.append(gate)
+    return tuple(gates)
 
 
 def checked_gates(
@@ -626,7 +650,7 @@ def checked_gates(
         InputError: another number of tensors than the encoding makes, or gates that are not of the keys, or not finite.
     """
     given = () if gates is None else tuple(gates) if isinstance(gates, (list, tuple)) else (gates,)
-    wanted = 0 if encoding is None else number_of_gates(encoding, layer)
+    wanted = 0 if encoding is None else encoding._num_gates(layer)
     if len(given) != wanted:
         name = "no encoding" if encoding is None else encoding.known_as
         raise InputError(
@@ -654,35 +678,224 @@ def checked_gates(
     return tuple(checked)
 
 
-def rotated_by(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> tuple[Tensor, Tensor]:
-    """`Encoding.rotate`, validated."""
-    result = encoding.rotate(q, k, positions, layer)
-    if not (isinstance(result, (tuple, list)) and len(result) == 2):
-        raise _returned(encoding, "rotate", result, "return the pair (q, k)")
-    queries, keys = result
-    for name, before, after in (("q", q, queries), ("k", k, keys)):
-        if after is not before:
-            _check_rotated(encoding, "rotate", name, before, after)
-    if queries.shape[3] != keys.shape[3]:
-        widths = f"q {queries.shape[3]} wide and k {keys.shape[3]} wide"
-        raise InputError(f"{type(encoding).__name__}.rotate returned {widths}: widen both alike")
-    return queries, keys
+class _Part(NamedTuple):
+    """An encoding as it acts in a layer: layer is its number for it, positions have the gates that are its own."""
+
+    encoding: Encoding
+    layer: int
+    positions: Positions
+    sites: tuple[str, ...]
 
 
-def queries_rotated_by(encoding: Encoding, q: Tensor, positions: Positions, layer: int) -> Tensor:
-    """`Encoding.rotate_queries`, validated."""
-    result = encoding.rotate_queries(q, positions, layer)
-    if result is not q:
-        _check_rotated(encoding, "rotate_queries", "q", q, result)
-    return result
+class Effects:
+    """What the encodings of a layer do to one call: the one place where their hooks are called, where what a hook returns
+    is checked, and where the parts of a sum are put together.
+
+    positions: where the call's tokens are. Shapes as in `Encoding`. Each method raises InputError for what a hook must
+    not return, with the class and the hook, and for what the parts of a sum cannot do together.
+    """
+
+    def __init__(self, acting: Sequence[tuple[Encoding, int]], positions: Positions) -> None:
+        self.acting, self.positions = acting, positions
+        gates = iter(positions.gates)
+        self.parts: list[_Part] = []
+        for part, layer in acting:
+            here = positions
+            if positions.gates:
+                here = positions.with_gates(tuple(islice(gates, part._num_gates(layer))))
+            self.parts.append(_Part(part, layer, here, part.sites()))
+        self.sites = {site for part in self.parts for site in part.sites}
+
+    def at(self, positions: Positions) -> "Effects":
+        """The same encodings at other positions."""
+        return Effects(self.acting, positions)
+
+    def restricted(self, gates: tuple[Tensor, ...] = ()) -> "Effects":
+        """As attention takes them: at positions with fewer visible keys, and with the gates of the call."""
+        positions = self.positions
+        for part in self._with("restrict"):
+            result = part.encoding.restrict(positions, part.layer)
+            same = isinstance(result, Positions) and result.q is positions.q and result.k is positions.k
+            if result is not positions and not same:
+                remedy = "return the same tokens, such as positions.with_window(63)"
+                raise _returned(part.encoding, "restrict", result, remedy)
+            positions = result
+        return self if positions is self.positions and not gates else self.at(positions.with_gates(gates))
+
+    def _with(self, site: str) -> list[_Part]:
+        return [part for part in self.parts if site in part.sites] if site in self.sites else []
+
+    def _in_turn(self, site: str) -> list[_Part]:
+        """The parts with a site in the order in which they rotate."""
+        parts = self._with(site)
+        return sorted(parts, key=_rotates_last) if len(parts) > 1 else parts
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """x (batch, seq, dim) as `embed` leaves it. What it holds at padding is not read where it could reach a gradient."""
+        parts = self._in_turn("embed")
+        if parts and x.dim() == 3 and x.shape[1] == self.positions.num_queries:
+            padding, _ = self.positions.hidden()
+            x = x if padding is None else padding.left_out(x[:, None])[:, 0]
+        for part in parts:
+            require_values(part.encoding, x)
+            result = part.encoding.embed(x, part.positions, part.layer)
+            if result is not x and not (
+                isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()
+            ):
+                raise _returned(part.encoding, "embed", result, f"return a tensor of x's shape {tuple(x.shape)}")
+            x = result
+        return x
+
+    def rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys as `rotate` leaves them."""
+        for part in self._in_turn("rotate"):
+            result = part.encoding.rotate(q, k, part.positions, part.layer)
+            if not (isinstance(result, (tuple, list)) and len(result) == 2):
+                raise _returned(part.encoding, "rotate", result, "return the pair (q, k)")
+            queries, keys = result
+            for name, before, after in (("q", q, queries), ("k", k, keys)):
+                if after is not before:
+                    _check_rotated(part.encoding, "rotate", name, before, after)
+            if queries.shape[3] != keys.shape[3]:
+                widths = f"q {queries.shape[3]} wide and k {keys.shape[3]} wide"
+                raise InputError(f"{type(part.encoding).__name__}.rotate returned {widths}: widen both alike")
+            q, k = queries, keys
+        return q, k
+
+    def queries_rotated(self, q: Tensor) -> Tensor:
+        """Queries as `rotate_queries` leaves them."""
+        for part in self._in_turn("rotate"):
+            result = part.encoding.rotate_queries(q, part.positions, part.layer)
+            if result is not q:
+                _check_rotated(part.encoding, "rotate_queries", "q", q, result)
+            q = result
+        return q
+
+    def keys_rotated(self, k: Tensor) -> Tensor:
+        """Keys as `rotate_keys` leaves them."""
+        for part in self._in_turn("rotate"):
+            result = part.encoding.rotate_keys(k, part.positions, part.layer)
+            if result is not k:
+                _check_rotated(part.encoding, "rotate_keys", "k", k, result)
+            k = result
+        return k
+
+    def token_rotation(self, q: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """`Encoding.token_rotation` of all parts."""
+        turns = [part.encoding.token_rotation(part.positions, q) for part in self._in_turn("rotate")]
+        known = [turn for turn in turns if turn is not None]
+        if len(known) < len(turns):
+            return None
+        return known[0] if len(known) == 1 else lambda x: reduce(lambda turned, turn: turn(turned), known, x)
+
+    def key_rotation(self, k: Tensor) -> RunRotation | None:
+        """`Encoding.key_rotation` of all parts."""
+        turns = [part.encoding.key_rotation(part.positions, k) for part in self._with("rotate")]
+        turning = [turn for turn in turns if turn is not unturned]
+        if len(turning) > 1:
+            return None
+        return turning[0] if turning else unturned
+
+    def branches(self) -> Sequence[Branch]:
+        """The branches of a position map, if there is one."""
+        found = []
+        for part in self.parts:
+            result = part.encoding.branches(part.layer)
+            if result and not (isinstance(result, Sequence) and all(isinstance(each, Branch) for each in result)):
+                raise _returned(part.encoding, "branches", result, "return a sequence of Branch")
+            found.append(result or None)
+        return _only("position maps", found) or ()
+
+    def products(self, q: Tensor, k: Tensor, scale: float) -> list[Score]:
+        """What takes the place of scale * q . k of rotated queries and keys: one term, or none."""
+        terms = []
+        for part in self._with("scores"):
+            result = part.encoding.scores(q, k, scale, part.positions, part.layer)
+            terms += validated(result, q, k, origin=f"{type(part.encoding).__name__}.scores")
+        _only("products of queries and keys", terms)
+        return terms
+
+    def terms(self, q: Tensor, k: Tensor) -> list[Score]:
+        """The terms that are added to the scaled scores of queries and keys, not yet rotated."""
+        terms = []
+        for part in self._with("bias"):
+            result = part.encoding.bias(q, k, part.positions, part.layer)
+            terms += validated(result, q, k, origin=f"{type(part.encoding).__name__}.bias")
+        return terms
+
+    def modifiers(self) -> list[Modifier]:
+        """What becomes of each score, in order; the last may take the place of the softmax."""
+        modifiers: list[Modifier] = []
+        for part in self._with("modify"):
+            result = part.encoding.modify(part.positions, part.layer)
+            made = [] if result is None else [result] if isinstance(result, Modifier) else result
+            if not isinstance(made, Sequence) or not all(isinstance(each, Modifier) for each in made):
+                remedy = "return posenc.bias.SoftCap(cap), Modifier(function), a sequence of them, or None"
+                raise _returned(part.encoding, "modify", result, remedy)
+            modifiers += made
+        modifiers.sort(key=lambda modifier: isinstance(modifier, Weights))
+        if any(isinstance(each, Weights) for each in modifiers[:-1]):
+            names = ", ".join(type(part.encoding).__name__ for part in self._with("modify"))
+            raise InputError(f"{names}: several Weights take the place of the softmax: return one, as the last")
+        return modifiers
+
+    def values(self, q: Tensor, v: Tensor) -> Values | KeyValues | None:
+        """w_ij, which is added to the values."""
+        found = []
+        for part in self._with("values"):
+            result: Any = part.encoding.values(part.positions, part.layer)
+            if result is not None and not isinstance(result, (Values, KeyValues)):
+                remedy = "return posenc.bias.Values(table, index), KeyValues(added) or None"
+                raise _returned(part.encoding, "values", result, remedy)
+            found.append(validated_values(result, q, v, origin=f"{type(part.encoding).__name__}.values"))
+        return _only("encodings that act on the values", found)
+
+    def values_rotated(self, v: Tensor) -> Tensor:
+        """Values as `rotate_values` leaves them."""
+        for part in self._with("rotate_values"):
+            result = part.encoding.rotate_values(v, part.positions, part.layer)
+            _check_alike(part.encoding, "rotate_values", "v", v, result)
+            v = result
+        return v
+
+    def turned_back(self, out: Tensor) -> Tensor:
+        """The output as `turn_back` leaves it."""
+        for part in self._with("rotate_values"):
+            result = part.encoding.turn_back(out, part.positions, part.layer)
+            _check_alike(part.encoding, "turn_back", "the output", out, result)
+            out = result
+        return out
+
+    def sink(self, q: Tensor) -> float | Tensor | None:
+        """The logit of an extra key, of `sink` or `query_sink`; the shape of the former is checked by `attention`."""
+        found: list[float | Tensor | None] = []
+        for part in self._with("sink"):
+            of_queries = part.encoding.query_sink(q, part.positions, part.layer)
+            if of_queries is not None:
+                fits = isinstance(of_queries, Tensor) and of_queries.dim() == 3
+                if not fits or of_queries.shape[0] not in (1, q.shape[0]) or of_queries.shape[1:] != q.shape[1:3]:
+                    remedy = f"return logits (batch, num_heads, num_queries), {tuple(q.shape[:3])}"
+                    raise _returned(part.encoding, "query_sink", of_queries, remedy)
+            found += [of_queries, part.encoding.sink(part.layer)]
+        return _only("sinks", found)
+
+    def prefix(self, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Keys and values that every query sees, (num_kv_heads, n, width)."""
+        pairs = []
+        for part in self._with("prefix_kv"):
+            result = part.encoding.prefix_kv(part.layer)
+            if result is not None:
+                _check_prefix(part.encoding, result, q, v)
+                pairs.append(result)
+        return _joined(pairs)
+
+    def scale(self, head_dim: int) -> float:
+        """The factor of q . k: that of the part that has an unusual one."""
+        return _agreed_scale([part.encoding for part in self._with("scale")], head_dim)
 
 
-def keys_rotated_by(encoding: Encoding, k: Tensor, positions: Positions, layer: int) -> Tensor:
-    """`Encoding.rotate_keys`, validated."""
-    result = encoding.rotate_keys(k, positions, layer)
-    if result is not k:
-        _check_rotated(encoding, "rotate_keys", "k", k, result)
-    return result
+def _rotates_last(part: _Part) -> bool:
+    return part.encoding.rotates_last
 
 
 def _check_rotated(encoding: Encoding, hook: str, name: str, before: Tensor, after: object) -> None:
@@ -693,50 +906,6 @@ def _check_rotated(encoding: Encoding, hook: str, name: str, before: Tensor, aft
     if after.dtype != before.dtype or after.device != before.device:
         given = f"return {name} in {before.dtype} on {before.device}, as it was given"
         raise _returned(encoding, hook, after, given)
-
-
-def bias_of(encoding: Encoding, q: Tensor, k: Tensor, positions: Positions, layer: int) -> list[Score]:
-    """`Encoding.bias`, validated: its terms."""
-    return validated(encoding.bias(q, k, positions, layer), q, k, origin=f"{type(encoding).__name__}.bias")
-
-
-def scores_of(encoding: Encoding, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int) -> list[Score]:
-    """`Encoding.scores`, validated: the one term, or none."""
-    return validated(encoding.scores(q, k, scale, positions, layer), q, k, origin=f"{type(encoding).__name__}.scores")
-
-
-def modifiers_of(encoding: Encoding, positions: Positions, layer: int) -> list[Modifier]:
-    """`Encoding.modify`, validated."""
-    result = encoding.modify(positions, layer)
-    modifiers = [] if result is None else [result] if isinstance(result, Modifier) else result
-    if not isinstance(modifiers, Sequence) or not all(isinstance(each, Modifier) for each in modifiers):
-        remedy = "return posenc.bias.SoftCap(cap), Modifier(function), a sequence of them, or None"
-        raise _returned(encoding, "modify", result, remedy)
-    if any(isinstance(each, Weights) for each in modifiers[:-1]):
-        raise _returned(encoding, "modify", result, "a Weights takes the place of the softmax: return one, as the last")
-    return list(modifiers)
-
-
-def values_of(encoding: Encoding, positions: Positions, layer: int) -> Values | KeyValues | None:
-    """`Encoding.values`, validated; widths and heads are checked against v by `attention`."""
-    result = encoding.values(positions, layer)
-    if result is not None and not isinstance(result, (Values, KeyValues)):
-        raise _returned(encoding, "values", result, "return posenc.bias.Values(table, index), KeyValues(added) or None")
-    return result
-
-
-def values_rotated_by(encoding: Encoding, v: Tensor, positions: Positions, layer: int) -> Tensor:
-    """`Encoding.rotate_values`, validated."""
-    result = encoding.rotate_values(v, positions, layer)
-    _check_alike(encoding, "rotate_values", "v", v, result)
-    return result
-
-
-def turned_back_by(encoding: Encoding, out: Tensor, positions: Positions, layer: int) -> Tensor:
-    """`Encoding.turn_back`, validated."""
-    result = encoding.turn_back(out, positions, layer)
-    _check_alike(encoding, "turn_back", "the output", out, result)
-    return result
 
 
 def _check_alike(encoding: Encoding, hook: str, name: str, before: Tensor, after: object) -> None:
@@ -751,28 +920,10 @@ def _check_alike(encoding: Encoding, hook: str, name: str, before: Tensor, after
         raise _returned(encoding, hook, after, given)
 
 
-def sink_of(encoding: Encoding, q: Tensor, positions: Positions, layer: int) -> float | Tensor | None:
-    """`Encoding.sink`, or `Encoding.query_sink`, validated; the shape of the former is checked by `attention`."""
-    of_queries, sink = encoding.query_sink(q, positions, layer), encoding.sink(layer)
-    if of_queries is None:
-        return sink
-    if sink is not None:
-        raise InputError(f"{type(encoding).__name__} has several sinks: use one of them")
-    fits = isinstance(of_queries, Tensor) and of_queries.dim() == 3 and of_queries.shape[0] in (1, q.shape[0])
-    if not fits or of_queries.shape[1:] != q.shape[1:3]:
-        remedy = f"return logits (batch, num_heads, num_queries), {tuple(q.shape[:3])}"
-        raise _returned(encoding, "query_sink", of_queries, remedy)
-    return of_queries
-
-
-def prefix_of(encoding: Encoding, q: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor] | None:
-    """`Encoding.prefix_kv`, validated."""
-    result = encoding.prefix_kv(layer)
-    if result is None:
-        return None
-    if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(x, Tensor) for x in result)):
-        raise _returned(encoding, "prefix_kv", result, "return the pair (keys, values), or None")
-    keys, values = result
+def _check_prefix(encoding: Encoding, prefix: object, q: Tensor, v: Tensor) -> None:
+    if not (isinstance(prefix, tuple) and len(prefix) == 2 and all(isinstance(x, Tensor) for x in prefix)):
+        raise _returned(encoding, "prefix_kv", prefix, "return the pair (keys, values), or None")
+    keys, values = prefix
     for name, x, width in (("keys", keys, q.shape[3]), ("values", values, v.shape[3])):
         if x.dim() != 3 or (x.shape[0], x.shape[2]) != (v.shape[1], width) or x.shape[1] != keys.shape[1]:
             raise InputError(
@@ -781,31 +932,44 @@ def prefix_of(encoding: Encoding, q: Tensor, v: Tensor, layer: int) -> tuple[Ten
             )
         if x.device != q.device:
             raise InputError(f"{type(encoding).__name__}.prefix_kv returned {name} on {x.device}, q is on {q.device}")
-    return keys, values
 
 
-def scale_in(encoding: Encoding, layer: int, head_dim: int) -> float:
-    """`Encoding.scale_of`, validated."""
-    result: Any = encoding.scale_of(layer, head_dim)
+def _checked_scale(encoding: Encoding, scale: Any) -> float:
     if torch.compiler.is_compiling():
-        return result  # a symbol, where the width is one
-    if type(result) is not float and (isinstance(result, bool) or not isinstance(result, Real)):
+        return scale  # a symbol, where the width is one
+    if type(scale) is not float and (isinstance(scale, bool) or not isinstance(scale, Real)):
         remedy = "return a number; a learned temperature multiplies the queries, in rotate"
-        raise _returned(encoding, "scale", result, remedy)
-    result = float(result)
-    if not math.isfinite(result):
-        raise _returned(encoding, "scale", result, "return a finite number")
-    return result
+        raise _returned(encoding, "scale", scale, remedy)
+    scale = float(scale)
+    if not math.isfinite(scale):
+        raise _returned(encoding, "scale", scale, "return a finite number")
+    return scale
 
 
-def branches_of(encoding: Encoding, layer: int) -> Sequence[Branch]:
-    """`Encoding.branches`, validated."""
-    result = encoding.branches(layer)
-    if not result:
-        return ()
-    if not isinstance(result, Sequence) or not all(isinstance(branch, Branch) for branch in result):
-        raise _returned(encoding, "branches", result, "return a sequence of Branch")
-    return result
+def _agreed_scale(parts: Iterable[Encoding], head_dim: int) -> float:
+    """The one scale of the parts that is not the usual one, if there is one."""
+    usual = float(head_dim**-0.5)
+    scales = [_checked_scale(part, part.scale(head_dim)) for part in parts]
+    unusual = {scale for scale in scales if scale != usual}
+    if len(unusual) > 1:
+        raise InputError(f"the sum's parts have different scales {sorted(unusual)}: pass scale= to attention")
+    return unusual.pop() if unusual else usual
+
+
+def _joined(prefixes: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+    """The keys and values of all prefixes."""
+    if len(prefixes) <= 1:
+        return prefixes[0] if prefixes else None
+    keys, values = zip(*prefixes, strict=True)
+    return torch.cat(keys, 1), torch.cat(values, 1)
+
+
+def _only(what: str, of_parts: Sequence[Any]) -> Any:
+    """What one of the parts has, and the others do not; None where none has."""
+    present = [value for value in of_parts if value is not None]
+    if len(present) > 1:
+        raise InputError(f"the sum has several {what}: use one of them")
+    return present[0] if present else None
 
 
 # ---------------------------------------------------------------- encodings made of encodings
@@ -845,7 +1009,7 @@ class Composite(Encoding):
         return all(part.isometric for part in self)
 
     @classmethod
-    def _overridden(cls) -> tuple[str, ...]:
+    def _find_sites(cls) -> tuple[str, ...]:
         """The sites of a subclass's own hooks, besides those of the parts."""
         owners = {site: next(each for each in cls.__mro__ if site in vars(each)) for site in SITES}
         return tuple(site for site in SITES if owners[site] not in (Encoding, Composite, Sum, PerLayer))
@@ -854,10 +1018,76 @@ class Composite(Encoding):
         used = {*self._overridden(), *(site for part in self for site in part.sites())}
         return tuple(site for site in SITES if site in used)
 
+    def _leaves_in(self, layer: int) -> list[tuple[Encoding, int]]:
+        return [(self, layer)] if self._overridden() else self._parts_in(layer)
+
+    def _parts_in(self, layer: int) -> list[tuple[Encoding, int]]:
+        """The parts that act in a layer, beside the hooks of a subclass."""
+        raise NotImplementedError
+
+    def _num_gates(self, layer: int) -> int:
+        if "gates" in self._overridden():
+            return 1
+        return sum(part._num_gates(number) for part, number in self._parts_in(layer))
+
     def augment(self, positions: Positions, batch: int) -> Positions:
         for part in dict.fromkeys(self):
             positions = augmented_by(part, positions, batch)
         return positions
+
+    def gates(self, x: Tensor, layer: int = 0) -> Tensor | Sequence[Tensor] | None:
+        return [gate for part, number in self._parts_in(layer) for gate in gates_of(part, x, number)]
+
+    def _here(self, positions: Positions, layer: int) -> Effects:
+        return Effects(self._parts_in(layer), positions)
+
+    def embed(self, x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self._here(positions, layer).embedded(x)
+
+    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
+        return self._here(positions, layer).restricted().positions
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
+        return self._here(positions, layer).rotated(q, k)
+
+    def rotate_queries(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self._here(positions, layer).queries_rotated(q)
+
+    def rotate_keys(self, k: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self._here(positions, layer).keys_rotated(k)
+
+    def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score | None:
+        return next(iter(self._here(positions, layer).products(q, k, scale)), None)
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Score | Sequence[Score] | None:
+        return self._here(positions, layer).terms(q, k)
+
+    def modify(self, positions: Positions, layer: int = 0) -> Modifier | Sequence[Modifier] | None:
+        return self._here(positions, layer).modifiers()
+
+    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
+        parts = self._here(positions, layer).parts
+        return _only("encodings that act on the values", [p.encoding.values(p.positions, p.layer) for p in parts])
+
+    def rotate_values(self, v: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self._here(positions, layer).values_rotated(v)
+
+    def turn_back(self, out: Tensor, positions: Positions, layer: int = 0) -> Tensor:
+        return self._here(positions, layer).turned_back(out)
+
+    def branches(self, layer: int = 0) -> Sequence[Branch]:
+        return _only("position maps", [part.branches(at) or None for part, at in self._parts_in(layer)]) or ()
+
+    def sink(self, layer: int = 0) -> float | Tensor | None:
+        return _only("sinks", [part.sink(number) for part, number in self._parts_in(layer)])
+
+    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
+        parts = self._here(positions, layer).parts
+        return _only("sinks", [part.encoding.query_sink(q, part.positions, part.layer) for part in parts])
+
+    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
+        pairs = [part.prefix_kv(number) for part, number in self._parts_in(layer)]
+        return _joined([pair for pair in pairs if pair is not None])
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         raise InputError(f"{type(self).__name__} is made of parts: pass the one that turns this layer's keys")
@@ -880,18 +1110,6 @@ def _leaves(part: Encoding) -> list[Encoding]:
 def _in_order(parts: Iterable[Encoding]) -> list[Encoding]:
     """The parts of a sum in the order in which they rotate."""
     return sorted(parts, key=lambda part: part.rotates_last)
-
-
-def _in_turn(act: Callable[[Encoding, Tensor, Positions, int], Tensor]) -> Any:
-    """The hook of a sum that applies `act` with each part to the result of those before."""
-
-    def hook(self: "Sum", x: Tensor, positions: Positions, layer: int = 0) -> Tensor:
-        here = self._with_gates(positions, layer)
-        for part in _in_order(self):
-            x = act(part, x, here(part), layer)
-        return x
-
-    return hook
 
 
 class Sum(Composite):
@@ -949,121 +1167,20 @@ class Sum(Composite):
     def adds_constants(self) -> bool:
         return all(part.adds_constants for part in self)
 
-    def _with_gates(self, positions: Positions, layer: int) -> Callable[[Encoding], Positions]:
-        """For each part, the positions with the gates that are that part's."""
-        if not positions.gates:
-            return lambda part: positions
-        counts, gates = [number_of_gates(part, layer) for part in self], iter(positions.gates)
-        of_parts = {id(part): tuple(islice(gates, count)) for part, count in zip(self, counts, strict=True)}
-        return lambda part: positions.with_gates(of_parts[id(part)])
-
     def at(self, layer: int) -> tuple[Encoding, int]:
         for part in self:
             part.at(layer)
         return self, layer
 
-    def gates(self, x: Tensor, layer: int = 0) -> Sequence[Tensor]:
-        return [gate for part in self for gate in gates_of(part, x, layer)]
-
-    embed = _in_turn(embedded_by)
-    rotate_queries = _in_turn(queries_rotated_by)
-    rotate_keys = _in_turn(keys_rotated_by)
-    rotate_values = _in_turn(values_rotated_by)
-    turn_back = _in_turn(turned_back_by)
-
-    def restrict(self, positions: Positions, layer: int = 0) -> Positions:
-        for part in self:
-            positions = restricted_by(part, positions, layer)
-        return positions
+    def _parts_in(self, layer: int) -> list[tuple[Encoding, int]]:
+        return [each for part in self for each in part._leaves_in(layer)]
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in self:
             part.share(projections)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
-        here = self._with_gates(positions, layer)
-        for part in _in_order(self):
-            q, k = rotated_by(part, q, k, here(part), layer)
-        return q, k
-
-    def token_rotation(self, positions: Positions, q: Tensor) -> Callable[[Tensor], Tensor] | None:
-        turns = [part.token_rotation(positions, q) for part in _in_order(self) if "rotate" in part.sites()]
-        known = [turn for turn in turns if turn is not None]
-        if len(known) < len(turns) or "rotate" in self._overridden():
-            return None
-        return lambda x: reduce(lambda turned, turn: turn(turned), known, x)
-
-    def key_rotation(self, positions: Positions, k: Tensor) -> RunRotation | None:
-        turns = [part.key_rotation(positions, k) for part in self]
-        turning = [turn for turn in turns if turn is not unturned]
-        if len(turning) > 1 or "rotate" in self._overridden():
-            return None
-        return turning[0] if turning else unturned
-
-    def _facts(self) -> tuple[list[object], list[Tensor | None]]:
-        facts, tables = zip(super()._facts(), *(part._facts() for part in self), strict=True)
-        return [fact for each in facts for fact in each], [table for each in tables for table in each]
-
-    def scores(self, q: Tensor, k: Tensor, scale: float, positions: Positions, layer: int = 0) -> Score | None:
-        here = self._with_gates(positions, layer)
-        return _only("products of queries and keys", [part.scores(q, k, scale, here(part), layer) for part in self])
-
-    def branches(self, layer: int = 0) -> Sequence[Branch]:
-        return _only("position maps", [branches_of(part, layer) or None for part in self]) or ()
-
-    def bias(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> Sequence[Score]:
-        here = self._with_gates(positions, layer)
-        return [term for part in self for term in bias_of(part, q, k, here(part), layer)]
-
-    def modify(self, positions: Positions, layer: int = 0) -> Sequence[Modifier]:
-        here = self._with_gates(positions, layer)
-        modifiers = [modifier for part in self for modifier in modifiers_of(part, here(part), layer)]
-        return sorted(modifiers, key=lambda modifier: isinstance(modifier, Weights))
-
-    def values(self, positions: Positions, layer: int = 0) -> Values | KeyValues | None:
-        here = self._with_gates(positions, layer)
-        return _only("encodings that act on the values", [values_of(part, here(part), layer) for part in self])
-
-    def sink(self, layer: int = 0) -> float | Tensor | None:
-        return _only("sinks", [part.sink(layer) for part in self])
-
-    def query_sink(self, q: Tensor, positions: Positions, layer: int = 0) -> Tensor | None:
-        here = self._with_gates(positions, layer)
-        return _only("sinks", [part.query_sink(q, here(part), layer) for part in self])
-
-    def prefix_kv(self, layer: int = 0) -> tuple[Tensor, Tensor] | None:
-        pairs = [pair for pair in (part.prefix_kv(layer) for part in self) if pair is not None]
-        if len(pairs) <= 1:
-            return pairs[0] if pairs else None
-        keys, values = zip(*pairs, strict=True)
-        return torch.cat(keys, 1), torch.cat(values, 1)
-
     def scale(self, head_dim: int) -> float:
-        return self._agreed([part.scale(head_dim) for part in self], head_dim)
-
-    def scale_of(self, layer: int, head_dim: int) -> float:
-        return self._agreed([scale_in(part, layer, head_dim) for part in self], head_dim)
-
-    def _agreed(self, scales: list[float], head_dim: int) -> float:
-        """The scale of the sum: that of the part that has an unusual one."""
-        usual = super().scale(head_dim)
-        unusual = {scale for scale in scales if scale != usual}
-        if len(unusual) > 1:
-            raise InputError(f"the sum's parts have different scales {sorted(unusual)}: pass scale= to attention")
-        return unusual.pop() if unusual else usual
-
-
-def _in_layer(act: Callable[..., Any]) -> Any:
-    """The hook of a composite that calls `act` with the encoding of a layer, the hook's arguments, and the layer's number
-    among that encoding's own."""
-    names = act.__code__.co_varnames[1 : act.__code__.co_argcount]
-
-    def hook(self: Encoding, *given: Any, **named: Any) -> Any:
-        arguments = {"layer": 0, **dict(zip(names, given, strict=False)), **named}
-        part, number = self.at(arguments.pop("layer"))
-        return act(part, **arguments, layer=number)
-
-    return hook
+        return _agreed_scale(self, head_dim)
 
 
 class PerLayer(Composite):
@@ -1098,22 +1215,9 @@ class PerLayer(Composite):
         before, times = self._counts[place]
         return self.parts[place], cycles * times + before  # type: ignore[return-value]
 
-    embed = _in_layer(embedded_by)
-    restrict = _in_layer(restricted_by)
-    gates = _in_layer(gates_of)
-    rotate = _in_layer(rotated_by)
-    rotate_queries = _in_layer(queries_rotated_by)
-    rotate_keys = _in_layer(keys_rotated_by)
-    scores = _in_layer(lambda part, q, k, scale, positions, layer: part.scores(q, k, scale, positions, layer))
-    branches = _in_layer(branches_of)
-    bias = _in_layer(bias_of)
-    modify = _in_layer(modifiers_of)
-    values = _in_layer(values_of)
-    rotate_values = _in_layer(values_rotated_by)
-    turn_back = _in_layer(turned_back_by)
-    sink = _in_layer(lambda part, layer: part.sink(layer))
-    query_sink = _in_layer(lambda part, q, positions, layer: part.query_sink(q, positions, layer))
-    prefix_kv = _in_layer(lambda part, layer: part.prefix_kv(layer))
+    def _parts_in(self, layer: int) -> list[tuple[Encoding, int]]:
+        part, number = self.at(layer)
+        return part._leaves_in(number)
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in dict.fromkeys(self):
@@ -1124,13 +1228,3 @@ class PerLayer(Composite):
         if len(scales) > 1:
             raise InputError(f"PerLayer's parts have different scales {sorted(scales)}: pass scale= to attention")
         return scales.pop()
-
-    def scale_of(self, layer: int, head_dim: int) -> float:
-        return scale_in(*self.at(layer), head_dim)
-
-
-def _only(what: str, of_parts: Sequence[T]) -> T | None:
-    present = [value for value in of_parts if value is not None]
-    if len(present) > 1:
-        raise InputError(f"the sum has several {what}: use one of them")
-    return present[0] if present else None

@@ -13,23 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attention import attention
+from posenc.cache import KVCache
 from posenc.distributed.exchange import augment_shard
-from posenc.encoding import (
-    Encoding,
-    augmented_by,
-    embedded_by,
-    gates_of,
-    keys_rotated_by,
-    require_fit,
-    scale_in,
-    values_rotated_by,
-)
+from posenc.encoding import Encoding, augmented_by, gates_of, require_fit
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, check_fields, check_flags, check_integers, check_sizes, shown
+from posenc.errors import InputError, check_fields, check_integers, check_sizes, shown
 from posenc.positions import Positions
 
-__all__ = ["Cache", "Memory", "Transformer", "TransformerConfig"]
+__all__ = ["Memory", "Transformer", "TransformerConfig"]
 
 
 class BlockConfig:
@@ -114,36 +106,6 @@ class TransformerConfig(BlockConfig):
         check_sizes(vocab_size=self.vocab_size)
 
 
-class Cache:
-    """Keys and values of the tokens read so far, per layer, and what a gated encoding made of the layer's input.
-
-    rotated: False stores unrotated keys, so that one cache serves every encoding and every frequency schedule, and
-    each call rotates all of them: what `Transformer.generate` does. True stores them, and values that an encoding
-    rotates, rotated, each rotated once, for a cache that you pass; `posenc.re_rotate` moves them. An encoding that cannot rotate keys alone refuses it.
-    """
-
-    def __init__(self, rotated: bool = False) -> None:
-        check_flags(rotated=rotated)
-        self.rotated = rotated
-        self.layers: dict[int, tuple[Tensor, ...]] = {}
-
-    def __len__(self) -> int:
-        """Tokens read so far."""
-        return self.layers[0][0].shape[2] if self.layers else 0
-
-    def append(self, layer: int, new: tuple[Tensor, ...], positions: Positions) -> tuple[Tensor, ...]:
-        """Append to their rows what new tokens have, keys, values and gates (batch, heads, n, width); return it of all tokens."""
-        if layer in self.layers:
-            if len(self.layers[layer]) != len(new):
-                raise InputError(
-                    f"cache: layer {layer} has {len(self.layers[layer])} tensors, its encoding makes {len(new)}, keys, values and "
-                    f"{len(new) - 2} of gates: keep all of a layer when you cut a cache, and use it with one encoding"
-                )
-            new = tuple(_appended(old, more, positions) for old, more in zip(self.layers[layer], new, strict=True))
-        self.layers[layer] = new
-        return new
-
-
 @dataclass(frozen=True, eq=False)
 class Memory:
     """What a decoder's cross-attention reads of an encoder, made once by `Transformer.memory` and passed to each call.
@@ -155,29 +117,6 @@ class Memory:
     tokens: tuple[tuple[Tensor, Tensor], ...]
     positions: Positions
     encoding: Encoding
-
-
-def _appended(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
-    if positions.q_order.shape[0] == 1:
-        return torch.cat((old, new), 2)
-    # rows of different lengths: each writes behind its own last token
-    grown = F.pad(old, (0, 0, 0, positions.num_keys - old.shape[2]))
-    slots = positions.q_order[:, None, :, None].expand(-1, *new.shape[1:2], -1, new.shape[3])
-    return grown.scatter(2, slots, new)
-
-
-def _new_keys(positions: Positions) -> Positions:
-    """The tokens of this call alone, as keys."""
-    start = None if positions.start is None else (positions.start[0], positions.start[0])
-    return replace(
-        positions,
-        k=positions.q,
-        k_order=positions.q_order,
-        valid=None,
-        k_document=positions.q_document,
-        prefix=None,
-        blocks=(),
-    ).with_known(start=start)
 
 
 class Attention(nn.Module):
@@ -194,17 +133,9 @@ class Attention(nn.Module):
         self.value: nn.Linear = nn.Linear(config.dim, of_keys, bias=False)
         self.out: nn.Linear = nn.Linear(inner, config.dim, bias=False)
 
-    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None) -> Tensor:
-        q, (k, v) = self.heads(self.query, x), self.keys_and_values(x)
-        rotated = cache is not None and cache.rotated
-        if rotated:
-            new = positions.shared(_new_keys, lambda: _new_keys(positions))
-            k, v = keys_rotated_by(encoding, k, new, layer), values_rotated_by(encoding, v, new, layer)
-        tokens = k, v, *gates_of(encoding, x, layer)
-        if cache is not None:
-            tokens = cache.append(layer, tokens, positions)
-        k, v, *gates = tokens
-        return self._attended(q, k, v, encoding, positions, layer, keys_rotated=rotated, gates=gates)
+    def forward(self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: KVCache | None) -> Tensor:
+        q, (k, v), gates = self.heads(self.query, x), self.keys_and_values(x), gates_of(encoding, x, layer)
+        return self._attended(q, k, v, encoding, positions, layer, gates=gates, cache=cache)
 
     def read(self, x: Tensor, memory: Memory, layer: int) -> Tensor:
         """Cross-attention. The memory's positions are those of `Positions.cross`."""
@@ -259,7 +190,7 @@ class Block(nn.Module):
         self.dropout: nn.Dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: Cache | None,
+        self, x: Tensor, encoding: Encoding, positions: Positions, layer: int, cache: KVCache | None,
         memory: Memory | None = None,
     ) -> Tensor:  # fmt: skip
         x = self.add(x, self.attention_norm, self.attention, encoding, positions, layer, cache)
@@ -297,17 +228,19 @@ class TransformerBase(nn.Module):
     def query_damping(self, encoding: Encoding, layer: int) -> float:
         """Factor by which a layer's queries start smaller if the encoding's scale is larger than usual, so that scores have
         unit variance. A smaller scale, as TUPE's, makes room for further terms and is unchanged."""
-        scale = scale_in(encoding, layer, self.config.width)
+        scale = encoding.scale_of(layer, self.config.width)
         return min(1.0, float(self.config.width**-0.5) / scale) if scale > 0 else 1.0
 
-    def read(self, x: Tensor, positions: Positions, cache: Cache | None = None, memory: Memory | None = None) -> Tensor:
+    def read(
+        self, x: Tensor, positions: Positions, cache: KVCache | None = None, memory: Memory | None = None
+    ) -> Tensor:
         """Embedded tokens (batch, n, dim) through all blocks and the last norm."""
         layers = [block.attention for block in self.blocks if isinstance(block, Block)]
         self.encoding.share([(layer.query, layer.key) for layer in layers])
         require_fit(positions, x=x)
         positions = positions.with_pass_cache()
         for layer, block in enumerate(self.blocks):
-            x = embedded_by(self.encoding, x, positions, layer)
+            x = self.encoding.effects(positions, layer).embedded(x)
             x = block(x, self.encoding, positions, layer, cache, memory)
         return self.norm(x)
 
@@ -349,7 +282,7 @@ class Transformer(TransformerBase):
         self,
         tokens: Tensor,
         positions: Positions | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         memory: Memory | None = None,
     ) -> Tensor:
         """positions: where the tokens are; None: the ones after the cache, or 0 .. seq-1. A shard: the tokens are those
@@ -385,7 +318,7 @@ class Transformer(TransformerBase):
         self,
         tokens: Tensor,
         positions: Positions | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         memory: Memory | None = None,
     ) -> Tensor:
         """What the head reads, (batch, seq, dim), of the same arguments."""
@@ -398,12 +331,12 @@ class Transformer(TransformerBase):
         augment = augmented_by if positions.sharding is None else augment_shard
         positions = augment(self.encoding, positions.with_causal(self.config.causal), len(tokens))
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
-        before = {} if cache is None else dict(cache.layers)
+        before = 0 if cache is None else len(cache)
         try:
             return self.read(x, positions, cache, memory)
         except Exception:
             if cache is not None:
-                cache.layers = before  # a call that fails has read nothing
+                cache.crop(before)  # a call that fails has read nothing
             raise
 
     @torch.no_grad()
@@ -432,7 +365,7 @@ class Transformer(TransformerBase):
                 raise InputError(
                     "attention_mask ends with padding: new tokens follow the last column, so pad on the left"
                 )
-        cache, mask, step = Cache(), attention_mask, tokens
+        cache, mask, step = KVCache(), attention_mask, tokens
         for _ in range(new_tokens):
             positions = None if mask is None else Positions.from_mask(mask, step.shape[1])
             step = self(step, positions, cache, memory)[:, -1:].argmax(-1)

@@ -10,9 +10,10 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import InputError, Positions
+from posenc.cache import KVCache
 from posenc.distributed import LAYOUTS, exchange, gather, shard
 from posenc.encoding import Encoding
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 H, D = 4, 8
@@ -245,6 +246,6 @@ def test_refusals():
         posenc.attention(local, local, local, posenc.Rotary(4), local_positions, keys_rotated=True)
     model = Transformer(TransformerConfig(17, dim=16), posenc.Rotary(4))
     with pytest.raises(InputError, match=r"a cache and a shard of a sequence exclude one another"):
-        model(torch.zeros(1, 6, dtype=torch.long), local_positions, Cache())
+        model(torch.zeros(1, 6, dtype=torch.long), local_positions, KVCache())
     with pytest.raises(InputError, match=r"only 2 of 12 tokens are here"):
         Positions.arange(2, 10).unsharded  # noqa: B018

@@ -516,10 +516,13 @@ def test_the_built_site_is_whole(site):
             assert re.findall(r'<h2 id="[^"]*">([^<]*)', site.page(f"{folder}/{name}.html").source) == list(
                 EXTENSION
             ), name
-    for name in ("explorer.html", "predictor.html"):
+    for name in ("explorer.html", "predictor.html", "story-live.html"):
         assert "<title>" in site.page(name).source
     for path, page in site.pages.items():
-        if path.name not in ("explorer.html", "predictor.html") and path.parent.name != "leaderboard":
+        if (
+            path.name not in ("explorer.html", "predictor.html", "story-live.html")
+            and path.parent.name != "leaderboard"
+        ):
             assert '<meta name="description"' in page.source, path
             assert '<meta property="og:image"' in page.source, path
             assert ('<html lang="zh-Hans"' in page.source) == path.name.endswith(".zh.html"), path

@@ -8,8 +8,9 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import InputError, Positions, from_spec
+from posenc.cache import KVCache
 from posenc.conformance.fixtures import DECODER, VOCAB, tokens
-from posenc.transformer import Cache, Transformer
+from posenc.transformer import Transformer
 
 SHAPE = {"dim": DECODER.dim, "num_heads": 4, "head_dim": DECODER.width, "num_kv_heads": 2, "num_layers": 2}
 DIRECTED = [name for name in posenc.ENCODINGS if "bidirectional" in posenc.ENCODINGS[name].arguments()]
@@ -76,7 +77,7 @@ def test_every_bucket_of_a_causal_decoder_learns(name):
 @torch.no_grad()
 def test_a_step_has_the_direction_of_the_pass(name):
     model = Transformer(DECODER, made(name)).double()
-    x, cache = torch.arange(9)[None] % VOCAB, Cache()
+    x, cache = torch.arange(9)[None] % VOCAB, KVCache()
     steps = [model(x[:, i : i + 1], cache=cache) for i in range(9)]
     assert_close(torch.cat(steps, 1), model(x), rtol=0, atol=1e-10)
 

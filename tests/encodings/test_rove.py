@@ -26,7 +26,8 @@ from posenc import (
 )
 from posenc.attention import elu_plus_one
 from posenc.bias import KeyValues
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.cache import KVCache
+from posenc.transformer import Transformer, TransformerConfig
 from references import loops
 from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, qkv, random
 
@@ -222,7 +223,7 @@ def test_a_cache_has_values_rotated_or_not(text):
     tokens = torch.randint(17, (2, 9))
     full = host(tokens)
     for rotated in (True, False):
-        cache = Cache(rotated)
+        cache = KVCache(rotated=rotated)
         parts = [host(tokens[:, a:b], cache=cache) for a, b in itertools.pairwise((0, 4, 7, 8, 9))]
         assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
 

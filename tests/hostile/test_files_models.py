@@ -86,10 +86,14 @@ def test_adapters_that_cannot_be_loaded(model):
         ('{"peft_type": "LORA", "base_model_name_or_path": "../other"}', r"contains no adapter_model\.safetensors"),
         ('{"peft_type": "LORA"}', r"names no model \(base_model_name_or_path=None\)"),
         (json.dumps({"base_model_name_or_path": str(model)}), r"is an adapter too"),
+        ('{"base_model_name_or_path": "x", "megatron_config": {"a": 1}, "megatron_core": "evil"}', r"has megatron_config, which names"),
+        ('{"base_model_name_or_path": "x", "peft_type": "XLORA", "adapters": {"0": "../y"}}', r"has adapters, which names modules"),
         ("[1]", r"holds list"),
         ("{", r"is no JSON"),
-    ):
+    ):  # fmt: skip
         file.write_text(text)
+        if "too" in why:
+            (model / "adapter_model.safetensors").write_bytes(b"")
         with pytest.raises(InputError, match=why):
             posenc.load(model)
 

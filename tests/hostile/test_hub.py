@@ -128,7 +128,7 @@ def unsafe(folder):
 
 @pytest.mark.parametrize(("damage", "match"), [
     (lambda folder: own(folder, model_type="own"), "needs code from the checkpoint"),
-    (adapter, r"owner/name: contains an adapter \(adapter_config.json\): merge it"),
+    (adapter, r"contains no adapter_model\.safetensors, and other files of weights can run code"),
     (unsafe, r"contains no weights in safetensors \(model.safetensors or model.safetensors.index.json\)"),
 ], ids=["code", "adapter", "pickle"])  # fmt: skip
 def test_what_a_folder_is_refused_for_a_repository_is(hub, damage, match):
@@ -136,6 +136,28 @@ def test_what_a_folder_is_refused_for_a_repository_is(hub, damage, match):
     damage(folder)
     refused(folder, match)
     assert not {"own.py", "pytorch_model.bin"} & {*asked}
+
+
+@pytest.mark.parametrize("base", ["base", "owner/name"])
+def test_an_adapter_of_a_repository_is_put_on_its_model(hub, tmp_path, base):
+    """Under the extension that it was trained with; its model is no adapter."""
+    peft = pytest.importorskip("peft")
+    folder, asked = hub
+    small_model("llama").save_pretrained(tmp_path / "base")
+    model, _ = posenc.load(tmp_path / "base")
+    posenc.extend(model, "yarn", factor=4)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).eval()
+    tuned.peft_config["default"].base_model_name_or_path = base
+    shutil.rmtree(folder)
+    tuned.save_pretrained(folder)
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "RAN")))
+    if base == "owner/name":
+        refused(folder, "owner/name: its model, owner/name, is an adapter too")
+        return
+    loaded, _ = posenc.load("owner/name")
+    ids = torch.arange(3, 90)[None]
+    torch.testing.assert_close(loaded(ids).logits, tuned(ids).logits, rtol=1e-4, atol=1e-4)
+    assert {*asked} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 # ------------------------------------------------------------------------------------------ weights that nothing reads
@@ -171,6 +193,18 @@ def test_weights_that_would_change_the_output_are_refused(model, name):
     scale = ", which|scales quantised weights" if "scale" in name or "qweight" in name else "would change the output"
     with pytest.raises(InputError, match=rf"1 of the weights in its files are not used .* {name} ({scale})"):
         posenc.load(model)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int32, torch.bool], ids=str
+)
+def test_quantised_weights_without_their_scales_are_refused(model, dtype):
+    """The file says nothing of a quantisation, and transformers takes the numbers for weights."""
+    rewritten(model, {f"{LAYER}self_attn.q_proj.weight": torch.ones(64, 64).to(dtype)})
+    with pytest.raises(InputError, match=rf"{LAYER}self_attn.q_proj.weight is in \w+, quantised"):
+        posenc.load(model)
+    assert posenc.pretrained.checked.QUANTISED.match("F8_E4M3")
+    assert not any(posenc.pretrained.checked.QUANTISED.match(kind) for kind in ("F32", "F16", "BF16", "F64"))
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -6,7 +6,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import posenc
 from posenc import InputError, Positions, attention, explain, linear_attention
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.cache import KVCache
+from posenc.transformer import Transformer, TransformerConfig
 
 PREFIXES = {
     "plain": (Positions.prefix_lm(3, 7), lambda i, j: max(i, 2) >= j),
@@ -147,7 +148,7 @@ def test_a_prefix_is_decoded_with_a_cache(rotated):
         .double()
         .eval()
     )
-    x, cache = torch.randint(11, (2, 7)), Cache(rotated)
+    x, cache = torch.randint(11, (2, 7)), KVCache(rotated=rotated)
     steps = [model(x[:, :4], Positions.prefix_lm([3, 2], 4), cache)]
     steps += [model(x[:, i : i + 1], Positions.prefix_lm([3, 2], 1, offset=i), cache) for i in range(4, 7)]
     torch.testing.assert_close(torch.cat(steps, 1), model(x, Positions.prefix_lm([3, 2], 7)))

@@ -65,6 +65,20 @@ def test_plain_peft_reads_it_and_keeps_it(base, tmp_path):
     assert stored["auto_mapping"]["posenc"] == {"method": "yarn", "target_length": 256}
 
 
+@pytest.mark.parametrize("method", ["yarn", "rerope:window=16"])
+def test_a_restored_model_has_no_hooks(base, method):
+    """But those of `posenc.load`, which are there before."""
+    for model in (type(small_model("llama")).from_pretrained(base), posenc.load(base)[0]):
+        hooks = "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_forward_pre_hooks", "_forward_hooks"
+        before = [[len(getattr(module, name)) for name in hooks] for module in model.modules()]
+        for _ in range(2):
+            posenc.extend(model, method, factor=4)
+        posenc.extend(model, "linear", factor=2)
+        assert model._state_dict_pre_hooks
+        posenc.restore(model)
+        assert [[len(getattr(module, name)) for name in hooks] for module in model.modules()] == before
+
+
 @pytest.mark.parametrize("method", [None, "linear"])
 def test_one_line_where_the_model_has_another_extension(base, tmp_path, method):
     adapter(base, tmp_path / "adapter", "yarn")

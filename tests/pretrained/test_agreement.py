@@ -68,7 +68,8 @@ def test_the_report_names_who_agrees_who_differs_and_who_is_not_known(tmp_path):
     model = small_model("llama")
     posenc.extend(model, "ntk_mixed", factor=4)
     text = str(posenc.to_hf(model, tmp_path / "a"))
-    assert "the same positions in transformers 5 (run), transformers 4, vLLM and SGLang" in text
+    assert "the same positions in transformers 5 (run)\n" in text
+    assert "by posenc's rules of them the same positions in transformers 4, vLLM and SGLang" in text
     assert "llama.cpp differs: schedule default, not longrope" in text
     assert "DeepSpeed does not run it" in text
     model = small_model("deepseek_v3")

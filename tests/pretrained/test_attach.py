@@ -564,17 +564,3 @@ def test_rope_parameters_that_are_set_on_an_extended_model_are_refused(method, i
     posenc.restore(model)
     assert model.config.rope_parameters == before
     posenc.extend(model, "linear", factor=8)
-
-
-def test_rope_scaling_that_is_set_on_a_loaded_model_is_refused(tmp_path):
-    model = small_model("llama")
-    with pytest.warns(FutureWarning):
-        model.config.rope_scaling = {"rope_type": "linear", "factor": 4.0}
-    for use in (
-        lambda: posenc.to_hf(model, tmp_path / "a"),
-        lambda: posenc.to_gguf(model, tmp_path / "a.gguf"),
-        lambda: posenc.extend(model, "yarn", factor=8),
-    ):
-        with pytest.raises(InputError, match=r"was set after the model was made, which changes no frequencies"):
-            use()
-    assert any(each.severity == "wrong" for each in posenc.doctor(model).findings)

@@ -126,7 +126,7 @@ MISTAKES = {
     "a configuration that was changed": (
         edited("config.rope_parameters", lambda x: x | {"rope_theta": 5e5}), "config_not_applied",
     ),
-    "a base that was lost": (edited("config.rope_parameters", lambda x: x | {"rope_theta": None}), "parameter_impossible"),
+    "a base that was lost": (edited("config.rope_parameters", lambda x: x | {"rope_theta": None}), "config_not_applied"),
     "swapped sine": (
         edited(TURN + "forward", lambda f: lambda *given, **named: (f(*given, **named)[0], -f(*given, **named)[1])),
         "rotated_backwards",

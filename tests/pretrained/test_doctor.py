@@ -101,11 +101,11 @@ def test_an_attention_factor_overwritten(llama):
 
 def test_trap_2_rope_theta_lost(llama):
     llama.config.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": None}
-    finding = one(llama, "parameter_impossible")
-    assert finding.evidence == "rope_theta=None in rope_parameters: must be a number above 0"
+    finding = one(llama, "config_not_applied")
+    assert "'rope_theta': None}: was set after the model was made, which changes no frequencies" in finding.evidence
     assert doctor(llama).wrong
     del llama.config.rope_parameters["rope_theta"]
-    one(llama, "parameter_impossible")
+    one(llama, "config_not_applied")
 
 
 def test_trap_3_truncate_of_a_layer_type():
@@ -382,8 +382,12 @@ def test_numbers_that_cannot_be(parameters, llama, tmp_path):
 @pytest.mark.parametrize("scaling", [{"type": "linear", "factor": 4.0}, {"factor": 2.0}, {}])
 def test_a_scaling_that_is_set_after_loading(scaling, llama, tmp_path):
     llama.config.rope_scaling = scaling
-    assert doctor(llama).wrong
-    for refuses in (lambda: posenc.extend(llama, "yarn", factor=4), lambda: posenc.to_hf(llama, tmp_path / "new")):
+    assert "was set after the model was made" in one(llama, "config_not_applied").evidence
+    for refuses in (
+        lambda: posenc.extend(llama, "yarn", factor=4),
+        lambda: posenc.to_hf(llama, tmp_path / "new"),
+        lambda: posenc.to_gguf(llama, tmp_path / "new.gguf"),
+    ):
         with pytest.raises(InputError, match="was set after the model was made, which changes no frequencies"):
             refuses()
 

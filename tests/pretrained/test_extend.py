@@ -512,6 +512,27 @@ def test_a_linear_schedule_with_the_length_before_the_stretch(name):
     torch.testing.assert_close(rotation.frequencies().inv_freq, wanted, rtol=1e-5, atol=0)
 
 
+def test_the_cache_of_a_window_does_not_grow():
+    """Of two layers one sees 24 keys."""
+    report = posenc.extend(small_model("gemma3_text"), "yarn", factor=4)
+    of_token = 2 * 2 * 16 * 4  # keys and values, heads, channels, float32
+    assert (report.cache_bytes_per_token, report.cache_bytes_of_windows) == (of_token, 24 * of_token)
+    assert f"cache: {of_token} bytes a token and {24 * of_token} in the layers with a window, as before" in str(report)
+
+
+@pytest.mark.parametrize("stated", [1024, 64, None])
+def test_a_longer_length_that_the_configuration_states_is_noted(stated):
+    """Command-R: max_position_embeddings 8192, model_max_length 131072."""
+    model = small_model("cohere", model_max_length=stated)
+    notes = [note for note in posenc.extend(model, "yarn", factor=4).notes if "also states" in note]
+    assert [note.partition(":")[0] for note in notes] == ["the configuration also states model_max_length=1024"] * (
+        stated == 1024
+    )
+    posenc.restore(model)
+    found = [(finding.name, finding.measured) for finding in posenc.doctor(model).findings]
+    assert found == [("longer_length_stated", 16.0)] * (stated == 1024)
+
+
 @pytest.mark.parametrize(("window", "noted"), [(32, True), (128, False)])
 def test_a_window_that_no_distance_leaves_is_noted(window, noted):
     """Mistral 7B v0.1: each layer sees fewer keys than the model was trained for, and no text has longer distances."""

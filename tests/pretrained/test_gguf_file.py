@@ -1,5 +1,7 @@
 """GGUF files: llama.cpp computes what the model does, for every architecture, schedule and tokenizer; and refusals."""
 
+import shlex
+
 import numpy
 import pytest
 import torch
@@ -20,6 +22,13 @@ SETTINGS = {
     "smollm3": {"no_rope_layer_interval": 4},
 }
 SCHEDULES = ("linear", "ntk", "abf:new_base=50000", "yarn", "yarn_paper", "llama3", "ntk_mixed", "dynamic")
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "attention_factor": 1.3,
+}
 GELU = 3e-3
 """Of Gemma: llama.cpp reads GELU from a table of float16."""
 
@@ -59,6 +68,57 @@ def test_llama_cpp_computes_every_architecture_and_schedule(tmp_path):
     } == {}
     plain = llama_cpp.log_probabilities({tmp_path / "llama.gguf": tokens(2, 60).tolist()}, 256)[tmp_path / "llama.gguf"]
     assert differs(models[tmp_path / "llama-linear.gguf"][0], tokens(2, 60), plain) > 0.1, "the schedule matters"
+
+
+def test_llama_cpp_computes_an_attention_factor_and_other_betas(tmp_path):
+    """A factor is a key, which multiplies yarn's own; betas are read of no file of these types: divisors, or a refusal."""
+    models, ids = {}, tokens(2, 200)
+    for name in ("llama", "qwen2", "olmo2", "gemma3_text", "gemma2"):
+        if name != "gemma3_text":
+            settings = {"rope_parameters": YARN, "max_position_embeddings": 256} | SETTINGS.get(name, {})
+            models[tmp_path / f"{name}-loaded.gguf"] = small_model(name, **settings)
+        for method in ("yarn:attention_factor=1.0", "yarn:beta_fast=8:beta_slow=2", "yarn", "linear", "ntk"):
+            model = model_of(name)
+            posenc.extend(model, method, factor=4)
+            path = tmp_path / f"{name}-{method.replace(':', '-')}.gguf"
+            if name != "llama" and "beta" in method:
+                with pytest.raises(
+                    InputError, match=r"beta_fast=8 and beta_slow=2 of yarn: llama.cpp's \w+ reads none of it"
+                ):
+                    to_gguf(model, path)
+            elif name == "gemma3_text" and "attention" in method:
+                with pytest.raises(InputError, match="its attention factor is of full_attention"):
+                    to_gguf(model, path)
+            else:
+                models[path] = model
+    for path, model in models.items():
+        to_gguf(model, path, dtype="float32")
+    found = llama_cpp.log_probabilities(dict.fromkeys(models, ids.tolist()), 256)
+    off = {path.stem: differs(model, ids, found[path]) for path, model in models.items()}
+    assert {name: each for name, each in off.items() if each > (GELU if "gemma" in name else 1e-3)} == {}
+
+
+def test_longrope_has_a_list_for_short_texts_and_one_for_long_ones(tmp_path):
+    """llama.cpp chooses by its context; architectures with one list are refused."""
+    lists = {"short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6], "long_factor": [1.0, 1.5, 2, 3, 4, 5, 6, 7.0]}
+    table = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 300, **lists}
+    sizes = {"original_max_position_embeddings": 300, "max_position_embeddings": 1024}
+    model = small_model("phi3", rope_parameters=table, **sizes)
+    report = to_gguf(model, tmp_path / "m.gguf", dtype="float32")
+    assert "for texts of at most 300 tokens -c 300" in report.command
+    for length, context in ((200, 256), (400, 512)):
+        ids = tokens(2, length)
+        found = llama_cpp.log_probabilities({tmp_path / "m.gguf": ids.tolist()}, context)[tmp_path / "m.gguf"]
+        assert differs(model, ids, found) < 1e-3
+    tensors = {each.name: each.data.tolist() for each in GGUFReader(tmp_path / "m.gguf").tensors if "rope" in each.name}
+    for kind in ("short", "long"):
+        assert tensors[f"rope_factors_{kind}.weight"] == pytest.approx(lists[f"{kind}_factor"])
+    (reading,) = (r for r in compare(read_config(tmp_path / "m.gguf")).readings if r.program == "llama.cpp")
+    assert reading.attention_factor == pytest.approx(model.model.rotary_emb.attention_scaling)
+    with pytest.raises(
+        InputError, match=r"texts beyond 300 tokens rotate by other frequencies, and llama.cpp's llama has"
+    ):
+        to_gguf(small_model("llama", rope_parameters=table, **sizes), tmp_path / "refused.gguf")
 
 
 @pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {"smollm3", "olmo2", "gemma"}))
@@ -124,6 +184,12 @@ def test_the_file_says_what_the_model_is(tmp_path, tokenizer):
     assert not any("posenc" in each.name for each in tmp_path.iterdir())
     (reading,) = [each for each in compare(read_config(tmp_path / "m.gguf")).readings if each.program == "llama.cpp"]
     assert (reading.schedule, reading.attention_factor) == ("yarn", pytest.approx(report.rope and 1.138629436))
+
+
+def test_the_printed_command_quotes_its_path(tmp_path):
+    (tmp_path / "two words").mkdir()
+    report = to_gguf(small_model("llama"), tmp_path / "two words" / "m.gguf")
+    assert shlex.split(report.command)[:3] == ["llama-server", "-m", str(tmp_path / "two words" / "m.gguf")]
 
 
 def test_the_command_writes_one(tmp_path, capsys, llama, tokenizer):

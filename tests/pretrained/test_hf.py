@@ -28,7 +28,7 @@ from transformers import (
 
 import posenc
 from posenc import InputError, Positions
-from posenc.encoding import augmented_by, embedded_by, gates_of
+from posenc.encoding import augmented_by, gates_of
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.hf import Unrotated, kinds
@@ -68,7 +68,7 @@ def by_hand(model: Any, x: Tensor) -> Tensor:
     h, layers = model.model.embed_tokens(x), model.model.layers
     encoding.share([(layer.self_attn.q_proj, layer.self_attn.k_proj) for layer in layers])
     for number, layer in enumerate(layers):
-        h, attends = embedded_by(encoding, h, at, number), layer.self_attn
+        h, attends = encoding.effects(at, number).embedded(h), layer.self_attn
         y = layer.input_layernorm(h)
         q, k, v = (
             p(y).unflatten(-1, (-1, attends.head_dim)).transpose(1, 2)

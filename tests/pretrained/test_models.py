@@ -111,14 +111,26 @@ def test_the_structure_of_every_type() -> None:
         assert body.trained_length == body.loaded_length == 64
         cache = DynamicCache(config=body.config)
         with torch.no_grad():
-            model(tokens(1, 20), past_key_values=cache)
-        filled = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+            model(tokens(1, 40), past_key_values=cache)
+        filled = [
+            each
+            for layer in cache.layers
+            for each in (getattr(layer, "keys", None), getattr(layer, "values", None))
+            if each is not None
+        ]
         if model_type not in (
             "deepseek_v4",
             "deepseek_v32",
             "glm_moe_dsa",
         ):  # which also cache what their indexers read
-            assert body.cached_numbers == sum(x[0, :, 0].numel() for x in filled if x is not None), model_type
+            grows = [each for each in filled if each.shape[2] == 40]
+            assert body.cached_numbers == sum(x[0, :, 0].numel() for x in grows), model_type
+            windows = {layer.window for layer in body.layers if layer.window is not None and layer.window < 40}
+            stays = [each for each in filled if each.shape[2] != 40]  # transformers stores all of a window but one key
+            assert {each.shape[2] + 1 for each in stays} <= windows
+            assert body.cached_in_windows == sum(x[0].numel() // x.shape[2] * (x.shape[2] + 1) for x in stays), (
+                model_type
+            )
     assert model_structure(small_model("gpt_neox")).num_kv_heads == 4
     assert model_structure(small_model("llama")).num_kv_heads == 2
 

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from posenc import InputError
 from posenc.frequencies import create
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import model_structure
+from posenc.pretrained.parameters import rope_parameters_by_type
 from posenc.pretrained.programs import PROGRAMS, RULED
 from posenc.pretrained.readers import ConfigFile, compare, read_config
 from references.commands import run
@@ -69,6 +71,7 @@ def test_transformers_5_is_what_its_model_computes(model_type):
         reading = by_program(comparison, layers)["transformers 5"]
         torch.testing.assert_close(reading.inv_freq, rope.frequencies().inv_freq, rtol=1e-5, atol=0)
         assert reading.attention_factor == pytest.approx(rope.frequencies().attention_factor)
+        check_turns(structure.rotary, replace(reading, layers=layers if structure.rope_per_type else "all layers"), 64)
     programs = {reading.program for reading in comparison.readings}
     assert ("llama.cpp" in programs) is (model_type in RULED)
     assert ("vLLM" in programs) is (
@@ -82,7 +85,8 @@ def test_all_agree_on_a_plain_model():
     assert [reading.program for reading in comparison.readings] == list(PROGRAMS)
     assert not comparison.differ
     assert not comparison.apart()
-    assert "SGLang, llama.cpp and DeepSpeed compute the same positions." in str(comparison)
+    by_rules = "transformers 4, vLLM, SGLang, llama.cpp and DeepSpeed compute the same positions."
+    assert f"transformers 5 alone was run; by posenc's rules of them, {by_rules}" in str(comparison)
     want = create({"name": "default"}, 16, base=5e5).inv_freq
     for reading in comparison.readings:
         torch.testing.assert_close(reading.inv_freq, want, rtol=1e-6, atol=0)
@@ -101,7 +105,9 @@ def test_a_file_of_transformers_5_read_by_4_has_its_base_and_no_schedule():
 def test_a_base_that_is_missing():
     readings = by_program(read(LLAMA | {"model_type": "mixtral"}))
     assert readings["transformers 4"].base == 1e6
-    assert readings["llama.cpp"].base == 10000.0
+    assert (
+        readings["llama.cpp"].base == 1e6
+    )  # recorded: its converter has the configuration completed by transformers 4
 
 
 def test_yarn_with_an_attention_factor():
@@ -386,6 +392,27 @@ def test_one_program_is_no_agreement():
     assert {each.program for each in comparison.not_known} >= {"vLLM", "SGLang", "llama.cpp"}
 
 
+def test_the_same_is_of_programs_that_were_asked():
+    """What follows from rules alone is said to; another program's module, run in its place, is a rule too."""
+    fields = LLAMA | {"rope_theta": 1e4}
+    comparison = read(fields)
+    (reading, *others) = comparison.readings
+    for known_by, sentence in (
+        (["run", "recorded"], "transformers 5 and transformers 4, which were run, compute the same positions."),
+        (["run", "recorded", "rules"], "which were run, compute the same positions; by posenc's rules of it, vLLM too."),
+        (["run", "rules"], "transformers 5 alone was run; by posenc's rules of it, transformers 4 computes the same positions."),
+        (["rules", "rules"], "No program was run; by posenc's rules of them, transformers 5 and transformers 4 compute"),
+    ):  # fmt: skip
+        given = (replace(each, known_by=by) for each, by in zip((reading, *others), known_by, strict=False))
+        made = replace(comparison, readings=tuple(given))
+        assert sentence in str(made)
+        assert len(made.asked()) == len(known_by) - known_by.count("rules") == len(made.to_dict()["asked"])
+    for model_type in ("seed_oss", "gemma3_text"):
+        by = {each.program: each.known_by for each in read(small_model(model_type).config.to_dict()).readings}
+        assert by.pop("transformers 5") == "run"
+        assert {*by.values()} == {"rules"}
+
+
 def test_the_factor_of_scores_in_latent_attention():
     yarn = {
         "type": "yarn",
@@ -475,6 +502,10 @@ def test_parts_of_several():
     comparison = read(parent | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
     assert names(comparison) == {"scaling_beside_the_model"}
     assert comparison.wrong
+    with pytest.raises(
+        InputError, match=r"rope_scaling .* stands beside the part .*: move it into that part \(transformers refuses"
+    ):
+        read({"model_type": "gemma3", "rope_scaling": YARN, "text_config": {"model_type": "gemma3_text"}})
     internvl = {"model_type": "internvl_chat", "llm_config": LLAMA | {"rope_theta": 1e4}}
     assert read(internvl).model_type == "llama"
 
@@ -485,11 +516,52 @@ def test_types_that_cannot_be_read_are_a_line(model_type):
         read({"model_type": model_type})
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
-def test_every_type_of_transformers_is_read_or_refused(part):
-    """By transformers' own values, a sixth of the types at a time."""
-    read_types = 0
-    for model_type in sorted(transformers.CONFIG_MAPPING)[part::6]:
+def check_turns(module, reading, length):
+    """cos and sin of a rotary module at the first position, in the middle and at the last one are those of a reading."""
+    kinds = [each for each in rope_parameters_by_type(module.config) if reading.layers in ("all layers", each)]
+    assert kinds
+    for kind in kinds:
+        _check_turns(module, {} if kind is None else {"layer_type": kind}, reading, length)
+
+
+def _check_turns(module, by_type, reading, length):
+    pairs = reading.inv_freq.numel()
+    positions = torch.tensor([[0, length // 2, length - 1]])
+    by_axis = getattr(module, "mrope_section", None) is not None
+    with torch.no_grad():
+        out = module(torch.zeros(1, 1, 1), positions.expand(3, 1, -1) if by_axis else positions, **by_type)
+    tables = (out.real, out.imag) if isinstance(out, torch.Tensor) else out
+    angles = positions[0, :, None] * reading.inv_freq
+    rounding = 1e-5 + 3e-7 * length * float(reading.inv_freq.max())
+    for table, wanted in zip(tables, (angles.cos(), angles.sin()), strict=True):
+        rows = table.reshape(-1, 3, table.shape[-1])[-1].double()
+        if rows.shape[-1] == 2 * pairs:
+            halves = torch.equal(rows[:, :pairs], rows[:, pairs:])
+            rows = rows[:, :pairs] if halves else rows[:, ::2]
+        torch.testing.assert_close(rows, reading.attention_factor * wanted, rtol=0, atol=rounding)
+
+
+def rotary_of(config):
+    """The rotary module of transformers' model for a configuration, which is made on "meta" to find it; None: there is no such
+    model, or it needs more than a configuration."""
+    for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        try:
+            made = mapping[type(config)]
+            with torch.device("meta"):
+                model = (made[0] if isinstance(made, tuple | list) else made)(config)
+        except Exception:  # transformers raises errors of many types here
+            continue
+        for module in model.modules():
+            if "Rotary" in type(module).__name__ and type(getattr(module, "config", None)) is type(config):
+                return type(module)(module.config)
+    return None
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
+def test_every_type_of_transformers_turns_as_it_is_read_or_is_refused(part):
+    """By transformers' own values, a twelfth of the types at a time, as models of six layers."""
+    read_types = compared = 0
+    for model_type in sorted(transformers.CONFIG_MAPPING)[part::12]:
         try:
             comparison = read({"model_type": model_type})
         except InputError:
@@ -498,7 +570,14 @@ def test_every_type_of_transformers_is_read_or_refused(part):
         assert {finding.severity for finding in comparison.findings} <= {"note"}, model_type
         assert str(comparison)
         json.dumps(comparison.to_dict())
-    assert read_types > 30
+        file = ConfigFile("config.json", {"model_type": model_type, "num_hidden_layers": 6})
+        module = rotary_of(file.hf) if file.states_language_model else None
+        for reading in comparison.readings if module is not None else ():
+            if reading.program == "transformers 5":
+                check_turns(module, reading, comparison.length)
+                compared += 1
+    assert read_types > 10
+    assert compared > 5
 
 
 @pytest.mark.parametrize("stated", [8192, 4096, 10**30, None, "8192", math.nan])

@@ -11,8 +11,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 
 @dataclass(frozen=True)
 class Packed:
@@ -32,6 +30,8 @@ class Packed:
     def require(self) -> Path:
         """Where the file is; without it the test is skipped, or fails where the variable is set."""
         if not self.path().exists():
+            import pytest  # the site's build, which fetches what it reads, has none
+
             reason = f"no {self.name} in {self.path().parent} (make test fetches it, with npm)"
             if os.environ.get(self.variable):
                 pytest.fail(reason)

@@ -28,8 +28,9 @@ from posenc import (
     re_rotate,
 )  # fmt: skip
 from posenc.bias import Relative
+from posenc.cache import KVCache
 from posenc.encodings import ENCODINGS
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(17, dim=48, num_layers=3, num_heads=4, num_kv_heads=2)
 YARN = {"name": "yarn", "factor": 8.0, "original_max_positions": 64}
@@ -80,7 +81,7 @@ def test_rotated_cache_is_raw_cache_is_full_pass(name):
     host, tokens = model((TURNING | SUMS)[name]()), torch.randint(17, (2, 11))
     full = host(tokens)
     for rotated in (True, False):
-        cache = Cache(rotated)
+        cache = KVCache(rotated=rotated)
         parts = [host(tokens[:, a:b], cache=cache) for a, b in ((0, 4), (4, 7), (7, 8), (8, 9), (9, 11))]
         assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-10)
         assert len(cache) == 11
@@ -88,11 +89,11 @@ def test_rotated_cache_is_raw_cache_is_full_pass(name):
 
 @MOVED
 def test_rotated_cache_keeps_every_key_as_it_was(name):
-    host, tokens, cache = model(TURNING[name]()), torch.randint(17, (1, 6)), Cache(rotated=True)
+    host, tokens, cache = model(TURNING[name]()), torch.randint(17, (1, 6)), KVCache(rotated=True)
     host(tokens[:, :5], cache=cache)
-    before = [k for k, _ in cache.layers.values()]
+    before = [cache.layer(layer)[0].clone() for layer in range(3)]
     host(tokens[:, 5:], cache=cache)
-    assert all(torch.equal(k[:, :, :5], old) for (k, _), old in zip(cache.layers.values(), before, strict=True))
+    assert all(torch.equal(cache.layer(layer)[0][:, :, :5], old) for layer, old in enumerate(before))
 
 
 @pytest.mark.parametrize("name", [*TURNING, "rope + alibi", "rope + log_n"])
@@ -100,7 +101,7 @@ def test_rotated_cache_with_left_padding_and_ragged_rows(name):
     host, tokens = model((TURNING | SUMS)[name]()), torch.randint(17, (2, 9))
     lengths = torch.tensor([6, 4])
     mask = (torch.arange(6) >= 6 - lengths[:, None]).long()
-    together, cache = torch.zeros(2, 6, dtype=torch.long), Cache(rotated=True)
+    together, cache = torch.zeros(2, 6, dtype=torch.long), KVCache(rotated=True)
     for row, n in enumerate(lengths.tolist()):
         together[row, 6 - n :] = tokens[row, :n]
     host(together, Positions.from_mask(mask), cache)
@@ -113,7 +114,7 @@ def test_rotated_cache_with_left_padding_and_ragged_rows(name):
         alone = host(tokens[row : row + 1, : n + 3])[0, n:]
         assert_close(torch.cat(steps, 1)[row], alone, rtol=0, atol=1e-10)
 
-    cache = Cache(rotated=True)
+    cache = KVCache(rotated=True)
     host(tokens[:, :6], Positions.from_mask((torch.arange(6) < lengths[:, None]).long()), cache)
     for i in range(3):
         new = torch.stack([tokens[row, n + i] for row, n in enumerate(lengths.tolist())])[:, None]
@@ -151,7 +152,7 @@ def test_every_encoding_serves_it_or_refuses_it():
             continue
         host, cache = (
             model(posenc.create(name, **shape | ({"height": 4, "width": 4} if name == "swin_v2" else {}))),
-            Cache(True),
+            KVCache(rotated=True),
         )
         try:
             parts = [host(tokens[:, :3], cache=cache), host(tokens[:, 3:], cache=cache)]
@@ -212,13 +213,13 @@ class Turner(Encoding):
 def test_what_cannot_keep_rotated_keys_is_refused(encoding, message):
     host = model(encoding)
     with pytest.raises(InputError, match=message):
-        host(torch.randint(17, (1, 4)), cache=Cache(rotated=True))
-    host(torch.randint(17, (1, 4)), cache=Cache())
+        host(torch.randint(17, (1, 4)), cache=KVCache(rotated=True))
+    host(torch.randint(17, (1, 4)), cache=KVCache())
 
 
 def test_deberta_without_the_keys_term_may():
     host = model(Rotary(12) + DeBERTa(48, num_heads=4, head_dim=12, max_relative_positions=8, terms="c2p"))
-    tokens, cache = torch.randint(17, (1, 5)), Cache(rotated=True)
+    tokens, cache = torch.randint(17, (1, 5)), KVCache(rotated=True)
     parts = [host(tokens[:, :4], cache=cache), host(tokens[:, 4:], cache=cache)]
     assert_close(torch.cat(parts, 1), host(tokens), rtol=0, atol=1e-10)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posenc.attention import prepare
 from posenc.bias import dense_sum
-from posenc.encoding import Encoding, Sum, bias_of, gates_of
+from posenc.encoding import Encoding, Sum, gates_of
 from posenc.encodings import T5, Mapped, create
 from posenc.errors import InputError, check_integers, first_line, located
 from posenc.functional import Layout, turning
@@ -519,14 +519,14 @@ def _bias(part: Encoding, positions: Positions, sizes: Sizes) -> Tensor:
     """(heads, queries, keys)."""
     q, k = _ones(sizes, positions)
     try:
-        terms = bias_of(part, q, k, positions, 0)
+        terms = part.effects(positions).terms(q, k)
     except InputError:
         if type(part).share is Encoding.share:
             raise
         part, width = copy(part), sizes.num_heads * sizes.head_dim
         repeat = lambda x: x.repeat(1, -(-width // x.shape[-1]))[..., :width]  # noqa: E731
         part.share([(repeat, repeat)])  # a model's projections, which here repeat its table in every head
-        terms = bias_of(part, q, k, positions, 0)
+        terms = part.effects(positions).terms(q, k)
     bias = dense_sum(terms, positions.q.device)
     if bias is None:
         raise InputError(f"{type(part).__name__}: its bias has no terms")
@@ -547,7 +547,7 @@ def _reads_keys(part: Encoding, sizes: Sizes) -> bool:
     """Whether its bias is computed from the keys."""
     q, k = _ones(sizes, at := Positions.arange(1, 3, causal=True, device=device_of(part)))
     with torch.enable_grad():
-        bias = dense_sum(bias_of(part, q, k.requires_grad_(), at, 0), k.device)
+        bias = dense_sum(part.effects(at).terms(q, k.requires_grad_()), k.device)
         if bias is None or not bias.requires_grad:
             return False
         return torch.autograd.grad(bias.sum(), k, allow_unused=True)[0] is not None

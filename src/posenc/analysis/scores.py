@@ -14,7 +14,7 @@ from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes,
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
 from posenc.bias import Weights, dense_sum
-from posenc.encoding import Encoding, bias_of, gates_of, scale_in
+from posenc.encoding import Encoding, gates_of
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
@@ -184,7 +184,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None
     for content in (torch.ones(width), torch.randn(width, generator=drawn)):
         x = content.double().expand(1, sizes.num_heads, len(keys), width)
         with torch.no_grad():
-            terms = bias_of(acting, x[:, :, -1:], x[:, : sizes.num_kv_heads], at, 0)
+            terms = acting.effects(at).terms(x[:, :, -1:], x[:, : sizes.num_kv_heads])
             dense = dense_sum(terms, torch.device("cpu"))
         if dense is None:
             raise InputError(f"{name}: its bias has no terms in this layer")
@@ -341,7 +341,7 @@ def _last_scores(prepared: _Prepared, x: Tensor) -> tuple[Tensor, Tensor]:
     problem = prepare(q, k, k, encoding, last, None, None, None, 0.0, 0, gates=gates)
     problem = replace(problem, modifiers=[each for each in problem.modifiers if not isinstance(each, Weights)])
     score = Reference().scores(problem, 0, 1, dense_sum(problem.bias, x.device))[0, :, 0]
-    without = scale_in(encoding, 0, q.shape[-1]) * (x @ x[-1])
+    without = encoding.scale_of(0, q.shape[-1]) * (x @ x[-1])
     return score - without, without.expand_as(score)
 
 

@@ -37,8 +37,8 @@ class Compare(StudyCommand):
     task: Annotated[
         tuple[str, ...],
         "text: predict the next token; vision: classify images; copy, reverse, recall, addition, sort, dyck, parity, induction, "
-        "first_token or modular: answer generated questions; a class of your code, FILE:CLASS; several: one table of all (default: text, or "
-        "the preset's)",
+        "first_token, modular, flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
+        "class of your code, FILE:CLASS; several: one table of all (default: text, or the preset's)",
         How("NAME", code=True),
     ] = ()
     encodings: Annotated[tuple[str, ...], "what to compare (default: the preset's)", How("NAME", code=True)] = ()
@@ -47,7 +47,7 @@ class Compare(StudyCommand):
     )
     data: Annotated[
         str | None,
-        "text: pydoc (default; Python's reference), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
+        "text: pydoc (default; Python's reference), prose, code or chinese (split by file, without copies), text files or rows (.jsonl, .parquet), a folder or pattern of them, "
         "or hf:NAME[:CONFIG]; vision: places (default; drawn, the class is where a shape is from another), digits "
         "(scikit-learn's), a folder with a sub-folder of images per class, .parquet or hf:NAME[:CONFIG]",
         How("NAME"),

@@ -23,6 +23,7 @@ from posenc.backends import BACKENDS
 from posenc.backends.problem import Problem
 from posenc.backends.reference import Reference
 from posenc.bias import Mixer
+from posenc.cache import KVCache
 
 from posenc.conformance.fixtures import (  # isort: skip
     DECODER, ENCODER, LENGTH, VOCAB, CheckFailed, EncodingUnderTest, NotApplicable, attend, attention_inputs, equal, random_inputs, seeded,
@@ -30,11 +31,11 @@ from posenc.conformance.fixtures import (  # isort: skip
 )  # fmt: skip
 from posenc.conformance.sequences import calls_are_independent, graphs_are_freed
 from posenc.distributed import LAYOUTS, shard
-from posenc.encoding import Encoding, PerLayer, Sum, gates_of, number_of_gates
+from posenc.encoding import Encoding, PerLayer, Sum, gates_of
 from posenc.encodings import ENCODINGS, Mapped, from_spec
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 
 BFLOAT16_BOUND, LATE_BOUND = 0.25, 0.06
 """Largest differences of a logit, see `bfloat16_stays_near`."""
@@ -169,7 +170,7 @@ def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: st
     leaves = [x.detach().clone().requires_grad_(trains) for x in inputs]
     with torch.set_grad_enabled(trains):
         out = attend(encoding, leaves, p, backend=backend)
-    if number_of_gates(encoding, 0) == 0:
+    if "gates" not in encoding.at(0)[0].sites():
         leaves.pop()
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)] if trains else [out]
 
@@ -177,9 +178,11 @@ def _results(encoding: Encoding, inputs: list[Tensor], p: Positions, backend: st
 # -------------------------------------------------------------------- caches, padding, packing and windows
 
 
-def _decoded(tested: EncodingUnderTest, model: Transformer, x: Tensor, layouts: Callable[[Positions], Positions]) -> Tensor:  # fmt: skip
+def _decoded(
+    tested: EncodingUnderTest, model: Transformer, x: Tensor, layouts: Callable[[Positions], Positions], rotated: bool | None = None
+) -> Tensor:  # fmt: skip
     """Logits of tokens that are read with a cache, in pieces of several sizes."""
-    cache, ends = Cache(), (0, 4, 7, 8, 9)
+    cache, ends = KVCache(rotated=rotated), (0, 4, 7, 8, 9)
     pieces = [(first, tested.relocate(Positions.arange(end - first, first), [LENGTH])) for first, end in pairwise(ends)]
     return torch.cat([model(x[:, first : first + p.num_queries], layouts(p), cache) for first, p in pieces], 1)
 
@@ -188,7 +191,11 @@ def cached_is_full(tested: EncodingUnderTest) -> None:
     """Decoding with a cache, in pieces of any size, gives the logits of the full pass."""
     tested.require_cache()
     model, x = tested.model(DECODER), tokens(2, LENGTH)
-    equal(_decoded(tested, model, x, lambda p: p), model(x, tested.document(LENGTH)), "cached decoding")
+    full = model(x, tested.document(LENGTH))
+    equal(_decoded(tested, model, x, lambda p: p), full, "cached decoding")
+    equal(_decoded(tested, model, x, lambda p: p, rotated=False), full, "decoding from a cache of unrotated keys")
+    with torch.no_grad():  # where a cache is written in place
+        equal(_decoded(tested, model, x, lambda p: p), full.detach(), "cached decoding without gradients")
 
 
 def windows_are_local(tested: EncodingUnderTest) -> None:
@@ -230,7 +237,7 @@ def ragged_cache(tested: EncodingUnderTest) -> None:
     """Rows of different lengths share a cache, and each decodes as if alone."""
     tested.require_cache()
     model, x = tested.model(DECODER), tokens(2, LENGTH)
-    lengths, cache = torch.tensor([5, 3]), Cache()
+    lengths, cache = torch.tensor([5, 3]), KVCache()
     ends = [[n + 2] for n in lengths.tolist()]
     mask = (torch.arange(5) < lengths[:, None]).long()
     model(x[:, :5], tested.relocate(Positions.from_mask(mask), *ends), cache)

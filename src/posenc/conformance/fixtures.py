@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attention
+from posenc.cache import KVCache
 from posenc.encoding import Encoding, PerLayer, gates_of
 from posenc.encodings import create
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.transformer import Cache, Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig
 
 VOCAB, LENGTH = 17, 9
 DECODER = TransformerConfig(VOCAB, dim=16, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -228,7 +229,7 @@ class EncodingUnderTest:
         """Stop a check that decodes with a cache, if codes depend on the final length and a cache is refused."""
         if not self.encoding.needs_length:
             return
-        model, cache = self.model(DECODER), Cache()
+        model, cache = self.model(DECODER), KVCache()
         model(tokens(1, 4), self.document(4), cache)
         try:
             model(tokens(1, 1), self.relocate(Positions.arange(1, 4), [5]), cache)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from posenc.bias import Mixer
-from posenc.encoding import Encoding, bias_of
+from posenc.encoding import Encoding
 from posenc.encodings.distance import KERPLE, ALiBi
 from posenc.encodings.fire import FIRE
 from posenc.encodings.shared import HeadPerceptron, check_heads
@@ -97,6 +97,6 @@ class DAPE(Encoding):
         # a bias of the distance takes sizes and dtype from queries and keys
         sizes = len(scores), self.num_heads
         q, k = (scores.new_empty(()).expand(*sizes, n, 1) for n in (positions.num_queries, positions.num_keys))
-        (term,) = bias_of(self.adapted, q, k, positions, layer)
+        (term,) = self.adapted.effects(positions, layer).terms(q, k)
         keys = slice(first_key, first_key + scores.shape[3])
         return term.blocks(scores.device)(first_query, first_query + scores.shape[2], keys).to(scores)  # fractional ids

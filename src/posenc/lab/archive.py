@@ -22,7 +22,7 @@ from posenc.errors import InputError, unknown
 from posenc.lab.experiment import Run
 from posenc.lab.files import Folder
 from posenc.lab.measure import first_steps, mean_loss
-from posenc.lab.results import CURVE_POINTS, LOSS, RunRecord, VariantScores
+from posenc.lab.results import CONTEXT, CURVE_POINTS, LOSS, RunRecord, VariantScores
 from posenc.lab.store import Stored
 from posenc.lab.study import difference, identity, versions
 from posenc.spec import REFUSED, names_code, read_json
@@ -116,9 +116,7 @@ def _packed(record: RunRecord) -> dict[str, Any]:
         variant.name: {
             "trained": variant.trained,
             "scores": {
-                measure: {
-                    at: _integers(values, LOSSES if measure == LOSS else SHARES) for at, values in measured.items()
-                }
+                measure: {at: _integers(values, _unit(measure)) for at, values in measured.items()}
                 for measure, measured in {LOSS: variant.paired, **variant.extra}.items()
             },
             "by_position": [_integers(row, LOSSES) for row in variant.by_position],
@@ -142,13 +140,17 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
     variants = []
     for name, variant in content.pop("arms").items():
         scores = {
-            measure: {at: _numbers(values, LOSSES if measure == LOSS else SHARES) for at, values in measured.items()}
+            measure: {at: _numbers(values, _unit(measure)) for at, values in measured.items()}
             for measure, measured in variant["scores"].items()
         }
         by_position = [_numbers(row, LOSSES) for row in variant["by_position"]]
         rate = variant["tokens_per_second"]
         variants.append(VariantScores(name, variant["trained"], scores.pop(LOSS), by_position, rate, scores))
     return RunRecord(run=dict(facts), arms=variants, losses=losses, **content)
+
+
+def _unit(measure: str) -> int:
+    return LOSSES if measure in (LOSS, CONTEXT) else SHARES
 
 
 def _integers(values: Sequence[float], unit: int) -> list[int]:

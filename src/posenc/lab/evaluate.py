@@ -23,13 +23,16 @@ def score(
     settings: Experiment,
     read: Callable[[Tensor], Batch],
     on_batch: Callable[[int], None] = lambda tokens: None,
+    shape: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss in nats of every target under a condition, and 1 where the most likely class is right: two tensors
-    (examples, ...). read: the examples with some indices; on_batch is called with how many tokens have been read."""
-    here, before, tokens, scores = world(), model.encoding, settings.tokens_at(condition), []
+    (examples, ...). read: the examples with some indices; on_batch is called with how many tokens have been read. shape: how many
+    examples, of how many tokens, if not those of the settings."""
+    here, before, scores = world(), model.encoding, []
+    examples, tokens = shape or (settings.examples, settings.tokens_at(condition))
     model.encoding = variant.at(condition).to(here.device)
     try:
-        for rows in torch.arange(settings.examples).split(max(1, BATCH_TOKENS // tokens) * here.size):
+        for rows in torch.arange(examples).split(max(1, BATCH_TOKENS // tokens) * here.size):
             logits, targets, positions = here.forward(model, model.encoding, read(rows))
             losses = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none")
             both = torch.stack((losses, (logits.argmax(-1) == targets).to(losses.dtype)), -1)

@@ -19,6 +19,8 @@ LEARNED = 0.1
 """Of the way from guessing to the best possible: a task on which nobody came farther says nothing of the encodings."""
 LOSS = "loss"
 """The measure that every task has: nats per target."""
+CONTEXT = "context"
+"""The same by how many tokens a target sees, in place of conditions."""
 
 
 @dataclass(frozen=True)

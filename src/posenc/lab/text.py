@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5, Rotary
-from posenc.errors import InputError
+from posenc.errors import InputError, check_value, listed
 from posenc.functional import t5_bucket
 from posenc.lab.data import (
     DATA_TOKENS,
@@ -27,8 +27,8 @@ from posenc.lab.data.text import HELD_OUT
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
 from posenc.lab.experiment import LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant
-from posenc.lab.results import Aggregate, Ranking, level
-from posenc.lab.statistics import estimate
+from posenc.lab.results import CONTEXT, Aggregate, Ranking, level
+from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import TransformerBase
 
 __all__ = ["CORE", "NAIVE", "PRESETS", "Settings", "accuracy"]
@@ -37,6 +37,20 @@ BINS_PER_LENGTH = 4
 """Bins of the loss by position within one training length."""
 RARE = 0.1
 """T5's last bucket is hardly trained when less than this share of the training pairs falls into it."""
+
+
+FAR = 0.01
+"""Nats by which far context has to lower the loss, at the lower end of the interval."""
+HARM = 0.05
+"""Nats by which it may raise the loss, at the upper end of the interval, and does no harm."""
+USES = "reads far", "does no harm", "harms", "unclear"
+
+
+def use(gain: Estimate) -> str:
+    """What context beyond that of training does."""
+    if gain.low > FAR:
+        return "reads far"
+    return "does no harm" if gain.low > -HARM else "harms" if gain.high < -FAR else "unclear"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +80,9 @@ class Settings(OverLengths):
     ] = "bytes"
     vocab_size: int = 256
     packed: Annotated[bool, "fill training sequences with complete documents, each with positions from 0"] = False
+    contexts: Annotated[
+        tuple[int, ...], "also test the same targets with at most so many tokens before them, to see which are of use"
+    ] = ()
 
     name = "text"
     data = "pydoc"
@@ -81,9 +98,20 @@ class Settings(OverLengths):
         super().__post_init__()
         if not 1 <= self.targets <= self.length:
             raise InputError(f"targets={self.targets}: must lie between 1 and length={self.length}")
+        for context in self.contexts:
+            check_value("contexts", context, int)
+        ascending = list(self.contexts) == sorted(set(self.contexts))
+        if self.contexts and not (ascending and self.contexts[0] >= 1 and self.contexts[-1] <= self.longest):
+            raise InputError(
+                f"contexts={' '.join(map(str, self.contexts))}: must grow from 1 or more to at most {self.longest}, the longest test"
+            )
         bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
         if self.tokenizer == "bytes" and self.vocab_size != 256:
             raise InputError(f"vocab_size={self.vocab_size}: bytes have 256 values")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON's types; runs without contexts are those that they were before there were any."""
+        return {name: value for name, value in super().to_dict().items() if name != "contexts" or value}
 
     @property
     def unit(self) -> str:
@@ -144,6 +172,11 @@ class Settings(OverLengths):
                 f"{self.longest} tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
                 "smaller length, factors, windows or batch_size"
             )
+        if corpus.test.starts is not None and not self.packed and not inside_documents(corpus.test, self):
+            raise InputError(
+                f"data={corpus.name!r}: its held-out files have no room for {self.windows} passages of {self.longest} {self.unit}s with "
+                f"{self.targets} targets each; give smaller windows, length or factors, or a longer text"
+            )
         if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
             raise InputError(
                 f"packed=True: no document of {corpus.name} has two {self.unit}s, so there is nothing to predict; "
@@ -184,7 +217,42 @@ class Settings(OverLengths):
             paired[factor] = losses[:, -self.targets :].mean(1)
         width = self.bin_width
         bins = losses[:, : losses.shape[1] // width * width]
-        return Scores(paired, bins.unflatten(1, (-1, width)).mean(2))
+        by_context = {
+            context: self._seeing(context, model, variant, tokens, ends, on_batch) for context in self.contexts
+        }
+        extra = {CONTEXT: by_context} if by_context else {}
+        return Scores(paired, bins.unflatten(1, (-1, width)).mean(2), extra)
+
+    def scored_at_once(self, context: int) -> int:
+        """How many of the targets are scored in one pass: each sees at most `context` tokens, and at least 7/8 of them, or, where the
+        passage has no more before its first target, as many as in the test of the longest length."""
+        most = max(n for n in range(1, self.targets + 1) if self.targets % n == 0 and (n == 1 or 8 * n <= context))
+        return most if context + self.targets - most <= self.longest else self.targets
+
+    def _seeing(
+        self,
+        context: int,
+        model: TransformerBase,
+        variant: Variant,
+        tokens: Tensor,
+        ends: Tensor,
+        on_batch: Callable[[int], None],
+    ) -> Tensor:
+        """(windows,): the mean loss of the same targets, each with at most `context` tokens before it."""
+        at_once = self.scored_at_once(context)
+        last = (ends[:, None] - torch.arange(0, self.targets, at_once)).flatten()
+        before = torch.arange(-context, 1)
+        factor = next(factor for factor in self.factors if context <= self.length * factor)
+        losses, _ = score(
+            model, variant, factor, self, lambda rows: TextBatch(tokens[last[rows, None] + before].long()), on_batch,
+            (len(last), context),
+        )  # fmt: skip
+        return losses[:, -at_once:].reshape(self.windows, self.targets).mean(1)
+
+    @property
+    def tested_tokens(self) -> int:
+        passes = {context: self.targets // self.scored_at_once(context) for context in self.contexts}
+        return super().tested_tokens + self.windows * sum(context * count for context, count in passes.items())
 
     # ---------------------------------------------------------------- results
 
@@ -196,7 +264,34 @@ class Settings(OverLengths):
         bits = level(variant, condition).mean / math.log(2)
         return {"bits_per_byte": bits / ranking.corpus.bytes_per_token}
 
+    def gain(self, variant: Aggregate) -> Estimate | None:
+        """By how much the loss falls from the context of training to the longest one, on the same targets; None: not measured."""
+        ends = self.length, self.contexts[-1] if self.contexts else 0
+        if ends[0] not in self.contexts or ends[0] == ends[1]:
+            return None
+        near, far = (variant.values(context, sorted(variant.scores), CONTEXT) for context in ends)
+        return estimate(near - far)
+
+    def remarks(self, ranking: Ranking) -> list[str]:
+        lines, names = [], dict[str, list[str]]()
+        for variant in ranking.trained:
+            if e := self.gain(variant):
+                names.setdefault(use(e), []).append(f"{variant.name} ({self.criterion.difference(e)})")
+        if names:
+            found = "; ".join(f"{words}: {listed(names[words])}" for words in USES if words in names)
+            lines.append(
+                f"The fall of the loss from {self.length} {self.unit}s of context to {self.contexts[-1]}, on the same targets: {found}."
+            )
+        return lines
+
     def row(self, ranking: Ranking, variant: Aggregate) -> dict[str, Any]:
+        contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.contexts]
+        gain = self.gain(variant)
+        seen = {"by_context": contexts} if contexts else {}
+        seen |= {"gain": {**asdict(gain), "use": use(gain)}} if gain else {}
+        return seen | self._by_position(variant)
+
+    def _by_position(self, variant: Aggregate) -> dict[str, Any]:
         seeds, width = sorted(variant.scores), self.bin_width
         losses = torch.tensor(
             [variant.scores[s].by_position for s in seeds], dtype=torch.float64

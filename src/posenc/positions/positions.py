@@ -836,8 +836,11 @@ class Positions:
     @property
     def batch(self) -> int:
         """Number of different rows; 1 if all rows of a batch have the same positions."""
+        return self.shared("batch", self._rows)
+
+    def _rows(self) -> int:
         tensors = [*(getattr(self, name) for name in _TENSORS), *(x for each in self.blocks for x in each)]
-        return self.shared("batch", lambda: max(x.shape[0] for x in tensors if x is not None))
+        return max(x.shape[0] for x in tensors if x is not None)
 
     @property
     def axes(self) -> int:

@@ -10,23 +10,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
 from posenc.errors import InputError, needs, shown
 from posenc.pretrained.changes import RECORD
 from posenc.spec import read_json
 
-__all__ = ["ADAPTER", "adapted", "apart", "base_of", "check_entry", "watch"]
+__all__ = ["ADAPTER", "ADAPTER_WEIGHTS", "adapted", "apart", "base_of", "check_entry", "watch"]
 
-ADAPTER = "adapter_config.json"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENTRY = "posenc"
 
 
-def watch(inner: Any) -> None:
+def watch(inner: Any) -> list[RemovableHandle]:
     """Have adapters of a transformers model state its extension when they are saved, and warn of one that was trained under
-    another."""
+    another. Gives what removes that, nothing where it was so already."""
     if _note in inner._state_dict_pre_hooks.values():
-        return
-    inner.register_state_dict_pre_hook(_note)
-    inner.register_load_state_dict_pre_hook(_compare)
+        return []
+    return [inner.register_state_dict_pre_hook(_note), inner.register_load_state_dict_pre_hook(_compare)]
 
 
 def _configs(inner: Any) -> dict[str, Any]:
@@ -105,19 +106,26 @@ def base_of(folder: Path) -> str:
     """The model that the adapter in a folder is for.
 
     Raises:
-        InputError: the folder names none, or its weights are no safetensors.
+        InputError: the folder names none, its weights are no safetensors, or it names other files or modules to read.
     """
     needs("peft", "peft")
-    base = _stored(folder).get("base_model_name_or_path")
+    stored = _stored(folder)
+    for key in (
+        "megatron_config",
+        "adapters",
+    ):  # PEFT imports the module megatron_core, and reads adapters by their paths
+        if stored.get(key):
+            raise InputError(
+                f"{folder}: its {ADAPTER} has {key}, which names modules or files that posenc does not read"
+            )
+    base = stored.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise InputError(
             f"{folder}: its {ADAPTER} names no model (base_model_name_or_path={shown(base)}): load that model with posenc.load, "
             f"and the adapter by peft.PeftModel.from_pretrained(model, {str(folder)!r})"
         )
-    if (Path(base) / ADAPTER).exists():
-        raise InputError(f"{folder}: its model, {base}, is an adapter too: merge that one into its model first")
-    if not (folder / "adapter_model.safetensors").is_file():
-        raise InputError(f"{folder}: contains no adapter_model.safetensors, and other files of weights can run code")
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise InputError(f"{folder}: contains no {ADAPTER_WEIGHTS}, and other files of weights can run code")
     return base
 
 

@@ -34,8 +34,8 @@ NOT_RUN = "does not run it"
 class ProgramAnswer:
     """Whether a program computes what a model does.
 
-    agrees: None where that is not known. why: what it does instead or does not read; empty: nothing to tell. known_by: "run",
-    or posenc's "rules" of the program.
+    agrees: None where that is not known. why: what it does instead or does not read; empty: nothing to tell. known_by: "run";
+    "recorded", where the program was run with this very configuration before; or posenc's "rules" of it.
     """
 
     program: str
@@ -100,8 +100,10 @@ def _answer(reading: Reading, expected: Iterable[Reading], length: int, earlier:
 def as_text(answers: Iterable[ProgramAnswer]) -> list[str]:
     """Lines for a report: who computes the same, who does not, and of whom it is not known."""
     answers = list(answers)
-    same = [f"{each.program}{' (run)' if each.known_by == 'run' else ''}" for each in answers if each.agrees]
-    lines = [f"the same positions in {listed(same)}"] if same else []
+    asked = [f"{each.program} ({each.known_by})" for each in answers if each.agrees and each.known_by != "rules"]
+    ruled = [each.program for each in answers if each.agrees and each.known_by == "rules"]
+    lines = [f"the same positions in {listed(asked)}"] if asked else []
+    lines += [f"by posenc's rules of them the same positions in {listed(ruled)}"] if ruled else []
     for each in (each for each in answers if each.agrees is False):
         lines.append(f"{each.program} {'' if each.why.startswith(NOT_RUN) else 'differs: '}{each.why}")
     lines += [f"not known for {each.program}: {each.why}" for each in answers if each.agrees is None]

@@ -342,9 +342,9 @@ class Attachment(ModelChange):
         if self.design.encodings:
             register_attention(NAME, attend, token_index)
         super().attach()
-        watch(self.structure.model)
+        self.hooks = watch(self.structure.model)
         if self.design.encodings:
-            self.hooks = [
+            self.hooks += [
                 self.owner.register_forward_pre_hook(_begin_pass),
                 self.owner.register_forward_hook(_end_pass, always_call=True),
             ]

@@ -36,6 +36,8 @@ LAYERS = re.compile(r"(num_|n_)?(\w+_)?(layers?|blocks|depth)|n_layer")
 """Names of numbers of layers."""
 SCALES = re.compile(r"(scale(_inv)?|scales|qweight|qzeros|g_idx|zero_point|quant_state\..*|absmax|quant_map|SCB)$")
 """How names of weights end that quantisation adds."""
+QUANTISED = re.compile(r"F[468]_|[IU]\d+$|BOOL$")
+"""Dtypes in safetensors' headers that no weight has as it is trained."""
 SPARE = 2**28
 """Numbers of a model, such as its masks and tables, that need not be in its files."""
 
@@ -91,13 +93,23 @@ def _inside(folder: Path, name: object, suffix: str) -> Path:
 
 
 def shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor in safetensors, by name, from their headers."""
+    """The shape of each tensor in safetensors, by name, from their headers.
+
+    Raises:
+        InputError: a weight in float8 or in integers, which is one only with the scales of its quantisation.
+    """
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
-            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            for name in opened.keys():  # noqa: SIM118
+                tensor = opened.get_slice(name)
+                shapes[name], kind = tuple(tensor.get_shape()), str(tensor.get_dtype())
+                if name.endswith(("weight", ".bias")) and QUANTISED.match(kind):
+                    raise InputError(
+                        f"{file}: {name} is in {kind}, quantised: take the model in float32, bfloat16 or float16, or as a GGUF file"
+                    )
     return shapes
 
 

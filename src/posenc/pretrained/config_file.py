@@ -10,7 +10,7 @@ from typing import Any
 from posenc.errors import InputError, described, needs, on_one_line, shown
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.packaged import PACKAGED, packaged_file
-from posenc.pretrained.parameters import impossible_sentences, is_number, unknown_type
+from posenc.pretrained.parameters import NO_LIMIT, impossible_sentences, is_number, unknown_type
 from posenc.spec import MOST_LAYERS, read_json
 
 __all__ = ["ConfigFile", "read_config"]
@@ -24,8 +24,6 @@ V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_t
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
 TABLES = ("rope_parameters", "rope_scaling")
-NO_LIMIT = 10**9
-"""A stated length that is none, as transformers' 10^30 for a tokenizer without a limit."""
 
 
 class ConfigFile:

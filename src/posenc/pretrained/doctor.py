@@ -18,7 +18,7 @@ from posenc.pretrained.computed import Comparison
 from posenc.pretrained.config_file import ConfigFile, read_config
 from posenc.pretrained.findings import Diagnosis, Evidence, diagnosis
 from posenc.pretrained.inference import evaluating, loss_by_position
-from posenc.pretrained.models import cache_name, check_model, set_since, unwrap
+from posenc.pretrained.models import cache_name, check_model, set_after_loading, set_since, unwrap
 from posenc.pretrained.probe import PROBE, FrequencyTable, Probe, differ
 from posenc.pretrained.stated import ORIGINAL, edited, impossible_numbers, stated
 from posenc.pretrained.traps import (
@@ -65,9 +65,11 @@ def doctor(model: Any, tokenizer: Any | None = None) -> Diagnosis:
 
 def _evidence(probe: Probe, comparison: Comparison, tokenizer: Any | None) -> Evidence:
     """First the configuration, then what the model does; a cause, and not what follows from it."""
-    if probe.attachment is None and (cannot := list(impossible_numbers(probe.config))):
-        yield from cannot
-        return
+    if probe.attachment is None:
+        incomplete = [("config_not_applied", text, None) for text in set_after_loading(probe.config.rope_parameters)]
+        if cannot := incomplete or list(impossible_numbers(probe.config)):
+            yield from cannot
+            return
     of_posenc = probe.attachment is not None and bool(probe.attachment.design.rotations)
     differences = [] if of_posenc else list(configuration(probe))
     bypassed = list(_bypassed(probe))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encoding import Encoding, Sum, augmented_by, scale_in
+from posenc.encoding import Encoding, Sum, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.pretrained.attach import AttentionCall, CappedScores, attended
@@ -152,7 +152,7 @@ def attend(call: AttentionCall) -> Tensor:
     options: dict[str, Any] = {}
     if plan.layer.rotates:
         usual = float(call.query.shape[3] ** -0.5)
-        scale = scale_in(here.encoding, plan.number, call.query.shape[3])
+        scale = here.encoding.scale_of(plan.number, call.query.shape[3])
         options = {"layer": here.encoding.at(plan.number)[1], "gates": gates}
         if scale != usual and call.scale is not None:
             options["scale"] = (

@@ -6,6 +6,7 @@ llama.cpp of October 2026 (ggml's rope, llama-context.cpp, src/models, server-co
 """
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -379,7 +380,7 @@ def llama_cpp(
     # llama-server caps its slots at the file's context length, whatever -c says
     room = f"-c {length} --override-kv {architecture}.context_length=int:{length}"
     wanted = next(iter(frequencies.values()), None)
-    scaling = "" if wanted is None else _flags(structure.rope, wanted)
+    scaling = "" if wanted is None else _flags(structure.rope, wanted, architecture)
     if scaling is not None:
         return f"{room}{scaling} (on the GGUF file of the model as it was before)"
     if architecture not in DIVISORS:
@@ -404,30 +405,48 @@ def llama_cpp(
     )
 
 
-def _flags(rope: Rope, wanted: Frequencies) -> str | None:
-    """llama.cpp's flags for frequencies; None: it has none."""
+def _flags(rope: Rope, wanted: Frequencies, architecture: str) -> str | None:
+    """The end of llama.cpp's flags for frequencies, after --override-kv and a key; None: it has none."""
     keys = llama_cpp_keys(wanted, rope.rotary_dim, rope.rope_theta, rope.original_length, rope.frequencies().inv_freq)
     if keys is None:
         return None
+    factor = keys.pop("rope.scaling.attn_factor", None)  # --yarn-attn-factor is not read under yarn
+    override = "" if factor is None else f",{architecture}.rope.scaling.attn_factor=float:{factor:.10g}"
     flags = {
         "rope.scaling.type": "--rope-scaling",
         "rope.scaling.factor": "--rope-scale",
         "rope.freq_base": "--rope-freq-base",
         "rope.scaling.original_context_length": "--yarn-orig-ctx",
     }
-    return "".join(
+    return override + "".join(
         f" {flags[key]} {f'{value:.10g}' if isinstance(value, float) else value}" for key, value in keys.items()
     )
 
 
 def llama_cpp_keys(
     wanted: Frequencies, rotary_dim: int, rope_theta: float, original: int, loaded: torch.Tensor
-) -> dict[str, str | float | int] | None:
+) -> "Keys | None":
     """The keys of a GGUF file that turn its frequencies into others; None: no keys do.
 
     original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,).
     """
-    factor = stretch(wanted, rotary_dim, base=rope_theta).max().item()
+    plain, factor = Frequencies(wanted.inv_freq), stretch(wanted, rotary_dim, base=rope_theta).max().item()
+    usual, keys = 1.0, _keys_of(plain, factor, rotary_dim, loaded)
+    if keys is None and 1 < factor < MAX_STRETCH:
+        found = yarn(rotary_dim, base=rope_theta, factor=factor, original_max_positions=original)
+        if same_frequencies(plain, Frequencies(found.inv_freq)):
+            usual, keys = found.attention_factor, {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+            keys["rope.scaling.original_context_length"] = original
+    if keys is not None and not math.isclose(wanted.attention_factor, usual, rel_tol=1e-9):
+        keys["rope.scaling.attn_factor"] = float(wanted.attention_factor / usual)  # which multiplies yarn's own
+    return keys
+
+
+Keys = dict[str, str | float | int]
+
+
+def _keys_of(wanted: Frequencies, factor: float, rotary_dim: int, loaded: torch.Tensor) -> Keys | None:
+    """Keys of finer positions and of another base. factor: the largest divisor."""
     if same_frequencies(wanted, Frequencies(loaded)):
         return {}
     if same_frequencies(wanted, Frequencies(loaded / factor)):
@@ -436,12 +455,7 @@ def llama_cpp_keys(
     if base is not None:
         return {"rope.freq_base": base}
     first = 1 / float(wanted.inv_freq[0])
-    base = new_base(rotary_dim, Frequencies(wanted.inv_freq * first, wanted.attention_factor))
+    base = new_base(rotary_dim, Frequencies(wanted.inv_freq * first))
     if base is not None:  # finer positions and another base
         return {"rope.scaling.type": "linear", "rope.scaling.factor": first, "rope.freq_base": base}
-    if 1 < factor < MAX_STRETCH and same_frequencies(
-        wanted, yarn(rotary_dim, base=rope_theta, factor=factor, original_max_positions=original)
-    ):
-        yarn_keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
-        return yarn_keys | {"rope.scaling.original_context_length": original}
     return None

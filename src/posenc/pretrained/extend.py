@@ -17,9 +17,19 @@ from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.fit import Fit, Fitting
 from posenc.pretrained.learned_table import TableExtension, has_learned_table, plan_table
-from posenc.pretrained.methods import STEP, Lengths, Plan, fit_of, plan, reach, written_factor
-from posenc.pretrained.models import Layer, ModelStructure, Rope, check_model, model_structure, record_of, unwrap
+from posenc.pretrained.methods import Lengths, Plan, fit_of, plan, reach, written_factor
+from posenc.pretrained.models import (
+    Layer,
+    ModelStructure,
+    Rope,
+    check_model,
+    longer_lengths,
+    model_structure,
+    record_of,
+    unwrap,
+)
 from posenc.pretrained.ms_poe import head_rotation
+from posenc.pretrained.parameters import STEP
 from posenc.pretrained.rope_config import SCORES, hf_config, pinned, same_frequencies, writable
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
@@ -50,8 +60,8 @@ class Extension(ChangeReport):
     schedule, map: as data, None where there is none. stretch: how many times slower each pair turns than in plain RoPE,
     fastest pair first. attention_factor: multiplies cos and sin. attention: other parts of the attention. exact_tokens: how
     many from the start of any text are read exactly as before, by construction. tuning: whether the method works without
-    fine-tuning. raw_keys: the cache contains unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype;
-    the same as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
+    fine-tuning. raw_keys: the cache contains unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype, in
+    the layers that see all keys; cache_bytes_of_windows: of the others, whatever the text's length. Both are as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
     reach: tokens within which no distance is beyond those of training, by construction; None: any number.
     fitting: under "fit", how the stretches were found. notes: what else is worth knowing.
     """
@@ -70,6 +80,7 @@ class Extension(ChangeReport):
     tuning: str
     raw_keys: bool
     cache_bytes_per_token: int
+    cache_bytes_of_windows: int
     plain: bool
     layers: tuple[int, int]
     reach: int | None = None
@@ -107,7 +118,10 @@ class Extension(ChangeReport):
         keys = "unrotated keys" if self.raw_keys else "rotated keys, as before"
         if self.map is not None or (self.raw_keys and "no rotation" not in self.attention):
             keys += f", {'rotated' if self.raw_keys else 'turned on'} as each step reads them"
-        lines.append(f"cache: {self.cache_bytes_per_token} bytes a token, as before; {keys}")
+        windows = (
+            f" and {self.cache_bytes_of_windows} in the layers with a window" if self.cache_bytes_of_windows else ""
+        )
+        lines.append(f"cache: {self.cache_bytes_per_token} bytes a token{windows}, as before; {keys}")
         same, other = "does the same from the saved configuration", "cannot express this: extend after loading"
         lines.append(f"plain transformers {same if self.plain else other}")
         fitted = () if self.fitting is None else (str(self.fitting),)
@@ -438,6 +452,7 @@ def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int
         tuning=chosen.tuning,
         raw_keys=bool(chosen.scales) or not chosen.rotates,
         cache_bytes_per_token=structure.cached_numbers * item,
+        cache_bytes_of_windows=structure.cached_in_windows * item,
         plain=not design.encodings and chosen.rotates and writable(structure, design.config.get("rope_parameters", {})),
         layers=(changed, len(structure.layers)),
         reach=reached,
@@ -469,6 +484,11 @@ def _notes(
     """factor: of cos and sin."""
     if reached is not None and target is not None and reached * (1 + STEP) < target:
         yield f"reaches {reached} of {target} tokens by construction: what is farther apart was not trained"
+    for field, other in longer_lengths(structure.config, structure.loaded_length):
+        yield (
+            f"the configuration also states {field}={other:g}: lengths count from {structure.loaded_length}; if the model was "
+            "trained to the longer one, set max_position_embeddings to it"
+        )
     name = structure.rope.schedule["name"]
     if structure.rope.scaled and (name == "linear" or chosen.schedule is None):
         yield f"the model as loaded is scaled by {name}, which stays"

@@ -2,7 +2,9 @@
 """Models, extended or not, as GGUF files for llama.cpp: weights, tokenizer, and every key of the rotation."""
 
 import json
+import math
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport
 from posenc.pretrained.export import llama_cpp_keys, not_expressed
-from posenc.pretrained.models import ModelStructure, check_model, model_structure, unwrap
+from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
 from posenc.scratch import replacing, sweep
 
@@ -123,7 +125,12 @@ def to_gguf(
         writer.write_tensors_to_file()
         writer.close()
     shown = rope | {name: f"{len(tensor)} divisors" for name, tensor in tensors.items()}
-    command = f"llama-server -m {path} -c {length}"
+    command = f"llama-server -m {shlex.quote(str(path))} -c {length}"
+    if len({str(tensor.tolist()) for tensor in tensors.values()}) > 1:
+        original = structure.rope.original_length
+        command += (
+            f" (for texts of at most {original} tokens -c {original}: beyond it the long factors count for every text)"
+        )
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)
 
 
@@ -174,14 +181,54 @@ def _rotation(
                 )
             keys["rope.freq_base_swa"] = float(local.rope_theta)
     frequencies = wanted.get("full_attention") or next(iter(wanted.values()))
-    more, tensors = _expressed(frequencies, rope.rotary_dim, rope.rope_theta, rope.original_length, architecture)
+    if attachment is None or not attachment.design.rotations:
+        beyond = rope.rotation(rope.at(structure.loaded_length)).frequencies()
+        if not same_frequencies(frequencies, beyond):
+            more, tensors = _two_lists(rope, frequencies, beyond, architecture)
+            return keys | more, tensors
+    schedule: Mapping[str, Any] = rope.schedule if attachment is None else attachment.report.schedule or rope.schedule
+    more, tensors = _expressed(frequencies, rope, schedule, architecture)
+    if "rope.freq_base_swa" in keys and "rope.scaling.attn_factor" in more:
+        raise InputError(
+            f"model: its attention factor is of full_attention, and llama.cpp's {architecture.name} has one for all layers; take "
+            "linear, ntk, abf, or yarn without attention_factor"
+        )
     return keys | more, tensors
 
 
-def _expressed(
-    wanted: Frequencies, rotary_dim: int, base: float, original: int, architecture: Architecture
+def _two_lists(
+    rope: Rope, short: Frequencies, long: Frequencies, architecture: Architecture
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys and tensors of one rotation."""
+    """Keys and tensors of longrope: llama.cpp takes the second list once its context exceeds the original length.
+
+    Raises:
+        InputError: an architecture with one list, or two attention factors.
+    """
+    if len(architecture.divisors) < 2:
+        raise InputError(
+            f"model: texts beyond {rope.original_length} tokens rotate by other frequencies, and llama.cpp's {architecture.name} has "
+            "one set for all; extend it by a schedule that does not depend on the length, such as yarn"
+        )
+    if not math.isclose(short.attention_factor, long.attention_factor, rel_tol=1e-9):
+        raise InputError("model: its attention factor depends on the length, and llama.cpp has one for all texts")
+    keys: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta), "rope.scaling.type": "longrope"}
+    keys["rope.scaling.original_context_length"] = rope.original_length
+    if short.attention_factor != 1:
+        keys["rope.scaling.attn_factor"] = float(short.attention_factor)
+    lists = {"short": short, "long": long}
+    return keys, {
+        name: stretch(
+            next(each for kind, each in lists.items() if kind in name), rope.rotary_dim, base=rope.rope_theta
+        ).clamp(max=MAX_STRETCH)
+        for name in architecture.divisors
+    }
+
+
+def _expressed(
+    wanted: Frequencies, rope: Rope, schedule: Mapping[str, Any], architecture: Architecture
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Keys and tensors of one rotation. schedule: that it was made by."""
+    rotary_dim, base, original = rope.rotary_dim, rope.rope_theta, rope.original_length
     keys: dict[str, Any] = {"rope.freq_base": float(base)}
     scaling = llama_cpp_keys(
         wanted, rotary_dim, base, original, create({"name": "default"}, rotary_dim, base=base).inv_freq
@@ -189,6 +236,13 @@ def _expressed(
     if scaling is not None:
         return keys | scaling, {}
     if not architecture.divisors:
+        options = {key: schedule[key] for key in ("beta_fast", "beta_slow", "truncate") if key in schedule}
+        if schedule.get("name") == "yarn" and options:
+            given = " and ".join(f"{key}={value}" for key, value in options.items())
+            raise InputError(
+                f"model: {given} of yarn: llama.cpp's {architecture.name} reads none of it from a file, and takes beta_fast=32, "
+                "beta_slow=1 and truncate=true; extend it by yarn without them, linear, ntk or abf"
+            )
         raise InputError(
             f"model: llama.cpp's {architecture.name} has no key for these frequencies; extend it by linear, yarn, ntk or abf"
         )

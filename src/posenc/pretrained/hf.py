@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attention import attention
-from posenc.encoding import Encoding, embedded_by, gates_of
+from posenc.encoding import Encoding, gates_of
 from posenc.encodings import create, lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, needs, shown
@@ -330,7 +330,7 @@ class _Encoded:
         self._share(encoding)
         tried = []
         for plan in self._plans:
-            embedded_by(encoding, x, positions, plan.number)
+            encoding.effects(positions, plan.number).embedded(x)
             acting, windowed = plan.acting(encoding)
             kind = type(acting), plan.layer.window
             if acting is None or kind in tried:
@@ -381,7 +381,7 @@ class _Encoded:
     def _enter(self, number: int, layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """A layer's input with the encoding, and for its attention the positions beside the mask. A forward pre-hook."""
         here: Pass = named.pop("posenc_pass")
-        x = embedded_by(here.encoding, given[0], here.visible.positions, number)
+        x = here.encoding.effects(here.visible.positions, number).embedded(given[0])
         return (x, *given[1:]), named | {"attention_mask": (here, named.get("attention_mask"))}
 
     def _gate(self, plan: Plan, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:

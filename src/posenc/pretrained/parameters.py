@@ -12,8 +12,10 @@ from posenc.errors import InputError, unknown
 
 __all__ = [
     "NEEDED",
+    "NO_LIMIT",
     "READ_BY",
     "ROPE_PARAMETERS",
+    "STEP",
     "check_parameters",
     "config_of",
     "head_dim_of",
@@ -52,6 +54,10 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
 }
 """rope_type -> keys without which transformers fails."""
+STEP = 0.01
+"""Share of a length, or of a factor, that is no difference."""
+NO_LIMIT = 10**9
+"""A stated length that is none, as transformers' 10^30 for a tokenizer without a limit."""
 LARGEST = 2.0**24
 """Of a factor: the distance up to which positions are distinct in float32."""
 POSITIVE = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor",

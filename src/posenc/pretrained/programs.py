@@ -77,6 +77,8 @@ ARCHITECTURES = {
 """config.model_type -> architecture in a GGUF file, where that is known."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
+BETAS = ("grok", "mistral3")
+"""Architectures for which llama.cpp reads the betas of yarn from a file."""
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
 """Architectures for which llama.cpp reads yarn_log_multiplier."""
 BARE = ("gemma", "gemma2", "phi", "stablelm")
@@ -395,7 +397,8 @@ def _as_transformers5(config: ConfigFile, length: int) -> Found:
 
 def _by_transformers(config: ConfigFile, length: int) -> Found:
     for reading in _transformers5(config, length):
-        yield replace(reading, note="has no class for the model type, and runs transformers' module")
+        note = "has no class for the model type, and runs transformers' module"
+        yield replace(reading, known_by="rules", note=note)
 
 
 def _vllm(config: ConfigFile, length: int) -> Found:
@@ -447,9 +450,8 @@ def _sglang(config: ConfigFile, length: int) -> Found:
         short = any(table.get("rope_type") == "longrope" for table in tables.values())
         for reading in _transformers5(config, 1 if short else length):
             name = reading.schedule
-            yield replace(
-                reading, note="" if name == "default" else f"on CPUs with AMX it applies no {name} to {reading.layers}"
-            )
+            note = "" if name == "default" else f"on CPUs with AMX it applies no {name} to {reading.layers}"
+            yield replace(reading, known_by="rules", note=note)
         return
     if None not in tables:
         raise ProgramFails("its class for the model type reads no tables by layer type")
@@ -518,9 +520,11 @@ def header_readings(header: Mapping[str, Any], head_dim: int, context: int) -> F
             )
     schedule: dict[str, Any] = {"name": "default"}
     if kind == "yarn":
-        betas = {
-            beta: key(f"rope.scaling.yarn_{beta}", usual) for beta, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))
-        }
+        usual_betas = {"beta_fast": 32.0, "beta_slow": 1.0}
+        betas = {beta: key(f"rope.scaling.yarn_{beta}", usual) for beta, usual in usual_betas.items()}
+        if name not in BETAS and betas != usual_betas:
+            notes.append(f"reads no betas of yarn from files of {name}, and takes 32 and 1")
+            betas = usual_betas
         schedule = {"name": "yarn", "factor": factor, "original_max_positions": original, **betas}
         log_multiplier = float(key("rope.scaling.yarn_log_multiplier", 0.0)) if name in LOG_MULTIPLIER else 0.0
         usual = 0.1 * math.log(factor) + 1
@@ -541,7 +545,10 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
     """Keys and tensors that llama.cpp's converter writes for a config.json (conversion/base.py and its classes)."""
     raw, kind = config.raw, config.model_type
     _require_rules(config)
-    table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    usual = (
+        V4_GPT_OSS if kind == "gpt_oss" and "rope_scaling" not in raw else {}
+    )  # transformers 4 completes what is read
+    table = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or usual)
     inner = dict(table.get(FULL) or table)
     if FULL not in table and SLIDING not in table:
         for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
@@ -562,7 +569,7 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
         notes.append(f"its converter drops rope_type {rope_type!r} for {kind}")
     inner = {} if kind in BARE else inner
     rope_type = None if kind in (*BARE, "cohere") else rope_type
-    theta = inner.get("rope_theta", 1e6 if kind == "gemma3_text" else None)
+    theta = inner.get("rope_theta", V4_BASES.get(kind))
     if theta is not None:
         keys["rope.freq_base"] = theta
     factor = inner.get("factor")

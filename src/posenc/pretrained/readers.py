@@ -91,13 +91,29 @@ class ProgramComparison:
         return sentences
 
     def agreement(self) -> str:
-        """Who computes the same, where nobody differs."""
-        programs = list(dict.fromkeys(reading.program for reading in self.readings))
-        if not programs:
+        """Who computes the same, where nobody differs: programs that were asked, and those of which rules alone say so."""
+        asked, ruled = self.asked(), self.ruled()
+        if not asked + ruled:
             return "No program is known to run it."
-        if len(programs) == 1:
-            return f"Nothing is compared: {programs[0]} alone is known to run it."
-        return f"{listed(programs)} compute the same positions."
+        if len(asked + ruled) == 1:
+            return f"Nothing is compared: {(asked + ruled)[0]} alone is known to run it."
+        by_rules = f"by posenc's rules of {'it' if len(ruled) == 1 else 'them'}, {listed(ruled)}" if ruled else ""
+        if len(asked) > 1:
+            return f"{listed(asked)}, which were run, compute the same positions{'; ' * bool(ruled)}{by_rules}{' too' * bool(ruled)}."
+        if not asked:
+            return f"No program was run; {by_rules} compute the same positions."
+        return (
+            f"{asked[0]} alone was run; {by_rules} {'computes' if len(ruled) == 1 else 'compute'} the same positions."
+        )
+
+    def asked(self) -> list[str]:
+        """The programs that were run with this configuration, now or when their answers were recorded."""
+        ruled = self.ruled()
+        return [each for each in dict.fromkeys(reading.program for reading in self.readings) if each not in ruled]
+
+    def ruled(self) -> list[str]:
+        """The programs of which posenc's rules say what they compute."""
+        return list(dict.fromkeys(reading.program for reading in self.readings if reading.known_by == "rules"))
 
     def to_dict(self) -> dict[str, Any]:
         rows = []
@@ -108,7 +124,7 @@ class ProgramComparison:
             "name": self.name, "model_type": self.model_type, "length": self.length, "differ": self.differ,
             "windows": dict(self.windows), "readings": rows, "refused": [asdict(each) for each in self.refused],
             "not_known": [asdict(each) for each in self.not_known], "apart": self.apart(), "layers": self.layers,
-            "findings": [asdict(each) for each in self.findings], "wrong": self.wrong,
+            "findings": [asdict(each) for each in self.findings], "wrong": self.wrong, "asked": self.asked(),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -193,7 +209,7 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
     readings: list[Reading] = []
     refused: list[ProgramRefusal] = []
     not_known: list[ProgramRefusal] = []
-    length = length or config.length
+    length = length or _length(config)
     for program in PROGRAMS:
         if config.gguf is not None and program not in (LLAMA_CPP, TRANSFORMERS):
             continue
@@ -216,6 +232,17 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         config.name, config.model_type, length, tuple(readings), tuple(refused), tuple(not_known),
         config.windows() if known else {}, getattr(config.hf, "num_hidden_layers", None) if known else None, findings,
     )  # fmt: skip
+
+
+def _length(config: ConfigFile) -> int:
+    """Raises:
+    InputError: the file states none, and transformers refuses it: because of a table beside the model, where it has one."""
+    try:
+        return config.length
+    except InputError as error:
+        for why in config.beside():
+            raise InputError(f"{config.name}: {why}: move it into that part ({error})") from error
+        raise
 
 
 def _is_known(config: ConfigFile) -> bool:

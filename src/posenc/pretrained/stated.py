@@ -5,15 +5,20 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.pretrained.config_file import NO_LIMIT, ConfigFile
+from posenc.pretrained.config_file import ConfigFile
 from posenc.pretrained.findings import Evidence
-from posenc.pretrained.models import LENGTHS, stretched_length
-from posenc.pretrained.parameters import READ_BY, ROPE_PARAMETERS, impossible_in, is_number, rope_parameters_by_type
+from posenc.pretrained.models import longer_lengths, stretched_length
+from posenc.pretrained.parameters import (
+    READ_BY,
+    ROPE_PARAMETERS,
+    STEP,
+    impossible_in,
+    is_number,
+    rope_parameters_by_type,
+)
 
 __all__ = ["edited", "impossible_numbers", "stated"]
 
-STEP = 0.01
-"""Share of a length, or of a factor, that is no difference."""
 ORIGINAL = "original_max_position_embeddings"
 ALWAYS_READ = {"rope_type", "type", "rope_theta", "partial_rotary_factor", ORIGINAL, "finetuned"}
 """Keys that every type reads, and one with which YaRN's authors state that a model was trained under its schedule."""
@@ -70,8 +75,7 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
             yield from _temperature(parameters, kind, where)
             missing = ORIGINAL not in stored and bool(scaling) and _table(scaling, layer_type).get(ORIGINAL) is None
             yield from _stretch(length, parameters, missing, where)
-    if file is not None:
-        yield from _other_lengths(config, file, next(iter(by_type.values())))
+    yield from _other_lengths(config, file, next(iter(by_type.values())))
 
 
 def edited(config: Any, file: ConfigFile) -> Evidence:
@@ -137,13 +141,16 @@ def _stretch(length: int, parameters: Mapping[str, Any], missing: bool, where: s
         yield "declared_longer_than_stretched", text, length / stretched
 
 
-def _other_lengths(config: Any, file: ConfigFile, parameters: Mapping[str, Any]) -> Iterator[Any]:
+def _other_lengths(config: Any, file: ConfigFile | None, parameters: Mapping[str, Any]) -> Iterator[Any]:
     """Fields that state a longer length than max_position_embeddings."""
     length = int(config.max_position_embeddings)
-    found = [(file.name, name, file.raw.get(name)) for name in LENGTHS]
-    for where, name, other in [*found, ("its tokenizer", "model_max_length", file.tokenizer_length)]:
-        if is_number(other) and length * (1 + STEP) < other < NO_LIMIT:
-            text = f"{where} also states {name}={other:g}, and max_position_embeddings is {length}"
-            if stretched_length(config, parameters) == other:
-                text += f"; that is {parameters['factor']:g} times it, by which positions are divided"
-            yield "longer_length_stated", text, other / length
+    where = "the configuration" if file is None else file.name
+    found = [(where, *each) for each in longer_lengths(config if file is None else file.raw, length)]
+    tokens = None if file is None else file.tokenizer_length
+    if tokens is not None and tokens > length * (1 + STEP):
+        found.append(("its tokenizer", "model_max_length", tokens))
+    for where, name, other in found:
+        text = f"{where} also states {name}={other:g}, and max_position_embeddings is {length}"
+        if stretched_length(config, parameters) == other:
+            text += f"; that is {parameters['factor']:g} times it, by which positions are divided"
+        yield "longer_length_stated", text, other / length

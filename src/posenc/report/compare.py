@@ -179,7 +179,7 @@ def columns(results: Results, s: Experiment) -> list[Column]:
     if any("learned" in variant for variant in variants):
         of = [variant.get("learned") for variant in variants]
         table.append(Column("learned", [(f"{each['hits']} of {each['n']}", "") if each else ("–", "") for each in of]))
-    if s.unit == "token":
+    if s.unit == "token" and all("bits_per_byte" in row[-1] for row in rows):
         table.append(Column("bits per byte", [(f"{row[-1]['bits_per_byte']:.3f}", "") for row in rows]))
     if all("shuffled" in variant for variant in variants):
         controls = [variant["shuffled"] for variant in variants]

@@ -109,9 +109,13 @@ def gains(**means):
         (
             {"none": -1, "yarn": 1.0, "rerope": 1.005},
             "yarn",
-            "the cheapest of 2 methods that 8 texts do not distinguish",
+            "the cheapest of 2 methods that 8 documents do not distinguish",
         ),
-        ({"none": -1, "yarn": 1.0, "rerope": 1.5}, "rerope", "the best on 8 texts, distinguishable from every other"),
+        (
+            {"none": -1, "yarn": 1.0, "rerope": 1.5},
+            "rerope",
+            "the best on 8 documents, distinguishable from every other",
+        ),
         ({"none": 1.0, "yarn": 1.0, "rerope": 1.0}, "none", "net gain"),
         ({"none": -1, "yarn": -0.5, "rerope": 0.0}, TRUNCATE, "the best, rerope, has a net gain of"),
         ({"none": -1, "yarn": -0.5}, TRUNCATE, "no method is distinguishable from truncation for the better"),

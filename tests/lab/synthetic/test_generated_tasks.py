@@ -8,7 +8,7 @@ import torch
 
 from posenc import InputError
 from posenc.lab.synthetic.experiment import IGNORED, SequenceBatch, answered
-from posenc.lab.synthetic.tasks import TASKS
+from posenc.lab.synthetic.tasks import ELEMENTS, TASKS
 
 MANY = 40
 
@@ -130,6 +130,103 @@ def test_brackets_match_and_the_innermost_open_one_is_asked_for():
     assert closed > MANY * 60 / 4
 
 
+@pytest.mark.parametrize(("ignored", "share"), [(10, 0.1), (80, 0.8), (98, 0.98), (None, 0.8)])
+def test_a_flip_flop_is_read_as_it_was_last_written(ignored, share):
+    s, length = TASKS["flip_flop"](), 50
+    write, read, ignore = range(s.symbols, s.symbols + 3)
+    draws = torch.Generator().manual_seed(3)
+    batch = s.generate(MANY, length, draws) if ignored is None else s.instructed(MANY, length, ignored, draws)
+    done = []
+    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        instructions, stored = list(zip(inputs[::2], inputs[1::2], strict=True)), None
+        for at, (instruction, symbol) in enumerate(instructions):
+            if instruction == write:
+                stored = symbol
+            assert targets[2 * at] == (stored if instruction == read else IGNORED)
+            assert targets[2 * at + 1] == IGNORED
+            assert symbol in (range(s.symbols) if instruction != read else [stored])
+        assert (instructions[0][0], instructions[-1][0]) == (write, read)
+        done += [instruction for instruction, _ in instructions[1:-1]]
+    assert done.count(ignore) / len(done) == pytest.approx(share, abs=0.03)
+    assert done.count(write) / len(done) == pytest.approx((1 - share) / 2, abs=0.03)
+
+
+def test_a_flip_flop_is_tested_dense_as_trained_and_sparse():
+    s = TASKS["flip_flop"](sequences=20)
+    corpus, s = s.load("generated")
+    ignored = {
+        condition: (batch.inputs == s.symbols + 2).sum() / (20 * s.length) for condition, batch in corpus.test.items()
+    }
+    assert [*ignored] == [10, 80, 98]
+    assert all(abs(share - condition / 100) < 0.05 for condition, share in ignored.items())
+    assert (s.smaller, s.trained_at, s.larger) == ((10,), 80, (98,))
+    assert s.spelled(98) == "98 % ignored"
+
+
+@pytest.mark.parametrize("back", [1, 2, 3, 4])
+def test_n_back_asks_for_the_value_that_the_key_had_n_times_before(back):
+    asked = 0
+    for s, inputs, targets in generated(f"n_back_{back}", 4 * back + 3, symbols=5):
+        past = {}
+        for at in range(0, len(inputs), 2):
+            key, value = inputs[at : at + 2]
+            before = past.setdefault(key, [])
+            assert targets.get(at) == (before[-back] if len(before) >= back else None)
+            before.append(value)
+            assert s.symbols <= key < s.symbols + s.KEYS
+        assert all(at % 2 == 0 for at in targets)
+        asked += len(targets)
+    assert asked > MANY
+
+
+@pytest.mark.parametrize("length", [8, 20])
+def test_selective_copying_asks_for_the_symbols_among_the_blanks(length):
+    first = set()
+    for s, inputs, targets in generated("selective_copy", length, symbols=6):
+        question, answer = question_and_answer(inputs, targets)
+        assert (len(question), question[-1]) == (length + 1, s.symbols + 1)
+        assert answer == [token for token in question[:-1] if token != s.symbols]
+        assert len(answer) == s.COPIED
+        first.add(next(at for at, token in enumerate(question) if token != s.symbols))
+    assert len(first) == min(length - 7, len(first)) > (length > 8)
+
+
+@pytest.mark.parametrize("length", [9, 30])
+def test_indirect_indexing_asks_for_the_symbol_at_a_shift_from_another(length):
+    shifts = set()
+    for s, inputs, targets in generated("indirect_indexing", length, symbols=40):
+        *text, source, shift = inputs
+        assert len({*text}) == length
+        moved = shift - s.symbols - s.FARTHEST
+        moved += moved >= 0
+        assert 0 <= text.index(source) + moved < length
+        assert targets == {length + 1: text[text.index(source) + moved]}
+        shifts.add(moved)
+    assert shifts <= {*range(-8, 9)} - {0}
+    assert min(shifts) < -5
+    assert max(shifts) > 5
+
+
+def test_the_answers_of_a5_are_permutations_one_after_another():
+    def moved(things, element):
+        return [things[ELEMENTS[element].index(place)] for place in range(5)]
+
+    assert len({*ELEMENTS}) == 60
+    for element in ELEMENTS:  # even: an even number of swaps sorts it
+        swaps, things = 0, list(element)
+        for place in range(5):
+            while things[place] != place:
+                other = things[place]
+                things[place], things[other] = things[other], things[place]
+                swaps += 1
+        assert swaps % 2 == 0
+    for _, inputs, targets in generated("a5", 9):
+        things = [0, 1, 2, 3, 4]
+        for at, element in enumerate(inputs):
+            things = moved(things, element)
+            assert things == moved([0, 1, 2, 3, 4], targets[at])
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_is_a_function_of_its_seed(name):
     s = TASKS[name]()
@@ -142,12 +239,14 @@ def test_a_task_is_a_function_of_its_seed(name):
     assert drawn[0].inputs.shape != drawn[2].inputs.shape or not torch.equal(drawn[0].inputs, drawn[2].inputs)
     assert (drawn[0].inputs[:, 0] == s.vocabulary).all()
     assert (drawn[0].targets[:, 0] == IGNORED).all()
-    for factor in s.factors:
-        batch = one.test[factor]
-        assert batch.inputs.shape == (s.sequences, s.tokens_at(factor)) == (s.sequences, *s.example(factor).shape[1:])
+    for condition in s.conditions:
+        batch = one.test[condition]
+        assert batch.inputs.shape == (s.sequences, s.tokens_at(condition))
+        assert batch.inputs.shape[1:] == s.example(condition).shape[1:]
+        assert (batch.targets != IGNORED).any(1).all()
         assert int(batch.inputs.max()) < s.rows
         assert int(batch.targets.max()) < s.rows
-    assert one.chance.keys() == set(s.factors)
+    assert one.chance.keys() == set(s.conditions)
     assert all(0 < chance < 0.7 for chance in one.chance.values())
     assert one.facts()["source"].startswith("Source: ")
 
@@ -208,6 +307,14 @@ def test_answered_asks_from_the_last_token_of_the_question_on():
         ("recall", {"length": 33}, "length=33: the lengths of task recall start at 8 in steps of 2"),
         ("recall", {"symbols": 31}, "symbols=31: task recall has 32 different keys at length 256"),
         ("induction", {"length": 2}, "length=2: the lengths of task induction start at 3"),
+        (
+            "flip_flop",
+            {"factors": (1, 2)},
+            "factors=1 2: task flip_flop is tested with other shares of ignored instructions",
+        ),
+        ("n_back_4", {"length": 16}, "length=16: the lengths of task n_back_4 start at 17"),
+        ("indirect_indexing", {"length": 17}, "symbols=128: task indirect_indexing has 136 different symbols"),
+        ("a5", {"symbols": 59}, "symbols=59: the group of task a5 has 60 elements"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(task, change, message):

@@ -4,6 +4,8 @@
 import torch
 from torch import Tensor
 
+from posenc.errors import InputError
+from posenc.lab.data.corpora import CORPORA, split
 from posenc.lab.data.sources import documents
 from posenc.lab.data.text import Corpus, Text, TextBatch, draw, inside_documents, window_ends
 from posenc.lab.data.tokens import build
@@ -35,7 +37,8 @@ def load(
     """The text behind a name, streamed and tokenized once; what does not fit into memory is mapped from disk.
 
     Args:
-        source: "pydoc" (the language reference inside Python's standard library); the path or pattern of files, or a
+        source: "prose", "code" or "chinese", see `posenc.lab.data.corpora`, which are split by file and have no near-duplicates;
+            "pydoc" (the language reference inside Python's standard library); the path or pattern of files, or a
             folder of them: text, or rows (.jsonl, .parquet); "hf:NAME[:CONFIG]" for a Hugging Face dataset.
         tokenizer: "bytes"; "bpe:N", N byte pairs and bytes learned from the training part of the text; or the name or
             folder of a Hugging Face tokenizer.
@@ -46,6 +49,12 @@ def load(
     Raises:
         InputError: no such text, no text in it, a tokenizer that cannot be loaded, or a package that is missing.
     """
+    if source in CORPORA:
+        if text_column is not None:
+            raise InputError(f"text_column={text_column!r}: data={source!r} has no columns; leave it out")
+        files = CORPORA[source]()
+        train, test = split(files)
+        return build(files.name, ((text,) for text in (*train, *test)), tokenizer, packed, max_tokens, len(train))
     name, streamed = documents(source, text_column)
     return build(name, streamed, tokenizer, packed, max_tokens)
 

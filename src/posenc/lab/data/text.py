@@ -167,10 +167,10 @@ def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) 
 
 
 def window_ends(text: Text | Tensor, settings: "Settings") -> Tensor:
-    """(windows,): the last token of each held-out passage, evenly spread. Packed, a passage lies in one document if there
-    are enough such passages, and else anywhere, see `inside_documents`."""
+    """(windows,): the last token of each held-out passage, evenly spread. Where the documents are known, a passage lies in one
+    if there are enough such passages, and else anywhere, see `inside_documents`."""
     text, s = Text.of(text), settings
-    if not (s.packed and inside_documents(text, s)):
+    if text.starts is None or not inside_documents(text, s):
         return torch.linspace(s.longest, len(text) - 1, s.windows, dtype=torch.float64).long()
     room = _room(text, s)
     through = room.cumsum(0)

@@ -139,8 +139,18 @@ def _sha256(text: str) -> str:
 # -------------------------------------------------------------------- the corpus
 
 
-def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool, max_tokens: int) -> Corpus:
+def build(
+    name: str,
+    documents: Iterable[Document],
+    tokenizer: str,
+    packed: bool,
+    max_tokens: int,
+    first_held_out: int | None = None,
+) -> Corpus:
     """A corpus of about max_tokens tokens; the last tenth of the text's bytes is held out, by every tokenizer the same.
+
+    first_held_out: the number of the first document that is held out, of a text that is read to its end; the held-out part then
+    knows its documents.
 
     Raises:
         InputError: no text, text that is not UTF-8 (but for bytes), or a tokenizer that does not exist or fit.
@@ -149,9 +159,9 @@ def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool
         raise InputError(f"max_tokens={max_tokens}: must be at least 2")
     size = bpe_size(tokenizer)
     known = None if tokenizer == "bytes" or size else pretrained(tokenizer)
-    running = not packed and (known is None or known.eos is None)
+    running = not packed and (known is None or known.eos is None) and first_held_out is None
     with scratch() as folder:  # an open mapping outlives its file
-        spool = Spool(folder / "text", documents, SEPARATOR if running else b"", name)
+        spool = Spool(folder / "text", documents, SEPARATOR if running else b"", name, first_held_out)
         if tokenizer == "bytes":
             spool.fill(max_tokens)
             return _as_bytes(spool.trim(max_tokens), packed)
@@ -165,12 +175,16 @@ def build(name: str, documents: Iterable[Document], tokenizer: str, packed: bool
 
 
 class Spool:
-    """Documents on disk, end to end, with a separator between them. starts: where each begins. size: in bytes."""
+    """Documents on disk, end to end, with a separator between them. starts: where each begins. size: in bytes. first_held_out:
+    see `build`."""
 
-    def __init__(self, path: Path, documents: Iterable[Document], separator: bytes, name: str) -> None:
+    def __init__(
+        self, path: Path, documents: Iterable[Document], separator: bytes, name: str, first_held_out: int | None = None
+    ) -> None:
         self.path = path
         self.separator = separator
         self.name = name
+        self.first_held_out = first_held_out
         self.starts: array[int] = array("q")
         self.size: int = 0
         self._pieces = ((i == 0, piece) for document in documents for i, piece in enumerate(filter(None, document)))
@@ -191,8 +205,12 @@ class Spool:
         """Cut off what exceeds `limit` bytes.
 
         Raises:
-            InputError: there is no text.
+            InputError: there is no text, or less of one that is split by file.
         """
+        if self.first_held_out is not None and limit < self.size:
+            raise InputError(
+                f"data={self.name!r}: is read to its end, {self.size} bytes; give more data_tokens, or leave them out"
+            )
         self.size = min(self.size, self.boundary(limit))
         os.truncate(self.path, self.size)
         while self.starts and self.starts[-1] >= self.size:
@@ -215,6 +233,8 @@ class Spool:
     def held_out(self, size: int, packed: bool) -> int:
         """Where the last tenth of the first `size` bytes starts. Packed, it starts with the document that the cut would
         divide, unless that is too long."""
+        if self.first_held_out is not None:
+            return self.starts[self.first_held_out]
         cut = self.boundary(int(size * (1 - HELD_OUT)))
         start = self.starts[bisect_right(self.starts, cut) - 1] if packed and self.starts else 0
         return start if start > size * (1 - MOST_HELD_OUT) else cut
@@ -284,29 +304,30 @@ def _as_bytes(spool: Spool, packed: bool) -> Corpus:
     tokens = torch.from_file(str(spool.path), size=spool.size, dtype=torch.uint8)
     with spool.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")  # the mapped tokens would stay in memory
-    if not packed:
-        return Corpus(spool.name, digest.hexdigest(), Text(tokens[:cut]), Text(tokens[cut:]))
-    train, test = (
-        Text(tokens[a:b], torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long))
-        for a, b in ((0, cut), (cut, spool.size))
-    )
-    for text in (train, test):
-        digest.update(b"starts" + text.edges.numpy().tobytes())
-    return Corpus(spool.name, digest.hexdigest(), train, test, packed=True)
+    known = packed, packed or spool.first_held_out is not None
+    parts = []
+    for (a, b), documents in zip(((0, cut), (cut, spool.size)), known, strict=True):
+        starts = torch.tensor([start - a for start, _, _ in spool.spans(a, b)], dtype=torch.long) if documents else None
+        parts.append(Text(tokens[a:b], starts))
+        if documents:
+            digest.update(b"starts" + parts[-1].edges.numpy().tobytes())
+    train, test = parts
+    return Corpus(spool.name, digest.hexdigest(), train, test, packed=packed)
 
 
 def _as_tokens(spool: Spool, tokenizer: Tokenizer, packed: bool) -> Corpus:
     cut = spool.held_out(spool.size, packed)
     digest = hashlib.sha256(f"{tokenizer.fingerprint} {packed}".encode())
+    by_file = packed or spool.first_held_out is not None
     train, test = (
-        _encode(spool.pieces(a, b), tokenizer, packed, spool.path.with_name(name), digest.update)
-        for name, a, b in (("train", 0, cut), ("test", cut, spool.size))
+        _encode(spool.pieces(a, b), tokenizer, documents, spool.path.with_name(name), digest.update)
+        for name, a, b, documents in (("train", 0, cut, packed), ("test", cut, spool.size, by_file))
     )
     return Corpus(spool.name, digest.hexdigest(), train, test, tokenizer.name, tokenizer.vocab_size, packed)
 
 
 def _encode(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, packed: bool, path: Path, update: Callable[[bytes], object]
+    pieces: Iterable[Piece], tokenizer: Tokenizer, documents: bool, path: Path, update: Callable[[bytes], object]
 ) -> Text:
     """Documents as ids in a file; the end of one that is not cut has the token for it."""
     size = tokenizer.vocab_size
@@ -331,7 +352,7 @@ def _encode(
             file.write(raw)
             count += len(ids)
     edges = torch.tensor(starts, dtype=torch.long).unique()  # documents without a token are left out
-    edges = edges[edges < count] if packed else None
+    edges = edges[edges < count] if documents else None
     if edges is not None:
         update(b"starts" + edges.numpy().tobytes())
     update(count.to_bytes(8, "little"))

@@ -104,7 +104,7 @@ class Selection(ChangeReport):
     def table(self) -> list[list[str]]:
         """The table as texts, its head first."""
         tasks = [task for task in RETRIEVAL if any(task in row for row in self.rows)]
-        table = [["method", "texts", *(TITLES[task] for task in tasks), "past", "within", "net gain", "ms"]]
+        table = [["method", "documents", *(TITLES[task] for task in tasks), "past", "within", "net gain", "ms"]]
         for row in self.rows:
             cells = [_share(row.get(task)) for task in tasks]
             cells += [_interval(row[name]) for name in ("past", "within", "gain")]
@@ -290,9 +290,9 @@ def decide(gains: Mapping[str, torch.Tensor], costs: Mapping[str, int], comparis
     texts = len(next(iter(gains.values())))
     if not beating:
         best = found[order[0]]
-        more = "; with more minutes more texts are read" if best.high > 0 and texts < MOST_TEXTS else ""
+        more = "; with more minutes more documents are read" if best.high > 0 and texts < MOST_TEXTS else ""
         return TRUNCATE, (
-            f"truncate: on {texts} texts no method is distinguishable from truncation for the better; the best, {order[0]}, has a "
+            f"truncate: on {texts} documents no method is distinguishable from truncation for the better; the best, {order[0]}, has a "
             f"net gain of {_in_words(best)}{more}"
         )
     best_one = beating[0]
@@ -300,11 +300,11 @@ def decide(gains: Mapping[str, torch.Tensor], costs: Mapping[str, int], comparis
     choice = min(tied, key=lambda method: (costs[method], order.index(method)))
     others = [method for method in tied if method != choice]
     if choice != best_one:
-        why = f"the cheapest of {len(tied)} methods that {texts} texts do not distinguish from the best, {best_one}"
+        why = f"the cheapest of {len(tied)} methods that {texts} documents do not distinguish from the best, {best_one}"
     elif others:
-        why = f"the best on {texts} texts, which do not distinguish it from {listed(others)}, and no dearer"
+        why = f"the best on {texts} documents, which do not distinguish it from {listed(others)}, and no dearer"
     else:
-        why = f"the best on {texts} texts, distinguishable from every other"
+        why = f"the best on {texts} documents, distinguishable from every other"
     return choice, f"{choice}: {why}; its net gain is {_in_words(found[choice])}"
 
 
@@ -529,7 +529,7 @@ def _selection(trial: Trial, folder: Folder, progress: Progress, command: str) -
             order = trial.ranked(alive, before)
             dropped = [trial.row(method, before) for method in order[methods:]] + dropped
             alive = order[:methods]
-            progress.say(f"after {before} texts: {listed(alive)} go on")
+            progress.say(f"after {before} documents: {listed(alive)} go on")
         trial.measure_now(trial.round(alive, texts), folder, progress, command)
         before = texts
     choice, why = decide({each: trial.numbers(each, before)["gain"] for each in alive}, trial.costs, trial.comparisons)

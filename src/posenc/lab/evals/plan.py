@@ -121,7 +121,7 @@ class Plan:
     def __str__(self) -> str:
         *_, (texts, methods) = self.rounds
         return (
-            f"plan: {len(self.candidates)} methods, of which {methods} read {texts} texts of {self.target_length} tokens; about "
+            f"plan: {len(self.candidates)} methods, of which {methods} read {texts} documents of {self.target_length} tokens; about "
             f"{self.planned_minutes:.2g} minutes at {1 / self.seconds_per_token:.0f} tokens a second"
         )
 

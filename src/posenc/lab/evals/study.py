@@ -47,7 +47,7 @@ from posenc.pretrained.inference import check_causal, check_tokens, evaluating
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import chosen_because, load
 from posenc.pretrained.methods import written_factor
-from posenc.pretrained.models import check_model, unwrap
+from posenc.pretrained.models import check_model, model_structure, unwrap
 from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
@@ -180,7 +180,8 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         longest = self.settings.lengths[-1]
         scores = 4 * int(self.model_facts["heads"]) * CHUNK * longest
         logits = 3 * 4 * CHUNK * int(unwrap(self.model).get_input_embeddings().weight.shape[0])
-        return self.batch_size * (2 * self.cache_bytes_per_token * longest + scores + logits)
+        of_token, of_windows = self.cache_bytes
+        return self.batch_size * (2 * (of_token * longest + of_windows) + scores + logits)
 
     # ---------------------------------------------------------------- as a study
 
@@ -308,7 +309,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         results["longer"] = comparison(self.tasks, texts, self.trained_length)
         results["question_in_front"] = question_in_front(self.tasks, texts)
         for row in results["cost"]:
-            row["cache_bytes_per_token"] = self.cache_bytes_per_token
+            row["cache_bytes_per_token"], row["cache_bytes_of_windows"] = self.cache_bytes
         return {
             "model": self.model_facts | {"precision": chosen_because(self.model)},
             "settings": {"preset": preset_of(s), **asdict(s), "tasks": list(self.tasks), "batch_size": self.batch_size},
@@ -439,16 +440,15 @@ class Evaluation(Study[AnyCell, AnyRecord]):
             "device": self.device.type,
         }
 
-    @property
-    def cache_bytes_per_token(self) -> int:
-        facts = self.model_facts
-        return (
-            2
-            * int(facts["layers"])
-            * int(facts["kv_heads"])
-            * int(facts["head_dim"])
-            * unwrap(self.model).dtype.itemsize
-        )
+    @cached_property
+    def cache_bytes(self) -> tuple[int, int]:
+        """Of a token in the layers that see all keys, and of all layers with a window together."""
+        item = unwrap(self.model).dtype.itemsize
+        with suppress(InputError):
+            structure = model_structure(self.model)
+            return structure.cached_numbers * item, structure.cached_in_windows * item
+        layers, heads, width = (int(self.model_facts[name]) for name in ("layers", "kv_heads", "head_dim"))
+        return 2 * layers * heads * width * item, 0
 
     @cached_property
     def model_facts(self) -> dict[str, Any]:

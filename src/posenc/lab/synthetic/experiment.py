@@ -5,6 +5,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from inspect import getdoc
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -155,9 +156,18 @@ class Synthetic(OverLengths):
 
     def started(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
         """The same behind a token that begins every sequence, by which a model without positions can count."""
-        inputs, targets, _ = self.generate(n, length, generator)
-        begin, nothing = torch.full((n, 1), self.vocabulary), torch.full((n, 1), IGNORED)
-        return SequenceBatch(torch.cat((begin, inputs), 1), torch.cat((nothing, targets), 1))
+        return self.begun(self.generate(n, length, generator))
+
+    def begun(self, batch: SequenceBatch) -> SequenceBatch:
+        """Sequences behind that token."""
+        begin = torch.full((len(batch.inputs), 1), self.vocabulary)
+        inputs, targets = torch.cat((begin, batch.inputs), 1), torch.cat((begin, batch.targets), 1)
+        targets[:, 0] = IGNORED
+        return SequenceBatch(inputs, targets)
+
+    def held_out(self, condition: int, generator: torch.Generator) -> SequenceBatch:
+        """The test sequences of a condition; those of training, of another length, unless a task says otherwise."""
+        return self.started(self.sequences, self.size_at(condition), generator)
 
     # ---------------------------------------------------------------- conditions
 
@@ -188,18 +198,18 @@ class Synthetic(OverLengths):
         if source != self.data:
             raise InputError(f"data={source!r}: the sequences of task {self.name} are generated; leave data out")
         generator = torch.Generator().manual_seed(HELD_OUT_SEED)
-        test = {factor: self.started(self.sequences, self.size_at(factor), generator) for factor in self.factors}
+        test = {condition: self.held_out(condition, generator) for condition in self.conditions}
         digest = hashlib.sha256(b"".join(part.numpy().tobytes() for batch in test.values() for part in batch[:2]))
         chance = {}
         for factor, batch in test.items():
             asked = batch.targets[batch.targets != IGNORED]
             chance[factor] = asked.bincount().max().item() / len(asked)
-        about = tuple(" ".join(part.split()) for part in (type(self).__doc__ or self.name).split("\n\n"))
+        about = tuple(" ".join(part.split()) for part in (getdoc(type(self)) or self.name).split("\n\n"))
         return SyntheticCorpus(self.name, about, digest.hexdigest(), test, chance), self
 
     def check_data(self, corpus: SyntheticCorpus) -> None:
-        shapes = {factor: tuple(batch.inputs.shape) for factor, batch in corpus.test.items()}
-        if shapes != {factor: (self.sequences, self.tokens_at(factor)) for factor in self.factors}:
+        shapes = {condition: tuple(batch.inputs.shape) for condition, batch in corpus.test.items()}
+        if shapes != {condition: (self.sequences, self.tokens_at(condition)) for condition in self.conditions}:
             raise InputError(
                 f"length={self.length}: the sequences were generated for other settings; load them for these"
             )
@@ -220,11 +230,11 @@ class Synthetic(OverLengths):
         """Of each sequence the mean loss of its answer's tokens, the share of them that the model predicts from those before
         (the right ones), and whether it predicts all: then it also generates the answer."""
         losses, accuracy, exact = {}, {}, {}
-        for factor in self.factors:
-            asked = (part[factor].targets[: self.sequences] != IGNORED).sum(1)
-            of_tokens, hits = score(model, variant, factor, self, part[factor].rows, on_batch)
-            losses[factor], right = of_tokens.sum(1) / asked, hits.sum(1)
-            accuracy[factor], exact[factor] = right / asked, (right == asked).to(right.dtype)
+        for condition in self.conditions:
+            asked = (part[condition].targets[: self.sequences] != IGNORED).sum(1)
+            of_tokens, hits = score(model, variant, condition, self, part[condition].rows, on_batch)
+            losses[condition], right = of_tokens.sum(1) / asked, hits.sum(1)
+            accuracy[condition], exact[condition] = right / asked, (right == asked).to(right.dtype)
         return Scores(losses, extra={ACCURACY: accuracy, EXACT: exact})
 
     # ---------------------------------------------------------------- results

@@ -3,12 +3,14 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from itertools import combinations, permutations
 
 import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.lab.synthetic.experiment import IGNORED, SequenceBatch, Synthetic, answered
+from posenc.lab.experiment import Criterion
+from posenc.lab.synthetic.experiment import ACCURACY, IGNORED, SequenceBatch, Synthetic, answered
 
 __all__ = ["TASKS"]
 
@@ -306,7 +308,218 @@ class Dyck(OfSymbols):
         return SequenceBatch(torch.stack(inputs, 1), torch.stack(targets, 1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlipFlop(OfSymbols):
+    """Instructions, each with a symbol: write it, ignore it, or read, at which the symbol that was last written is asked for. Of
+    the instructions between the first, which writes, and the last, which reads, 80 % are ignored in training; of the test, 10 %
+    (dense), 80 % and 98 % (sparse).
+
+    Source: Liu et al. 2023, "Exposing Attention Glitches with Flip-Flop Language Modeling": FFL(0.8), FFL(0.1), FFL(0.98), of
+    two symbols; the other instructions write or read, equally often. length is that of training and of the test.
+    """
+
+    length: int = 64
+    factors: tuple[int, ...] = (1,)
+    symbols: int = 2
+    batch_size: int = 32
+
+    name = "flip_flop"
+    counted = "instruction"
+    shortest = 2
+    signs = 3
+    criterion = Criterion(ACCURACY, undertrained=0.2, points="shares", condition="ignored", size="share")
+    conditions = (10, 80, 98)
+    trained_at = 80
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factors != (1,):
+            raise InputError(
+                f"factors={' '.join(map(str, self.factors))}: task flip_flop is tested with other shares of ignored instructions, at "
+                "the length of training; leave factors out"
+            )
+
+    def size_at(self, condition: int) -> int:
+        return condition
+
+    def spelled(self, condition: int) -> str:
+        return f"{condition} % ignored"
+
+    def tokens_at(self, condition: int) -> int:
+        return 1 + self.tokens_in(self.length)
+
+    def tokens_in(self, length: int) -> int:
+        return 2 * length
+
+    def held_out(self, condition: int, generator: torch.Generator) -> SequenceBatch:
+        return self.begun(self.instructed(self.sequences, self.length, condition, generator))
+
+    def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
+        return self.instructed(n, length, self.trained_at, generator)
+
+    def instructed(self, n: int, length: int, ignored: int, generator: torch.Generator) -> SequenceBatch:
+        """Sequences in which so many of a hundred instructions are ignored."""
+        symbols = torch.randint(self.symbols, (n, length), generator=generator)
+        shares = torch.tensor([(100 - ignored) / 2, (100 - ignored) / 2, float(ignored)])
+        write, read, _ = range(3)
+        done = shares.expand(n, -1).multinomial(length, replacement=True, generator=generator)
+        done[:, 0], done[:, -1] = write, read
+        last = torch.where(done == write, torch.arange(length), 0).cummax(1).values
+        symbols = torch.where(done == read, symbols.gather(1, last), symbols)
+        asked = torch.where(done == read, symbols, IGNORED)
+        tokens = torch.stack((done + self.symbols, symbols), 2).flatten(1)
+        return SequenceBatch(tokens, torch.stack((asked, torch.full_like(asked, IGNORED)), 2).flatten(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBack(OfSymbols):
+    """Four keys, each followed by a value, over and over: at each key, which value had it the given number of times before?
+
+    Source: N-back recall (MQRAR) of Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder
+    Transformations", here with an answer at every key that has been there often enough. symbols is the number of values.
+    """
+
+    length: int = 32
+
+    name = "n_back_1"
+    counted = "pair"
+    KEYS = 4
+    signs = KEYS
+    BACK = 1
+    shortest = KEYS * BACK + 1
+
+    def tokens_in(self, length: int) -> int:
+        return 2 * length
+
+    def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
+        keys = torch.randint(self.KEYS, (n, length), generator=generator)
+        values = torch.randint(self.symbols, (n, length), generator=generator)
+        times = (keys[:, :, None] == torch.arange(self.KEYS)).cumsum(1).gather(2, keys[:, :, None])
+        meant = (keys[:, :, None] == keys[:, None]) & (times - self.BACK == times.mT)  # one value, or none
+        asked = torch.where(meant.any(2), (meant * values[:, None]).sum(2), IGNORED)
+        tokens = torch.stack((keys + self.symbols, values), 2).flatten(1)
+        return SequenceBatch(tokens, torch.stack((asked, torch.full_like(asked, IGNORED)), 2).flatten(1))
+
+
+class TwoBack(OneBack):
+    name, BACK, shortest = "n_back_2", 2, 2 * OneBack.KEYS + 1
+
+
+class ThreeBack(OneBack):
+    name, BACK, shortest = "n_back_3", 3, 3 * OneBack.KEYS + 1
+
+
+class FourBack(OneBack):
+    name, BACK, shortest = "n_back_4", 4, 4 * OneBack.KEYS + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveCopy(OfSymbols):
+    """Eight symbols at random places among blanks: write them in their order.
+
+    Source: selective copying of Gu & Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", there with
+    16 symbols in a length of 4096. length is that of symbols and blanks.
+    """
+
+    length: int = 32
+
+    name = "selective_copy"
+    counted = "token"
+    shortest = COPIED = 8
+    signs = 2
+
+    def tokens_in(self, length: int) -> int:
+        return length + self.COPIED
+
+    def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
+        symbols = torch.randint(self.symbols, (n, self.COPIED), generator=generator)
+        places = torch.rand(n, length, generator=generator).argsort(1)[:, : self.COPIED].sort(1).values
+        question = torch.full((n, length + 1), self.symbols).scatter(1, places, symbols)
+        question[:, -1] = self.symbols + 1
+        return answered(question, symbols)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndirectIndexing(OfSymbols):
+    """Different symbols, then one of them again, and a shift of up to eight places to the left or the right: which symbol stands
+    there from it?
+
+    Source: Gopalakrishnan et al. 2025, "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings".
+    """
+
+    symbols: int = 128
+
+    name = "indirect_indexing"
+    FARTHEST = 8
+    signs = 2 * FARTHEST
+    shortest = FARTHEST + 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.symbols < self.size_at(self.factors[-1]):
+            raise InputError(
+                f"symbols={self.symbols}: task {self.name} has {self.size_at(self.factors[-1])} different symbols in its longest "
+                "test; give as many, or a smaller length or factors"
+            )
+
+    def tokens_in(self, length: int) -> int:
+        return length + 2
+
+    def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
+        symbols = torch.rand(n, self.symbols, generator=generator).argsort(1)[:, :length]
+        which = torch.randint(self.signs, (n, 1), generator=generator)
+        shift = torch.where(which < self.FARTHEST, which - self.FARTHEST, which - self.FARTHEST + 1)
+        room = length - shift.abs()
+        source = (torch.rand(n, 1, generator=generator) * room).long().clamp(max=room - 1) - shift.clamp(max=0)
+        question = torch.cat((symbols, symbols.gather(1, source), which + self.symbols), 1)
+        return answered(question, symbols.gather(1, source + shift))
+
+
+@dataclass(frozen=True, kw_only=True)
+class A5(OfSymbols):
+    """Even permutations of five things, one after another: at each, which one are all so far together?
+
+    Source: the word problem of the group A5 of Merrill et al. 2024, "The Illusion of State in State-Space Models", and Liu et
+    al. 2023, "Transformers Learn Shortcuts to Automata". symbols is the order of the group, 60.
+    """
+
+    length: int = 8
+    symbols: int = 60
+
+    name = "a5"
+    counted = "element"
+    signs = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.symbols != len(ELEMENTS):
+            raise InputError(
+                f"symbols={self.symbols}: the group of task a5 has {len(ELEMENTS)} elements; leave symbols out"
+            )
+
+    def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:
+        factors = torch.randint(self.symbols, (n, length), generator=generator)
+        products = [factors[:, 0]]
+        for factor in factors.unbind(1)[1:]:
+            products.append(PRODUCTS[products[-1], factor])
+        return SequenceBatch(factors, torch.stack(products, 1))
+
+
+def even(permutation: tuple[int, ...]) -> bool:
+    return sum(a > b for a, b in combinations(permutation, 2)) % 2 == 0
+
+
+ELEMENTS = [each for each in permutations(range(5)) if even(each)]
+"""A5; each element sends i to its i-th number."""
+PRODUCTS = torch.tensor([[ELEMENTS.index(tuple(b[i] for i in a)) for b in ELEMENTS] for a in ELEMENTS])
+"""The element that is a, then b."""
+
+
 TASKS: dict[str, type[Synthetic]] = {
-    task.name: task for task in (Copy, Reverse, Recall, Addition, Sort, Dyck, Parity, Induction, FirstToken, Modular)
-}
+    task.name: task
+    for task in (
+        Copy, Reverse, Recall, Addition, Sort, Dyck, Parity, Induction, FirstToken, Modular, FlipFlop, OneBack, TwoBack,
+        ThreeBack, FourBack, SelectiveCopy, IndirectIndexing, A5,
+    )
+}  # fmt: skip
 """Every generated task by name."""

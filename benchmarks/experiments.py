@@ -1,0 +1,247 @@
+"""The measurements that decide which encoding is good at what: trainings by budget, rate, text, tokens, task and size.
+
+    python benchmarks/experiments.py budget --out DIR [--seeds 1] [--share 1/2]
+
+trains the models of an experiment that DIR does not have yet, the first seed of all settings first, says how long it will take, and
+adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
+several machines, each with its share, are merged with --merge. One process trains; more: --workers.
+"""
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc.errors import InputError
+from posenc.lab.archive import write
+from posenc.lab.checkpoint import Checkpoints
+from posenc.lab.compare import Comparison, ComparisonStudy
+from posenc.lab.engines import Tick, create
+from posenc.lab.experiment import Dataset, Experiment, Run
+from posenc.lab.machine import describe
+from posenc.lab.results import RunRecord
+from posenc.lab.store import Store
+from posenc.lab.study import Study, run
+from posenc.lab.synthetic.tasks import TASKS
+from posenc.lab.text import Settings
+from posenc.report.terminal import Display
+
+BASE = "rope:rope_theta=30"
+"""RoPE with a base for a training length of 128."""
+BASELINES = ("none", "rope", BASE, "alibi")
+LEADERS = (
+    "selective_attention", "stick_breaking", "kerple", "shaw", "dape", "sandwich", "fire", "grape_a", "fox", "projected_relative",
+    "wall", "local_nope:window=16:every=2",
+)  # fmt: skip
+"""The twelve best of the leaderboard at the longest length, by their mean score."""
+SIXTEEN = (*BASELINES, *LEADERS)
+NINE = (*BASELINES[:2], "alibi", *LEADERS[:6])
+RATES = (1, 0.5, 1 / 1.4, 1.4, 2)
+TEXTS = ("prose", "code", "chinese")
+NEAR = (2, 8, 32, 128, 512, 1024)
+FAR = (2, 8, 32, 128, 512, 2048, 4096)
+TEXT = Settings(steps=480, windows=200, contexts=NEAR)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Trainings under one setting. folder: of their archives."""
+
+    folder: str
+    settings: Experiment
+    data: str = "generated"
+    encodings: tuple[str, ...] = SIXTEEN
+
+
+@dataclass(frozen=True)
+class Trials:
+    """An experiment: what it asks, the plans, and seeds for each."""
+
+    question: str
+    plans: tuple[Plan, ...]
+    seeds: int
+
+
+def faster(rate: str, by: float) -> Settings:
+    return TEXT.changed(**{rate: by * getattr(TEXT, rate)})
+
+
+def of_task(name: str, steps: int) -> Plan:
+    return Plan(f"{name}-{steps}", TASKS[name]().changed(steps=steps))
+
+
+EXPERIMENTS: dict[str, Trials] = {
+    "budget": Trials(
+        "does a lead survive training?",
+        tuple(Plan(f"code-{steps}", TEXT.changed(steps=steps), "code") for steps in (120, 480, 1920)),
+        4,
+    ),
+    "rate": Trials(
+        "is a lead one of the learning rate?",
+        tuple(
+            Plan(f"{rate}-{by:.2f}", faster(rate, by), "code")
+            for rate in ("learning_rate", "position_learning_rate")
+            for by in RATES
+            if by != 1 or rate == "learning_rate"
+        ),
+        2,
+    ),
+    "corpora": Trials("does the order depend on the text?", tuple(Plan(f"{text}-480", TEXT, text) for text in TEXTS), 3),
+    "tokens": Trials(
+        "bytes or tokens?",
+        tuple(
+            Plan(f"bpe{size}-{length}", TEXT.changed(tokenizer=f"bpe:{size}", length=length, batch_size=1536 // length, contexts=seen), "code")
+            for size in (512, 4096)
+            for length, seen in ((128, NEAR), (512, FAR))
+        ),
+        3,
+    ),
+    "far": Trials(
+        "is text before the last 512 bytes read?",
+        tuple(Plan(f"{text}-512", TEXT.changed(length=512, batch_size=3, contexts=FAR), text) for text in TEXTS),
+        3,
+    ),
+    "recall": Trials("how many trainings learn to recall, and when?", (of_task("recall", 2000),), 16),
+    "tasks": Trials(
+        "where recency is not enough",
+        (
+            of_task("flip_flop", 600), *(of_task(f"n_back_{n}", 600) for n in (1, 2, 3, 4)), of_task("selective_copy", 600),
+            of_task("indirect_indexing", 1500), of_task("a5", 1500), of_task("parity", 600), of_task("reverse", 600),
+        ),
+        8,
+    ),
+    "sizes": Trials(
+        "does the order change with size?",
+        tuple(
+            Plan(f"{name}M", settings, "code", NINE)
+            for name, settings in (("0.5", TEXT), ("1.9", TEXT.changed(dim=256, num_heads=8)), ("7.5", TEXT.changed(dim=512, num_heads=16)))
+        ),
+        3,
+    ),
+}  # fmt: skip
+
+
+class Planned(Study[Run, RunRecord]):
+    """The plans of an experiment in one folder, seed by seed, and within a seed plan by plan."""
+
+    name = "compare"
+    unit = "runs"
+
+    def __init__(self, studies: Mapping[tuple[Experiment, str], ComparisonStudy]) -> None:
+        self.studies = studies
+
+    def of(self, cell: Run) -> ComparisonStudy:
+        return self.studies[cell.settings, cell.data]
+
+    def remote(self) -> "Planned":
+        return Planned({key: study.remote() for key, study in self.studies.items()})
+
+    def check(self) -> None:
+        for study in self.studies.values():
+            study.check()
+
+    def cells(self) -> list[Run]:
+        return sorted((cell for study in self.studies.values() for cell in study.cells()), key=lambda cell: cell.seed)
+
+    def facts(self, cell: Run) -> Mapping[str, Any]:
+        return cell.facts()
+
+    def record(self, cell: object) -> type[Any]:
+        return RunRecord
+
+    def work(self, job: Sequence[Run]) -> float:
+        return sum(self.of(cell).work([cell]) for cell in job)
+
+    def describe(self, job: Sequence[Run]) -> str:
+        return f"{job[0].settings.name}, {job[0].settings.steps} steps, {self.of(job[0]).describe(job)}"
+
+    def measure(self, job: Sequence[Run], tick: Tick) -> dict[Run, RunRecord]:
+        return {cell: record for each in job for cell, record in self.of(each).measure([each], tick).items()}
+
+    def stored(self, cell: Run, measured: RunRecord) -> None:
+        self.of(cell).stored(cell, measured)
+
+    def behaviour(self, cell: Run) -> Mapping[str, float]:
+        return self.of(cell).behaviour(cell)
+
+    def kind(self, cell: Run) -> Run:
+        return self.of(cell).kind(cell)
+
+    def results(self, done: Mapping[Run, RunRecord]) -> dict[str, Any]:
+        seconds = {f"{cell.settings.name} {cell.id}": record.training_seconds for cell, record in done.items()}
+        return {"settings": {}, "training_seconds": seconds}
+
+
+def studies(
+    plans: Collection[Plan], seeds: int, directory: Path, minutes: float = 10
+) -> dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]]:
+    """The comparison of each plan, by its settings and data."""
+    made: dict[tuple[Experiment, str], tuple[Plan, ComparisonStudy]] = {}
+    loaded: dict[tuple[str, str], Dataset] = {}
+    for plan in plans:
+        key = plan.data, getattr(plan.settings, "tokenizer", repr(plan.settings))
+        if key not in loaded:
+            loaded[key], _ = plan.settings.load(plan.data)
+        corpus, settings = loaded[key], plan.settings
+        if hasattr(settings, "vocab_size"):
+            settings = replace(settings, vocab_size=corpus.vocab_size)
+        comparison = Comparison(plan.encodings, seeds, settings)
+        made[settings, corpus.digest] = (
+            plan,
+            ComparisonStudy(comparison, corpus, Checkpoints(directory.absolute(), minutes)),
+        )
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "experiment", choices=EXPERIMENTS, help="; ".join(f"{n}: {e.question}" for n, e in EXPERIMENTS.items())
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the finished runs")
+    parser.add_argument("--seeds", type=int, help="trainings of each encoding (default: the experiment's)")
+    parser.add_argument("--share", default="1/1", help="train only this share, such as 1/4")
+    parser.add_argument("--merge", nargs="*", default=[], help="first copy the runs of these folders")
+    parser.add_argument("--workers", type=int, default=1, help="models trained at a time")
+    parser.add_argument("--dry", action="store_true", help="say what would be trained, and train nothing")
+    options = parser.parse_args()
+    trials = EXPERIMENTS[options.experiment]
+    planned = studies(trials.plans, options.seeds or trials.seeds, options.out)
+    study = Planned({key: each for key, (_, each) in planned.items()})
+    if options.dry:
+        for (settings, digest), (plan, each) in planned.items():
+            print(
+                f"{plan.folder}: {len(each.cells())} runs of {settings.name}, {settings.steps} steps, data {digest[:12]}"
+            )
+        return
+    part, _, parts = options.share.partition("/")
+    machine = {name: value for name, value in describe(torch.device("cpu")).items() if name != "load"}
+    archives = options.out / "archives"
+
+    class Archived(Display):
+        """Adds each finished run to its archive, so that nothing is lost when this is killed."""
+
+        def finished(self, what: str, measured: Mapping[Any, Any], done: int) -> None:
+            super().finished(what, measured, done)
+            add([*measured])
+
+    def add(runs: Sequence[Run]) -> None:
+        store = Store(options.out)
+        for each in runs:
+            stored = store.load(each.id, RunRecord)
+            if stored is None:
+                raise InputError(f"out={str(options.out)!r}: run {each.id} is gone; run the same command again")
+            plan, _ = planned[each.settings, each.data]
+            write(archives / options.experiment / plan.folder, {each: stored}, machine)
+
+    engine = create("here") if options.workers == 1 else create("local", workers=options.workers)
+    with Archived() as progress:
+        run(study, options.out, engine=engine, progress=progress, share=(int(part), int(parts)), merge=options.merge)
+    add([cell for cell in study.cells() if Store(options.out).load(cell.id, RunRecord) is not None])
+
+
+if __name__ == "__main__":
+    main()

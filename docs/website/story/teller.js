@@ -1,0 +1,105 @@
+"use strict";
+// Two columns that write from one seed, each by its own method, and the surprise of a healthy copy at every token: what the model as trained
+// assigns with at most `trained` tokens before it. Its context restarts at half of that, so that it has never less.
+posenc.teller = (() => {
+  const PLAIN = "none", PIECES = "truncation", TEMPERATURE = 0.8, TOP = 40, FORBIDDEN = 3;  // unknown, begin and end
+
+  // Numbers in [0, 1) that a seed gives: mulberry32 (T. Ettinger, 2017).
+  function numbers(seed) {
+    let state = seed >>> 0;
+    return () => {
+      state = (state + 0x6d2b79f5) >>> 0;
+      let t = Math.imul(state ^ (state >>> 15), state | 1);
+      t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+      return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
+    };
+  }
+
+  function drawn(logits, number) {
+    const best = [];
+    for (let id = FORBIDDEN; id < logits.length; id++) {
+      if (best.length === TOP && logits[id] <= logits[best[TOP - 1]]) continue;
+      let at = best.length === TOP ? TOP - 1 : best.length;
+      for (; at > 0 && logits[best[at - 1]] < logits[id]; at--) best[at] = best[at - 1];
+      best[at] = id;
+    }
+    const shares = best.map(id => Math.exp((logits[id] - logits[best[0]]) / TEMPERATURE));
+    let left = number * shares.reduce((sum, one) => sum + one, 0);
+    return best[shares.findIndex(share => (left -= share) < 0)] ?? best[0];
+  }
+
+  function surprise(logits, token) {  // nats
+    let top = -Infinity, sum = 0;
+    for (const one of logits) if (one > top) top = one;
+    for (const one of logits) sum += Math.exp(one - top);
+    return top + Math.log(sum) - logits[token];
+  }
+
+  function healthy(engine, methods, trained) {
+    let [now, next] = [engine.stream(trained), engine.stream(trained)];
+    const half = trained >> 1;
+    function begin() {
+      now.place(methods[PLAIN]);
+      next.place(methods[PLAIN]);
+    }
+    function read(token, wanted = true) {
+      if (now.length === trained) {
+        [now, next] = [next, now];
+        next.place(methods[PLAIN]);
+      }
+      if (now.length >= half) next.read(token, false);
+      return now.read(token, wanted);
+    }
+    return { begin, read };
+  }
+
+  function teller(engine, methods, trained, most) {
+    const columns = [0, 1].map(() => ({ stream: engine.stream(most), judge: healthy(engine, methods, trained) }));
+    let at = 0, random = null, beginning = [], until = most;
+
+    // names: of the columns' methods. tokens: that both begin with. length: where they end.
+    function begin({ seed, names, tokens, length }) {
+      [random, at, beginning, until] = [numbers(seed), 0, tokens, Math.min(length, most)];
+      columns.forEach((column, which) => {
+        Object.assign(column, { name: names[which], token: tokens[0], surprise: 0 });
+        column.stream.place(methods[names[which]]);
+        column.judge.begin();
+      });
+    }
+
+    // The next token of both: [{token, surprise}, ..], or null at the end.
+    function step() {
+      if (at >= until) return null;
+      const found = columns.map(({ token, surprise: cost }) => ({ token, surprise: cost }));
+      at += 1;
+      const number = at < beginning.length ? 0 : random();
+      for (const column of columns) advance(column, number);
+      return found;
+    }
+
+    function advance(column, number) {
+      const { name, token, stream, judge } = column, alike = name === PIECES || (name === PLAIN && at <= trained);
+      if (name === PLAIN && alike) stream.read(token, false);  // the healthy copy has its logits
+      const judged = alike ? judge.read(token) : judge.read(token).slice(), own = alike ? judged : stream.read(token);
+      column.token = at < beginning.length ? beginning[at] : drawn(own, number);
+      column.surprise = surprise(judged, column.token);
+    }
+
+    // The probability of each candidate after a text, by a method: yields how much of the text is read, returns the probabilities.
+    function* answer(name, tokens, candidates) {
+      const { stream, judge } = columns[0], read = name === PIECES ? judge.read : stream.read;
+      if (name === PIECES) judge.begin();
+      else stream.place(methods[name]);
+      let logits = null;
+      for (let index = 0; index < tokens.length; index++) {
+        logits = read(tokens[index], index === tokens.length - 1);
+        yield index / tokens.length;
+      }
+      return candidates.map(id => Math.exp(-surprise(logits, id)));
+    }
+
+    return { begin, step, answer };
+  }
+
+  return { teller, numbers };
+})();

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A KV cache for any encoding: rotated keys where it can, values, and the gates of a layer's input."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding, checked_gates, require_fit
+from posenc.errors import InputError, check_flags, check_integers, check_sizes, shown
+from posenc.positions import Positions
+
+ROOM = 64
+"""Tokens, at least, for which a layer takes memory ahead, beside a quarter of those that it has."""
+
+
+class _Layer(NamedTuple):
+    """tensors: keys, values and gates, (batch, heads, room, width), of which the first `tokens` are filled. rotated: keys and
+    values are as `rotate_keys` and `rotate_values` left them."""
+
+    tensors: tuple[Tensor, ...]
+    tokens: int
+    rotated: bool
+
+    def filled(self, tokens: int) -> tuple[Tensor, ...]:
+        return tuple(x[:, :, :tokens] for x in self.tensors)
+
+
+class KVCache:
+    """The KV cache of a model: of each layer the keys, the values, and the gates where an encoding makes them. Pass it to
+    `posenc.attention(..., cache=cache)` with the new tokens alone.
+
+    rotated: True stores keys rotated, each once, and values that an encoding rotates; an encoding that cannot rotate keys
+    alone refuses it. False stores them unrotated, for a model whose encoding or frequency schedule changes later, and rotates
+    all in each call. None: rotated in each layer whose encoding can.
+    capacity: tokens for which memory is taken at once; more are refused. None: the cache grows.
+
+    The positions of a call say which tokens are new, so a cache is rolled back by positions with a smaller offset: what comes
+    after them is overwritten. Without gradients the tensors are written in place.
+    """
+
+    def __init__(self, *, rotated: bool | None = None, capacity: int | None = None) -> None:
+        if rotated is not None:
+            check_flags(rotated=rotated)
+        if capacity is not None:
+            check_sizes(capacity=capacity)
+        self.rotated, self.capacity = rotated, capacity
+        self._layers: dict[int, _Layer] = {}
+        self._last: Positions | None = None
+
+    def __len__(self) -> int:
+        """Tokens that every layer has."""
+        return min((layer.tokens for layer in self._layers.values()), default=0)
+
+    def __repr__(self) -> str:
+        return f"KVCache({len(self)} tokens, {len(self._layers)} layers)"
+
+    def layer(self, layer: int) -> tuple[Tensor, ...]:
+        """Keys, values and gates of a layer, (batch, heads, len(self), width) each.
+
+        Raises:
+            InputError: a layer without tokens.
+        """
+        if layer not in self._layers:
+            raise InputError(f"layer={layer}: the cache has {sorted(self._layers) or 'no layers yet'}")
+        return self._layers[layer].filled(len(self))
+
+    def positions(self, num_queries: int = 1) -> Positions:
+        """Causal positions of the next tokens of each row: those after the cache, where a row's padding does not count.
+
+        Raises:
+            InputError: the tokens in the cache are not one text a row, counted from 0: pass Positions of your own.
+        """
+        check_integers(1, num_queries=num_queries)
+        last, count = self._last, len(self)
+        if last is None or count == 0:
+            return Positions.arange(num_queries, causal=True)
+        if _counts_tokens(last):
+            if last.valid is None:
+                return Positions.arange(num_queries, offset=count, causal=True, device=last.q.device)
+            valid = last.valid[:, :count]
+            mask = torch.cat((valid, valid.new_ones(len(valid), num_queries)), 1)
+            return Positions.from_mask(mask, num_queries, causal=True)
+        raise InputError(
+            "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
+            "all keys, such as Positions.from_ids(ids, key_ids, causal=True)"
+        )
+
+    def crop(self, length: int) -> None:
+        """Leave the first tokens alone.
+
+        Raises:
+            InputError: more than there are.
+        """
+        check_integers(0, length=length)
+        if length > len(self):
+            raise InputError(f"length={length}: the cache has {len(self)} tokens")
+        self._layers = {n: layer._replace(tokens=length) for n, layer in self._layers.items()} if length else {}
+
+    def reorder(self, rows: Tensor) -> None:
+        """Make row i what row rows[i] was, as a beam search does; there may be more or fewer rows than before.
+
+        Raises:
+            InputError: no 1-D tensor of integers.
+        """
+        if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
+            raise InputError(f"rows={shown(rows)}: pass a 1-D tensor of row numbers")
+        self._layers = {
+            n: layer._replace(tensors=tuple(x.index_select(0, rows.to(x.device)) for x in layer.filled(layer.tokens)))
+            for n, layer in self._layers.items()
+        }
+        last = self._last
+        if last is not None and last.valid is not None and len(last.valid) > 1 and _counts_tokens(last):
+            self._last = Positions.from_mask(last.valid[rows.to(last.valid.device)], last.num_queries)
+
+    # ---------------------------------------------------------------- as `attention` uses it
+
+    def extended(
+        self, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
+        gates: Tensor | Sequence[Tensor] | None,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], bool]:  # fmt: skip
+        """The keys, values and gates of all tokens, once those of new ones are stored; and whether keys are rotated."""
+        new = positions.shared(_new_keys, lambda: _new_keys(positions))
+        if k.dim() != 4 or k.shape[2] != positions.num_queries or positions.batch not in (1, k.shape[0]):
+            require_fit(new, k=k)
+        given = checked_gates(encoding, gates, k, layer)
+        before = self._layers.get(layer)
+        rotated = self.rotated is not False if before is None else before.rotated
+        if rotated and encoding is not None:
+            k, v, rotated = _rotated(k, v, encoding, new, layer, before is not None or self.rotated is True)
+        k, v, *of_all = self._stored(layer, (k, v, *given), positions, rotated)
+        self._last = positions
+        return k, v, tuple(of_all), rotated
+
+    def _stored(self, layer: int, new: tuple[Tensor, ...], positions: Positions, rotated: bool) -> tuple[Tensor, ...]:
+        tokens, before = positions.num_keys, positions.num_keys - positions.num_queries
+        old = self._layers.get(layer)
+        if old is None or old.tokens < before:
+            if before:
+                has = 0 if old is None else old.tokens
+                raise InputError(
+                    f"cache: layer {layer} has {has} tokens, positions are for {before} before the new ones; pass cache.positions(n)"
+                )
+            old = _Layer(tuple(x[:, :, :0] for x in new), 0, rotated)
+        if len(old.tensors) != len(new):
+            raise InputError(
+                f"cache: layer {layer} has {len(old.tensors)} tensors, its encoding makes {len(new)}, keys, values and "
+                f"{len(new) - 2} of gates: use a cache with one encoding"
+            )
+        if self.capacity is not None and tokens > self.capacity:
+            raise InputError(f"cache: {tokens} tokens, capacity={self.capacity}; make it larger, or leave it out")
+        for x, more in zip(old.tensors, new, strict=True):
+            if (x.shape[:2], x.shape[3], x.dtype) != (more.shape[:2], more.shape[3], more.dtype):
+                raise InputError(
+                    f"cache: layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {more.dtype} {tuple(more.shape)}: another "
+                    "batch, model or precision needs a cache of its own"
+                )
+        ragged = positions.q_order.shape[0] > 1
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            kept = old.filled(before)
+            tensors = tuple(
+                _scattered(x, y, positions) if ragged else torch.cat((x, y), 2) for x, y in zip(kept, new, strict=True)
+            )
+        else:
+            room = max(self.capacity or 0, tokens)
+            tensors = tuple(_with_room(x, before, tokens, room if self.capacity else 0) for x in old.tensors)
+            for x, more in zip(tensors, new, strict=True):
+                if ragged:
+                    x.scatter_(2, _slots(more, positions), more)
+                else:
+                    x[:, :, before:tokens] = more
+        self._layers[layer] = stored = _Layer(tensors, tokens, rotated)
+        return stored.filled(tokens)
+
+
+def _rotated(
+    k: Tensor, v: Tensor, encoding: Encoding, new: Positions, layer: int, must: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """Keys and values rotated at their positions, if the encoding can do so in this layer."""
+    part, _ = encoding.at(layer)
+    sites = part.sites()
+    if "rotate" not in sites and "rotate_values" not in sites:
+        return k, v, True
+    if not must and part.bias_reads_keys and "rotate" in sites:
+        return k, v, False
+    effects = encoding.effects(new, layer)
+    try:
+        return effects.keys_rotated(k), effects.values_rotated(v), True
+    except InputError:
+        if must:
+            raise
+        return k, v, False
+
+
+def _counts_tokens(positions: Positions) -> bool:
+    """Whether queries are one text a row, counted from its first token on."""
+    if positions.k_document is not None or positions.blocks or positions.sharding is not None:
+        return False
+    if positions.valid is None:
+        return positions.start == (positions.num_keys - positions.num_queries, 0)
+    counted = Positions.from_mask(positions.valid, positions.num_queries)
+    at = [p.q if p.q_valid is None else p.q * p.q_valid for p in (positions, counted)]
+    return at[0].shape == at[1].shape and torch.equal(*at)
+
+
+def _new_keys(positions: Positions) -> Positions:
+    """The tokens of this call alone, as keys."""
+    start = None if positions.start is None else (positions.start[0], positions.start[0])
+    return replace(
+        positions,
+        k=positions.q,
+        k_order=positions.q_order,
+        valid=None,
+        k_document=positions.q_document,
+        prefix=None,
+        blocks=(),
+    ).with_known(start=start)
+
+
+def _with_room(x: Tensor, before: int, tokens: int, room: int) -> Tensor:
+    """A tensor with room for so many tokens, of which the first `before` are those of x."""
+    if x.shape[2] >= max(tokens, room) and not (x.is_inference() and not torch.is_inference_mode_enabled()):
+        return x
+    wide = x.new_zeros(*x.shape[:2], room or tokens + max(ROOM, tokens // 4), x.shape[3])
+    wide[:, :, :before] = x[:, :, :before]
+    return wide
+
+
+def _slots(x: Tensor, positions: Positions) -> Tensor:
+    """Where the tokens of x, (batch, heads, n, width), go in rows of different lengths: behind the last one of each."""
+    return positions.q_order[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+
+
+def _scattered(old: Tensor, new: Tensor, positions: Positions) -> Tensor:
+    grown = torch.nn.functional.pad(old, (0, 0, 0, positions.num_keys - old.shape[2]))
+    return grown.scatter(2, _slots(new, positions), new)

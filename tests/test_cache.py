@@ -1,0 +1,188 @@
+"""`posenc.KVCache`: what it stores equals a full pass, however rows are padded, cut, reordered or rolled back."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import posenc
+from posenc import InputError, KVCache, Positions
+from posenc.encoding import gates_of
+
+ENCODINGS = ("rope", "alibi", "rope+alibi", "xpos", "fox", "rope@self_extend:window=4:group=2", "learned")
+SHAPE = {"dim": 32, "num_heads": 4, "head_dim": 8, "max_positions": 64, "num_layers": 2, "causal": True}
+N = 12
+CACHES = {"grows": {}, "unrotated": {"rotated": False}, "static": {"capacity": 20}}
+
+
+def tokens(rows: int = 2, n: int = N) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    heads = [torch.randn(rows, 4, n, 8, generator=generator, dtype=torch.float64) for _ in "qkv"]
+    return *heads, torch.randn(rows, n, 32, generator=generator, dtype=torch.float64)
+
+
+def made(text: str) -> posenc.Encoding:
+    torch.manual_seed(0)
+    return posenc.create(text, **SHAPE).double()
+
+
+def attend(encoding, given, positions, cache=None, layer=0):
+    q, k, v, x = given
+    return posenc.attention(q, k, v, encoding, positions, layer=layer, gates=gates_of(encoding, x), cache=cache)
+
+
+def part(given, first, end):
+    *heads, x = given
+    return *(y[:, :, first:end] for y in heads), x[:, first:end]
+
+
+def rows(given, which):
+    return tuple(x[which] for x in given)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("text", ENCODINGS)
+@pytest.mark.parametrize("trains", [False, True])
+def test_pieces_equal_the_full_pass_in_every_layer(text, kind, trains):
+    encoding, given = made(text), tokens()
+    full = attend(encoding, given, Positions.arange(N, causal=True))
+    with torch.set_grad_enabled(trains):
+        cache, outs = KVCache(**CACHES[kind]), [[], []]
+        for first, end in ((0, 5), (5, 6), (6, 9), (9, 12)):
+            positions = cache.positions(end - first)
+            for layer in (0, 1):
+                outs[layer].append(attend(encoding, part(given, first, end), positions, cache, layer))
+    assert len(cache) == N
+    assert_close(torch.cat(outs[0], 2), full, rtol=0, atol=1e-10)
+    assert_close(
+        torch.cat(outs[1], 2), attend(encoding, given, Positions.arange(N, causal=True), layer=1), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("text", ENCODINGS)
+@torch.no_grad()
+def test_a_padded_prompt_goes_on_as_each_row_alone(text, side):
+    encoding, given, lengths = made(text), tokens(), (6, 4)
+    mask, together = torch.zeros(2, 6, dtype=torch.long), [torch.full_like(y[..., :6, :], torch.nan) for y in given]
+    for row, n in enumerate(lengths):
+        at = slice(6 - n, 6) if side == "left" else slice(0, n)
+        mask[row, at] = 1
+        for padded, x in zip(together, given, strict=True):
+            padded[row, ..., at, :] = x[row, ..., :n, :]
+    cache = KVCache()
+    together[-1] = together[-1].nan_to_num()
+    attend(encoding, together, Positions.from_mask(mask, causal=True), cache)
+    steps = []
+    for i in range(3):
+        new = [torch.stack([x[row, ..., n + i : n + i + 1, :] for row, n in enumerate(lengths)]) for x in given]
+        steps.append(attend(encoding, new, cache.positions(), cache))
+    for row, n in enumerate(lengths):
+        alone = attend(encoding, part(rows(given, [row]), 0, n + 3), Positions.arange(n + 3, causal=True))
+        assert_close(torch.cat(steps, 2)[row], alone[0, :, n:], rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_rows_of_different_lengths_go_behind_each_rows_last_token():
+    encoding, given, lengths = made("rope+alibi"), tokens(), torch.tensor([6, 4])
+    cache = KVCache()
+    attend(
+        encoding,
+        part(given, 0, 6),
+        Positions.from_mask((torch.arange(6) < lengths[:, None]).long(), causal=True),
+        cache,
+    )
+    new = [torch.stack([x[row, ..., n : n + 1, :] for row, n in enumerate(lengths.tolist())]) for x in given]
+    out = attend(encoding, new, Positions.arange(1, lengths, causal=True), cache)
+    for row, n in enumerate(lengths.tolist()):
+        alone = attend(encoding, part(rows(given, [row]), 0, n + 1), Positions.arange(n + 1, causal=True))
+        assert_close(out[row], alone[0, :, n:], rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_rejected_drafts_are_overwritten_and_beams_change_rows():
+    encoding, given = made("fox"), tokens()
+    full = attend(encoding, given, Positions.arange(N, causal=True))
+    cache = KVCache()
+    attend(encoding, part(given, 0, 6), cache.positions(6), cache)
+    drafts = [x.flip(0) for x in part(given, 6, 9)]
+    attend(encoding, drafts, cache.positions(3), cache)
+    assert len(cache) == 9
+    again = attend(encoding, part(given, 6, 8), Positions.arange(2, offset=6, causal=True), cache)  # by positions alone
+    assert_close(again, full[:, :, 6:8], rtol=0, atol=1e-10)
+    cache.crop(7)
+    assert_close(attend(encoding, part(given, 7, 9), cache.positions(2), cache), full[:, :, 7:9], rtol=0, atol=1e-10)
+    beams = torch.tensor([1, 1, 0])
+    cache.reorder(beams)
+    out = attend(encoding, rows(part(given, 9, 10), beams), cache.positions(), cache)
+    assert_close(out, full[beams, :, 9:10], rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_beams_of_a_padded_prompt():
+    encoding, given, mask = made("rope"), tokens(), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    cache = KVCache()
+    attend(encoding, part(given, 0, 4), Positions.from_mask(mask, causal=True), cache)
+    cache.reorder(torch.tensor([1, 0]))
+    assert cache.positions().q.tolist() == [[4], [3]]
+
+
+def test_a_cache_of_inference_mode_goes_on_outside_of_it():
+    encoding, given = made("rope"), tokens()
+    full = attend(encoding, given, Positions.arange(N, causal=True))
+    cache = KVCache(capacity=N)
+    with torch.inference_mode():
+        attend(encoding, part(given, 0, 6), cache.positions(6), cache)
+    with torch.no_grad():
+        out = attend(encoding, part(given, 6, 9), cache.positions(3), cache)
+    assert_close(out, full[:, :, 6:9], rtol=0, atol=1e-10)
+
+
+def test_a_gradient_reaches_cached_keys():
+    encoding, given = made("rope"), tokens()
+    k = given[1].clone().requires_grad_()
+    cache = KVCache()
+    attend(encoding, part((given[0], k, *given[2:]), 0, 6), cache.positions(6), cache)
+    attend(encoding, part((given[0], k, *given[2:]), 6, 7), cache.positions(), cache).square().sum().backward()
+    assert k.grad is not None
+    assert bool(k.grad[:, :, :7].any(-1).all())
+
+
+@torch.no_grad()
+def test_bad_input_is_refused_before_anything_is_stored():
+    encoding, given = made("rope"), tokens()
+    cache = KVCache(capacity=8)
+    attend(encoding, part(given, 0, 5), cache.positions(5), cache)
+    stored = [x.clone() for x in cache.layer(0)]
+    new = part(given, 5, 6)
+    for call, message in (
+        (
+            lambda: attend(encoding, new, Positions.arange(1, 7, causal=True), cache),
+            "layer 0 has 5 tokens, positions are for 7",
+        ),
+        (lambda: attend(encoding, new, cache.positions(), cache, layer=1), "layer 1 has 0 tokens"),
+        (lambda: attend(encoding, part(given, 5, 9), cache.positions(4), cache), "9 tokens, capacity=8"),
+        (lambda: attend(encoding, part(given, 5, 7), cache.positions(1), cache), "positions are for 1 queries"),
+        (lambda: attend(encoding, rows(new, [0]), cache.positions(), cache), "another batch"),
+        (
+            lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache),
+            "precision needs a cache of its own",
+        ),
+        (lambda: attend(made("fox"), new, cache.positions(), cache), "layer 0 has 2 tensors, its encoding makes 3"),
+        (lambda: posenc.attention(*new[:3], encoding, cache.positions(), cache={}), "pass a posenc.KVCache"),
+        (
+            lambda: posenc.attention(*new[:3], encoding, cache.positions(), keys_rotated=True, cache=cache),
+            "pass them unrotated",
+        ),
+        (lambda: cache.crop(6), "length=6: the cache has 5"),
+        (lambda: cache.layer(3), "layer=3"),
+        (lambda: cache.reorder(torch.tensor([True])), "rows="),
+        (lambda: KVCache(capacity=0), "capacity=0"),
+        (lambda: attend(made("xpos"), given, None, KVCache(rotated=True)), "middle of all keys"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    assert all(torch.equal(x, y) for x, y in zip(cache.layer(0), stored, strict=True))
+    packed = KVCache()
+    attend(encoding, given, Positions.packed([5, 7], causal=True), packed)
+    with pytest.raises(InputError, match="not one text a row"):
+        packed.positions()
