@@ -2,7 +2,7 @@
 
     python benchmarks/conform_peers/run.py [peer_litgpt ...] [--write benchmarks/conform.md] [--earlier]
 
-Each peer_*.py adapts one package to the conventions; a package that cannot be imported is listed with the reason.
+Each peer_*.py adapts one package to the conventions, or in PACKAGES several; a package that cannot be imported is listed with the reason.
 --earlier: of the installed releases, put what does not conform into the table of earlier releases.
 """
 
@@ -52,12 +52,13 @@ def rows(names: list[str]) -> tuple[list[str], list[str]]:
             reason = " ".join(str(error).split())[:200]
             missing.append(f"- {name.removeprefix('peer_')}: {type(error).__name__}: {reason}")
             continue
-        version = importlib.metadata.version(peer.PACKAGE)
-        for what, function, kind in peer.CHECKS:
+        checks = getattr(peer, "PACKAGES", None) or {peer.PACKAGE: peer.CHECKS}
+        for package, (what, function, kind) in [(name, each) for name in checks for each in checks[name]]:
+            version = importlib.metadata.version(package)
             verdict = conform(function, kind)
             words = in_words(verdict)
             notes = f" ({'; '.join(verdict.notes)})" if verdict.notes else ""
-            cells = (words + notes, f"{peer.PACKAGE} {version}", what, kind)
+            cells = (words + notes, f"{package} {version}", what, kind)
             tested.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
             print(tested[-1], flush=True)
     return tested, missing

@@ -1,11 +1,15 @@
 """Shared code of adapters: packages return tables and ranges, and the conventions need frequencies and rows."""
 
+import ast
 import sys
 from collections.abc import Callable
+from importlib.metadata import distribution
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -70,3 +74,24 @@ def without(modules: dict[str, StandIn]) -> None:
     for name, module in modules.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]
+
+
+def taken(package: str, file: str, name: str, **given: object) -> Callable[..., object]:
+    """A function or method of a release, compiled from its file alone: its package, which has many requirements, is not
+    imported. given: other names that it uses."""
+    path = Path(str(distribution(package).locate_file(file)))
+    body: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        (node,) = [each for each in body if getattr(each, "name", None) == part]
+        body = getattr(node, "body", [])
+    module = ast.fix_missing_locations(ast.Module([ast.parse("from __future__ import annotations").body[0], node], []))
+    namespace = {"torch": torch, "np": numpy, "nn": torch.nn, **given}
+    exec(compile(module, str(path), "exec"), namespace)
+    function: Callable[..., object] = namespace[name.split(".")[-1]]
+    return getattr(function, "__func__", function)
+
+
+def biased(attention: Callable[[Tensor], Tensor], seq: int) -> Tensor:
+    """The bias, less that of the diagonal, of an attention function given values (seq, seq) and queries and keys of 0."""
+    weights = attention(torch.eye(seq)).double()
+    return weights.log() - weights.diagonal(dim1=-2, dim2=-1).log()[..., None]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -95,6 +96,21 @@ def test_a_function_that_does_not_exits_with_1(capsys, folder):
     assert verdict["findings"][0].startswith("slopes wrong for 3, 6, 10, 12, 20, 24, 25, 40, 48, 71, 96, 112 heads")
 
 
+@pytest.mark.parametrize(
+    ("function", "words"), [("right", "conforms"), ("wrong", "does not conform"), ("raises", "could not be run")]
+)
+def test_a_badge_has_the_verdict(capsys, folder, function, words):
+    run(capsys, f"my_slopes:{function}", "--as", "alibi", "--badge", "alibi.svg")
+    svg = ElementTree.parse(folder / "alibi.svg").getroot()
+    assert svg.get("aria-label") == f"alibi: {words}"
+    assert [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")] == ["alibi", words]
+
+
+def test_a_badge_is_where_the_command_was_given(capsys, folder):
+    assert run(capsys, "my_slopes:goes_elsewhere", "--as", "alibi", "--badge", "alibi.svg")[0] == 0
+    assert (folder / "alibi.svg").is_file()
+
+
 def test_a_function_that_could_not_be_run_exits_with_3(capsys, folder):
     code, out, _ = run(capsys, "my_slopes:raises", "--as", "alibi")
     assert code == 3
@@ -123,6 +139,8 @@ def test_a_function_that_could_not_be_run_exits_with_3(capsys, folder):
         (["no/such/file.py:f", "--as", "alibi"], "no/such/file.py: no such file"),
         (["broken_module:f", "--as", "alibi"], "No module named 'nothing_of_that_name'"),
         (["leaving_module.py:f", "--as", "alibi"], "importing leaving_module.py failed: SystemExit: no GPU"),
+        (["my_slopes:right", "--as", "alibi", "--badge", "a.png"], "--badge a.png: the picture is an SVG; name a file"),
+        (["my_slopes:right", "--as", "alibi", "--badge", "no/a.svg"], "no; make it first"),
         (["my_slopes:right", "--as", "alibi", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
     ],
 )

@@ -58,7 +58,7 @@ def test_the_shipped_file_is_what_the_formulas_give():
 
     assert same(shipped, json.loads(json.dumps(fresh)))
     assert all(kind["source"] for kind in shipped["kinds"].values())
-    assert golden.PATH.stat().st_size < 1_800_000
+    assert golden.PATH.stat().st_size < 1_900_000
 
 
 def test_every_kind_has_cases_and_a_convention():

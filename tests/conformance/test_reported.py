@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posenc.conformance import conform
+from posenc.conformance import conform, formulas
 
 
 def inv_freq(width, base, step=2.0):
@@ -212,6 +212,100 @@ def test_a_reported_fault_is_named(function, kind, words):
     assert verdict.passed is False
     assert any(words in finding for finding in verdict.findings), str(verdict)
     assert not any("not known here" in finding for finding in verdict.findings), str(verdict)
+
+
+def tables(positions, axis, count, by_index):
+    """Positions of (batch or 1, 1, seq, 1), misplaced along an axis of x."""
+    p = torch.arange(count).double()[None, None, :, None] if by_index else positions[:, :, :count]
+    return (p if axis else p[:1]).transpose(axis, 2)
+
+
+def misplaced(axis, by_index):
+    """RoPE of x, and of whatever gives its positions, whose tables lie along another axis of x."""
+
+    def turned(x, given, base):
+        name = "offsets" if given.dim() and len(given) == len(x) else "cu_seqlens"
+        positions = formulas.positions_of({"x": x, name: given})
+        angles = tables(positions, axis, x.shape[axis], by_index) * inv_freq(x.shape[-1], base)
+        return apply(x, angles)
+
+    return turned
+
+
+BY_TOKEN, BY_INDEX = "turns by the position of token n", "turns by position n"
+
+
+@pytest.mark.parametrize(("by_index", "words"), [(False, BY_TOKEN), (True, BY_INDEX)])
+@pytest.mark.parametrize(("axis", "where"), [(1, "its heads (axis 1)"), (0, "the batch (axis 0)")])
+@pytest.mark.parametrize("kind", ["rotary_ragged", "rotary_packed", "fope"])
+def test_tables_along_another_axis_are_named(kind, axis, where, by_index, words):
+    """Of one row, which is at position 0, those along the batch turn nothing."""
+    if kind == "fope":
+        function = lambda x, p, b, c, s: formulas.fope(  # noqa: E731
+            x, p, b, c, s, at=lambda q: tables(q, axis, x.shape[axis], by_index)
+        ).to(x.dtype)
+    else:
+        function = misplaced(axis, by_index)
+    verdict = conform(function, kind)
+    alike = kind == "rotary_packed" and axis == 0
+    assert any(("x comes back as it was" if alike else f"along {where}") in f for f in verdict.findings), str(verdict)
+    assert any(words in f for f in verdict.findings) or alike, str(verdict)
+
+
+def test_clamped_positions_are_named_besides_another_fault():
+    def clamped_and(change):
+        return lambda x, p, b: change(rope(x, p.clamp(max=4095), b))
+
+    clamp = "positions are clamped: 4095 is used from position 4096 on"
+    for change, words in (
+        (lambda x: x.transpose(1, 2), "axes 1 and 2 come back exchanged"),
+        (lambda x: 2 * x, "every value is multiplied by 2"),
+    ):
+        findings = conform(clamped_and(change), "rotary").findings
+        assert {clamp} < {*findings}
+        assert any(words in f for f in findings), findings
+    backwards_and = conform(lambda x, p, b: rope(x, -p.clamp(max=4095), b), "rotary").findings
+    assert clamp in backwards_and
+    assert any("rotates backwards" in f for f in backwards_and)
+
+    def cut(x, cu_seqlens, base, starts=(), ranks=1, rank=0):
+        given = {"cu_seqlens": cu_seqlens, "starts": starts, "ranks": ranks, "rank": rank}
+        return apply(x, formulas.positions_of(given).clamp(max=511) * inv_freq(x.shape[-1], base))
+
+    assert "positions are clamped: 511 is used from position 512 on" in conform(cut, "rotary_packed").findings
+
+
+class Tables(torch.nn.Module):
+    """RoPE with its frequencies in a buffer, made once, or anew from plain numbers when it is called."""
+
+    def __init__(self, stored):
+        super().__init__()
+        self.stored = stored
+        for width in range(2, 257, 2):
+            self.register_buffer(f"inv_freq_{width}", inv_freq(width, 1e4).float(), persistent=False)
+
+    def forward(self, x, positions, base):
+        if base != 10000:
+            raise NotImplementedError
+        width = x.shape[-1]
+        table = getattr(self, f"inv_freq_{width}") if self.stored else inv_freq(width, base)
+        return apply(x, positions.double()[:, None] * table.double())
+
+    def turned(self, x, positions, base):
+        return self(x, positions, base)
+
+
+def test_a_module_is_cast_as_those_of_a_model_are():
+    for function in (Tables(stored=True), Tables(stored=True).turned):
+        findings = conform(function, "rotary").findings
+        for dtype in ("bfloat16", "float16"):
+            (finding,) = [f for f in findings if f.startswith(f"in a model in {dtype} (the module is cast), ")]
+            assert finding.endswith(f": frequencies are stored in {dtype}")
+        assert len(findings) == 2, findings
+    module = Tables(stored=True)
+    conform(module, "rotary")
+    assert module.inv_freq_8.dtype == torch.float32, "the module itself is cast"
+    assert conform(Tables(stored=False), "rotary").passed
 
 
 def test_the_same_functions_without_their_faults_conform():

@@ -3,7 +3,7 @@ posenc.conformance.formulas."""
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -186,6 +186,29 @@ FOURIER = _fope_cases(
     ((2, 3), 16, 1e4, NEAR, 6, 6), ((1, 2), 16, 1e4, FAR, 4, 4), ((1, 2), 16, 5e5, PACKED, 5, 3), ((1, 1), 32, 1e4, NEXT, 9, 8),
     ((1, 2), 8, 1e4, NEAR, 4, 4), ((1, 1), 64, 1e6, NEXT, 20, 20),
 )  # fmt: skip
+AXIAL = _rotary_cases(
+    ((2, 3), 16, 1e4, PICTURE, [4, 6, 6]), ((1, 2), 16, 256.0, FILM, [4, 6, 6]), ((1, 1), 44, 1e4, PICTURE[1:], [24, 20]),
+    ((2, 1), 24, 1e4, [[1000], [900], [950]], [8, 8, 8]), ((1, 1), 128, 1e4, [row[2:] for row in FILM], [16, 56, 56]),
+    more="widths",
+)  # fmt: skip
+SIZES = [(1, 1), (2, 2), (2, 3), (4, 2), (1, 5)]
+"""Height and width of grids."""
+
+
+def _scores_cases(columns: Callable[[int, int], int], *shapes: tuple[int, int, int, int]) -> list[dict[str, Any]]:
+    return [{"scores": content(b, h, queries, columns(queries, keys))} for b, h, queries, keys in shapes]
+
+
+def _relative_cases(*shapes: tuple[int, int, int, int, int]) -> list[dict[str, Any]]:
+    """Heads, queries, keys, head_dim and the farthest distance of the table."""
+    return [
+        {"q": content(2, heads, queries, dim), "table": content(1, 1, 2 * far + 1, dim)[0][0], "num_keys": keys}
+        for heads, queries, keys, dim, far in shapes
+    ]
+
+
+MASKS = [(1, 1), (5, 5), (8, 8), (1, 7), (3, 10)]
+"""Queries and keys of masks."""
 SINUSOIDAL: list[dict[str, Any]] = [
     *_grid(("positions", "dim", "base"), (NEAR, FAR), (4, 64), (10000.0, 500.0)),
     *_grid(("positions", "dim", "base"), (NEAR,), (30, 128), (10000.0,)),
@@ -236,6 +259,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "m_rope_ids": _ids_cases(frames=False),
     "m_rope_ids_frames": _ids_cases(frames=True),
     "fope": FOURIER,
+    "rotary_axial": AXIAL,
+    "rotary_axial_half": AXIAL,
     "softmax_scale": _grid(
         ("head_dim", "factor", "mscale", "mscale_all_dim"),
         (64, 192),
@@ -246,6 +271,50 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "sinusoidal": SINUSOIDAL,
     "sinusoidal_concat": SINUSOIDAL,
     "sinusoidal_endpoint": SINUSOIDAL,
+    "sinusoidal_2d": [
+        {"height": h, "width": w, "dim": dim, "base": base}
+        for (h, w), dim, base in [*product(SIZES, (8, 16), (1e4,)), ((3, 2), 64, 1e4), ((3, 4), 24, 100.0)]
+    ],
+    "relative": _relative_cases(
+        (2, 5, 5, 4, 4),
+        (1, 4, 4, 6, 2),
+        (3, 6, 6, 4, 8),
+        (2, 1, 6, 4, 5),
+        (2, 3, 7, 4, 6),
+        (1, 3, 7, 8, 2),
+        (1, 1, 1, 4, 0),
+        (2, 2, 9, 4, 3),
+    ),
+    "relative_shift": _scores_cases(
+        lambda queries, keys: queries + keys - 1,
+        (2, 2, 5, 5),
+        (1, 1, 1, 1),
+        (1, 3, 4, 4),
+        (2, 1, 2, 7),
+        (1, 2, 3, 5),
+        (1, 1, 1, 6),
+    ),
+    "relative_shift_causal": _scores_cases(
+        lambda queries, keys: keys, (2, 2, 5, 5), (1, 1, 1, 1), (1, 3, 4, 4), (2, 1, 2, 7), (1, 2, 3, 5), (1, 1, 1, 6)
+    ),
+    "relative_index": [{"height": h, "width": w} for h, w in [*SIZES, (7, 7), (3, 5)]],
+    "relative_index_class": [{"height": h, "width": w} for h, w in [*SIZES, (7, 7), (3, 5)]],
+    "forget_gates": [
+        {
+            "log_gates": [
+                [[-abs(g) / 4 - 1 / 16 for g in row] for row in rows[0]] for rows in content(batch, 1, heads, seq)
+            ]
+        }
+        for batch, heads, seq in [(1, 1, 1), (1, 2, 4), (2, 3, 9), (1, 1, 16)]
+    ],
+    "mask_document": [
+        {"document_ids": ids} for ids in ([0], [0, 0, 0, 1, 1], [0, 1, 1, 1, 2, 2, 3], [5, 5, 7, 7, 7], [1, 1, 1, 1])
+    ],
+    "mask_window": [{"num_queries": q, "num_keys": k, "window": w} for (q, k), w in product(MASKS, (1, 3, 4, 20))],
+    "mask_chunk": [{"num_queries": q, "num_keys": k, "chunk": c} for (q, k), c in product(MASKS, (1, 3, 4, 20))],
+    "mask_streaming": [
+        {"size": n, "chunk": c, "left_chunks": left} for n, c, left in product((1, 5, 9, 12), (1, 2, 4), (0, 1, 2))
+    ],
     "default": _grid(("head_dim", "base"), (2, 20, 64, 80, 128, 256), (1e4, 5e5)),
     "linear": PLAIN,
     "ntk": PLAIN,

@@ -14,17 +14,17 @@ from torch import Tensor
 from posenc.conformance import golden
 from posenc.conformance.faults import (
     ATTENTION_FACTORS,
-    CLAMPS,
     FAULTS,
     ROUNDINGS,
     WIDTH_FACTORS,
     Arguments,
+    effective,
     expected_values,
 )
 from posenc.conformance.formulas import positions_of
 from posenc.conformance.golden import DECLINED, Caller, CaseResult, GoldenCase, from_angles, run_case
 from posenc.conformance.invariants import broken_invariants, dtype_name
-from posenc.conformance.kinds import FLOAT32, Convention, get_kind, no_tolerance
+from posenc.conformance.kinds import FLOAT32, TENSORS, Convention, get_kind, no_tolerance
 
 __all__ = ["Verdict", "conform"]
 
@@ -33,6 +33,8 @@ UNWRITTEN = (
     "and are not numbers, as is memory that is never written (torch.empty): write every row, or begin with zeros"
 )
 CAST = "float32 comes out for half precision: cast a module with x (module.to(x.dtype)), to test what a half-precision model has"
+IMPOSSIBLE = ArithmeticError, ValueError, TypeError, LookupError, RuntimeError
+"""What faults raise that exclude one another."""
 FEW = 11
 """Faults of a kind of which more than two are tried together."""
 VERDICTS = {True: "conforms", False: "does not conform", None: "could not be run"}
@@ -175,7 +177,7 @@ class Explanation:
                         return False
                     wrong &= still
             return not bool(wrong.any())
-        except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):  # faults that exclude one another
+        except IMPOSSIBLE:
             return False
 
 
@@ -184,18 +186,33 @@ def explain(results: Sequence[CaseResult], known: Explanation) -> list[Explanati
     well, none if there is none. Tried are two of them, all roundings to a dtype, and of a kind with few up to four, each also
     with a factor of all values."""
     candidates = [name for name in FAULTS[known.kind] if name not in known.faults]
-    combined = [name for name in candidates if name not in CLAMPS]
-    roundings = [tuple(n for n in names if n in combined) for names in ROUNDINGS.values()]
+    roundings = [tuple(n for n in names if n in candidates) for names in ROUNDINGS.values()]
     # wrong and short ones reject a fault soonest
     results = [
         replace(r, case=_with_tensor(r.case)) for r in sorted(results, key=lambda r: (r.right, r.expected.numel()))
     ]
 
     def groups(size: int) -> Iterator[tuple[str, ...]]:
-        if size < 3 or len(combined) <= FEW:
-            yield from combinations(candidates if size == 1 else combined, size)
+        if size < 3 or len(candidates) <= FEW:
+            yield from combinations(candidates, size)
         elif size == 3:
             yield from (names for names in roundings if len(names) == size)
+
+    fitting: dict[tuple[int, tuple[str, ...], float | str], bool] = {}
+
+    def fits(explanation: Explanation) -> bool:
+        """Whether it fits all results; faults that change nothing in a case need not be tried again there."""
+        for number, result in enumerate(results):
+            try:
+                faults = effective(known.kind, result.case.arguments, explanation.faults)
+            except IMPOSSIBLE:
+                return False
+            key = number, faults, explanation.times
+            if key not in fitting:
+                fitting[key] = replace(explanation, faults=faults).fits(result)
+            if not fitting[key]:
+                return False
+        return True
 
     for size in range(1, 5):
         for of_size, scaled in ((size, False), (size - 1, True)):
@@ -204,7 +221,7 @@ def explain(results: Sequence[CaseResult], known: Explanation) -> list[Explanati
                 explanation: Explanation | None = replace(known, faults=known.faults + group)
                 if scaled and explanation is not None:
                     explanation = _scaled(explanation, results)
-                if explanation is not None and all(explanation.fits(result) for result in results):
+                if explanation is not None and fits(explanation):
                     found.append(explanation)
             if found:
                 return found
@@ -219,22 +236,23 @@ def _with_tensor(case: GoldenCase) -> GoldenCase:
 
 
 def _scaled(explanation: Explanation, results: Sequence[CaseResult]) -> Explanation | None:
-    """The same with a factor of all values, as the largest and the smallest result have it."""
+    """The same with a factor of all values, as the smallest result and a large one of another width have it."""
     if results[0].convention.tolerance is no_tolerance or explanation.times != 1:
         return None
-    ends = [results[0], max(results, key=lambda result: result.expected.numel())]
-    factors, widths = [], [_width(result.case.arguments) for result in ends]
+    width = _width(results[0].case.arguments)
+    other = max(results, key=lambda r: (_width(r.case.arguments) != width, r.expected.numel()))
+    factors, ends, widths = [], [results[0], other], [width, _width(other.case.arguments)]
     for result in ends:
         assert result.values is not None
         try:
-            expected = explanation.values(result.case.arguments).flatten()
-        except (ArithmeticError, ValueError, TypeError, LookupError, RuntimeError):
+            expected = explanation.values(result.case.arguments)
+        except IMPOSSIBLE:
             return None
-        size = float(expected @ expected)
+        size = float(expected.square().sum())
         if expected.numel() != result.values.numel() or not size > 0:
             return None
-        factors.append(float(result.values.flatten() @ expected) / size)
-        if not math.isfinite(factors[-1]) or factors[0] == 1:
+        factors.append(float(result.values.flatten() @ expected.flatten()) / size)
+        if not math.isfinite(factors[-1]) or factors[0] == 1 or not result.matches(factors[-1] * expected):
             return None
     if math.isclose(*factors, rel_tol=1e-4, abs_tol=1e-12):
         return replace(explanation, times=factors[1] if abs(factors[1]) > 1e-12 else 0.0)
@@ -246,7 +264,8 @@ def _scaled(explanation: Explanation, results: Sequence[CaseResult]) -> Explanat
 
 def _width(arguments: Arguments) -> int:
     """Of heads or codes; 0 where there are none."""
-    return len(arguments["x"][0][0][0]) if "x" in arguments else int(arguments.get("dim", 0))
+    vectors = arguments.get("x", arguments.get("q"))
+    return int(arguments.get("dim", 0)) if vectors is None else len(vectors[0][0][0])
 
 
 # -------------------------------------------------------------------- findings
@@ -350,7 +369,7 @@ SPREAD = [0, 1, 3, 17, 100, 129, 250, 255, 256, 257, 300, 511, 700, 1023, 2047, 
 
 def _other_dtypes(caller: Caller, known: Explanation | None) -> tuple[list[str], list[str]]:
     """Findings and notes on x in other dtypes, which must give the values of float32 up to the rounding of x's dtype, and
-    leave float32 as it was. known: the faults in float32; None if they are not known."""
+    leave float32 as it was. known: the faults in float32; None if they are not known. A module is also cast to the dtype."""
     findings: list[str] = []
     notes: list[str] = []
     for dtype, width in WIDTHS.items() if "x" in caller.convention.arguments else ():
@@ -367,6 +386,9 @@ def _other_dtypes(caller: Caller, known: Explanation | None) -> tuple[list[str],
             notes.append(f"not tried with x in {name}: the function answers with NotImplementedError")
             continue
         findings += _compared(f"with x in {name}", results, known, diagnose=True)
+        if cast := caller.cast(dtype):
+            results = [replace(run_case(cast, case, x=dtype), dtype=dtype) for case in cases]
+            findings += _compared(f"in a model in {name} (the module is cast)", results, known, diagnose=True)
         findings += _compared(f"in float32, after calls with x in {name}", afterwards, known, diagnose=False)
     return findings, notes
 
@@ -415,9 +437,10 @@ def _example(answered: Sequence[CaseResult]) -> str | None:
 def _described(case: GoldenCase) -> str:
     shown = []
     for name, value in case.arguments.items():
-        if name not in ("x", "cosines", "sines"):
+        if TENSORS.get(name) != torch.float32:
             shown.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={_shortened(value)}")
-    return ", ".join(shown)
+    shapes = (f"{name} of {tuple(torch.as_tensor(value).shape)}" for name, value in case.arguments.items())
+    return ", ".join(shown or shapes)
 
 
 def _shortened(value: Any) -> str:

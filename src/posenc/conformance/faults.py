@@ -30,10 +30,25 @@ def expected_values(kind: str, arguments: Arguments, faults: Sequence[str] = (),
         formula = then(frequency=lambda f: f * (1 + nudge), angle=lambda a: a * (1 + nudge))(formula)
     for fault in changed:
         formula = formula if isinstance(fault, dict) else fault(formula)
-    for fault in changed:
-        if isinstance(fault, dict):
-            arguments = {**arguments, **{k: v(arguments) if callable(v) else v for k, v in fault.items()}}
-    return torch.as_tensor(_called(formula, arguments), dtype=torch.float64)
+        arguments = _with(fault, arguments)
+    return KINDS[kind].counted(torch.as_tensor(_called(formula, arguments), dtype=torch.float64))
+
+
+def _with(fault: Any, arguments: Arguments) -> Arguments:
+    """The arguments as a fault changes them."""
+    if not isinstance(fault, dict):
+        return arguments
+    return {**arguments, **{k: v(arguments) if callable(v) else v for k, v in fault.items()}}
+
+
+def effective(kind: str, arguments: Arguments, faults: Sequence[str]) -> tuple[str, ...]:
+    """The faults that change anything in a case: those of its arguments only if these become others."""
+    names = []
+    for name in faults:
+        before, arguments = arguments, _with(FAULTS[kind][name], arguments)
+        if arguments is before or any(arguments[key] != before.get(key) for key in FAULTS[kind][name]):
+            names.append(name)
+    return tuple(names)
 
 
 def _called(formula: Formula, arguments: Arguments) -> Any:
@@ -95,15 +110,14 @@ def along(axis: int, by_index: bool) -> Callable[[Formula], Formula]:
 
     def exchanged(formula: Formula) -> Formula:
         def turned(**given: Any) -> Tensor:
-            x = torch.as_tensor(given["x"], dtype=torch.float64).transpose(axis, 2)
-            count, positions = x.shape[2], given["positions"]
-            nested = isinstance(positions[0], list)
-            rows = [
-                list(range(count)) if by_index else row[:count] * (count if len(row) == 1 else 1)
-                for row in (positions if nested else [positions])
-            ]
-            moved: Tensor = _called(formula, {**given, "x": x, "positions": rows if nested else rows[0]})
-            return moved.transpose(axis, 2)
+            count = torch.as_tensor(given["x"]).shape[axis]
+
+            def moved(p: Tensor) -> Tensor:
+                p = torch.arange(count, dtype=torch.float64)[:, None] if by_index else p[:, :, :count]
+                return (p if axis or by_index else p[:1]).expand(1 if by_index else -1, 1, -1, -1).transpose(axis, 2)
+
+            result: Tensor = _called(placed(moved)(formula), given)
+            return result
 
         return turned
 
@@ -134,11 +148,13 @@ BASES: Faults = {
     "wrong exponent: base^(-c/d), expected base^(-2c/d) (as of a head twice as wide)": {"base": lambda a: a["base"] ** 0.5},
     "wrong exponent: base^(-4c/d), expected base^(-2c/d) (as of a head half as wide)": {"base": lambda a: a["base"] ** 2},
 }  # fmt: skip
+ENDS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+"""Lengths of tables, after which positions may be clamped."""
+CLAMPED = "positions are clamped: {last} is used from position {end} on"
 CLAMPS: Faults = {
-    f"positions are clamped: {end - 1} is used from position {end} on": each(partial(min, end - 1))
-    for end in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    CLAMPED.format(last=end - 1, end=end): each(lambda p, last=end - 1: max(-last, min(p, last))) for end in ENDS
 }
-"""Not tried together with others."""
+"""On both sides of 0, so that they may follow a fault of the sign."""
 POSITIONS: Faults = {
     "positions are ignored: row n is taken to be at position n": {"positions": lambda a: list(range(len(a["positions"])))},
     "positions are taken relative to the first one": {"positions": lambda a: [p - a["positions"][0] for p in a["positions"]]},
@@ -203,8 +219,10 @@ PLACES: Faults = {
     },
     **TABLES,
     **LAYOUT,
+    **ALONG,
     **BASES,
     **LADDER,
+    **{CLAMPED.format(last=end - 1, end=end): placed(partial(torch.clamp, min=1 - end, max=end - 1)) for end in ENDS},
 }
 CODES: Faults = {
     "cosines come where sines belong": then(angle=_quarter_turn),
@@ -302,6 +320,25 @@ def _own_ladders(formula: Formula) -> Formula:
     return ladders
 
 
+def _decoders_shift(q: Any, table: Any, num_keys: int) -> Tensor:
+    """Transformer-XL's shift of the distances to the past, with what it leaves above the diagonal."""
+    q, table = (torch.as_tensor(x, dtype=torch.float64) for x in (q, table))
+    far, (batch, heads, queries, _) = len(table) // 2, q.shape
+    scores = q @ table[torch.arange(1 - num_keys, 1).clamp(min=-far) + far].T
+    padded = torch.nn.functional.pad(scores, (1, 0)).view(batch, heads, num_keys + 1, queries)
+    return padded[:, :, 1:].reshape(batch, heads, queries, num_keys)
+
+
+def _one_ladder(formula: Formula) -> Formula:
+    """Axial RoPE in which the frequencies run on from one axis to the next."""
+
+    def ladder(**given: Any) -> Any:
+        frequencies = torch.tensor(formulas.default(sum(given["widths"]), given["base"]), dtype=torch.float64)
+        return _called(then(frequency=lambda f: frequencies)(formula), given)
+
+    return ladder
+
+
 def _first_channels(
     x: Any, positions: Any, base: float, fraction: float, *, exponent: float | None = None, **options: Any
 ) -> Tensor:
@@ -359,6 +396,7 @@ MANY: Faults = {
         "positions": lambda a: [list(range(len(a["positions"][0])))] * 3
     },
     **BASES,
+    **CLAMPS,
 }
 IDS: Faults = {
     "text after a video goes on after its last row or column, expected after the largest number on any axis": variant(
@@ -381,6 +419,85 @@ IDS: Faults = {
     },
     "seconds_per_grid is ignored: 1 is used": {"seconds_per_grid": ()},
     "attention_mask is ignored: padding counts as text": each(lambda seen: 1, "attention_mask"),
+}
+
+# -------------------------------------------------------------------- scores, index tables and masks
+
+# i, j, queries, columns -> the column that key j of query i is taken from
+SHIFTS: Faults = {
+    "nothing is shifted: column j is taken for key j": variant(column=lambda i, j, q, c: j),
+    "nothing is shifted: the last columns are taken for the keys": variant(column=lambda i, j, q, c: j + q - 1),
+    "rows move the wrong way: row i by i columns, expected queries - 1 - i": variant(column=lambda i, j, q, c: i + j),
+    "off by one: each row begins one column too late": variant(column=lambda i, j, q, c: q - i + j),
+    "off by one: each row begins one column too early": variant(column=lambda i, j, q, c: q - 2 - i + j),
+    "columns run from the farthest key after the query back, expected from the farthest before it": {
+        "scores": lambda a: torch.as_tensor(a["scores"]).flip(-1).tolist()
+    },
+    "padding is on the right, expected on the left": variant(
+        column=lambda i, j, q, c: (i * c + j + q) % (c + 1) if (i * c + j + q) // (c + 1) == i else -1
+    ),
+}
+EXCHANGED: Faults = {
+    "queries and keys are exchanged": result(lambda scores: scores.mT),
+    "heads come last": result(lambda scores: scores.movedim(1, -1)),
+    "heads and queries are exchanged": result(lambda scores: scores.transpose(1, 2)),
+}
+RELATIVE: Faults = {
+    "direction reversed: the table is read by query minus key": variant(
+        distance=lambda i, j, q, k: -formulas.key_minus_query(i, j, q, k)
+    ),
+    "fewer queries than keys count from the first key, expected from key num_keys - num_queries": variant(
+        distance=lambda i, j, q, k: j - i
+    ),
+    "off by one: distances are one too large": variant(
+        distance=lambda i, j, q, k: formulas.key_minus_query(i, j, q, k) + 1
+    ),
+    "off by one: distances are one too small": variant(
+        distance=lambda i, j, q, k: formulas.key_minus_query(i, j, q, k) - 1
+    ),
+    "nothing is shifted: every query takes the distances of the first": variant(
+        distance=lambda i, j, q, k: j - (k - q)
+    ),
+    "nothing is shifted: every query takes the distances of the last": variant(distance=lambda i, j, q, k: j - (k - 1)),
+    "rows move the wrong way: query i is at minus i": variant(distance=lambda i, j, q, k: j - (k - 1) + i),
+    "the sign of distances is lost: keys after the query are taken for those before it": variant(
+        distance=lambda i, j, q, k: -abs(formulas.key_minus_query(i, j, q, k))
+    ),
+    "keys after the query are 0, as in a decoder": result(lambda s: s.tril(s.shape[-1] - s.shape[-2])),
+    "keys after the query have scores of the next query, as a decoder's shift (relative_shift_causal) leaves them": instead(
+        _decoders_shift
+    ),
+    "distances are not clipped: they wrap around the table": variant(row=lambda r, last: r % (last + 1)),
+    "distances are clipped one too near": variant(row=lambda r, last: min(max(r, 1), last - 1)),
+    "the farthest distance before a query is taken for those after it, too": variant(
+        row=lambda r, last: r if 0 <= r <= last else 0
+    ),
+    **EXCHANGED,
+}
+INDEX: Faults = {
+    "direction reversed: key minus query": variant(sign=-1),
+    "rows of the table are 2 height - 1 apart, expected 2 width - 1": variant(stride=lambda h, w: 2 * h - 1),
+    "patches are numbered down the columns, expected along the rows": variant(down=True),
+    "height and width are exchanged": {"height": lambda a: a["width"], "width": lambda a: a["height"]},
+    "distances begin at 0: height - 1 and width - 1 are missing": variant(first=(0, 0)),
+    "the window is taken for square: its height is ignored": {"height": lambda a: a["width"]},
+}
+HIDES: Faults = {
+    "true where hidden, expected where seen": result(lambda mask: [[1 - seen for seen in row] for row in mask])
+}
+FROM_THE_FIRST: Faults = {
+    "fewer queries than keys count from the first key, expected from key num_keys - num_queries": lambda formula: (
+        lambda **given: _called(formula, {**given, "num_queries": given["num_keys"]})[: given["num_queries"]]
+    )
+}
+AXIAL: Faults = {
+    "axes come from the last to the first": {"positions": lambda a: a["positions"][::-1]},
+    "the last two axes are exchanged": {"positions": lambda a: [*a["positions"][:-2], *a["positions"][:-3:-1]]},
+    "widths are taken from the last to the first": {"widths": lambda a: a["widths"][::-1]},
+    "frequencies run on over the head, expected anew for each axis (as in M-RoPE)": _one_ladder,
+    "only the first axis turns: its positions are used for all": {
+        "positions": lambda a: [a["positions"][0]] * len(a["positions"])
+    },
 }
 
 # -------------------------------------------------------------------- the faults of each kind, the most likely first
@@ -491,6 +608,102 @@ FAULTS: dict[str, Faults] = {
         "exponents are 2c/dim, expected c/(dim/2 - 1): the last frequency is not 1/base": variant(endpoint=False),
         **CONCATENATED,
         **CODES,
+    },
+    "rotary_axial": {
+        "layout is half, expected interleaved": variant(layout="half"),
+        "layouts are mixed: pairs are interleaved with tables of halves (cat, expected repeat_interleave)": variant(tables="half"),
+        **AXIAL,
+        BACKWARDS: each(lambda p: -p),
+        UNTURNED: each(lambda p: 0),
+        "positions start at 1 (position + 1 is used)": each(lambda p: p + 1),
+        **TABLES,
+        **BASES,
+        **CLAMPS,
+    },
+    "rotary_axial_half": {
+        **HALF,
+        **AXIAL,
+        BACKWARDS: each(lambda p: -p),
+        UNTURNED: each(lambda p: 0),
+        "positions start at 1 (position + 1 is used)": each(lambda p: p + 1),
+        **TABLES,
+        **BASES,
+        **CLAMPS,
+    },
+    "sinusoidal_2d": {
+        "rows come first: sin y, cos y, sin x, cos x": variant(order="sin y cos y sin x cos x"),
+        "all sines come first: sin x, sin y, cos x, cos y": variant(order="sin x sin y cos x cos y"),
+        "all sines come first, rows before columns: sin y, sin x, cos y, cos x": variant(order="sin y sin x cos y cos x"),
+        "cosines come where sines belong": variant(order="cos x sin x cos y sin y"),
+        "sines and cosines alternate, expected all sines of an axis first": variant(interleaved=True),
+        "the last frequency is 1/base: exponents c/(dim/4 - 1), expected c/(dim/4)": variant(endpoint=True),
+        "tokens go down the columns, expected along the rows": variant(down=True),
+        "height and width are exchanged": {"height": lambda a: a["width"], "width": lambda a: a["height"]},
+        "rows and columns start at 1": variant(scale=lambda n, size: n + 1),
+        "rows and columns are scaled to 0 .. 2 pi: 2 pi (n + 1) / size": variant(scale=lambda n, size: 2 * math.pi * (n + 1) / size),
+        "wrong exponent: base^(-c/(dim/2)), expected base^(-c/(dim/4))": {"base": lambda a: a["base"] ** 0.5},
+        "base is ignored: 10000 is used": {"base": 10000.0},
+    },
+    "relative": RELATIVE,
+    "relative_shift": {
+        "(columns + 1) / 2 keys come back, which holds for as many queries as keys only": variant(keys=lambda q, c: c // 2 + 1),
+        "nothing is cut off: all columns come back": variant(keys=lambda q, c: c),
+        **SHIFTS,
+        "keys after the query are 0, as in a decoder": result(lambda s: s.tril(s.shape[-1] - s.shape[-2])),
+        **EXCHANGED,
+    },
+    "relative_shift_causal": {**SHIFTS, **EXCHANGED},
+    "relative_index": INDEX,
+    "relative_index_class": {
+        "rows of the class token's query and key are exchanged": variant(rows=(1, 0, 2)),
+        "rows of the class token begin with itself: n + 2 and n are exchanged": variant(rows=(2, 1, 0)),
+        "all of the class token take one row": variant(rows=(0, 0, 0)),
+        **INDEX,
+    },
+    "forget_gates": {
+        "the key's gate is counted too: the sum is over j .. i, expected j + 1 .. i": variant(begin=0),
+        "the query's gate is left out: the sum is over j .. i - 1, expected j + 1 .. i": variant(begin=0, end=-1),
+        "both ends are left out: the sum is over j + 1 .. i - 1, expected j + 1 .. i": variant(end=-1),
+        "the sign is wrong: far keys gain": variant(gates=lambda g: -g),
+        "gates are taken for logits: log sigmoid is taken of their logarithms": variant(gates=torch.nn.functional.logsigmoid),
+        "no logarithm: gates themselves are summed": variant(gates=torch.exp),
+        "the logarithm is taken twice": variant(gates=lambda g: (-g).log()),
+        "nothing is summed: the query's gate alone": instead(lambda log_gates: torch.as_tensor(log_gates)[..., None] + 0 * torch.as_tensor(log_gates)[..., None, :]),
+        "nothing is summed: the key's gate alone": instead(lambda log_gates: torch.as_tensor(log_gates)[..., None, :] + 0 * torch.as_tensor(log_gates)[..., None]),
+        "gates are exponentiated: decay itself, expected its logarithm": result(torch.exp),
+    },
+    "mask_document": {
+        "documents are not separated: causal alone": {"document_ids": lambda a: [0] * len(a["document_ids"])},
+        "not causal: a document sees all of itself": variant(causal=False),
+        **HIDES,
+    },
+    "mask_window": {
+        "off by one: the window is one too wide (i - j <= window)": {"window": lambda a: a["window"] + 1},
+        "off by one: the window is one too narrow": {"window": lambda a: a["window"] - 1},
+        "not causal: tokens after the query are seen": variant(sees=lambda i, j, w: i - j < w),
+        "the window is on both sides": variant(sees=lambda i, j, w: abs(i - j) < w),
+        "the window is on both sides, half of it each": variant(sees=lambda i, j, w: abs(i - j) <= w // 2),
+        "the window is ignored: causal alone": variant(sees=lambda i, j, w: j <= i),
+        **FROM_THE_FIRST,
+        **HIDES,
+    },
+    "mask_chunk": {
+        "not causal: a chunk sees all of itself": variant(sees=lambda i, j, c: i // c == j // c),
+        "a sliding window, expected chunks that begin at multiples of chunk": variant(sees=lambda i, j, c: 0 <= i - j < c),
+        "chunks before the query's are seen too: causal alone": variant(sees=lambda i, j, c: j <= i),
+        "chunks are of chunk + 1 tokens": {"chunk": lambda a: a["chunk"] + 1},
+        **FROM_THE_FIRST,
+        **HIDES,
+    },
+    "mask_streaming": {
+        "causal within the chunk": variant(sees=lambda i, j, c, left: i // c - left <= j // c and j <= i),
+        "left_chunks is ignored: all chunks before are seen": variant(sees=lambda i, j, c, left: j // c <= i // c),
+        "left_chunks = 0 is taken for all chunks before": {"left_chunks": lambda a: a["left_chunks"] or a["size"]},
+        "left_chunks is ignored: none before is seen": {"left_chunks": 0},
+        "off by one: a chunk too many is seen": {"left_chunks": lambda a: a["left_chunks"] + 1},
+        "the chunk after is seen too": variant(sees=lambda i, j, c, left: i // c - left <= j // c <= i // c + 1),
+        "left_chunks is counted in frames": variant(sees=lambda i, j, c, left: i // c * c - left <= j and j // c <= i // c),
+        **HIDES,
     },
     "default": BASES,
     "linear": {

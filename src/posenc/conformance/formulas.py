@@ -37,13 +37,18 @@ def rotary(
     Faults: tables is the layout of cos and sin; at, frequency and angle change the positions (batch or 1, 1, seq, 1), the
     frequencies and the angles.
     """
-    x, positions = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(positions, dtype=torch.float64)
-    positions = at(positions[None, None, :, None] if positions.ndim == 1 else positions)
+    x, positions = torch.as_tensor(x, dtype=torch.float64), at(_in_four_axes(positions))
     d = rotary_dim or x.shape[-1]
     frequencies = frequency(torch.tensor(default(d, base), dtype=torch.float64))
     angles = angle(positions * frequencies)
     angles = _by_layout(tables or layout, angles, angles)
     return _turned(x, angles.cos(), angles.sin(), layout, x.shape[-1] - d if trailing else 0)
+
+
+def _in_four_axes(positions: Any) -> Tensor:
+    """Positions that broadcast to (batch, heads, seq, d/2); given one of each row, (1, 1, seq, 1)."""
+    positions = torch.as_tensor(positions, dtype=torch.float64)
+    return positions[None, None, :, None] if positions.ndim == 1 else positions
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
@@ -129,7 +134,7 @@ def m_rope(
             axes[pairs.start : pairs.stop : 3] = [axis] * len(axes[pairs.start : pairs.stop : 3])
     else:
         axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
-    return rotary(x, torch.as_tensor(positions, dtype=torch.float64)[axes].T, base, **options)
+    return rotary(x, torch.as_tensor(positions, dtype=torch.float64)[axes].T[None, None], base, **options)
 
 
 def cell(n: int, t: int, h: int, w: int) -> tuple[int, int, int]:
@@ -181,19 +186,33 @@ def m_rope_ids(
     return ids
 
 
+def rotary_axial(
+    x: Any, positions: Any, base: float, widths: Sequence[int], *, layout: str = "interleaved",
+    frequency: OfTensor = unchanged, **options: Any,
+) -> Tensor:  # fmt: skip
+    """RoPE of several axes, positions (axes, seq): the pairs are dealt to the axes in blocks, in their order, widths[a] / 2 of
+    them to axis a, each turned by base^(-2c/widths[a]), c from 0 on for each axis (EmbedND in black-forest-labs/flux,
+    src/flux/modules/layers.py; Wan, HunyuanVideo, Qwen-Image, Lumina in diffusers). In the half layout these are pairs
+    (c, c + head_dim/2) (DINOv3, facebookresearch/dinov3, dinov3/layers/rope_position_encoding.py)."""
+    ladders = torch.tensor([f for width in widths for f in default(width, base)], dtype=torch.float64)
+    axes = [axis for axis, width in enumerate(widths) for _ in range(width // 2)]
+    positions = torch.as_tensor(positions, dtype=torch.float64)[axes].T[None, None]
+    return rotary(x, positions, base, layout=layout, frequency=lambda f: frequency(ladders), **options)
+
+
 def fope(
     x: Any, positions: Any, base: float, cosines: Any, sines: Any, *, layout: str = "half", padding: float = 0.0,
-    frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
+    at: OfTensor = unchanged, frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
 ) -> Tensor:  # fmt: skip
     """FoPE: cos and sin of pair c are sums over the first frequencies base^(-2m/head_dim), weighted by column c of cosines
     and sines, (heads, frequencies, pairs); further pairs pass through, with cos 1 and sin 0 (Hua et al. 2024, section 3).
 
-    Faults: padding is the sine of pairs that pass through; frequency and angle as in `rotary`.
+    Faults: padding is the sine of pairs that pass through; at, frequency and angle as in `rotary`.
     """
     x = torch.as_tensor(x, dtype=torch.float64)
     weights = [torch.as_tensor(w, dtype=torch.float64) for w in (cosines, sines)]
     frequencies = frequency(torch.tensor(default(x.shape[-1], base), dtype=torch.float64))[: weights[0].shape[1]]
-    angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
+    angles = angle(at(_in_four_axes(positions)) * frequencies)
     cos, sin = angles.cos() @ weights[0], angles.sin() @ weights[1]
     ends = (0, x.shape[-1] // 2 - cos.shape[-1])
     cos, sin = torch.nn.functional.pad(cos, ends, value=1.0), torch.nn.functional.pad(sin, ends, value=padding)
@@ -223,6 +242,38 @@ def sinusoidal(
     frequencies = frequency(torch.tensor([base**-exponent for exponent in exponents], dtype=torch.float64))
     angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
     return _by_layout(layout, angles.sin(), angles.cos())
+
+
+def sinusoidal_2d(
+    height: int, width: int, dim: int, base: float, *, order: str = "sin x cos x sin y cos y", down: bool = False,
+    endpoint: bool = False, interleaved: bool = False, scale: Callable[[int, int], float] = lambda n, size: n,
+) -> Tensor:  # fmt: skip
+    """Codes of a grid, (height * width, dim), row by row: sin and cos of column * frequency_c, then of row * frequency_c, with
+    frequency_c = base^(-c / (dim/4)), a quarter of the channels each (get_2d_sincos_pos_embed in
+    facebookresearch/mae, util/pos_embed.py).
+
+    Faults: order is that of the quarters; down numbers the tokens down the columns; endpoint: exponents c / (dim/4 - 1);
+    interleaved alternates sines and cosines within an axis's half; scale changes the n-th place of an axis of that size.
+    """
+    pairs = dim // 4
+    frequencies = [base ** (-c / (pairs - 1 if endpoint else pairs)) for c in range(pairs)]
+    cells = (
+        [(y, x) for x in range(width) for y in range(height)]
+        if down
+        else [divmod(n, width) for n in range(height * width)]
+    )
+    rows = []
+    for y, x in cells:
+        at = {"x": scale(x, width), "y": scale(y, height)}
+        words = order.split()
+        parts = [
+            [getattr(math, f)(at[axis] * w) for w in frequencies]
+            for f, axis in zip(words[::2], words[1::2], strict=True)
+        ]
+        if interleaved:
+            parts = [[v for pair in zip(*parts[n : n + 2], strict=True) for v in pair] for n in (0, 2)]
+        rows.append([value for part in parts for value in part])
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _by_layout(layout: str, first: Tensor, second: Tensor) -> Tensor:
@@ -396,3 +447,156 @@ def xpos(positions: Sequence[float], head_dim: int, scale_base: float) -> list[V
     scale_base), zeta_c = (2c/d + 0.4) / 1.4 (Sun et al. 2022, section 3; torchscale/component/xpos_relative_position.py)."""
     zeta = [(2 * c / head_dim + 0.4) / 1.4 for c in range(head_dim // 2)]
     return [[z ** (position / scale_base) for z in zeta] for position in positions]
+
+
+# -------------------------------------------------------------------- relative scores, index tables
+
+Distance = Callable[[int, int, int, int], int]
+
+
+def key_minus_query(i: int, j: int, queries: int, keys: int) -> int:
+    """The distance of key j and query i, of which the last one is at the last key."""
+    return j - (i + keys - queries)
+
+
+def relative(
+    q: Any, table: Any, num_keys: int, *, distance: Distance = key_minus_query, row: Callable[[int, int], int] = lambda r, last: min(max(r, 0), last),
+) -> Tensor:  # fmt: skip
+    """Scores of queries and positions, (batch, heads, num_queries, num_keys): q_i . table[clip(j - i, -m, m) + m], table (2m + 1,
+    head_dim) from the farthest key before the query to the farthest after it (Shaw et al. 2018, eq. 4 and 5; with m =
+    num_keys - 1, the second term of Transformer-XL, Dai et al. 2019, section 3.3, and of a Conformer). The queries are the last
+    num_queries of num_keys tokens.
+
+    Faults: distance is that of key j and query i; row is the table's for a distance, counted from its first row, and the last one.
+    """
+    q, table = (torch.as_tensor(x, dtype=torch.float64) for x in (q, table))
+    queries, last = q.shape[-2], len(table) - 1
+    index = [
+        [row(distance(i, j, queries, num_keys) + last // 2, last) for j in range(num_keys)] for i in range(queries)
+    ]
+    return torch.einsum("bhid,ijd->bhij", q, table[torch.tensor(index)])
+
+
+def relative_shift(
+    scores: Any, *, column: Distance = lambda i, j, queries, columns: queries - 1 - i + j, keys: Callable[[int, int], int] | None = None,
+) -> Tensor:  # fmt: skip
+    """(batch, heads, queries, keys) of scores (batch, heads, queries, queries + keys - 1), whose columns run from the farthest
+    key before a query to the farthest after it: row i, key j from column queries - 1 - i + j (rel_shift in ESPnet,
+    espnet/nets/pytorch_backend/transformer/embedding.py and attention.py, RelPositionMultiHeadedAttention; speechbrain).
+
+    Faults: column is where key j of query i comes from, 0 where there is none; keys is their number, from queries and columns.
+    """
+    scores = torch.as_tensor(scores, dtype=torch.float64)
+    queries, columns = scores.shape[-2:]
+    count = columns - queries + 1 if keys is None else keys(queries, columns)
+    shifted = scores.new_zeros(*scores.shape[:-1], count)
+    for i in range(queries):
+        for j in range(count):
+            if 0 <= (c := column(i, j, queries, columns)) < columns:
+                shifted[..., i, j] = scores[..., i, c]
+    return shifted
+
+
+def relative_shift_causal(scores: Any, **options: Any) -> Tensor:
+    """The same for keys up to the query: scores (batch, heads, queries, keys), whose columns run from the farthest key to the
+    query itself; any above the diagonal (Dai et al. 2019, appendix B; _rel_shift in kimiyoung/transformer-xl, pytorch/mem_transformer.py;
+    the skew of Music Transformer, Huang et al. 2018, section 3.4)."""
+    return relative_shift(scores, **{"keys": lambda queries, columns: columns, **options})
+
+
+def relative_index(
+    height: int, width: int, *, stride: Callable[[int, int], int] = lambda h, w: 2 * w - 1, sign: int = 1,
+    down: bool = False, first: tuple[int, int] | None = None,
+) -> list[list[int]]:  # fmt: skip
+    """Rows of a table for the patches of a window, (height * width, height * width): (y_i - y_j + height - 1) * (2 width - 1) + x_i
+    - x_j + width - 1 (relative_position_index in microsoft/Swin-Transformer, models/swin_transformer.py).
+
+    Faults: stride is how far apart rows are; sign -1 takes key minus query; down numbers the patches down the columns; first is
+    (height - 1, width - 1), what makes distances positive.
+    """
+    cells = [(n % height, n // height) if down else divmod(n, width) for n in range(height * width)]
+    up, left = first or (height - 1, width - 1)
+    return [
+        [(sign * (yi - yj) + up) * stride(height, width) + sign * (xi - xj) + left for yj, xj in cells]
+        for yi, xi in cells
+    ]
+
+
+def relative_index_class(
+    height: int, width: int, *, rows: tuple[int, int, int] = (0, 1, 2), **options: Any
+) -> list[list[int]]:
+    """The same with a class token before the patches, after n = (2 height - 1)(2 width - 1) rows of patches: row n of its
+    query to patches, n + 1 of patches to its key, n + 2 of itself (BEiT, microsoft/unilm, beit/modeling_finetune.py).
+
+    Faults: rows are the three's order.
+    """
+    n, patches = (2 * height - 1) * (2 * width - 1), relative_index(height, width, **options)
+    query, key, itself = (n + row for row in rows)
+    return [[itself] + [query] * len(patches), *([key, *row] for row in patches)]
+
+
+# -------------------------------------------------------------------- gates and masks
+
+
+def forget_gates(log_gates: Any, *, begin: int = 1, end: int = 0, gates: OfTensor = unchanged) -> Tensor:
+    """FoX's bias of log forget gates (batch, heads, seq), (batch, heads, seq, seq): of query i and key j <= i, the sum of those
+    of tokens j + 1 .. i; any above the diagonal (Lin et al. 2025, Forgetting Transformer, eq. 5 and 6).
+
+    Faults: the sum is over j + begin .. i + end; gates are changed before they are summed.
+    """
+    gates_ = gates(torch.as_tensor(log_gates, dtype=torch.float64))
+    total = torch.cat((torch.zeros_like(gates_[..., :1]), gates_.cumsum(-1)), -1)  # of tokens before each
+    seq = gates_.shape[-1]
+    i, j = torch.arange(seq)[:, None], torch.arange(seq)[None]
+    return total[..., (i + 1 + end).clamp(0, seq)] - total[..., (j + begin).clamp(0, seq)]
+
+
+def _mask(queries: int, keys: int, sees: Callable[[int, int], bool]) -> list[list[int]]:
+    return [[int(sees(i + keys - queries, j)) for j in range(keys)] for i in range(queries)]
+
+
+def mask_document(document_ids: Sequence[int], *, causal: bool = True) -> list[list[int]]:
+    """1 where query i sees key j of documents in a row, (seq, seq): of the same document, up to itself."""
+    ids = torch.as_tensor(document_ids).tolist()
+    return _mask(len(ids), len(ids), lambda i, j: ids[i] == ids[j] and (j <= i or not causal))
+
+
+def mask_window(
+    num_queries: int,
+    num_keys: int,
+    window: int,
+    *,
+    sees: Callable[[int, int, int], bool] = lambda i, j, w: 0 <= i - j < w,
+) -> list[list[int]]:
+    """1 where a query sees a key, (num_queries, num_keys): the last `window` tokens, itself among them (Mistral 7B, Jiang et al.
+    2023, section 2; sliding_window in transformers). The queries are the last num_queries of num_keys tokens.
+
+    Faults: sees says so of a query's and a key's position.
+    """
+    return _mask(num_queries, num_keys, lambda i, j: sees(i, j, window))
+
+
+def mask_chunk(
+    num_queries: int,
+    num_keys: int,
+    chunk: int,
+    *,
+    sees: Callable[[int, int, int], bool] = lambda i, j, c: i // c == j // c and j <= i,
+) -> list[list[int]]:
+    """1 where a query sees a key, (num_queries, num_keys): the tokens of its chunk up to itself; chunks begin at multiples of
+    chunk (Llama 4's chunked attention in transformers).
+
+    Faults: sees says so of a query's and a key's position.
+    """
+    return _mask(num_queries, num_keys, lambda i, j: sees(i, j, chunk))
+
+
+def mask_streaming(
+    size: int, chunk: int, left_chunks: int, *, sees: Callable[[int, int, int, int], bool] = lambda i, j, c, left: i // c - left <= j // c <= i // c,
+) -> list[list[int]]:  # fmt: skip
+    """1 where frame i sees frame j, (size, size): all of its chunk and of left_chunks before it (subsequent_chunk_mask in
+    wenet-e2e/wenet, wenet/utils/mask.py).
+
+    Faults: sees says so of two frames.
+    """
+    return _mask(size, size, lambda i, j: sees(i, j, chunk, left_chunks))

@@ -61,12 +61,16 @@ def example(convention: Convention, positions: list[int], width: int) -> dict[st
     weights = [[[(2 * m - 3 * c) % 5 / 4 - 0.5 for c in range(pairs // 2)] for m in range(pairs // 2)]]
     text = rows - 4
     values = {
-        "positions": [[p // divisor for p in positions] for divisor in (1, 2, 3)] if "sections" in convention.arguments else positions,
+        "positions": [[p // divisor for p in positions] for divisor in (1, 2, 3)] if {"sections", "widths"} & {*convention.arguments} else positions,
         "relative_position": [p - rows // 2 for p in positions],
         "base": 1e4, "rotary_dim": pairs, "dim": width, "head_dim": width, "scale_base": 512, "fraction": 0.5,
         "sections": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3], "offsets": positions[:1], "cu_seqlens": [0, rows],
         "cosines": weights, "sines": weights, "bidirectional": True, "num_buckets": 32, "max_distance": 128,
         "buckets": 32, "max_position": 128, "merge": 2, "attention_mask": [[1] * rows],
+        "widths": [width - width // 8 * 4, width // 8 * 2, width // 8 * 2],
+        "height": 2, "width": 3, "size": min(rows, 9), "chunk": 3, "left_chunks": 1, "window": 3, "num_queries": 3, "num_keys": 9,
+        "document_ids": [2 * n // rows for n in range(rows)], "q": content(1, 2, 9, width), "table": content(1, 1, 7, width)[0][0],
+        "scores": content(1, 2, 3, 3 if convention.past else 5), "log_gates": content(1, 1, 2, rows)[0],
         "token_types": [[0, 1, 1, *[0] * (text - 1), 2, 2]], "image_grids": [[1, 2, 4]], "video_grids": [[1, 4, 2]],
     }  # fmt: skip
     return {name: values[name] for name in convention.arguments if name != "x"}
@@ -100,6 +104,15 @@ class Caller:
         """What the function returns for arguments under the convention's names."""
         named = {parameter: given[name] for parameter, name in self.by_name.items() if name in given}
         return self.function(*(given[name] for name in self.by_position), **named)
+
+    def cast(self, dtype: torch.dtype) -> "Caller | None":
+        """A copy whose module is cast, as that of a model is by model.to(dtype); None: the function is no module's."""
+        method = self.function if inspect.ismethod(self.function) else None
+        module = method.__self__ if method else self.function
+        if not isinstance(module, torch.nn.Module):
+            return None
+        module = copy.deepcopy(module).to(dtype)
+        return Caller(getattr(module, method.__name__) if method else module, self.convention)
 
     def accepts(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the function has parameters for all options of a case."""
@@ -293,7 +306,8 @@ def run_case(caller: Caller, case: GoldenCase, **dtypes: torch.dtype) -> CaseRes
         if isinstance(numbers, (list, tuple)) and tensor.is_floating_point():  # Python's floats have 64 bits
             tensor = torch.tensor(numbers, dtype=torch.float64)
         factor = None if factor is None else float(factor)
-        return CaseResult(convention, case, tensor.to("cpu", torch.float64), tensor.dtype, factor)
+        values = convention.counted(tensor.to("cpu", torch.float64))
+        return CaseResult(convention, case, values, tensor.dtype, factor)
     except (TypeError, ValueError, RuntimeError):
         return CaseResult(convention, case, refusal=f"returns {_type_of(returned)}, expected {convention.returns}")
 

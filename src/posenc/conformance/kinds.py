@@ -12,9 +12,10 @@ from torch import Tensor
 from posenc.conformance import formulas
 from posenc.errors import InputError, unknown
 
-TENSORS = {"x": torch.float32, "cosines": torch.float32, "sines": torch.float32} | dict.fromkeys(
+TENSORS = dict.fromkeys(("x", "cosines", "sines", "q", "table", "scores", "log_gates"), torch.float32) | dict.fromkeys(
     (
         "positions",
+        "document_ids",
         "relative_position",
         "offsets",
         "cu_seqlens",
@@ -66,12 +67,17 @@ def no_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> 
     return torch.zeros_like(expected).masked_fill(hidden, torch.finfo(expected.dtype).max)
 
 
+def sum_tolerance(expected: Tensor, arguments: Mapping[str, Any], eps: float) -> Tensor:
+    """Of sums: 16 roundings of the largest one."""
+    return torch.full_like(expected, 16 * eps * float(expected.abs().max()))
+
+
 @dataclass(frozen=True)
 class Convention:
     """How a kind's functions are called.
 
     arguments are always given, options only to a function that names them. failing says which cases are wrong, from
-    their count or from the values of an argument.
+    their count or from the values of an argument. past: keys after the query do not count, whatever they have.
     """
 
     what: str
@@ -82,11 +88,16 @@ class Convention:
     options: tuple[str, ...] = ()
     failing: str = "{count} of {cases} cases differ"
     shifts: tuple[str, ...] = ("positions", "offsets")
+    past: bool = False
 
     @property
     def call(self) -> str:
         """The call in Python."""
         return f"f({', '.join(self.arguments)})"
+
+    def counted(self, values: Tensor) -> Tensor:
+        """The values, with 0 where they do not count."""
+        return values.tril(values.shape[-1] - values.shape[-2]) if self.past and values.ndim > 1 else values
 
     @property
     def relative(self) -> bool:
@@ -114,6 +125,9 @@ def _schedule(what: str, formula: Callable[..., Any], arguments: str, *options: 
 
 PLACED = "positions base"
 IDS = ("token_types", "image_grids", "video_grids", "attention_mask", "merge")
+GRID = ("height", "width")
+SCORES = "(batch, heads, queries, keys)"
+MASK = "(num_queries, num_keys), true where seen"
 SCALED = "factor original_max_positions"
 KINDS: dict[str, Convention] = {
     "rotary": _rotary("RoPE in the half layout: pairs (c, c + head_dim/2)", PLACED),
@@ -150,6 +164,13 @@ KINDS: dict[str, Convention] = {
     "fope": replace(
         _rotary("FoPE, half layout; weights (heads, frequencies, pairs)", f"{PLACED} cosines sines", formulas.fope), shifts=()
     ),
+    "rotary_axial": replace(
+        _rotary("RoPE of several axes, positions (axes, seq); pairs (2c, 2c + 1), widths[a] channels of axis a (FLUX, Wan)",
+                f"{PLACED} widths", formulas.rotary_axial), shifts=()
+    ),
+    "rotary_axial_half": replace(
+        _rotary("the same with pairs (c, c + head_dim/2) (DINOv3)", f"{PLACED} widths", formulas.rotary_axial, layout="half"), shifts=()
+    ),
     "softmax_scale": Convention(
         "the factor of the scores in latent attention under YaRN (DeepSeek-V2, V3)",
         ("head_dim", "factor", "mscale", "mscale_all_dim"), "a number", relative_tolerance, formulas.softmax_scale,
@@ -157,6 +178,47 @@ KINDS: dict[str, Convention] = {
     "sinusoidal": _sinusoidal("sin and cos alternating"),
     "sinusoidal_concat": _sinusoidal("all sines, then all cosines", layout="concat"),
     "sinusoidal_endpoint": _sinusoidal("all sines, then all cosines, slowest frequency 1/base", layout="concat", endpoint=True),
+    "sinusoidal_2d": Convention(
+        "codes of a grid, row by row: sin x, cos x, sin y, cos y (MAE)", ("height", "width", "dim", "base"),
+        "(height * width, dim)", sum_tolerance, formulas.sinusoidal_2d,
+    ),
+    "relative": Convention(
+        "the assembled relative score; table rows from far before the query to far after it, clipped", ("q", "table", "num_keys"),
+        SCORES, sum_tolerance, formulas.relative,
+    ),
+    "relative_shift": Convention(
+        "a Conformer's shift; columns, queries + keys - 1, from far before the query to far after it", ("scores",), SCORES,
+        sum_tolerance, formulas.relative_shift,
+    ),
+    "relative_shift_causal": Convention(
+        "Transformer-XL's shift, Music Transformer's skew; columns from the farthest key to the query itself", ("scores",),
+        f"{SCORES}, any after the query", sum_tolerance, formulas.relative_shift_causal, past=True,
+    ),
+    "relative_index": Convention(
+        "Swin's index of a window's table", GRID, "(height * width, height * width) integers", no_tolerance, formulas.relative_index
+    ),
+    "relative_index_class": Convention(
+        "BEiT's, with a class token first", GRID, "(1 + height * width, 1 + height * width) integers", no_tolerance,
+        formulas.relative_index_class,
+    ),
+    "forget_gates": Convention(
+        "FoX's bias of log forget gates (batch, heads, seq)", ("log_gates",), "(batch, heads, seq, seq), any after the query",
+        sum_tolerance, formulas.forget_gates, past=True,
+    ),
+    "mask_document": Convention(
+        "who sees whom in packed documents, causal", ("document_ids",), "(seq, seq), true where seen", no_tolerance, formulas.mask_document
+    ),
+    "mask_window": Convention(
+        "a sliding window of so many tokens, the query among them", ("num_queries", "num_keys", "window"), MASK, no_tolerance,
+        formulas.mask_window,
+    ),
+    "mask_chunk": Convention(
+        "causal within chunks (Llama 4)", ("num_queries", "num_keys", "chunk"), MASK, no_tolerance, formulas.mask_chunk
+    ),
+    "mask_streaming": Convention(
+        "all of a frame's chunk and of the chunks before it (streaming speech)", ("size", "chunk", "left_chunks"),
+        "(size, size), true where seen", no_tolerance, formulas.mask_streaming,
+    ),
     "default": _schedule("RoPE's frequencies", formulas.default, ""),
     "linear": _schedule("position interpolation", formulas.linear, "factor"),
     "ntk": _schedule("NTK-aware scaling, static", formulas.ntk, "factor"),
@@ -195,7 +257,9 @@ NICKNAMES = {
     "rope": "rotary", "neox": "rotary", "half": "rotary", "gptj": "rotary_interleaved", "interleaved": "rotary_interleaved",
     "sincos": "sinusoidal", "sin": "sinusoidal", "concat": "sinusoidal_concat", "pi": "linear", "slopes": "alibi",
     "llama": "llama3", "llama31": "llama3", "prope": "proportional", "p-rope": "proportional", "inv_freq": "default",
-    "relative": "t5", "partial": "rotary_partial", "trailing": "rotary_trailing", "mrope": "m_rope", "packed": "rotary_packed",
+    "axial": "rotary_axial", "flux": "rotary_axial", "sincos2d": "sinusoidal_2d", "shaw": "relative", "skew": "relative_shift_causal",
+    "rel_shift": "relative_shift", "swin": "relative_index", "beit": "relative_index_class", "fox": "forget_gates",
+    "window": "mask_window", "document": "mask_document", "chunk": "mask_chunk", "partial": "rotary_partial", "trailing": "rotary_trailing", "mrope": "m_rope", "packed": "rotary_packed",
     "thd": "rotary_packed", "ragged": "rotary_ragged", "mscale": "softmax_scale",
 }  # fmt: skip
 """Other words for some kinds; they are only suggested, as several kinds could be meant."""
