@@ -45,8 +45,9 @@ def effective(kind: str, arguments: Arguments, faults: Sequence[str]) -> tuple[s
     """The faults that change anything in a case: those of its arguments only if these become others."""
     names = []
     for name in faults:
-        before, arguments = arguments, _with(FAULTS[kind][name], arguments)
-        if arguments is before or any(arguments[key] != before.get(key) for key in FAULTS[kind][name]):
+        fault: Any = FAULTS[kind][name]
+        before, arguments = arguments, _with(fault, arguments)
+        if arguments is before or any(arguments[key] != before.get(key) for key in fault):
             names.append(name)
     return tuple(names)
 
@@ -151,9 +152,13 @@ BASES: Faults = {
 ENDS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 """Lengths of tables, after which positions may be clamped."""
 CLAMPED = "positions are clamped: {last} is used from position {end} on"
-CLAMPS: Faults = {
-    CLAMPED.format(last=end - 1, end=end): each(lambda p, last=end - 1: max(-last, min(p, last))) for end in ENDS
-}
+
+
+def _within(position: float, last: int) -> float:
+    return max(-last, min(position, last))
+
+
+CLAMPS: Faults = {CLAMPED.format(last=end - 1, end=end): each(partial(_within, last=end - 1)) for end in ENDS}
 """On both sides of 0, so that they may follow a fault of the sign."""
 POSITIONS: Faults = {
     "positions are ignored: row n is taken to be at position n": {"positions": lambda a: list(range(len(a["positions"])))},
