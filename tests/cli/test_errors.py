@@ -69,14 +69,15 @@ def test_where_an_error_came_from():
 
 @pytest.mark.parametrize("world", [None, "1", "2"])
 def test_ranks(world, capsys, monkeypatch):
-    """Shells of clusters set RANK without a launcher; of a launcher's processes the first one prints, and all fail aloud."""
+    """Shells of clusters set RANK without a launcher, and a launcher's processes print alike; a study runs in one."""
     monkeypatch.setenv("RANK", "1")
     if world is None:
         monkeypatch.delenv("WORLD_SIZE", raising=False)
     else:
         monkeypatch.setenv("WORLD_SIZE", world)
     assert cli.main(["list", "rope"]) == 0
-    assert bool(capsys.readouterr().out) == (world != "2")
-    assert cli.main(["list", "rop"]) == 2
-    rank = " on rank 1" if world == "2" else ""
-    assert capsys.readouterr().err.startswith(f"posenc list: error{rank}: unknown name 'rop'")
+    assert capsys.readouterr().out
+    for command, what in ((["compare"], "a comparison"), (["eval", "demo"], "an evaluation")):
+        if world == "2":
+            assert cli.main(command) == 2
+            assert f"WORLD_SIZE=2: {what} runs in one process" in capsys.readouterr().err

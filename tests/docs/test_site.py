@@ -411,7 +411,7 @@ def test_links_out_of_docs_lead_to_what_the_site_has():
     page = DOCS / "compare.md"
     assert for_site("[a](../README.md#b)", page) == "[a](index.md#b)"
     assert for_site("[a](../examples/own_attention.py)", page) == "[a](examples/own_attention.md)"
-    assert for_site("[a](../benchmarks/plan.json)", page) == "[a](benchmarks/plan.json)"
+    assert for_site("[a](../benchmarks/demo.json)", page) == "[a](benchmarks/demo.json)"
     assert for_site("[a](bench.md) <q, k> `<q>`", page) == "[a](bench.md) &lt;q, k> `<q>`"
     with pytest.raises(ValueError, match=r"compare\.md: the link to nothing\.md leads nowhere"):
         for_site("[a](nothing.md)", page)

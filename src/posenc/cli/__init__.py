@@ -9,9 +9,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from inspect import getdoc
-from typing import TextIO
 
 from posenc import __version__
 from posenc.cli.analyze import Analyze
@@ -49,32 +48,18 @@ COMMANDS: dict[str, type[Command]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Of the processes of a launcher, only the first one prints its results; the others
-    print their errors."""
+    """Run one command; returns the exit code."""
     try:
-        if not _follows():
-            return _main(argv, sys.stderr)
-        errors = sys.stderr
-        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            return _main(argv, errors, f" on rank {os.environ['RANK']}")
+        return _main(argv)
     finally:
         if argv is None:  # Ctrl-C while Python exits ends it at once, without a traceback of what cleans up
             with suppress(ValueError):  # in another thread than the first
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _follows() -> bool:
-    """Whether this is one of a launcher's processes, and not the first."""
-    if os.environ.get("RANK", "0") == "0":
-        return False
-    from posenc.lab.parallel import launched
-
-    return launched()
-
-
-def _main(argv: Sequence[str] | None, errors: TextIO, rank: str = "") -> int:
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, errors):
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
     command = COMMANDS.get(arguments[0]) if arguments else None
@@ -82,8 +67,8 @@ def _main(argv: Sequence[str] | None, errors: TextIO, rank: str = "") -> int:
 
     def say(what: str, error: object = None) -> None:
         if isinstance(error, BaseException) and os.environ.get(TRACEBACK, "0") not in ("", "0"):
-            traceback.print_exception(error, file=errors)
-        print(f"{prog}: {what}", file=errors)
+            traceback.print_exception(error, file=sys.stderr)
+        print(f"{prog}: {what}", file=sys.stderr)
 
     try:
         if command is None:
@@ -96,22 +81,22 @@ def _main(argv: Sequence[str] | None, errors: TextIO, rank: str = "") -> int:
         return code
     except InputError as error:
         message = one_line(error)
-        say(f"error{rank}: {with_flags(message, command) if command else message}", error)
+        say(f"error: {with_flags(message, command) if command else message}", error)
         return USAGE
     except OSError as error:
         with suppress(OSError, AttributeError):  # write nothing more to it, not even when Python exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # the reader of our output has left
-            say(f"failed{rank}: {one_line(error)}", error)
+            say(f"failed: {one_line(error)}", error)
     except KeyboardInterrupt:
-        say(f"interrupted{rank}")
+        say("interrupted")
     except MemoryError as error:
-        say(f"failed{rank}: out of memory; use smaller sizes, or a machine with more memory", error)
+        say("failed: out of memory; use smaller sizes, or a machine with more memory", error)
     except Exception as error:
         line = users_line(error)
         if line is None and not isinstance(error, RuntimeError):
             raise  # a bug of ours
-        say(f"failed{rank}: {one_line(error if line is None else located(error))}", error)
+        say(f"failed: {one_line(error if line is None else located(error))}", error)
     return FAILED
 
 

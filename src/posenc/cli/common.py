@@ -106,6 +106,16 @@ def make_engine(options: StudyCommand, local: str = "local", **more: Any) -> "En
     return create(local if options.engine == "local" else options.engine, **given, **more)
 
 
+def refuse_launcher(study: str, parts: str) -> None:
+    """Refuse to run a study in each of the processes of torchrun or accelerate: they would share its folder."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and processes not in ("", "1"):
+        raise InputError(
+            f"WORLD_SIZE={processes}: {study} runs in one process; start it without a launcher, and with --engine ray to "
+            f"distribute {parts}"
+        )
+
+
 def check_unchanged(what: str, setting: str, expected: str | None, actual: str) -> None:
     """Refuse data or a model whose digest is not that of a config.yaml."""
     if expected not in (None, actual):

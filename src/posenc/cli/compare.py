@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import How, record, settings_in
-from posenc.cli.common import StudyCommand, check_unchanged, make_engine, run_study
+from posenc.cli.common import StudyCommand, check_unchanged, make_engine, refuse_launcher, run_study
 from posenc.errors import InputError, listed
 
 if TYPE_CHECKING:
@@ -79,14 +79,6 @@ class Compare(StudyCommand):
     )
     precision: Annotated[Literal["float32", "bfloat16"], "bfloat16: autocast, parameters stay float32"] = "float32"
     compiled: Annotated[bool, "compile the passes of the training with torch.compile"] = False
-    parallel: Annotated[
-        Literal["ddp", "fsdp"] | None,
-        "how processes that torchrun or accelerate launch started divide each training (default: ddp, or what the "
-        "accelerate config says)",
-    ] = None
-    sequence_shards: Annotated[
-        int, "how many of those processes share each sequence, for long ones; the others share the batch"
-    ] = 1
     checkpoint_minutes: Annotated[
         float,
         "store unfinished trainings this often, so that a killed comparison continues from there; 0: never",
@@ -117,28 +109,15 @@ class Compare(StudyCommand):
         )
 
     def run(self) -> int:
-        from posenc.lab.parallel import together
-
-        with together(self.parallel, self.sequence_shards):
-            return self._compare()
-
-    def _compare(self) -> int:
         from posenc.lab.compare import compare
         from posenc.lab.engines import create
         from posenc.lab.leaderboard import compare_tasks
-        from posenc.lab.parallel import launched
         from posenc.lab.tracking import Tracking
         from posenc.report import compare as report
         from posenc.report import leaderboard
         from posenc.report.terminal import Display
 
-        launcher = (("workers", self.workers, None), ("engine", self.engine, "local"), ("device", self.device, "cpu"))
-        for flag, value, default in launcher:
-            if value != default and launched():
-                raise InputError(
-                    f"--{flag} {value}: the processes that a launcher started train each model together; leave it out, or "
-                    "start one process"
-                )
+        refuse_launcher("a comparison", "its trainings")
         alone = self.device != "cpu" and self.engine == "local"
         if alone and self.workers not in (None, 1):
             raise InputError(f"workers={self.workers}: on cuda, models are trained one after the other; leave it out")
@@ -250,7 +229,6 @@ class Compare(StudyCommand):
         from posenc.lab.cost import check_affordable
         from posenc.lab.experiment import Execution
         from posenc.lab.machine import check_present
-        from posenc.lab.parallel import world
 
         kind = experiment(task, may_import=True)
         for name in self.given:
@@ -260,10 +238,10 @@ class Compare(StudyCommand):
         if self.engine != "ray":
             check_present(self.device)
         workers, memory = self.workers or 1, "cpu" if self.engine == "ray" else self.device
-        check_affordable(settings, workers, world().size, memory)
+        check_affordable(settings, workers, memory)
         data = self.data or kind.data
         corpus, settings = settings.load(data, **self._reading(kind))
-        check_affordable(settings, workers, world().size, memory)
+        check_affordable(settings, workers, memory)
         check_unchanged(f"--data {data}", "data_sha256", self.data_sha256, corpus.digest)
         execution = Execution(self.device, self.precision, self.compiled)
         return Comparison(encodings, seeds, settings, execution), corpus

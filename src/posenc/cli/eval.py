@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """posenc eval."""
 
-import os
 from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import Annotated, Any, Literal
 
 from posenc.cli.command import How, record
-from posenc.cli.common import StudyCommand, WithModel, check_unchanged, make_engine, run_study
-from posenc.errors import InputError
+from posenc.cli.common import StudyCommand, WithModel, check_unchanged, make_engine, refuse_launcher, run_study
 
 
 @dataclass(kw_only=True)
@@ -75,16 +73,11 @@ class Eval(WithModel, StudyCommand):
         from posenc.lab.evals.config import digests, settings_of
         from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.files import Folder
-        from posenc.lab.parallel import launched
         from posenc.lab.tracking import Tracking
         from posenc.report.evaluate import page, show
         from posenc.report.terminal import Display
 
-        if launched():
-            raise InputError(
-                f"WORLD_SIZE={os.environ['WORLD_SIZE']}: an evaluation runs in one process; start it without a launcher, and "
-                "with --engine ray to distribute its cells"
-            )
+        refuse_launcher("an evaluation", "its cells")
         settings = settings_of(self.preset, **self.given)
         files = digests(settings.made())  # a mistake shows before a model is loaded
         resolved: dict[str, Any] = {}

@@ -61,7 +61,7 @@ class Checkpoints:
 
 
 class TrainingCheckpoint:
-    """Saves one training. Where several processes train together, all of them call this alike, and rank 0 reads and writes.
+    """Saves one training.
 
     seconds: spent on the training, in earlier processes too.
     """
@@ -72,10 +72,10 @@ class TrainingCheckpoint:
         self.path: Path = checkpoints.path(training.run)
         # a machine of a cluster may not share the folder
         minutes = checkpoints.minutes if Path(checkpoints.directory).is_dir() else 0
-        self.interval: float = training.world.broadcast(60 * minutes)
+        self.interval: float = 60 * minutes
         self.started: float = time.perf_counter()
         self.written: float = self.started
-        if self.interval and (stored := training.world.broadcast(self._read())) is not None:
+        if self.interval and (stored := self._read()) is not None:
             if why := disagreement(self.behave(), stored["behaviour"]):
                 self._delete(f"is another program's: {why}")
             else:
@@ -95,17 +95,16 @@ class TrainingCheckpoint:
         training = self.training
         if not self.interval or training.finished:
             return
-        if not training.world.broadcast(time.perf_counter() - self.written >= self.interval):
+        if time.perf_counter() - self.written < self.interval:
             return
         state, behaviour = training.state(), self.behave()
-        if not training.world.rank:
-            structure, tensors = packed({"training": state, "seconds": self.seconds, "behaviour": dict(behaviour)})
-            content = save(tensors, {STATE: json.dumps(structure)})
-            write_atomically(self.path, hashlib.sha256(content).digest() + content)
+        structure, tensors = packed({"training": state, "seconds": self.seconds, "behaviour": dict(behaviour)})
+        content = save(tensors, {STATE: json.dumps(structure)})
+        write_atomically(self.path, hashlib.sha256(content).digest() + content)
         self.written = time.perf_counter()
 
     def _read(self) -> dict[str, Any] | None:
-        if self.training.world.rank or not self.path.exists():
+        if not self.path.exists():
             return None
         digest, content = (stored := self.path.read_bytes())[:32], stored[32:]
         if hashlib.sha256(content).digest() != digest:
@@ -117,6 +116,5 @@ class TrainingCheckpoint:
         return loaded
 
     def _delete(self, why: str) -> None:
-        if not self.training.world.rank:
-            warnings.warn(f"posenc: {self.path} {why}: it is deleted, and the training starts over", stacklevel=3)
-            self.path.unlink()
+        warnings.warn(f"posenc: {self.path} {why}: it is deleted, and the training starts over", stacklevel=3)
+        self.path.unlink()

@@ -18,10 +18,9 @@ from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import behaviour, measure, work
-from posenc.lab.parallel import AllProcesses, follow, world
 from posenc.lab.results import Ranking, RunRecord, collect
 from posenc.lab.store import Stored
-from posenc.lab.study import Progress, Results, Shared, Study, run
+from posenc.lab.study import Progress, Results, Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.lab.train import build
@@ -272,8 +271,7 @@ def compare(
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
     what results.json holds; `render`, such as `posenc.report.compare.page`, makes report.html of it. Both are written as soon
     as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
-    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. Inside
-    `posenc.lab.parallel.together` all processes call this alike, and they are the engine. A training is saved every
+    trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. A training is saved every
     `checkpoint_minutes`, 0 is never, and goes on from there. share, merge: see `posenc.lab.study.run`. table: finished runs that
     are not trained, see `posenc.lab.leaderboard.against`.
 
@@ -281,24 +279,14 @@ def compare(
         InputError: settings, data or a folder that do not serve, another run in the folder, or a loss that diverged.
         Interrupted: Ctrl-C before a single run had finished.
     """
-    here = world()
     checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
     study = ComparisonStudy(comparison, corpus, checkpoints, table)
-    if here.size > 1:
-        study.check()
-        here.require_equal("data", corpus.digest)
-        engine = AllProcesses()
-    if here.rank:
-        return follow(Shared(study))
     pages = {"report.html": render} if render is not None else {}
     engine = engine or create("local", workers=workers)
-    results = run(
+    return run(
         study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin, share=share,
         merge=merge,
     )  # fmt: skip
-    if results["complete"]:  # else the others were stopped as well
-        here.broadcast(results)
-    return results
 
 
 def _scores(record: RunRecord, settings: Experiment, condition: int) -> list[float]:

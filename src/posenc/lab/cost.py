@@ -21,9 +21,8 @@ def least_bytes(settings: Experiment) -> int:
     return 4 * (COPIES * parameters + tokens * s.num_layers * max(s.dim, heads))
 
 
-def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1, device: str = "cpu") -> None:
-    """Refuse sizes above their limits, or that do not fit into the free memory. sharing: processes that each
-    have a part of one training.
+def check_affordable(settings: Experiment, workers: int = 1, device: str = "cpu") -> None:
+    """Refuse sizes above their limits, or that do not fit into the free memory.
 
     Raises:
         InputError: names the size, or the memory that is needed and that is free.
@@ -35,10 +34,10 @@ def check_affordable(settings: Experiment, workers: int = 1, sharing: int = 1, d
     settings.check_largest()
     if workers > MOST_WORKERS:
         raise InputError(f"workers={workers}: must be at most {MOST_WORKERS}")
-    needed, free = least_bytes(settings) // sharing, free_bytes(torch.device(device))
+    needed, free = least_bytes(settings), free_bytes(torch.device(device))
     if needed > free:
         raise InputError(
-            f"dim={settings.dim}: one training needs at least {needed / 2**30:.1f} GiB{' a process' * (sharing > 1)} and "
+            f"dim={settings.dim}: one training needs at least {needed / 2**30:.1f} GiB and "
             f"{free / 2**30:.1f} GiB are free; give a smaller dim, num_heads, head_dim, num_layers, batch_size or "
             f"{settings.tokens_by}"
         )

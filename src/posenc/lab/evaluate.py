@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.lab.experiment import Batch, Experiment, Variant
-from posenc.lab.parallel import world
+from posenc.lab.passes import passes
 from posenc.transformer import TransformerBase
 
 BATCH_TOKENS = 8192
@@ -28,15 +28,15 @@ def score(
     """The loss in nats of every target under a condition, and 1 where the most likely class is right: two tensors
     (examples, ...). read: the examples with some indices; on_batch is called with how many tokens have been read. shape: how many
     examples, of how many tokens, if not those of the settings."""
-    here, before, scores = world(), model.encoding, []
+    here, before, scores = passes(), model.encoding, []
     examples, tokens = shape or (settings.examples, settings.tokens_at(condition))
     model.encoding = variant.at(condition).to(here.device)
     try:
-        for rows in torch.arange(examples).split(max(1, BATCH_TOKENS // tokens) * here.size):
-            logits, targets, positions = here.forward(model, model.encoding, read(rows))
+        for rows in torch.arange(examples).split(max(1, BATCH_TOKENS // tokens)):
+            logits, targets = here.forward(model, read(rows))
             losses = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none")
             both = torch.stack((losses, (logits.argmax(-1) == targets).to(losses.dtype)), -1)
-            scores.append(here.gather(both, len(rows), positions))
+            scores.append(both.cpu())
             on_batch(len(rows) * tokens)
     finally:
         model.encoding = before

@@ -271,13 +271,6 @@ class Experiment(ABC):
                 f"{self.conditions_by}={largest}: tests at {self.spelled(largest)}, must be at most {most}"
             )
 
-    def check_shards(self, shards: int) -> None:
-        """Refuse a number of processes that cannot divide a sequence."""
-        if shards > 1:
-            raise InputError(
-                f"sequence_shards={shards}: inputs of task {self.name} cannot be divided; leave it out, processes share the batch"
-            )
-
     # ---------------------------------------------------------------- model, data, test
 
     @property

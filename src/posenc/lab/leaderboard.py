@@ -19,7 +19,6 @@ from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe
-from posenc.lab.parallel import world
 from posenc.lab.results import Ranking, RunRecord, collect
 from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
@@ -201,12 +200,8 @@ def compare_tasks(
     what results.json holds: "tasks" has the results of each, "table" their scores side by side.
 
     Raises:
-        InputError: as `compare`; comparisons of different encodings; several processes that train together.
+        InputError: as `compare`; comparisons of different encodings.
     """
-    if world().size > 1:
-        raise InputError(
-            "parallel: processes that train together compare one task; start one process, or name one task"
-        )
     checkpoints = Checkpoints(Path(directory).absolute(), checkpoint_minutes)
     study = Leaderboard([ComparisonStudy(comparison, corpus, checkpoints, table) for comparison, corpus in comparisons])
     return run(

@@ -11,7 +11,7 @@ import torch
 from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.experiment import Dataset, Run
-from posenc.lab.parallel import executing
+from posenc.lab.passes import executing
 from posenc.lab.results import CURVE_POINTS, RunRecord, VariantScores
 from posenc.lab.train import Training, activation_bytes, diverged
 

@@ -141,13 +141,6 @@ class Settings(OverLengths):
     def rows(self) -> int:
         return self.vocab_size
 
-    def check_shards(self, shards: int) -> None:
-        if shards > 1 and self.length % (2 * shards):
-            raise InputError(
-                f"length={self.length}: sequence_shards={shards} cut it into {2 * shards} equal parts, two "
-                f"for each process; give a multiple of {2 * shards}"
-            )
-
     def make_encoding(self, name: str) -> Encoding:
         return self.create(name, max_positions=self.length, causal=True)
 

@@ -16,7 +16,7 @@ from posenc.encodings.shared import Affine
 from posenc.errors import InputError
 from posenc.lab.experiment import Experiment, Run
 from posenc.lab.muon import Muon
-from posenc.lab.parallel import World, world
+from posenc.lab.passes import Passes, passes
 from posenc.transformer import Attention, TransformerBase
 
 WARM_UP = 0.05
@@ -28,19 +28,15 @@ class Training:
 
     part: of a corpus, what to learn from; (n,) ids are one running text. random: the state of the generator that encodings
     draw from; the caller's generators are left alone.
-
-    Raises:
-        InputError: processes that train together and cannot share the examples of a step.
     """
 
     def __init__(self, run: Run, part: Any) -> None:
         self.run = run
         self.part = part
-        self.world: World = world()
-        self.world.check(run)
+        self.passes: Passes = passes()
         self.model, self.random = _build(run)
         read = read_from_tokens(self.model)
-        self.forward: nn.Module = self.world.wrap(self.model)
+        self.forward: nn.Module = self.passes.wrap(self.model)
         self.optimizers: list[torch.optim.Optimizer] = _optimizers(self.model, run, read)
         self.order: torch.Generator = torch.Generator().manual_seed(run.seed)
         self.losses: list[float] = []
@@ -50,7 +46,7 @@ class Training:
         return len(self.losses) == self.run.settings.steps
 
     def advance(self) -> None:
-        """One step, on every process that takes part.
+        """One step.
 
         Raises:
             InputError: the loss is no longer finite.
@@ -60,10 +56,9 @@ class Training:
             group["lr"] = group["initial_lr"] * schedule(step, s.steps)
         batch = s.draw(self.part, self.order)
         with self.drawing():
-            logits, targets, _ = self.world.forward(self.forward, self.model.encoding, batch)
+            logits, targets = self.passes.forward(self.forward, batch)
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / max(1, batch.scored)
-        loss = loss * self.world.size  # DDP and FSDP take the mean over the processes
-        self.losses.append(self.world.mean(loss).item())
+        self.losses.append(loss.item())
         if not math.isfinite(self.losses[-1]):
             raise diverged(self.run, f"at step {step + 1} of {s.steps}")
         loss.backward()
@@ -75,7 +70,7 @@ class Training:
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Inside, torch's random generators continue from what this training has drawn so far."""
-        device = self.world.device
+        device = self.passes.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.set_rng_state(self.random)
             if device.type == "cuda":
@@ -84,8 +79,7 @@ class Training:
             self.random = torch.get_rng_state()
 
     def state(self) -> dict[str, Any]:
-        """A copy of everything that the coming steps depend on: a training that `restore`s it continues bit for bit. Where
-        several processes train, all of them call this, and rank 0 is given the complete, undivided state."""
+        """A copy of everything that the coming steps depend on: a training that `restore`s it continues bit for bit."""
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         model, optimizers = get_state_dict(self.model, self.optimizers, options=_complete())
@@ -93,7 +87,7 @@ class Training:
         return deepcopy(state | {"losses": self.losses})
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state` of the same run; where several processes train, all of them pass that of rank 0.
+        """Continue from a `state` of the same run.
 
         Raises:
             RuntimeError: the state of another model.
@@ -139,14 +133,12 @@ def diverged(run: Run, when: str) -> InputError:
 
 
 def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) -> int:
-    """Memory that one training batch occupies between its forward and its backward pass, parameters apart: on this process,
-    for its share of the batch, where several train together."""
-    here = world()
+    """Memory that one training batch occupies between its forward and its backward pass, parameters apart."""
+    here = passes()
     storages: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        # anew each time: FSDP replaces a block's shards by its parameters when it comes to it
         parameters = {p.untyped_storage().data_ptr() for p in model.parameters() if type(p) is nn.Parameter}
         if storage.data_ptr() not in parameters:
             storages[storage.data_ptr()] = storage.nbytes()
@@ -156,7 +148,7 @@ def activation_bytes(model: TransformerBase, part: Any, settings: Experiment) ->
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
     devices = [here.device] if here.device.type == "cuda" else []
     with torch.enable_grad(), torch.random.fork_rng(devices=devices), hooks:
-        logits, targets, _ = here.forward(model, model.encoding, batch)
+        logits, targets = here.forward(model, batch)
         loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
     del loss
     return sum(storages.values())
