@@ -20,7 +20,7 @@ from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_devices, check_positive, unknown
-from posenc.functional import intercepted
+from posenc.functional import intercepted, transformed
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -121,7 +121,11 @@ def flow(
     Raises:
         InputError: a negative position, or one above FARTHEST.
     """
-    dynamics = Dynamics(weight1, bias1, weight2, bias2, step, substeps)
+    return solved(initial, Dynamics(weight1, bias1, weight2, bias2, step, substeps), positions, known)
+
+
+def solved(initial: Tensor, dynamics: Dynamics, positions: Tensor, known: Tensor | None = None) -> Tensor:
+    """`flow` as one expression, which torch.func differentiates."""
     with torch.autocast(positions.device.type, enabled=False):
         start = _floor(positions)
         if known is None:
@@ -386,6 +390,8 @@ class FLOATER(Encoding):
         initial, dynamics = self._system()
         if self.solver != "rk4":
             states = self._by_torchdiffeq(ids)
+        elif transformed():
+            states = solved(initial, dynamics, ids)
         else:
             known = self._trajectory(positions) if eager else None
             states = flow(initial, *dynamics[:4], ids, known, self.step, self.substeps)
