@@ -16,7 +16,7 @@ from posenc.errors import InputError, needs, shown
 from posenc.pretrained.changes import RECORD
 from posenc.spec import read_json
 
-__all__ = ["ADAPTER", "ADAPTER_WEIGHTS", "adapted", "apart", "base_of", "check_entry", "watch"]
+__all__ = ["ADAPTER", "ADAPTER_WEIGHTS", "ENTRY", "adapted", "apart", "base_of", "check_entry", "watch"]
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENTRY = "posenc"

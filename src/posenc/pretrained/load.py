@@ -21,7 +21,7 @@ from torch import nn
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
-from posenc.pretrained.adapters import ADAPTER, ADAPTER_WEIGHTS, adapted, base_of, check_entry, watch
+from posenc.pretrained.adapters import ADAPTER, ADAPTER_WEIGHTS, ENTRY, adapted, base_of, check_entry, watch
 from posenc.pretrained.checked import (
     INDEX,
     check_file_name,
@@ -276,6 +276,8 @@ def _from_pretrained(name: str, dtype: torch.dtype | None, local: bool, encoders
             register()
         dropped = _without_rotation(name, stored)
         _check_safe(name, stored)
+        if stored.get(ENTRY) is not None:
+            check_entry(stored[ENTRY], "config.json")
         faults = ConfigFile(name, stored).faults() if stored.get("model_type") else ()
         for why in faults:  # at which transformers fails elsewhere
             raise InputError(f"{name}: {why}")
