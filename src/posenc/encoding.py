@@ -24,6 +24,8 @@ from posenc.functional import RunRotation, exactly, intercepted, table_device, t
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
 
+__all__ = ["Encoding", "PerLayer", "Sum", "gates_of"]
+
 T = TypeVar("T")
 
 SITES = (

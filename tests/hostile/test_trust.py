@@ -29,7 +29,7 @@ from posenc.lab.evals.auto import select
 from posenc.lab.evals.plan import LEAST_TEXTS, Plan
 from posenc.lab.vision.images import MOST_PIXELS
 from posenc.pretrained import state
-from posenc.pretrained.adapters import adapted
+from posenc.pretrained.load import adapted
 from posenc.pretrained.models import model_structure
 from posenc.spec import (
     MOST_CHARACTERS,
@@ -62,7 +62,7 @@ USERS = {"spec.py:_of_file", "spec.py:_source", "spec.py:source_of"}
 PROCESSES = {"lab/engines.py:_start", "lab/data/text.py:Corpus.read"}
 """What one process of a run sends another, in a folder that the user alone can read."""
 PLAIN = {
-    "cli/command.py:record", "cli/extend.py:_read", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
+    "cli/command.py:record", "cli/extend.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
     "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests", "lab/files.py:digest_of",
     "lab/store.py:Store.lock", "lab/vision/images.py:_read", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
@@ -77,8 +77,8 @@ PLANTED = {
     "pretrained/checked.py:shapes_in": "checkpoints", "pretrained/checked.py:check_gguf": "checkpoints",
     "pretrained/config_file.py:read_config": "checkpoints", "pretrained/config_file.py:_gguf_config": "checkpoints",
     "pretrained/load.py:_from_pretrained": "checkpoints",
-    "pretrained/load.py:_from_gguf": "checkpoints", "pretrained/adapters.py:_stored": "methods",
-    "pretrained/adapters.py:adapted": "methods", "lab/evals/plan.py:Plan.read": "methods",
+    "pretrained/load.py:_from_gguf": "checkpoints", "pretrained/adapters.py:stored_adapter": "methods",
+    "pretrained/load.py:adapted": "methods", "lab/evals/plan.py:Plan.read": "methods",
 }  # fmt: skip
 """Files with names in them: what is planted, by the tests below and in test_checkpoints.py."""
 
@@ -134,8 +134,8 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
             if keyword.arg == "trust_remote_code":
                 assert keyword.value.value is False
     assert allowed == {
-        "analysis/model.py:random_model", "cli/analyze.py:Analyze._target", "cli/compare.py:Compare._compare",
-        "cli/compare.py:Compare._compare.work", "cli/compare.py:Compare._read", "cli/compare.py:Compare.config",
+        "analysis/model.py:random_model", "cli/analyze.py:Analyze._target", "cli/check.py:Check.run.make", "cli/compare.py:Compare.run",
+        "cli/compare.py:Compare.run.work", "cli/compare.py:Compare._read", "cli/compare.py:Compare.config",
         "cli/compare.py:Compare.planned", "cli/conform.py:Conform.run", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
     }  # fmt: skip
@@ -198,6 +198,7 @@ CODE = {
     ("analyze", "subject"),
     ("conform", "function"),
     ("cite", "name"),
+    ("check", "name"),
 }
 """The settings whose texts are imported from the command line."""
 

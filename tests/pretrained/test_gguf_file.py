@@ -9,7 +9,7 @@ from gguf import GGUFReader
 
 import posenc
 from posenc import InputError, to_gguf
-from posenc.pretrained.gguf_file import ARCHITECTURES
+from posenc.pretrained.gguf_architectures import ARCHITECTURES
 from posenc.pretrained.readers import compare, read_config
 from references import llama_cpp, stories15m
 from references.commands import run

@@ -20,12 +20,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 import torch.multiprocessing  # tensors in shared memory, between processes
 
-import posenc
 from posenc.errors import InputError, unknown
 from posenc.lab.machine import cores, keep_freed_memory
 from posenc.lab.processes import SPAWN, die_with_parent, shielded
 from posenc.scratch import scratch
 from posenc.stopping import INTERRUPT
+from posenc_version import version
 
 __all__ = ["ENGINES", "Engine", "InProcess", "ProcessPool", "Ray", "Tick", "Work", "create"]
 
@@ -276,7 +276,7 @@ class Ray:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             options |= {"num_cpus": self.workers, "include_dashboard": False}
         else:
-            options |= {"runtime_env": {"py_modules": [str(Path(posenc.__file__).parent)]}}
+            options |= {"runtime_env": {"py_modules": [str(Path(__file__).parents[1])]}}
         try:
             if self.address not in ("local", "auto"):
                 host, _, port = str(self.address).rpartition(":")
@@ -319,7 +319,7 @@ class Ray:
 def versions() -> str:
     """What must be the same on every machine for the same numbers."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return f"posenc {posenc.__version__}, torch {torch.__version__}, Python {python}"
+    return f"posenc {version()}, torch {torch.__version__}, Python {python}"
 
 
 def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[float, Any]:

@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-import posenc
 from posenc.errors import InputError, listed
 from posenc.lab.engines import Engine, InProcess, Tick, Work
 from posenc.lab.store import Store, Stored
 from posenc.pretrained.state import disagreement
 from posenc.scratch import scratch
+from posenc_version import version
 
 __all__ = ["Interrupted", "Pace", "Progress", "Results", "Stored", "Study", "run"]
 
@@ -158,7 +158,7 @@ def identity(facts: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Of the libraries that measure here."""
-    return {"posenc": posenc.__version__, "torch": str(torch.__version__)}
+    return {"posenc": version(), "torch": str(torch.__version__)}
 
 
 def program() -> str:
@@ -346,7 +346,7 @@ def _run(
         if "settings" not in numbers:
             raise InputError(f"{type(study).__name__}.results: has no 'settings'; add them, {{}} if there are none")
         results |= _checked(study, "results", numbers)
-        ran_on = {"posenc": posenc.__version__, "engine": engine.name, "workers": engine.workers}
+        ran_on = {"posenc": version(), "engine": engine.name, "workers": engine.workers}
         if sentences := [study.compared(cell, known[cell].record, here[cell].record) for cell in known if cell in here]:
             results["repeated"] = sentences
         results["machine"] = results.get("machine", {}) | ran_on

@@ -16,7 +16,18 @@ from posenc.errors import InputError, needs, shown
 from posenc.pretrained.changes import RECORD
 from posenc.spec import read_json
 
-__all__ = ["ADAPTER", "ADAPTER_WEIGHTS", "ENTRY", "adapted", "apart", "base_of", "check_entry", "watch"]
+__all__ = [
+    "ADAPTER",
+    "ADAPTER_WEIGHTS",
+    "ENTRY",
+    "apart",
+    "base_of",
+    "check_entry",
+    "entry_of",
+    "entry_text",
+    "stored_adapter",
+    "watch",
+]
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENTRY = "posenc"
@@ -76,11 +87,11 @@ def apart(inner: Any) -> Iterator[str]:
     for name, config in configs.items():
         entry = (getattr(config, "auto_mapping", None) or {}).get(ENTRY)
         if entry is not None and entry != now:
-            has = "is not extended" if now is None else f"is extended by {_text(now)}"
-            yield f"the adapter {name!r} was trained under {_text(entry)}, and the model {has}"
+            has = "is not extended" if now is None else f"is extended by {entry_text(now)}"
+            yield f"the adapter {name!r} was trained under {entry_text(entry)}, and the model {has}"
 
 
-def _text(entry: Mapping[str, Any]) -> str:
+def entry_text(entry: Mapping[str, Any]) -> str:
     length = entry.get("target_length")
     return f"{entry.get('method')}" + ("" if length is None else f" for {length} tokens")
 
@@ -109,7 +120,7 @@ def base_of(folder: Path) -> str:
         InputError: the folder names none, its weights are no safetensors, or it names other files or modules to read.
     """
     needs("peft", "peft")
-    stored = _stored(folder)
+    stored = stored_adapter(folder)
     for key in (
         "megatron_config",
         "adapters",
@@ -129,7 +140,7 @@ def base_of(folder: Path) -> str:
     return base
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def stored_adapter(folder: Path) -> dict[str, Any]:
     try:
         stored = read_json((folder / ADAPTER).read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -137,24 +148,3 @@ def _stored(folder: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise InputError(f"{folder}: its {ADAPTER} holds {type(stored).__name__}, and must be an object")
     return stored
-
-
-def adapted(model: Any, folder: Path) -> Any:
-    """A model under the extension that an adapter was trained with, and the adapter on it.
-
-    Raises:
-        InputError: an entry that is none, or an extension that the model cannot have.
-    """
-    from peft import PeftModel
-
-    from posenc.pretrained.extend import extend
-
-    entry = (_stored(folder).get("auto_mapping") or {}).get(ENTRY)
-    if entry is not None:
-        method, length = check_entry(entry, ADAPTER)
-        if entry != entry_of(model):
-            try:
-                extend(model, method, target_length=length)
-            except InputError as error:
-                raise InputError(f"{folder}: its adapter was trained under {_text(entry)}: {error}") from error
-    return PeftModel.from_pretrained(model, str(folder)).eval()

@@ -229,7 +229,7 @@ def _tokenizer_length(file: Path) -> int | None:
 
 def _gguf_config(file: Path, name: str) -> ConfigFile:
     from posenc.pretrained.checked import check_gguf
-    from posenc.pretrained.load import read_gguf, rotation_of
+    from posenc.pretrained.gguf_reader import read_gguf, rotation_of
 
     needs("gguf", "demo")
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint

@@ -22,6 +22,7 @@ from posenc.frequencies import Frequencies, stretch, yarn
 from posenc.pretrained.agreement import NOT_RUN, ProgramAnswer, as_text, readable_by_transformers_4
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
+from posenc.pretrained.gguf_architectures import ARCHITECTURES as WRITTEN
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
@@ -221,7 +222,6 @@ def _with_layers(
     answers: tuple[ProgramAnswer, ...], structure: ModelStructure, length: int
 ) -> tuple[ProgramAnswer, ...]:
     """The answers, llama.cpp's also by what it computes of the layers beside their rotation: windows, and which rotate."""
-    from posenc.pretrained.gguf_file import ARCHITECTURES as WRITTEN
     from posenc.pretrained.gguf_file import check_layers
 
     if structure.model_type not in WRITTEN:
@@ -390,8 +390,6 @@ def llama_cpp(
             f"cannot serve these frequencies: no flags express them, and its {architecture} reads no divisors of "
             "frequencies from the file; take linear, yarn, ntk or abf"
         )
-    from posenc.pretrained.gguf_file import ARCHITECTURES as WRITTEN  # it imports this module
-
     if structure.model_type in WRITTEN:
         return f"no flags express it; posenc.to_gguf writes a GGUF file that needs none, and serve that: -c {length}"
     if parameters["rope_type"] == "llama3":

@@ -4,7 +4,6 @@ dtype in which this machine computes fast."""
 
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +20,17 @@ from torch import nn
 from posenc.backends.precision import fastest_dtype, slower_than_float32
 from posenc.errors import InputError, check_word, needs, on_one_line, shown
 from posenc.frequencies import Frequencies
-from posenc.pretrained.adapters import ADAPTER, ADAPTER_WEIGHTS, ENTRY, adapted, base_of, check_entry, watch
+from posenc.pretrained.adapters import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    ENTRY,
+    base_of,
+    check_entry,
+    entry_of,
+    entry_text,
+    stored_adapter,
+    watch,
+)  # fmt: skip
 from posenc.pretrained.checked import (
     INDEX,
     check_file_name,
@@ -35,7 +44,9 @@ from posenc.pretrained.checked import (
 )
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.encoded_pass import NAME
+from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
+from posenc.pretrained.gguf_reader import ONE_READER, read_gguf, rotation_of
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
 from posenc.pretrained.packaged import PACKAGED, packaged_file
@@ -441,13 +452,30 @@ def _warn_of(name: str, stored: dict[str, Any], model: Any) -> None:
 
 def _extend_as_saved(model: Any) -> None:
     """Extend by the entry `posenc` that `to_hf` wrote because no configuration of transformers expresses the method."""
-    from posenc.pretrained.extend import extend
-
     entry = getattr(model.config, "posenc", None)
     if entry is not None:
         method, length = check_entry(entry, "config.json")
         del model.config.posenc  # extend writes it anew, and restore must not put it back
         extend(model, method, target_length=length)
+
+
+def adapted(model: Any, folder: Path) -> Any:
+    """A model under the extension that an adapter was trained with, and the adapter on it.
+
+    Raises:
+        InputError: an entry that is none, or an extension that the model cannot have.
+    """
+    from peft import PeftModel
+
+    entry = (stored_adapter(folder).get("auto_mapping") or {}).get(ENTRY)
+    if entry is not None:
+        method, length = check_entry(entry, ADAPTER)
+        if entry != entry_of(model):
+            try:
+                extend(model, method, target_length=length)
+            except InputError as error:
+                raise InputError(f"{folder}: its adapter was trained under {entry_text(entry)}: {error}") from error
+    return PeftModel.from_pretrained(model, str(folder)).eval()
 
 
 # ------------------------------------------------------------------------------------------ GGUF
@@ -493,7 +521,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         check_model(str(path), empty, shapes)
         check_used(str(path), sorted(name for name in unused if not COMPUTED.search(name)))
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
-    with _ONE_READER, _without_bars():
+    with ONE_READER, _without_bars():
         loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info, shapes)
@@ -528,46 +556,6 @@ def _has_numbers_for_tokens(reader: Any) -> bool:
         return True
     count = len(tokens.data)
     return [tokens.contents(0), tokens.contents(count - 1)] == ["[0]", f"[{count - 1}]"]
-
-
-@contextmanager
-def read_gguf(path: Path) -> Iterator[Any]:
-    """gguf's reader of a file, which takes a second to make, and which transformers gets instead of making others: in this
-    thread alone, and one thread after the other."""
-    import gguf
-    import numpy as np
-
-    with _ONE_READER:
-        yield from _read_gguf(path, gguf, np)
-
-
-_ONE_READER = threading.RLock()
-
-
-def _read_gguf(path: Path, gguf: Any, np: Any) -> Iterator[Any]:
-    original, mine = gguf.GGUFReader, threading.get_ident()
-
-    class Reader(original):  # type: ignore[misc, valid-type]
-        """Reads a plain array: each of the hundred thousand slices of a memmap takes four times as long."""
-
-        @property
-        def data(self) -> Any:
-            return self._array
-
-        @data.setter
-        def data(self, mapped: Any) -> None:
-            self._array = mapped.view(np.ndarray)
-
-    reader = Reader(path)
-
-    def shared(file: Any, *rest: Any) -> Any:
-        return reader if threading.get_ident() == mine and Path(file) == path else original(file, *rest)
-
-    gguf.GGUFReader = shared
-    try:
-        yield reader
-    finally:
-        gguf.GGUFReader = original
 
 
 class _Map(dict[str, str]):
@@ -674,17 +662,6 @@ def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, A
         "rope_type": "longrope", "rope_theta": float(base), "original_max_position_embeddings": int(original),
         "attention_factor": float(factor), "factor": max(length / original, 1.0),
     }  # fmt: skip
-
-
-def rotation_of(reader: Any) -> dict[str, Any]:
-    """What gguf's reader of a file has of the rotation: keys, and tensors of divisors as lists."""
-    header = {key: value.contents() for key, value in reader.fields.items() if not key.startswith("tokenizer.")}
-    for tensor in reader.tensors:
-        if tensor.name.startswith(("rope_freqs", "rope_factors")):
-            if tensor.tensor_type.name != "F32":
-                raise InputError(f"tensor {tensor.name} is {tensor.tensor_type.name}, and must be F32")
-            header[tensor.name] = torch.tensor(tensor.data).double().flatten().tolist()
-    return header
 
 
 def _take_layers(reader: Any, config: Any) -> None:
