@@ -20,12 +20,13 @@ from posenc.backends import fused, sdpa, triton
 from posenc.conformance import conform, kinds
 from posenc.encodings import ENCODINGS
 from posenc.lab import data
+from posenc.lab.data import corpora as by_file
 from posenc.lab.data import text as corpora
 from posenc.lab.data import tokens
 from posenc.lab.evals import plan
 from posenc.lab.experiment import Criterion
 from posenc.lab.statistics import estimate
-from posenc.lab.text import PRESETS, Settings
+from posenc.lab.text import FAR, HARM, PRESETS, Settings
 from posenc.lab.vision import images, scenes
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.pretrained import ape, bands, computed, doctor, fit, ms_poe, probe
@@ -68,6 +69,10 @@ def compare():
     yield f"the upper end of the rise at the longest length is below {quick.tolerance} nats per byte"
     yield f"at the second of three or more lengths, and is above {quick.tolerance}"
     yield f"training sequences of {s.length} bytes"
+    many = s.changed(contexts=(64, 1024), targets=64)
+    assert [many.scored_at_once(context) for context in many.contexts] == [8, 64]
+    yield "(a pass scores up to an eighth of that, so each sees 7/8 or more)"
+    yield f"the lower end of its interval is above {FAR} nats; *does no harm*: above -{HARM}, which is all that a flat curve shows; *harms*: the upper end is below -{FAR}."
 
 
 SMOLLM2, STORIES, RULER = (
@@ -122,7 +127,7 @@ def longer_context():
     there = estimate((ours - cut)[None])
     yield (
         f"`yarn` is {here['mean']:.3f} ± {(here['high'] - here['low']) / 2:.3f} nats per token behind truncation here, on eight pieces of a "
-        f"file in bfloat16, and [{there.mean:.3f} ± {(there.high - there.low) / 2:.3f}](../benchmarks/quality.md) on eight other texts in float32"
+        f"file in bfloat16, and [{there.mean:.3f} ± {(there.high - there.low) / 2:.3f}](../benchmarks/quality.md) on eight other documents in float32"
     )
     assert STORIES["model"]["dtype"] == "bfloat16"
     assert len(ours) == STORIES["settings"]["samples"] == 8
@@ -352,6 +357,8 @@ def data_page():
     yield "The last tenth of the bytes is for testing"
     assert tokens.MOST_HELD_OUT == 0.2
     yield "unless that would leave more than a fifth for testing"
+    assert by_file.NEAR == 0.5
+    yield f"Files of which more than half is a copy of earlier ones are left out, and what a held-out file has in common with the training part, {by_file.BLOCK} bytes or more, is cut out of it."
     yield f"learned from at most {tokens.HEAD // 2**20} MiB of the *training* part"
     speeds = dict.fromkeys(("bytes", "bpe"), ())
     for name, speed in re.findall(
@@ -389,6 +396,8 @@ def conformance():
     yield "angles may differ by position * 2^-22"
     assert kinds.relative_tolerance(torch.ones(1), {}, kinds.FLOAT32) == 32 * kinds.FLOAT32
     yield "values by 8 more roundings of the result's dtype, frequencies by 32 roundings"
+    assert float(kinds.sum_tolerance(torch.tensor([1.0, -3.0]), {}, kinds.FLOAT32)[0]) == 48 * kinds.FLOAT32
+    yield "relative scores, codes of grids and gates by 16 roundings of the largest value"
     golden = (ROOT / "src/posenc/conformance/golden.json").read_text(encoding="utf-8")
     most = max(int(n) for given in re.findall(r'"positions":\[([\d,]+)\]', golden) for n in given.split(","))
     yield f"positions up to {most}"
@@ -545,7 +554,7 @@ DEFINED = {
     ),
     "vision-pretrained.md": (),
     "nbce.md": (r"^ +log p\(.*$", r"Of 24 questions for one of 24 facts", r"n [-+] 1", r"temperature=0"),
-    "data.md": (r"positions from 0",),
+    "data.md": (r"positions from 0", r"SHA-256"),
     "gpu.md": (),
     "guides/getting-started.md": (),
     "guides/your-model.md": (r"each row repeats 11 random tokens .* is the one 11 positions back",),

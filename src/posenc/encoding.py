@@ -734,12 +734,13 @@ class Effects:
 
     def embedded(self, x: Tensor) -> Tensor:
         """x (batch, seq, dim) as `embed` leaves it. What it holds at padding is not read where it could reach a gradient."""
+        for part in self.parts:
+            require_values(part.encoding, x)
         parts = self._in_turn("embed")
         if parts and x.dim() == 3 and x.shape[1] == self.positions.num_queries:
             padding, _ = self.positions.hidden()
             x = x if padding is None else padding.left_out(x[:, None])[:, 0]
         for part in parts:
-            require_values(part.encoding, x)
             result = part.encoding.embed(x, part.positions, part.layer)
             if result is not x and not (
                 isinstance(result, Tensor) and result.shape == x.shape and result.is_floating_point()
