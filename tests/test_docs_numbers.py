@@ -78,6 +78,7 @@ def compare():
 SMOLLM2, STORIES, RULER = (
     read(f"evaluations/longer_{name}.json") for name in ("SmolLM2", "stories15M", "SmolLM2_RULER")
 )
+GEMMA = read("evaluations/longer_Gemma3.json")
 STORIES_CHOSEN = read("evaluations/auto_stories15M.json")
 QUALITY, FITS, MAPS = read("quality.json"), read("fit.json"), read("maps.json")
 EXTENDING = ("yarn", "dual_chunk", "self_extend")
@@ -117,6 +118,14 @@ def longer_context():
     assert {keys[m]["exact"]["n"] for m in EXTENDING} == {3}
     yield f"lower the answer's loss by {between(lower, '{:.1f}')} nats below `cut_off`'s, with at most one of three answers right"
     assert all(gap(shots[m])["low"] < 0 < gap(shots[m])["high"] for m in EXTENDING)
+
+    (gemma,) = GEMMA["longer"]
+    hits = sorted({row["exact"]["hits"] for row in by_method(gemma, "facts").values()})
+    assert GEMMA["settings"]["samples"] == 2
+    yield "Two documents are too few for a verdict"
+    yield f"At {gemma['length']:,} tokens each method answers {hits[0]} or {hits[-1]} of 12 questions"
+    assert {row["exact"]["n"] for row in by_method(gemma, "facts").values()} == {12}
+    assert hits[0] + 1 == hits[-1]
 
     here = gap(by_method(STORIES["longer"][0], "perplexity")["yarn"])
     quality = json.loads((ROOT / "benchmarks/quality.json").read_text(encoding="utf-8"))
