@@ -37,12 +37,12 @@ def write(path: Path, megabytes: int) -> None:
 
 def measure(path: Path, tokenizer: str) -> tuple[float, int, int]:
     """Seconds, peak in bytes, and size of the vocabulary."""
-    load("pydoc", tokenizer if not tokenizer.startswith("bpe") else "bpe:512", max_tokens=1000)  # imports
+    load("pydoc", tokenizer if not tokenizer.startswith("bpe") else "bpe:512", data_tokens=1000)  # imports
     found = []
 
     def work() -> None:
         start = time.perf_counter()
-        corpus = load(str(path), tokenizer, max_tokens=10**9)
+        corpus = load(str(path), tokenizer, data_tokens=10**9)
         found.extend((time.perf_counter() - start, corpus.vocab_size))
 
     taken = peak(work, torch.device("cpu"))

@@ -27,6 +27,7 @@ LONGEST = 2700
 SIZES = "--seeds=1 --length=8 --steps=1 --batch-size=1 --dim=2 --num-layers=1 --num-heads=1 --head-dim=2 --windows=2"
 BASES = {
     "list": "rope", "cite": "rope", "diff": "ntk yarn", "explore": "--out=explore.html",
+    "check": "none --fast",
     "conform": "posenc.functional:alibi_slopes --as=alibi", "doctor": "MODEL",
     "compare": f"--data=TEXT --out=out --encodings=none {SIZES} --targets=1 --factors=1 --workers=1",
     "analyze": "alibi --length=4 --steps=0",

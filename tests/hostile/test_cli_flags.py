@@ -10,7 +10,7 @@ from posenc import cli
 
 CASES = sorted(cases(), key=str)
 random.Random(8).shuffle(CASES)
-SLOW_COMMANDS = ("analyze", "bench", "doctor", "eval", "extend")
+SLOW_COMMANDS = ("analyze", "bench", "check", "doctor", "eval", "extend")
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ SOURCE = Path(posenc.__file__).parent
 
 READS = {
     "read_text", "read_bytes", "open", "safe_open", "load_file", "GzipFile", "decompress", "from_pretrained", "load_dataset",
-    "get_config_dict", "load_gguf_checkpoint", "GGUFReader", "from_file", "fromfile", "memmap", "ParquetFile", "Unpickler",
+    "get_config_dict", "load_gguf_checkpoint", "read_gguf", "GGUFReader", "from_file", "fromfile", "memmap", "ParquetFile", "Unpickler",
 }  # fmt: skip
 LOADERS = {"torch", "np", "numpy", "pickle", "yaml", "json", "joblib", "marshal", "tomllib"}
 

@@ -107,7 +107,7 @@ def test_what_a_text_by_files_cannot_serve_is_refused(drawn):
     with pytest.raises(InputError, match="held-out files have no room for 160 passages of 1024 bytes with 64 targets"):
         Settings(windows=160).check_data(corpus)
     with pytest.raises(InputError, match=r"is read to its end, .* bytes; give more data_tokens"):
-        load("code", max_tokens=1000)
+        load("code", data_tokens=1000)
     with pytest.raises(InputError, match="text_column='x': data='code' has no columns"):
         load("code", text_column="x")
 

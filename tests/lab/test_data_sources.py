@@ -139,17 +139,17 @@ def test_compressed_text(tmp_path):
 
 def test_what_is_read_has_a_limit_and_a_boundary_of_characters(tmp_path):
     (tmp_path / "a.txt").write_text("ä" * 100)
-    assert len(load(str(tmp_path / "a.txt"), max_tokens=51).train) == 44
-    assert spelled(load(str(tmp_path / "a.txt"), max_tokens=51)) == ("ä" * 25).encode()
+    assert len(load(str(tmp_path / "a.txt"), data_tokens=51).train) == 44
+    assert spelled(load(str(tmp_path / "a.txt"), data_tokens=51)) == ("ä" * 25).encode()
     (tmp_path / "b.txt").write_bytes(bytes(range(128, 192)) * 4)  # never the start of a character
     assert spelled(load(str(tmp_path / "b.txt"))) == bytes(range(128, 192)) * 4
-    with pytest.raises(InputError, match="max_tokens=1: must be at least 2"):
-        load(str(tmp_path / "a.txt"), max_tokens=1)
+    with pytest.raises(InputError, match="data_tokens=1: must be at least 2"):
+        load(str(tmp_path / "a.txt"), data_tokens=1)
 
 
 @pytest.mark.parametrize(("tokenizer", "packed"), [("bytes", False), ("bytes", True), ("bpe:300", True)])
 def test_a_corpus_is_written_and_mapped(tmp_path, tokenizer, packed):
-    corpus = load("pydoc", tokenizer, packed=packed, max_tokens=20000)
+    corpus = load("pydoc", tokenizer, packed=packed, data_tokens=20000)
     corpus.write(tmp_path)
     again = Corpus.read(tmp_path)
     assert again.facts() == corpus.facts()

@@ -99,7 +99,7 @@ def test_what_bpe_learns_from_is_never_held_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tokens, "learn_bpe", spy)
     for limit in (1000, 5000, 50_000_000):
-        corpus = load("pydoc", "bpe:300", max_tokens=limit)
+        corpus = load("pydoc", "bpe:300", data_tokens=limit)
         assert len(seen[-1].encode()) <= corpus.train.bytes
         assert limit > 5000 or len(corpus.train) + len(corpus.test) == pytest.approx(limit, rel=0.3)
     assert len(seen[-1].encode()) == corpus.train.bytes
@@ -167,7 +167,7 @@ def test_ids_with_gaps_and_ids_past_the_vocabulary(tmp_path, text, monkeypatch):
         load(text, "lying")
     mute = Tokenizer("mute", 3, None, "", lambda texts: [[] for _ in texts], str)
     monkeypatch.setattr(tokens, "pretrained", lambda name: mute)
-    corpus = load(text, "mute", packed=True, max_tokens=100)
+    corpus = load(text, "mute", packed=True, data_tokens=100)
     assert (len(corpus.train), len(corpus.train.edges)) == (0, 1)
     with pytest.raises(InputError, match=r"0 tokens are too short"):
         Settings(tokenizer="mute", vocab_size=3, packed=True).check_data(corpus)

@@ -149,7 +149,7 @@ class Settings(OverLengths):
     def load(self, source: str, **options: Any) -> tuple[Corpus, "Settings"]:
         options = {**self.data_options, **options}
         tokens, column = options["data_tokens"], options["text_column"]
-        corpus = load(source, self.tokenizer, packed=self.packed, text_column=column, max_tokens=tokens)
+        corpus = load(source, self.tokenizer, packed=self.packed, text_column=column, data_tokens=tokens)
         return corpus, replace(self, vocab_size=corpus.vocab_size)
 
     def check_data(self, corpus: Corpus) -> None:

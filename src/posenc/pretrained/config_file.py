@@ -229,16 +229,14 @@ def _tokenizer_length(file: Path) -> int | None:
 
 def _gguf_config(file: Path, name: str) -> ConfigFile:
     from posenc.pretrained.checked import check_gguf
-    from posenc.pretrained.gguf_reader import read_gguf, rotation_of
+    from posenc.pretrained.gguf_reader import read_gguf, rotation_of, unpacker
 
     needs("gguf", "demo")
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
     try:
         check_gguf(file)
-        with read_gguf(file) as reader:
-            header = rotation_of(reader)
-            raw = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
+        reader = read_gguf(file)
+        header = rotation_of(reader)
+        raw = unpacker(reader)(str(file), return_tensors=False)["config"]
     except (ValueError, OSError, IndexError) as error:
         raise InputError(f"{name}: this GGUF file cannot be read: {on_one_line(error)}") from None
     return ConfigFile(name, raw, header)

@@ -1,37 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """gguf's reader of GGUF files, and what they state of the rotation."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import builtins
+from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from posenc.errors import InputError
 
-__all__ = ["ONE_READER", "read_gguf", "rotation_of"]
+__all__ = ["read_gguf", "rotation_of", "unpacker"]
 
 
-@contextmanager
-def read_gguf(path: Path) -> Iterator[Any]:
-    """gguf's reader of a file, which takes a second to make, and which transformers gets instead of making others: in this
-    thread alone, and one thread after the other."""
+def read_gguf(path: Path) -> Any:
+    """gguf's reader of a file."""
     import gguf
     import numpy as np
 
-    with ONE_READER:
-        yield from _read_gguf(path, gguf, np)
-
-
-ONE_READER = threading.RLock()
-
-
-def _read_gguf(path: Path, gguf: Any, np: Any) -> Iterator[Any]:
-    original, mine = gguf.GGUFReader, threading.get_ident()
-
-    class Reader(original):  # type: ignore[misc, valid-type]
+    class Reader(gguf.GGUFReader):
         """Reads a plain array: each of the hundred thousand slices of a memmap takes four times as long."""
 
         @property
@@ -42,16 +30,24 @@ def _read_gguf(path: Path, gguf: Any, np: Any) -> Iterator[Any]:
         def data(self, mapped: Any) -> None:
             self._array = mapped.view(np.ndarray)
 
-    reader = Reader(path)
+    return Reader(path)
 
-    def shared(file: Any, *rest: Any) -> Any:
-        return reader if threading.get_ident() == mine and Path(file) == path else original(file, *rest)
 
-    gguf.GGUFReader = shared
-    try:
-        yield reader
-    finally:
-        gguf.GGUFReader = original
+def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
+    """transformers' `load_gguf_checkpoint`, which imports gguf's reader and makes one of the file, a second's work: here it gets
+    this one. names: others that it looks up in its module."""
+    import gguf
+    from transformers import modeling_gguf_pytorch_utils as reading
+
+    module = ModuleType("gguf")
+    vars(module).update(vars(gguf) | {"GGUFReader": lambda *_: reader})
+
+    def load(name: str, *more: Any) -> Any:
+        return module if name == "gguf" else builtins.__import__(name, *more)
+
+    theirs: Any = reading.load_gguf_checkpoint
+    names = vars(reading) | names | {"__builtins__": vars(builtins) | {"__import__": load}}
+    return FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__)
 
 
 def rotation_of(reader: Any) -> dict[str, Any]:

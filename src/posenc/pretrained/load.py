@@ -4,6 +4,7 @@ dtype in which this machine computes fast."""
 
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +12,6 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
-from posenc.pretrained.gguf_reader import ONE_READER, read_gguf, rotation_of
+from posenc.pretrained.gguf_reader import read_gguf, rotation_of, unpacker
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
 from posenc.pretrained.packaged import PACKAGED, packaged_file
@@ -490,28 +490,35 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     """Unpacked by transformers' reader, which `from_pretrained` offers only where accelerate is installed."""
     started = perf_counter()
     needs("gguf", "demo")
-    from transformers import TOKENIZER_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import (
+        CONFIG_MAPPING,
+        TOKENIZER_MAPPING,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        PreTrainedTokenizerFast,
+    )
     from transformers import modeling_gguf_pytorch_utils as reading
 
-    theirs: Any = reading.load_gguf_checkpoint  # shows a progress bar wherever it runs; this one on a terminal alone
     unused: list[str] = []
-    quiet = vars(reading) | {
-        "tqdm": partial(vars(reading)["tqdm"], disable=None),
+    names = {
+        "tqdm": partial(vars(reading)["tqdm"], disable=None),  # its progress bar on a terminal alone
         "get_gguf_hf_weights_map": lambda *given: _Map(reading.get_gguf_hf_weights_map(*given), unused),
     }
-    load_gguf_checkpoint = FunctionType(theirs.__code__, quiet, theirs.__name__, theirs.__defaults__)
     file = {"gguf_file": path.name, "local_files_only": True}
     with _reading(f"{path}: this GGUF file cannot be read: "):
         check_gguf(path)
-    with _reading(f"{path}: this GGUF file cannot be read: "), read_gguf(path) as reader:
+    with _reading(f"{path}: this GGUF file cannot be read: "):
+        reader = read_gguf(path)
         dtype = dtype or computing_dtype(_gguf_dtype(reader), device)
-        config = AutoConfig.from_pretrained(path.parent, **file)
+        unpack = unpacker(reader, **names)
+        stated = unpack(path, return_tensors=False)["config"]
+        config = CONFIG_MAPPING[stated["model_type"]].from_dict(stated)
         _take_layers(reader, config)
         _take_frequencies(path, reader, config)
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
         unpacking = perf_counter()
-        read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
+        read = unpack(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
         unpacked, tensors = perf_counter() - unpacking, len(reader.tensors)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
         # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
@@ -521,7 +528,7 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         check_model(str(path), empty, shapes)
         check_used(str(path), sorted(name for name in unused if not COMPUTED.search(name)))
     options = {"config": config, "state_dict": read["tensors"], "dtype": dtype, "output_loading_info": True}
-    with ONE_READER, _without_bars():
+    with _BARS, _without_bars():
         loaded: Any = type(empty).from_pretrained(None, **options)
     model, info = loaded
     _check_complete(str(path), model, info, shapes)
@@ -532,6 +539,9 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
             file=sys.stderr, flush=True,
         )  # fmt: skip
     return model, tokenizer
+
+
+_BARS = threading.RLock()
 
 
 @contextmanager

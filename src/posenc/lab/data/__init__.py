@@ -32,7 +32,7 @@ def load(
     *,
     packed: bool = False,
     text_column: str | None = None,
-    max_tokens: int = DATA_TOKENS,
+    data_tokens: int = DATA_TOKENS,
 ) -> Corpus:
     """The text behind a name, streamed and tokenized once; what does not fit into memory is mapped from disk.
 
@@ -44,7 +44,7 @@ def load(
             folder of a Hugging Face tokenizer.
         packed: remember the boundaries of documents (files, rows, pydoc's topics).
         text_column: the column of rows; None: "text", or the only one of strings.
-        max_tokens: about how many tokens are read.
+        data_tokens: about how many tokens are read.
 
     Raises:
         InputError: no such text, no text in it, a tokenizer that cannot be loaded, or a package that is missing.
@@ -54,14 +54,14 @@ def load(
             raise InputError(f"text_column={text_column!r}: data={source!r} has no columns; leave it out")
         files = CORPORA[source]()
         train, test = split(files)
-        return build(files.name, ((text,) for text in (*train, *test)), tokenizer, packed, max_tokens, len(train))
+        return build(files.name, ((text,) for text in (*train, *test)), tokenizer, packed, data_tokens, len(train))
     name, streamed = documents(source, text_column)
-    return build(name, streamed, tokenizer, packed, max_tokens)
+    return build(name, streamed, tokenizer, packed, data_tokens)
 
 
 def corpus(text: bytes, name: str) -> Corpus:
     """A text as bytes: the last tenth is held out."""
-    return build(name, [(text,)], "bytes", packed=False, max_tokens=max(2, len(text)))
+    return build(name, [(text,)], "bytes", packed=False, data_tokens=max(2, len(text)))
 
 
 def with_copies(text: Text | Tensor, longest: int, seed: int = 0) -> Tensor:

@@ -144,10 +144,10 @@ def build(
     documents: Iterable[Document],
     tokenizer: str,
     packed: bool,
-    max_tokens: int,
+    data_tokens: int,
     first_held_out: int | None = None,
 ) -> Corpus:
-    """A corpus of about max_tokens tokens; the last tenth of the text's bytes is held out, by every tokenizer the same.
+    """A corpus of about data_tokens tokens; the last tenth of the text's bytes is held out, by every tokenizer the same.
 
     first_held_out: the number of the first document that is held out, of a text that is read to its end; the held-out part then
     knows its documents.
@@ -155,21 +155,21 @@ def build(
     Raises:
         InputError: no text, text that is not UTF-8 (but for bytes), or a tokenizer that does not exist or fit.
     """
-    if max_tokens < 2:
-        raise InputError(f"max_tokens={max_tokens}: must be at least 2")
+    if data_tokens < 2:
+        raise InputError(f"data_tokens={data_tokens}: must be at least 2")
     size = bpe_size(tokenizer)
     known = None if tokenizer == "bytes" or size else pretrained(tokenizer)
     running = not packed and (known is None or known.eos is None) and first_held_out is None
     with scratch() as folder:  # an open mapping outlives its file
         spool = Spool(folder / "text", documents, SEPARATOR if running else b"", name, first_held_out)
         if tokenizer == "bytes":
-            spool.fill(max_tokens)
-            return _as_bytes(spool.trim(max_tokens), packed)
+            spool.fill(data_tokens)
+            return _as_bytes(spool.trim(data_tokens), packed)
         spool.fill(HEAD)
-        # max_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
-        head = spool.held_out(min(max_tokens, spool.size, HEAD), packed)
+        # data_tokens byte-level tokens spell as many bytes or more: what is learned from is never held out
+        head = spool.held_out(min(data_tokens, spool.size, HEAD), packed)
         made = known or learn_bpe(tokenizer, size or 0, (piece.text for piece in spool.pieces(0, head)))
-        limit = round(max_tokens * _bytes_per_token(spool, made))
+        limit = round(data_tokens * _bytes_per_token(spool, made))
         spool.fill(limit)
         return _as_tokens(spool.trim(limit), made, packed)
 
