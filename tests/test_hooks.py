@@ -356,3 +356,15 @@ def test_a_hook_that_is_set_on_a_class_later_is_a_site(monkeypatch):
     assert Late.sites() == Later().sites() == ("bias",)
     monkeypatch.undo()
     assert Late.sites() == Later().sites() == ()
+
+
+def test_a_hook_that_is_set_on_an_object_acts_alone_and_in_a_sum():
+    q, k, v = given()
+    p = Positions.arange(6, causal=True)
+    for encoding in (posenc.NoPE(), posenc.NoPE() + posenc.Rotary(8), posenc.PerLayer(posenc.NoPE())):
+        before = attention(q, k, v, encoding, p)
+        encoding.rotate_values = lambda v, positions, layer=0: 2 * v
+        torch.testing.assert_close(attention(q, k, v, encoding, p), 2 * before)
+        assert "rotate_values" in encoding.sites()
+        del encoding.rotate_values
+        torch.testing.assert_close(attention(q, k, v, encoding, p), before)

@@ -33,6 +33,12 @@ SITES = (
     "prefix_kv",
 )  # fmt: skip
 
+HOOKS = {
+    **{site: site for site in SITES}, "rotate_queries": "rotate", "rotate_keys": "rotate", "query_sink": "sink",
+    "turn_back": "rotate_values",
+}  # fmt: skip
+"""Hook -> the site where it acts."""
+
 SIZES = frozenset((
     "axes", "columns", "dim", "head_dim", "height", "hidden", "max_length", "max_positions", "max_relative_positions",
     "num_counts", "num_heads", "num_kv_heads", "num_layers", "rows", "substeps", "train_length", "width",
@@ -455,7 +461,12 @@ class Encoding(nn.Module, metaclass=_Hooked):
         return tuple(sites)
 
     def _sites(self) -> tuple[str, ...]:
-        return self._overridden()
+        more = self._set_hooks()
+        return (*self._overridden(), *more.difference(self._overridden())) if more else self._overridden()
+
+    def _set_hooks(self) -> set[str]:
+        """The sites of hooks that were set on this object, as a test or a patch does."""
+        return {HOOKS[name] for name in vars(self).keys() & HOOKS.keys()}
 
     @classmethod
     def arguments(cls) -> dict[str, inspect.Parameter]:
@@ -1018,11 +1029,15 @@ class Composite(Encoding):
         return tuple(site for site in SITES if owners[site] not in (Encoding, Composite, Sum, PerLayer))
 
     def _sites(self) -> tuple[str, ...]:
-        used = {*self._overridden(), *(site for part in self for site in part.sites())}
+        used = {*self._overridden(), *self._set_hooks(), *(site for part in self for site in part.sites())}
         return tuple(site for site in SITES if site in used)
 
     def _leaves_in(self, layer: int) -> list[tuple[Encoding, int]]:
-        return [(self, layer)] if self._overridden() else self._parts_in(layer)
+        return [(self, layer)] if self._acts() else self._parts_in(layer)
+
+    def _acts(self) -> bool:
+        """Whether it has hooks besides those of the parts."""
+        return bool(self._overridden() or self._set_hooks())
 
     def _parts_in(self, layer: int) -> list[tuple[Encoding, int]]:
         """The parts that act in a layer, beside the hooks of a subclass."""
@@ -1164,7 +1179,7 @@ class Sum(Composite):
 
     @property
     def turns_and_adds(self) -> bool:
-        return not self._overridden() and all(part.at(0)[0] is part and part.turns_and_adds for part in self)
+        return not self._acts() and all(part.at(0)[0] is part and part.turns_and_adds for part in self)
 
     @property
     def adds_constants(self) -> bool:
@@ -1213,18 +1228,21 @@ class PerLayer(Composite):
         return super().spec() | ({} if self.layers is None else {"num_layers": self.layers})
 
     def at(self, layer: int) -> tuple[Encoding, int]:
+        return (self, layer) if self._acts() else self._chosen(layer)
+
+    def _chosen(self, layer: int) -> tuple[Encoding, int]:
         _check_layer(self, layer, self.layers)
         cycles, place = divmod(layer, len(self._counts))
         before, times = self._counts[place]
         return self.parts[place], cycles * times + before  # type: ignore[return-value]
 
     def _parts_in(self, layer: int) -> list[tuple[Encoding, int]]:
-        part, number = self.at(layer)
+        part, number = self._chosen(layer)
         return part._leaves_in(number)
 
     def share(self, projections: Sequence[Projections]) -> None:
         for part in dict.fromkeys(self):
-            part.share([pair for layer, pair in enumerate(projections) if self.at(layer)[0] is part])
+            part.share([pair for layer, pair in enumerate(projections) if self._chosen(layer)[0] is part])
 
     def scale(self, head_dim: int) -> float:
         scales = {part.scale(head_dim) for part in self}
