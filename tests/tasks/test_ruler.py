@@ -67,7 +67,8 @@ def taken_apart(task, prompt, references):
     context = prompt[prompt.index("\n") + 1 : prompt.rindex("\nWhat ")]
     queries = re.split(r", and |, ", prompt.rsplit(" for ", 1)[1].removesuffix(" mentioned in the provided text is"
                        if len(references) == 1 else " mentioned in the provided text are"))  # fmt: skip
-    lines = re.split(r"(?<=\.) +(?=\S)", context.strip()) if task.haystack == "essay" else context.split("\n")
+    ends = r"(?<=\.) +(?=\S)| +(?=One of the special magic )"
+    lines = re.split(ends, context.strip()) if task.haystack == "essay" else context.split("\n")
     hidden = [line for line in lines if NEEDLE.fullmatch(line)]
     if task.haystack == "needle":
         hidden = [line for line in hidden if NEEDLE.fullmatch(line)[2] in queries]
