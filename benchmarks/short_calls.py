@@ -32,6 +32,7 @@ DECODED = (
     "rope+log_n:train_length=128",
     "rope/rope/rope/none",
 )
+CACHES, LENGTHS = ("none", "rope", "alibi", "rope+alibi"), (128, 1024, 4096)
 CACHED, STEP_LAYERS, STEP_DIM = 512, 32, 64
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -145,6 +146,44 @@ def step(text: str, rounds: int) -> float:
         return ratio(ours, theirs, rounds)[0]
 
 
+def cached(text: str, count: int, rounds: int) -> float:
+    """One more token with a `KVCache` of `count` tokens in LAYERS layers, over the same with a preallocated cache of rotated
+    keys, its rotation and its mask made once."""
+    encoding = posenc.create(text, head_dim=STEP_DIM, num_heads=HEADS)
+    q, k, v = (torch.randn(1, HEADS, 1, STEP_DIM) for _ in range(3))
+    cache, prompt = posenc.KVCache(), torch.randn(3, 1, HEADS, count, STEP_DIM)
+    inv_freq = 10000 ** (-torch.arange(0, STEP_DIM, 2) / STEP_DIM)
+    slopes = 2.0 ** (-8 / HEADS * torch.arange(1, HEADS + 1))
+    stored = [torch.randn(2, 1, HEADS, count + 1, STEP_DIM).unbind() for _ in range(LAYERS)]
+
+    def ours() -> None:
+        positions = posenc.Positions.arange(1, offset=count, causal=True)
+        for layer in range(LAYERS):
+            posenc.attention(q, k, v, encoding, positions, layer=layer, cache=cache)
+
+    def theirs() -> None:
+        angles = count * inv_freq
+        cos, sin = (torch.cat((each, each)) for each in (angles.cos(), angles.sin()))
+
+        def turned(x: Tensor) -> Tensor:
+            a, b = x.chunk(2, -1)
+            return x * cos + torch.cat((-b, a), -1) * sin
+
+        mask = None
+        if "alibi" in text:
+            mask = (-slopes[:, None, None] * (count - torch.arange(count + 1)))[None]
+        for keys, values in stored:
+            query, key = (turned(q), turned(k)) if "rope" in text else (q, k)
+            keys[:, :, count:], values[:, :, count:] = key, v
+            scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+
+    with torch.no_grad():
+        positions = cache.positions(count)
+        for layer in range(LAYERS):
+            posenc.attention(*prompt, encoding, positions, layer=layer, cache=cache)
+        return ratio(ours, theirs, rounds)[0]
+
+
 def table(measured: Mapping[str, Mapping[str, object]], heads: list[str]) -> list[str]:
     rows = [f"| {name} | " + " | ".join(f"{row[head]:.2f}" for head in heads) + " |" for name, row in measured.items()]
     return ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|", *rows]
@@ -164,8 +203,17 @@ def main() -> None:
             }
             print(part, name, of_part[name], flush=True)
     steps = {text: {"a decoded token": step(text, rounds)} for text in DECODED}
+    caches = {text: {str(n): cached(text, n, rounds) for n in LENGTHS} for text in CACHES}
+    print(steps, caches, flush=True)
     here = Path(__file__).parent
-    results = {"date": f"{date.today()}", "processor": cpu(), "torch": torch.__version__, **parts, "steps": steps}
+    results = {
+        "date": f"{date.today()}",
+        "processor": cpu(),
+        "torch": torch.__version__,
+        **parts,
+        "steps": steps,
+        "caches": caches,
+    }
     (here / "short_calls.json").write_text(json.dumps(results, indent=1) + "\n")
     sizes = [f"{n} x {b}" for n, b in SIZES]
     lines = [
@@ -179,6 +227,8 @@ def main() -> None:
         "Forward and backward:", "", *table(parts["training"], sizes), "",
         f"One token after {CACHED - 1} cached ones, whose keys are rotated: {STEP_LAYERS} layers, {HEADS} heads of {STEP_DIM}, "
         "over PyTorch's attention without positions:", "", *table(steps, ["a decoded token"]), "",
+        f"One token with a `KVCache`, by the tokens in it: {LAYERS} layers, over a preallocated cache of rotated keys in PyTorch:", "",
+        *table(caches, list(map(str, LENGTHS))), "",
     ]  # fmt: skip
     (here / "short_calls.md").write_text("\n".join(lines))
 

@@ -850,7 +850,7 @@ class Effects:
         modifiers.sort(key=lambda modifier: isinstance(modifier, Weights))
         if any(isinstance(each, Weights) for each in modifiers[:-1]):
             names = ", ".join(type(part.encoding).__name__ for part in self._with("modify"))
-            raise InputError(f"{names}: several Weights take the place of the softmax: return one, as the last")
+            raise InputError(f"{names}: a Weights takes the place of the softmax: return one, as the last")
         return modifiers
 
     def values(self, q: Tensor, v: Tensor) -> Values | KeyValues | None:
