@@ -164,8 +164,7 @@ class KVCache:
                 _scattered(x, y, positions) if ragged else torch.cat((x, y), 2) for x, y in zip(kept, new, strict=True)
             )
         else:
-            room = max(self.capacity or 0, tokens)
-            tensors = tuple(_with_room(x, before, tokens, room if self.capacity else 0) for x in old.tensors)
+            tensors = tuple(_with_room(x, before, tokens, self.capacity or 0) for x in old.tensors)
             for x, more in zip(tensors, new, strict=True):
                 if ragged:
                     x.scatter_(2, _slots(more, positions), more)

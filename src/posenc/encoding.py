@@ -8,7 +8,7 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 import inspect
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from numbers import Integral, Real
 from operator import is_
@@ -743,6 +743,15 @@ class Effects:
         parts = self._with(site)
         return sorted(parts, key=_rotates_last) if len(parts) > 1 else parts
 
+    def _through(self, site: str, hook: str, x: Tensor, check: Callable[..., None]) -> Tensor:
+        """x as a hook of one tensor leaves it, part after part. check: refuses what a part must not make of it."""
+        for part in self._in_turn(site):
+            result = getattr(part.encoding, hook)(x, part.positions, part.layer)
+            if result is not x:
+                check(part.encoding, hook, before=x, after=result)
+            x = result
+        return x
+
     def embedded(self, x: Tensor) -> Tensor:
         """x (batch, seq, dim) as `embed` leaves it. What it holds at padding is not read where it could reach a gradient."""
         for part in self.parts:
@@ -769,7 +778,7 @@ class Effects:
             queries, keys = result
             for name, before, after in (("q", q, queries), ("k", k, keys)):
                 if after is not before:
-                    _check_rotated(part.encoding, "rotate", name, before, after)
+                    _check_rotated(part.encoding, "rotate", before, after, name)
             if queries.shape[3] != keys.shape[3]:
                 widths = f"q {queries.shape[3]} wide and k {keys.shape[3]} wide"
                 raise InputError(f"{type(part.encoding).__name__}.rotate returned {widths}: widen both alike")
@@ -778,21 +787,11 @@ class Effects:
 
     def queries_rotated(self, q: Tensor) -> Tensor:
         """Queries as `rotate_queries` leaves them."""
-        for part in self._in_turn("rotate"):
-            result = part.encoding.rotate_queries(q, part.positions, part.layer)
-            if result is not q:
-                _check_rotated(part.encoding, "rotate_queries", "q", q, result)
-            q = result
-        return q
+        return self._through("rotate", "rotate_queries", q, partial(_check_rotated, name="q"))
 
     def keys_rotated(self, k: Tensor) -> Tensor:
         """Keys as `rotate_keys` leaves them."""
-        for part in self._in_turn("rotate"):
-            result = part.encoding.rotate_keys(k, part.positions, part.layer)
-            if result is not k:
-                _check_rotated(part.encoding, "rotate_keys", "k", k, result)
-            k = result
-        return k
+        return self._through("rotate", "rotate_keys", k, partial(_check_rotated, name="k"))
 
     def token_rotation(self, q: Tensor) -> Callable[[Tensor], Tensor] | None:
         """`Encoding.token_rotation` of all parts."""
@@ -866,19 +865,11 @@ class Effects:
 
     def values_rotated(self, v: Tensor) -> Tensor:
         """Values as `rotate_values` leaves them."""
-        for part in self._with("rotate_values"):
-            result = part.encoding.rotate_values(v, part.positions, part.layer)
-            _check_alike(part.encoding, "rotate_values", "v", v, result)
-            v = result
-        return v
+        return self._through("rotate_values", "rotate_values", v, partial(_check_alike, name="v"))
 
     def turned_back(self, out: Tensor) -> Tensor:
         """The output as `turn_back` leaves it."""
-        for part in self._with("rotate_values"):
-            result = part.encoding.turn_back(out, part.positions, part.layer)
-            _check_alike(part.encoding, "turn_back", "the output", out, result)
-            out = result
-        return out
+        return self._through("rotate_values", "turn_back", out, partial(_check_alike, name="the output"))
 
     def sink(self, q: Tensor) -> float | Tensor | None:
         """The logit of an extra key, of `sink` or `query_sink`; the shape of the former is checked by `attention`."""
@@ -912,7 +903,7 @@ def _rotates_last(part: _Part) -> bool:
     return part.encoding.rotates_last
 
 
-def _check_rotated(encoding: Encoding, hook: str, name: str, before: Tensor, after: object) -> None:
+def _check_rotated(encoding: Encoding, hook: str, before: Tensor, after: object, name: str) -> None:
     if not isinstance(after, Tensor) or after.shape[:3] != before.shape[:3] or after.dim() != 4:
         raise _returned(
             encoding, hook, after, f"return {name} {tuple(before.shape)}, of which only the width may change"
@@ -922,9 +913,7 @@ def _check_rotated(encoding: Encoding, hook: str, name: str, before: Tensor, aft
         raise _returned(encoding, hook, after, given)
 
 
-def _check_alike(encoding: Encoding, hook: str, name: str, before: Tensor, after: object) -> None:
-    if after is before:
-        return
+def _check_alike(encoding: Encoding, hook: str, before: Tensor, after: object, name: str) -> None:
     if not isinstance(after, Tensor) or (after.shape, after.dtype, after.device) != (
         before.shape,
         before.dtype,
