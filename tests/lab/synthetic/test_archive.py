@@ -110,7 +110,7 @@ def test_runs_of_other_settings_are_not_mixed(trained, archives, tmp_path):
 
 
 def test_the_version_alone_makes_no_difference(trained, archives, tmp_path, monkeypatch):
-    monkeypatch.setattr("posenc.__version__", "9.9")
+    monkeypatch.setattr("posenc.lab.study.version", lambda: "9.9")
     assert run(tmp_path / "out", comparisons(), merge=[archives])["runs"]["kept_from_before"] == 8
     archive(comparisons(), tmp_path / "out", archives)
     assert {part.versions["posenc"] for part in read(archives)} == {"9.9"}
@@ -191,7 +191,7 @@ def test_an_encoding_is_placed_in_the_table(trained, archives, tmp_path, capsys)
 
 
 def test_a_table_of_another_version_is_compared(archives, monkeypatch, tmp_path):
-    monkeypatch.setattr("posenc.__version__", "9.9")
+    monkeypatch.setattr("posenc.lab.study.version", lambda: "9.9")
     placed, table = against(archives, ["alibi"], ["sort"], seeds=1)
     results = run(tmp_path, placed, table=table)
     assert results["runs"] == {"planned": 3, "finished": 3, "kept_from_before": 2}
