@@ -3,7 +3,7 @@
 and ways to use one without training it again."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -63,8 +63,11 @@ def page(results: Results, *, may_import: bool = False) -> str:
 
 def files(*, may_import: bool = False) -> dict[str, Page]:
     """The files of a comparison beside results.json. may_import: as in `page`."""
-    given = {"may_import": may_import}
-    return beside(partial(page, **given), partial(tables, **given), partial(figures_of, **given))
+    return beside(
+        partial(page, may_import=may_import),
+        partial(tables, may_import=may_import),
+        partial(figures_of, may_import=may_import),
+    )
 
 
 def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
@@ -80,7 +83,7 @@ def tables(results: Results, *, may_import: bool = False) -> list[Table]:
     """The ranked table with what each variant costs. may_import: as in `page`."""
     s = settings_of(results, may_import)
     shown = columns(results, s) if results["arms"] else []
-    costs = {
+    costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
         "training, s": lambda v: f"{v['training_seconds']:.1f}",
         "activations, MiB": lambda v: f"{v['memory_bytes'] / 2**20:.0f}",

@@ -71,11 +71,13 @@ def _panels(results: Results | str | Path) -> Mapping[str, Panel]:
         path = Path(results)
         path = path / "results.json" if path.is_dir() else path
         try:
-            results = json.loads(path.read_text(encoding="utf-8"))
+            read = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(f"results={str(path)!r}: {error}; name the results.json of a run, or its folder") from None
-    kind = results.get("kind") if isinstance(results, Mapping) else None
-    kind = "leaderboard" if kind == "compare" and "tasks" in results else kind
+    else:
+        read = results
+    kind = read.get("kind") if isinstance(read, Mapping) else None
+    kind = "leaderboard" if kind == "compare" and "tasks" in read else kind
     if kind not in OF_KIND:
         raise InputError(f"results={shown(kind)}: of no kind that has figures; expected {', '.join(OF_KIND)}")
-    return OF_KIND[kind](results)
+    return OF_KIND[kind](read)
