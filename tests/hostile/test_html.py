@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.analysis.analyze import analyze, target_of
+from posenc.analysis.analyze import analyze
+from posenc.analysis.target import target_of
 from posenc.frequencies import diff
 from posenc.lab import data
 from posenc.lab.compare import Comparison, compare

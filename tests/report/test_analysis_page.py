@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from posenc.analysis.analyze import analyze, target_of
+from posenc.analysis.analyze import analyze
 from posenc.analysis.finding import INK
+from posenc.analysis.target import target_of
 from posenc.report.analyze import explorer, page, results, state
 from posenc.report.explorer import block
 from references import commands

@@ -1,319 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """All questions asked of one encoding, function, table or model, in the order of the report."""
 
-import copy
-import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from posenc.analysis.bounds import BASE
-from posenc.analysis.codes import SHAPE, Codes, HiddenKeys, codes_of, needs_causal, parts_of, seeded, sizes_of
+from posenc.analysis.codes import seeded
 from posenc.analysis.digits import DIGITS
 from posenc.analysis.expansion import EXPANSION
 from posenc.analysis.finding import AnalysisQuestion, Finding, Picture
 from posenc.analysis.geometry import KERNEL, SHIFT, SPECTRUM
-from posenc.analysis.model import BYTES, random_model, split_words, tokenized, trained_model
-from posenc.analysis.precision import DTYPES as KNOWN_DTYPES
 from posenc.analysis.precision import PRECISION
 from posenc.analysis.properties import PROPERTIES
-from posenc.analysis.scores import BIAS, ROTATION, SCORES, width_of
+from posenc.analysis.scores import BIAS, ROTATION, SCORES
 from posenc.analysis.subspaces import SUBSPACES, SUM
 from posenc.analysis.survival import SURVIVAL
 from posenc.analysis.symmetry import SYMMETRY, TWINS
+from posenc.analysis.target import MEASURED, Target, target_of
 from posenc.analysis.terms import FOUR_TERMS
-from posenc.encoding import Encoding
-from posenc.encodings import create
-from posenc.encodings.absolute import Absolute
-from posenc.encodings.rotary import Rotary
-from posenc.errors import InputError, as_json, check_integers, check_sizes, located, unknown
-from posenc.positions import Positions
-from posenc.transformer import Transformer, TransformerConfig
-
-DTYPES = ("bfloat16", "float16")
-"""Whose phase errors are measured by default."""
-TOKENS = 128
-"""Longest text that a model reads for an analysis."""
-LONGEST = 2**17
-"""Most positions of an analysis: pictures and fits need all their codes at once."""
-LAYERS = 2
-"""Layers of the model around an encoding that is an object or a class."""
-
-
-class CodeEncoding(Absolute):
-    """An encoding that adds any `Codes` to the input."""
-
-    def __init__(self, codes: Codes) -> None:
-        super().__init__(codes(torch.arange(1)).shape[1])
-        self.function = codes
-        self.max_positions: int | None = codes.limit
-
-    def codes(self, positions: Positions) -> Tensor:
-        return torch.stack([self.function(row) for row in positions.q])
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """What is analysed. Each view raises InputError, with the reason, where the target has none.
-
-    name: for people. obj: an encoding, Codes or a model. length: positions that are analysed. trained: those it was, or
-    would be, trained on. steps: to train a small model for, 0 for none. seed: of whatever is random. text: the encoding's, if
-    it was given as one. dtypes: whose phase errors are measured. tokenizer: of a model. sizes: of an encoding that does not
-    have them as attributes.
-    """
-
-    name: str
-    obj: Any
-    length: int
-    trained: int
-    steps: int = 0
-    seed: int = 0
-    text: str | None = None
-    dtypes: Sequence[str] = DTYPES
-    tokenizer: Any = field(default=None, repr=False)
-    sizes: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> str:
-        return "encoding" if isinstance(self.obj, Encoding) else "model" if _is_model(self.obj) else "codes"
-
-    @cached_property
-    def codes(self) -> Codes:
-        """A vector per position, or a number per head and distance, up to the first that is hidden."""
-        codes = self._all_codes
-        try:
-            codes(torch.arange(self.length if codes.limit is None else min(self.length, codes.limit)))
-        except HiddenKeys as hidden:
-            if hidden.distance < 2:
-                raise
-            return replace(codes, limit=hidden.distance, ends="keys are hidden")
-        return codes
-
-    @cached_property
-    def _all_codes(self) -> Codes:
-        return codes_of(self.obj, **self.named)
-
-    @cached_property
-    def position_codes(self) -> Codes:
-        """The codes, where they are of positions."""
-        if self.codes.of != "position":
-            raise InputError("it acts on the distance of two tokens, and no position has a code")
-        return self.codes
-
-    @property
-    def trained_codes(self) -> int:
-        """The training length, up to the first hidden key."""
-        return min(self.trained, self.codes.limit) if self.codes.ends and self.codes.limit else self.trained
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """Keyword arguments for functions of an encoding: its name, and sizes that it does not have as attributes."""
-        return {"name": self.name, **self.sizes}
-
-    @cached_property
-    def encoding(self) -> Encoding:
-        """What acts in attention; codes act by being added to the input."""
-        if isinstance(self.obj, (Encoding, Transformer)):
-            return self.obj if isinstance(self.obj, Encoding) else self.obj.encoding
-        module = self.codes.module
-        return module if isinstance(module, Encoding) else CodeEncoding(self.position_codes)
-
-    @cached_property
-    def rotary(self) -> Rotary:
-        """RoPE, where it rotates queries and keys of the first layer."""
-        acting = self.encoding.at(0)[0]
-        rotary = next((part for part in acting.modules() if isinstance(part, Rotary)), None)
-        if rotary is None or "rotate" not in acting.sites():
-            raise InputError("it has no frequencies of RoPE")
-        return rotary
-
-    @cached_property
-    def host(self) -> nn.Module:
-        """A model that has it: the model itself, or a small random one."""
-        if _is_model(self.obj):
-            return self.obj
-        if self.text is not None:
-            return random_model(self.text, seed=self.seed)
-        encoding = copy.deepcopy(self.encoding)
-        sizes = sizes_of(encoding, self.sizes)
-        width = width_of(encoding, sizes)
-        config = TransformerConfig(
-            vocab_size=64,
-            dim=sizes.dim or width * sizes.num_heads,
-            num_layers=LAYERS,
-            num_heads=sizes.num_heads,
-            num_kv_heads=sizes.num_kv_heads,
-            head_dim=width,
-            causal=needs_causal(encoding, sizes),
-        )
-        return Transformer(config, encoding).double().eval()
-
-    @cached_property
-    def tokenize(self) -> Any:
-        """What makes tokens of a text for `host`."""
-        return self.tokenizer or (None if _is_model(self.obj) else split_words)
-
-    @property
-    def runs_user_code(self) -> bool:
-        """Whether an encoding that is not posenc's is part of it, whose failures are reported rather than raised."""
-        parts = parts_of(self.obj) if isinstance(self.obj, Encoding) else []
-        return any(type(part).__module__.split(".")[0] != "posenc" for part in parts)
-
-    @property
-    def note(self) -> str:
-        """Which layer is analysed, where layers differ; else empty."""
-        if not isinstance(self.obj, Encoding):
-            return ""
-        acting, _ = self.obj.at(0)
-        if acting is self.obj and self.obj.num_layers == 1:
-            return ""
-        what = f"has {acting.known_as}" if acting is not self.obj else "has separate parameters"
-        return f"Layers differ: layer 0, which {what}, is analysed alone; symmetry, twins and trained models use all layers."
-
-    @cached_property
-    def _trained(self) -> tuple[nn.Module, Tensor]:
-        """A trained model, the target or a small one, and the tokens of a text that a small one was not trained on."""
-        from posenc.tasks.running_text import pydoc
-
-        if _is_model(self.obj):
-            if self.tokenizer is not None:
-                return self.obj, torch.tensor(tokenized(self.tokenizer, pydoc()[:40_000])[1])
-            if isinstance(self.obj, Transformer) and self.obj.config.vocab_size == BYTES:
-                return self.obj, torch.tensor(list(pydoc().encode()))
-            raise InputError("the model has no tokenizer to read a text with")
-        if self.text is None:
-            raise InputError(
-                "only a trained model shows it, and one is trained for encodings that posenc knows by name"
-            )
-        if not self.steps:
-            raise InputError("only a trained model shows it, and none was trained (steps=0)")
-        model, text = trained_model(self.text, self.steps, self.seed)
-        return model, text.long()
-
-    @property
-    def model(self) -> nn.Module:
-        """A trained model: the target, or a small one trained with it."""
-        return self._trained[0]
-
-    @property
-    def adding_model(self) -> nn.Module:
-        """A trained model whose input has codes added."""
-        if "embed" not in self.encoding.sites():
-            raise InputError("it adds no code to the input, where content and position could be separated")
-        return self.model
-
-    def texts(self, count: int, length: int = TOKENS) -> Tensor:
-        """(count, length) tokens for `model`, from anywhere in a text."""
-        tokens, length = self._trained[1], min(length, self.length)
-        starts = torch.randint(len(tokens) - length, (count, 1), generator=torch.Generator().manual_seed(self.seed))
-        return tokens[starts + torch.arange(length)]
-
-
-def target_of(
-    subject: Any,
-    *,
-    length: int = 512,
-    trained: int | None = None,
-    steps: int = 0,
-    seed: int = 0,
-    name: str | None = None,
-    tokenizer: Any = None,
-    dtypes: Sequence[str] = DTYPES,
-    **shape: Any,
-) -> Target:
-    """The `Target` for an encoding, its text or class, a function positions -> vectors, a table or a model.
-
-    A class is made for `shape` (reading.SHAPE), as a text is. An encoding that is an object is read with its attributes
-    num_heads, num_kv_heads, head_dim and dim, and with those of `shape` where it has none. length is cut to what the
-    subject is defined for.
-
-    Raises:
-        InputError: sizes out of range, or other ones than the subject has; a subject that is none of these, or whose codes
-            are not finite, not (n, dim), or different when they are asked for again.
-    """
-    check_integers(0, steps=steps)
-    check_integers(2, length=length)
-    if length > LONGEST:
-        raise InputError(f"length={length}: must be at most {LONGEST}; single analyses take more")
-    check_sizes(trained=trained)
-    for dtype in dtypes:
-        if dtype not in KNOWN_DTYPES:
-            raise unknown("dtype", dtype, KNOWN_DTYPES)
-    if trained is None:
-        trained = (_trained_length(subject) if _is_model(subject) else None) or length
-    text = subject if isinstance(subject, str) else None
-    with seeded(seed):
-        obj = _object(subject, {**SHAPE, "max_positions": trained, **shape}, shape, name)
-    sizes = shape if isinstance(obj, Encoding) and text is None else {}
-    if sizes:
-        sizes_of(obj, sizes)
-    target = Target(
-        name or text or _name(subject), obj, length, trained, steps, seed, text, tuple(dtypes), tokenizer, sizes
-    )
-    limits = [obj.max_positions if isinstance(obj, Encoding) else None]
-    codes = None
-    with suppress(InputError):  # it need not have codes
-        codes = target._all_codes
-    if codes is not None:
-        with suppress(HiddenKeys):
-            codes = target.codes  # reads them, and raises if they are wrong
-        limits.append(None if codes.ends else codes.limit)
-    return replace(target, length=min([length, *(limit for limit in limits if limit is not None)]))
-
-
-def _object(subject: Any, shape: dict[str, Any], given: dict[str, Any], name: str | None) -> Any:
-    """given: what of the shape the caller gave."""
-    if isinstance(subject, str):
-        return create(subject, **shape)
-    if isinstance(subject, Encoding):
-        return subject
-    if isinstance(subject, Codes) or _is_model(subject):
-        if given:
-            raise InputError(f"{', '.join(given)}: {_name(subject)} is defined without it; leave it out")
-        return subject
-    if not inspect.isclass(subject):
-        return codes_of(subject, name=name, **given)
-    if not issubclass(subject, Encoding):
-        raise InputError(f"{subject.__name__}: is a class, but no Encoding; pass an object of it, or a function")
-    shape = {"num_kv_heads": shape["num_heads"], **shape, "num_layers": given.get("num_layers", LAYERS)}
-    try:
-        return subject(**{key: value for key, value in shape.items() if key in subject.arguments()})
-    except TypeError as error:
-        raise InputError(f"{subject.__name__}: {error}; pass an object of it") from None
-
-
-def _name(subject: Any) -> str:
-    if isinstance(subject, Encoding):
-        return subject.known_as
-    if _is_model(subject):
-        config = subject.config
-        return str(getattr(config, "name_or_path", "") or getattr(config, "model_type", "Transformer"))
-    return str(getattr(subject, "name", None) or getattr(subject, "__name__", None) or type(subject).__name__)
-
-
-def _is_model(obj: Any) -> bool:
-    return isinstance(obj, Transformer) or hasattr(getattr(obj, "config", None), "model_type")
-
-
-def _trained_length(model: Any) -> int | None:
-    """How far a model was trained; None: unknown."""
-    from posenc.pretrained.families import FAMILIES
-    from posenc.pretrained.learned_table import has_learned_table, table_of
-    from posenc.pretrained.models import decoder_of, model_structure, unwrap
-
-    if isinstance(model, Transformer):
-        return model.encoding.max_positions
-    if has_learned_table(model):
-        return table_of(model)[1]
-    known = decoder_of(unwrap(model)).config.model_type in FAMILIES
-    return model_structure(model).trained_length if known else None
-
+from posenc.errors import InputError, as_json, located
 
 QUESTIONS: dict[str, AnalysisQuestion] = {
     "properties": PROPERTIES,
@@ -413,7 +122,7 @@ def analyze(
     seed: int = 0,
     name: str | None = None,
     tokenizer: Any = None,
-    dtypes: Sequence[str] = DTYPES,
+    dtypes: Sequence[str] = MEASURED,
     progress: Callable[[str, int, int], None] = lambda title, done, count: None,
     **shape: Any,
 ) -> Analysis:

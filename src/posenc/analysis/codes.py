@@ -643,3 +643,15 @@ def _bucketed(inner: Any) -> T5:
     with torch.no_grad():
         encoding.table.copy_(table.T.float())
     return encoding.to(table.device).eval()
+
+
+def width_of(encoding: Encoding, sizes: Sizes) -> int:
+    """Channels of a token: a head's, and where something is added to the input, of the input."""
+    if "embed" not in encoding.sites() or sizes.dim is None:
+        return sizes.head_dim
+    if size_of(encoding, "head_dim") not in (None, sizes.dim):
+        raise InputError(
+            f"{encoding}: is {sizes.dim} wide at the input and {sizes.head_dim} in a head; identity projections need one "
+            "width"
+        )
+    return sizes.dim

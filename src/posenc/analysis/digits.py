@@ -17,7 +17,7 @@ from posenc.frequencies.schedules import check_factor, check_length
 from posenc.functional import binary_digits, frequency_curve
 
 if TYPE_CHECKING:
-    from posenc.analysis.analyze import Target
+    from posenc.analysis.target import Target
 
 
 SCHEDULES = ("default", "linear", "ntk", "yarn")

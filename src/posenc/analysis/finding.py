@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
 
-    from posenc.analysis.analyze import Target
+    from posenc.analysis.target import Target
 else:
     Axes = Any
 

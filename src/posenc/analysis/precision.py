@@ -5,7 +5,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +22,11 @@ from posenc.analysis.finding import (
     legend_above,
     plot,
 )
+from posenc.analysis.target import DTYPES, Target
 from posenc.encoding import Encoding
 from posenc.errors import InputError, check_sizes
 from posenc.positions import Positions
 
-if TYPE_CHECKING:
-    from posenc.analysis.analyze import Target
-
-
-DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)}
 ROWS = 128
 """Stretches of positions that `by_position` has at most."""
 BLOCK = 1 << 13

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, refuse_gates, repeated, size_of, sizes_of
+from posenc.analysis.codes import Sizes, make, needs_causal, parts_of, refuse_gates, repeated, sizes_of, width_of
 from posenc.analysis.finding import LINE, PALETTE, SOFT, AnalysisQuestion, Axes, Finding, first_sentence, plot
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
@@ -314,18 +314,6 @@ def _prepared(encoding: Encoding | str, name: str | None, shape: dict[str, Any])
         raise InputError(f"encoding: got a {type(encoding).__name__}; pass an Encoding or its text")
     acting, _ = encoding.eval().at(0)
     return _Prepared(encoding, acting, name, sizes_of(acting, given))
-
-
-def width_of(encoding: Encoding, sizes: Sizes) -> int:
-    """Channels of a token: a head's, and where something is added to the input, of the input."""
-    if "embed" not in encoding.sites() or sizes.dim is None:
-        return sizes.head_dim
-    if size_of(encoding, "head_dim") not in (None, sizes.dim):
-        raise InputError(
-            f"{encoding}: is {sizes.dim} wide at the input and {sizes.head_dim} in a head; identity projections need one "
-            "width"
-        )
-    return sizes.dim
 
 
 @torch.no_grad()

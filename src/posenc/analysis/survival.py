@@ -31,7 +31,7 @@ from posenc.pretrained.models import unwrap
 from posenc.transformer import Block, Transformer
 
 if TYPE_CHECKING:
-    from posenc.analysis.analyze import Target
+    from posenc.analysis.target import Target
 
 
 RIDGES = tuple(10.0**power for power in range(-5, 4))

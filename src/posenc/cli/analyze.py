@@ -52,7 +52,8 @@ class Analyze(WithOutput):
         )
 
     def run(self) -> int:
-        from posenc.analysis.analyze import analyze, target_of
+        from posenc.analysis.analyze import analyze
+        from posenc.analysis.target import target_of
         from posenc.report.analyze import page, results
         from posenc.report.terminal import Display
         from posenc.spec import printing_to_stderr

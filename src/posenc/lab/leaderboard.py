@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 
-import posenc
 from posenc.errors import InputError, listed
 from posenc.lab.archive import Part, archived, behaviours, in_words, read, write
 from posenc.lab.checkpoint import Checkpoints
@@ -300,7 +299,7 @@ def _found(directory: str | Path) -> Path:
     """The folder of a table."""
     if str(directory) != "leaderboard":
         return Path(directory)
-    folder = Path(posenc.__file__).parents[2] / "benchmarks/leaderboard"
+    folder = Path(__file__).parents[3] / "benchmarks/leaderboard"
     if not folder.exists():
         raise InputError(
             "against=leaderboard: is in posenc's repository alone; name a copy of its folder benchmarks/leaderboard"

@@ -14,11 +14,12 @@ import torch
 from markupsafe import Markup
 
 import posenc
-from posenc.analysis.analyze import Analysis, AnalysisSection, Target
+from posenc.analysis.analyze import Analysis, AnalysisSection
 from posenc.analysis.codes import sizes_of
 from posenc.analysis.finding import AROUND, GROUND, INK, LINE, SOFT, STYLE, Picture
 from posenc.analysis.geometry import Kernel
 from posenc.analysis.properties import Properties
+from posenc.analysis.target import Target
 from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text

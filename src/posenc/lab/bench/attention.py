@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-import posenc
+from posenc import encodings, functional
+from posenc.attention import attention
 from posenc.encoding import Encoding, gates_of
 from posenc.functional import alibi_slopes, deberta_bucket, rotary, sinusoidal, t5_bucket
 from posenc.lab.bench.case import TOLERANCES, Built, Refusal, Tensors, Workload, rope_tables, sampled
 from posenc.positions import Positions
+from posenc.pretrained.convert import convert_layout
 
 DIM, HEADS, HEAD_DIM = 512, 8, 64
 CLIP, BUCKETS, MOST_RELATIVE = 64, 256, 512
@@ -145,7 +147,7 @@ _TUPE = {
 
 
 def _make_deberta(length: int) -> Encoding:
-    return posenc.DeBERTaV2(
+    return encodings.DeBERTaV2(
         DIM,
         num_heads=HEADS,
         head_dim=HEAD_DIM,
@@ -156,20 +158,22 @@ def _make_deberta(length: int) -> Encoding:
 
 
 SCHEMES: dict[str, Scheme] = {
-    "t5": Scheme(_t5, lambda n: posenc.T5(HEADS), _TABLE, "table", 1.0),
-    "t5_causal": Scheme(_t5_causal, lambda n: posenc.T5(HEADS, bidirectional=False), _TABLE, "table", 1.0, causal=True),
-    "alibi": Scheme(_alibi, lambda n: posenc.ALiBi(HEADS), causal=True),
-    "shaw": Scheme(_shaw, lambda n: posenc.Shaw(HEAD_DIM, num_heads=HEADS, clip=CLIP, terms="keys"), _SHAW, "table"),
-    "xlnet": Scheme(_xlnet, lambda n: posenc.XLNet(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _XLNET, "table"),
+    "t5": Scheme(_t5, lambda n: encodings.T5(HEADS), _TABLE, "table", 1.0),
+    "t5_causal": Scheme(
+        _t5_causal, lambda n: encodings.T5(HEADS, bidirectional=False), _TABLE, "table", 1.0, causal=True
+    ),
+    "alibi": Scheme(_alibi, lambda n: encodings.ALiBi(HEADS), causal=True),
+    "shaw": Scheme(_shaw, lambda n: encodings.Shaw(HEAD_DIM, num_heads=HEADS, clip=CLIP, terms="keys"), _SHAW, "table"),
+    "xlnet": Scheme(_xlnet, lambda n: encodings.XLNet(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _XLNET, "table"),
     "tupe": Scheme(
         _tupe,
-        lambda n: posenc.TUPER(n, dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, untie_cls=False),
+        lambda n: encodings.TUPER(n, dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, untie_cls=False),
         _TUPE,
         "distances",
         TUPE_SCALE,
     ),
     "deberta": Scheme(_deberta, _make_deberta, _TABLE, "table", DEBERTA_SCALE),
-    "rope": Scheme(_rope, lambda n: posenc.Rotary(HEAD_DIM, layout="interleaved")),
+    "rope": Scheme(_rope, lambda n: encodings.Rotary(HEAD_DIM, layout="interleaved")),
 }
 """By the name of the case. RoPE's weights are interleaved."""
 
@@ -418,14 +422,14 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
     scheme, host, positions = inputs.scheme, BenchModel(inputs), inputs.positions()
     encoding = scheme.make(inputs.problem.length)
     if half:
-        encoding = posenc.Rotary(HEAD_DIM, layout="half")
+        encoding = encodings.Rotary(HEAD_DIM, layout="half")
         for projection in (host.q, host.k):
             fill(
                 projection.weight,
-                posenc.convert_layout(projection.weight.data, HEAD_DIM, source="interleaved", target="half"),
+                convert_layout(projection.weight.data, HEAD_DIM, source="interleaved", target="half"),
             )
         if host.cache is not None:
-            order = posenc.functional.layout_permutation(HEAD_DIM, source="interleaved", target="half").to(
+            order = functional.layout_permutation(HEAD_DIM, source="interleaved", target="half").to(
                 inputs.problem.device
             )
             host.cache.keys = host.cache.keys[..., order].contiguous()
@@ -441,7 +445,7 @@ def ours(inputs: AttentionInputs, half: bool = False, rotated_cache: bool = Fals
 
     def core(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         gates = gates_of(encoding, x)
-        return posenc.attention(q, k, v, encoding, positions, gates=gates, keys_rotated=rotated_cache)
+        return attention(q, k, v, encoding, positions, gates=gates, keys_rotated=rotated_cache)
 
     host.core = core
 

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-import posenc
+from posenc import encodings, functional
+from posenc.attention import attention
 from posenc.encoding import Encoding
 from posenc.lab.bench import transformers_peers as peers
 from posenc.lab.bench.attention import HEAD_DIM, HEADS, SCHEMES, AttentionInputs, dense, flex, ours, plain
 from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, rope_tables
 from posenc.lab.bench.frontier import FRONTIER_CASES
 from posenc.lab.bench.rotary import ROTARY, TABLES
+from posenc.positions import Positions
 
 LAYERS = 32
 """Calls of a decoding step."""
@@ -31,20 +33,20 @@ class CallInputs:
             torch.randn(1, HEADS, n, HEAD_DIM, generator=generator).to(problem.device, problem.dtype) for n in sizes
         )
 
-    def positions(self) -> posenc.Positions:
+    def positions(self) -> Positions:
         last = self.problem.length - 1
-        return posenc.Positions.arange(1, offset=last, causal=True, device=self.problem.device)
+        return Positions.arange(1, offset=last, causal=True, device=self.problem.device)
 
     def truth(self, encoding: Encoding | None) -> Tensors:
         """softmax(q . k / 8 + bias) v in float64."""
         q, k, v = (x.double() for x in (self.q, self.k, self.v))
         bias: Tensor | float = 0.0
         distances = torch.arange(self.problem.length - 1, -1, -1, device=q.device).double()
-        if isinstance(encoding, posenc.ALiBi):
-            bias = -posenc.functional.alibi_slopes(HEADS).to(q)[:, None, None] * distances
-        elif isinstance(encoding, posenc.Rotary):
+        if isinstance(encoding, encodings.ALiBi):
+            bias = -functional.alibi_slopes(HEADS).to(q)[:, None, None] * distances
+        elif isinstance(encoding, encodings.Rotary):
             cos, sin = rope_tables(-distances, HEAD_DIM)
-            k = posenc.functional.rotary(k, cos, sin)  # relative to the query, which stays
+            k = functional.rotary(k, cos, sin)  # relative to the query, which stays
         return (((q @ k.mT) * HEAD_DIM**-0.5 + bias).softmax(-1) @ v,)
 
 
@@ -63,16 +65,16 @@ def our_calls(make: Callable[[], Encoding | None], inputs: CallInputs) -> Built:
     encoding, k = make(), inputs.k
     if encoding is not None:
         encoding = encoding.to(inputs.problem.device)
-    rotates = isinstance(encoding, posenc.Rotary)
+    rotates = isinstance(encoding, encodings.Rotary)
     if encoding is not None and rotates:
-        k = encoding.rotate_keys(k, posenc.Positions.arange(1, offset=k.shape[2] - 1, device=k.device))
+        k = encoding.rotate_keys(k, Positions.arange(1, offset=k.shape[2] - 1, device=k.device))
 
     def run() -> Tensor:
         with torch.inference_mode():
             positions = inputs.positions()
             for _ in range(LAYERS - 1):
-                posenc.attention(inputs.q, k, inputs.v, encoding, positions, keys_rotated=rotates)
-            return posenc.attention(inputs.q, k, inputs.v, encoding, positions, keys_rotated=rotates)
+                attention(inputs.q, k, inputs.v, encoding, positions, keys_rotated=rotates)
+            return attention(inputs.q, k, inputs.v, encoding, positions, keys_rotated=rotates)
 
     return Built(run, lambda: (run(),), lambda: inputs.truth(encoding), TOLERANCES[inputs.problem.dtype])
 
@@ -85,8 +87,8 @@ CALL = Case(
     (
         Candidate("scaled_dot_product_attention", plain_calls),
         Candidate("posenc, no encoding", partial(our_calls, lambda: None)),
-        Candidate("posenc, RoPE, rotated cache", partial(our_calls, lambda: posenc.Rotary(HEAD_DIM))),
-        Candidate("posenc, ALiBi", partial(our_calls, lambda: posenc.ALiBi(HEADS))),
+        Candidate("posenc, RoPE, rotated cache", partial(our_calls, lambda: encodings.Rotary(HEAD_DIM))),
+        Candidate("posenc, ALiBi", partial(our_calls, lambda: encodings.ALiBi(HEADS))),
     ),
     modes=("decode",),
 )

@@ -24,7 +24,7 @@ from torch.nn.functional import (
 )
 from torch.utils.checkpoint import checkpoint
 
-import posenc
+from posenc import encodings
 from posenc.functional import alibi_slopes, frequency_curve, rotary
 from posenc.lab.bench.attention import (
     DIM,
@@ -248,61 +248,61 @@ def _start(**paths: str) -> dict[str, tuple[str, None]]:
 
 FRONTIER: dict[str, Scheme] = {
     "fox": Scheme(
-        _fox, lambda n: posenc.FoX(HEADS, dim=DIM, init_bias=5.0), _start(weight="weight", logit="logit"), "weight", causal=True
+        _fox, lambda n: encodings.FoX(HEADS, dim=DIM, init_bias=5.0), _start(weight="weight", logit="logit"), "weight", causal=True
     ),
     "selective_rope": Scheme(
-        _selective_rope, lambda n: posenc.SelectiveRotary(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(down="down", up="up", kernel="kernel"), "kernel",
+        _selective_rope, lambda n: encodings.SelectiveRotary(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(down="down", up="up", kernel="kernel"), "kernel",
         causal=True,
     ),
     "mamba3_rope": Scheme(
-        _mamba3, lambda n: posenc.Mamba3Rotary(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(angle="angle", weight="weight", bias="bias_of_dt"), "angle",
+        _mamba3, lambda n: encodings.Mamba3Rotary(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(angle="angle", weight="weight", bias="bias_of_dt"), "angle",
         causal=True,
     ),
     "carope": Scheme(
-        _carope, lambda n: posenc.CARoPE(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(weight="weight", logit="logit"), "weight", causal=True
+        _carope, lambda n: encodings.CARoPE(HEAD_DIM, dim=DIM, num_heads=HEADS), _start(weight="weight", logit="logit"), "weight", causal=True
     ),
     "projected_relative": Scheme(
-        _projected_relative, lambda n: posenc.ProjectedRelative(DIM, num_heads=HEADS, profiles=PROFILES, extent=EXTENT),
+        _projected_relative, lambda n: encodings.ProjectedRelative(DIM, num_heads=HEADS, profiles=PROFILES, extent=EXTENT),
         {"projection": ("projection.weight", DIM**-0.5), "table": ("table", 1.0)}, "table", causal=True,
     ),
     "grape_a": Scheme(
-        _grape_a, lambda n: posenc.GRAPEA(HEADS, head_dim=HEAD_DIM), _start(direction="direction", strength="strength"), "direction",
+        _grape_a, lambda n: encodings.GRAPEA(HEADS, head_dim=HEAD_DIM), _start(direction="direction", strength="strength"), "direction",
         causal=True,
     ),
     "dape": Scheme(
-        _dape, lambda n: posenc.DAPE(HEADS),
+        _dape, lambda n: encodings.DAPE(HEADS),
         {**_start(p="adapted.p", a="adapted.a", in_bias="mlp.bias_in", out_bias="mlp.bias_out"),
          "in": ("mlp.weight_in", 0.2), "out": ("mlp.weight_out", 0.2)}, "in", causal=True,
     ),
-    "selective_attention": Scheme(_selective_attention, lambda n: posenc.SelectiveAttention(HEAD_DIM), causal=True),
+    "selective_attention": Scheme(_selective_attention, lambda n: encodings.SelectiveAttention(HEAD_DIM), causal=True),
     "wall": Scheme(
-        _wall, lambda n: posenc.Wall(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True
+        _wall, lambda n: encodings.Wall(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True
     ),
     "path": Scheme(
-        _path, lambda n: posenc.PaTH(DIM, num_heads=HEADS, head_dim=HEAD_DIM, conv_size=CONVOLVED),
+        _path, lambda n: encodings.PaTH(DIM, num_heads=HEADS, head_dim=HEAD_DIM, conv_size=CONVOLVED),
         _start(down="down", up="up", filter="filter", beta="beta_weight", beta_bias="beta_bias"), "up", causal=True,
     ),
     "stick_breaking": Scheme(
-        _all_but_current, lambda n: posenc.StickBreaking(), causal=True, weigh=_broken_sticks
+        _all_but_current, lambda n: encodings.StickBreaking(), causal=True, weigh=_broken_sticks
     ),
     "rope+rove": Scheme(
-        _rope, lambda n: posenc.Rotary(HEAD_DIM) + posenc.RoVE(HEAD_DIM), causal=True, turn=_turned_values
+        _rope, lambda n: encodings.Rotary(HEAD_DIM) + encodings.RoVE(HEAD_DIM), causal=True, turn=_turned_values
     ),
     "cope": Scheme(
-        _cope, lambda n: posenc.CoPE(HEAD_DIM, num_counts=COUNTS, scaled=False), {"embeddings": ("embeddings", 0.1)},
+        _cope, lambda n: encodings.CoPE(HEAD_DIM, num_counts=COUNTS, scaled=False), {"embeddings": ("embeddings", 0.1)},
         "embeddings", causal=True,
     ),
     "fope": Scheme(
-        _fope, lambda n: posenc.FoPE(HEAD_DIM, num_heads=HEADS, train_length=n, trainable=True), _start(cosines="cosines", sines="sines"),
+        _fope, lambda n: encodings.FoPE(HEAD_DIM, num_heads=HEADS, train_length=n, trainable=True), _start(cosines="cosines", sines="sines"),
         "cosines", causal=True,
     ),
-    "rope_pp": Scheme(_rope_pp, lambda n: posenc.RoPEPlusPlus(HEAD_DIM), causal=True),
+    "rope_pp": Scheme(_rope_pp, lambda n: encodings.RoPEPlusPlus(HEAD_DIM), causal=True),
     "learned_rope": Scheme(
-        _learned_rope, lambda n: posenc.LearnedRotary(HEAD_DIM), {"log_scale": ("log_scale", 0.1)}, "log_scale", causal=True
+        _learned_rope, lambda n: encodings.LearnedRotary(HEAD_DIM), {"log_scale": ("log_scale", 0.1)}, "log_scale", causal=True
     ),
-    "head_rope": Scheme(_head_rope, lambda n: posenc.HeadRotary(HEAD_DIM, num_heads=HEADS), causal=True),
-    "pope": Scheme(_pope, lambda n: posenc.PoPE(HEAD_DIM, num_heads=HEADS), _start(delta="delta"), "delta", causal=True),
-    "chunks": Scheme(_chunks, lambda n: posenc.Chunks(CHUNK), causal=True),
+    "head_rope": Scheme(_head_rope, lambda n: encodings.HeadRotary(HEAD_DIM, num_heads=HEADS), causal=True),
+    "pope": Scheme(_pope, lambda n: encodings.PoPE(HEAD_DIM, num_heads=HEADS), _start(delta="delta"), "delta", causal=True),
+    "chunks": Scheme(_chunks, lambda n: encodings.Chunks(CHUNK), causal=True),
 }  # fmt: skip
 """By the name of the case."""
 

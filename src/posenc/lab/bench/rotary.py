@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import posenc
+from posenc import encodings
 from posenc.functional import Layout, rotary
 from posenc.lab.bench.case import TOLERANCES, Built, Candidate, Case, Tensors, Workload, load, rope_tables, sampled
+from posenc.positions import Positions
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, THETA = 32, 8, 128, 10000.0
 
@@ -81,9 +82,9 @@ def copy_rotated(inputs: RotaryInputs) -> Built:
 
 
 def encoding(layout: Layout, inputs: RotaryInputs) -> Built:
-    """posenc.Rotary alone, with the tables that the layers of a model share."""
-    rope = posenc.Rotary(HEAD_DIM, rope_theta=THETA, layout=layout).to(inputs.problem.device)
-    positions = posenc.Positions.from_ids(inputs.positions)
+    """encodings.Rotary alone, with the tables that the layers of a model share."""
+    rope = encodings.Rotary(HEAD_DIM, rope_theta=THETA, layout=layout).to(inputs.problem.device)
+    positions = Positions.from_ids(inputs.positions)
     return measured(inputs, lambda q, k: rope.rotate(q, k, positions), layout)
 
 
@@ -189,7 +190,7 @@ def copy_tables(inputs: TableInputs) -> Built:
 
 
 def ours_tables(inputs: TableInputs) -> Built:
-    encoding = posenc.Rotary(HEAD_DIM, rope_theta=THETA).to(inputs.problem.device)
+    encoding = encodings.Rotary(HEAD_DIM, rope_theta=THETA).to(inputs.problem.device)
     return inputs.measured(partial(encoding.cos_sin, inputs.positions, torch.float32, 0))
 
 
