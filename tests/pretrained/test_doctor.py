@@ -629,6 +629,14 @@ def test_the_base_bound(dim, base, first):
     assert FrequencyTable(inv_freq, 1.0, {}).base_bound() == first
 
 
+def test_the_distances_of_layers_with_a_window_end_there():
+    local, full = doctor(small_model("gemma3_text")).model.rotations.values()
+    assert (local.tokens, full.tokens) == (24, 64)
+    text = str(doctor(small_model("mistral", sliding_window=16)))
+    assert "never complete a turn in the window of 16 tokens; the base bound fails nowhere within it" in text
+    assert "never complete a turn in 64 tokens; the base bound fails" in str(doctor(small_model("mistral")))
+
+
 def test_pairs_that_never_turn():
     wavelengths = torch.tensor([10.0, 63.0, 65.0, 1000.0])
     assert FrequencyTable(2 * math.pi / wavelengths, 1.0, {}).slow_pairs(64) == 2
