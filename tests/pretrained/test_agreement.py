@@ -29,12 +29,14 @@ def test_no_other_exact_form_is_computed_by_more_programs(model_type):
     model = small_model(model_type)
     structure = model_structure(model)
     for method in METHODS:
-        wanted = {t: r.frequencies() for t, r in plan_rotary(model, method, 4, None, {}).design.rotations.items()}
+        rotations = plan_rotary(model, method, 4, None, {}).design.rotations
+        wanted = {kind: each.frequencies() for kind, each in rotations.items()}
+        made = {kind: each.schedule for kind, each in rotations.items()}
         counts = []
         for kinds in (NAMED, *([kind] for kind in NAMED), ()):
-            parameters = hf_rope_parameters(structure, wanted, 4 * TRAINED, kinds)
+            parameters = hf_rope_parameters(structure, wanted, 4 * TRAINED, kinds, made)
             if kinds is NAMED:
-                parameters = hf_config(structure, wanted, 4 * TRAINED).rope_parameters
+                parameters = hf_config(structure, wanted, 4 * TRAINED, made).rope_parameters
             fields = json.loads(model.config.to_json_string(use_diff=False)) | {
                 "rope_parameters": parameters, "max_position_embeddings": 4 * TRAINED,
             }  # fmt: skip
@@ -42,6 +44,22 @@ def test_no_other_exact_form_is_computed_by_more_programs(model_type):
             if "transformers 5" in found or not counts:
                 counts.append(len(found - {"DeepSpeed"}))
         assert counts[0] == max(counts), method
+
+
+@pytest.mark.parametrize("method", ["yarn:beta_fast=4:beta_slow=0.1", "llama3:high_freq_factor=8"])
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3"])
+def test_the_options_of_a_schedule_are_written(model_type, method, tmp_path):
+    """As yarn and llama3, which more programs compute than longrope, with equal logits in plain transformers."""
+    model = small_model(model_type)
+    posenc.extend(model, method, factor=4)
+    parameters = posenc.to_hf(model, tmp_path / "model").rope_parameters
+    name, *options = method.split(":")
+    assert parameters["rope_type"] == name
+    assert parameters.items() >= {key: float(value) for key, value in (each.split("=") for each in options)}.items()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    with torch.no_grad():
+        ids = tokens(1, 200)
+        assert (plain(ids).logits - model(ids).logits).abs().max() < 1e-3
 
 
 def test_both_schemas_are_written_where_they_agree(tmp_path):

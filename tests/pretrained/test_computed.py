@@ -102,7 +102,7 @@ def attention_with(**named):
 
 ROTATE, TURN = "apply_rotary_pos_emb", "model.rotary_emb."
 GROWN = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
-MISTAKES = {
+MISTAKES = {  # 21 in a Llama; those of other types are below
     "nothing rotated": (patched(ROTATE, lambda f, q, k, *_, **__: (q, k)), "not_rotated"),
     "rotated twice": (patched(ROTATE, lambda f, q, k, c, s: f(*f(q, k, c, s), c, s)), "rotated_twice"),
     "keys not rotated": (patched(ROTATE, lambda f, q, k, c, s: (f(q, k, c, s)[0], k)), "rotated_alone"),

@@ -17,7 +17,7 @@ from posenc.pretrained.doctor import FrequencyTable, doctor
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.findings import FINDINGS, MEANINGS, VISION_FINDINGS
 from posenc.pretrained.models import decoder_of
-from references.small_models import one_in_three, small_model
+from references.small_models import small_model
 
 
 def names(model, tokenizer=None):
@@ -43,9 +43,17 @@ def leaks(model):
     return float((packed - alone).abs().max()) > 0.02 * float(alone.abs().max())
 
 
+HEALTHY = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "gemma4_text",
+    "smollm3", "starcoder2", "granite", "olmo", "olmo2", "olmo3", "exaone4", "glm", "glm4", "cohere2", "ernie4_5", "deepseek_v2",
+    "deepseek_v3", "minicpm3", "gpt_neox", "llama4_text", "phimoe", "hunyuan_v1_dense",
+)  # fmt: skip
+"""Thirty types without any finding; of the others one or two are true of some, under some versions of transformers."""
+
+
 @pytest.mark.parametrize(
     ("model_type", "dtype"),
-    [pytest.param(*p.values, torch.float32, marks=p.marks) for p in one_in_three(FAMILIES)]
+    [pytest.param(kind, torch.float32, marks=[pytest.mark.slow] * (kind not in HEALTHY)) for kind in FAMILIES]
     + [(kind, torch.bfloat16) for kind in ("llama", "olmo", "glm", "gpt_oss")],
 )
 def test_no_alarm_at_a_clean_model_of_each_type(model_type, dtype):
@@ -54,7 +62,8 @@ def test_no_alarm_at_a_clean_model_of_each_type(model_type, dtype):
     model.to(dtype)
     decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)  # as from_pretrained(dtype=...) keeps it
     expected = ["padding_differs"] if model_type == "deepseek_v4" else []
-    assert names(model) == expected + (["packing_leaks"] if leaks(model) else [])
+    true = model_type not in HEALTHY and leaks(model)
+    assert names(model) == expected + ["packing_leaks"] * true
 
 
 YARN = {
@@ -618,6 +627,14 @@ def test_the_base_bound(dim, base, first):
     """The first m at which sum_i cos(m base^(-2i/d)) < 0, scanned by itself."""
     inv_freq = posenc.frequencies.default(dim, base=base).inv_freq
     assert FrequencyTable(inv_freq, 1.0, {}).base_bound() == first
+
+
+def test_the_distances_of_layers_with_a_window_end_there():
+    local, full = doctor(small_model("gemma3_text")).model.rotations.values()
+    assert (local.tokens, full.tokens) == (24, 64)
+    text = str(doctor(small_model("mistral", sliding_window=16)))
+    assert "never complete a turn in the window of 16 tokens; the base bound fails nowhere within it" in text
+    assert "never complete a turn in 64 tokens; the base bound fails" in str(doctor(small_model("mistral")))
 
 
 def test_pairs_that_never_turn():

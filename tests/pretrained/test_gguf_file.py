@@ -21,7 +21,17 @@ SETTINGS = {
     "qwen2": {"use_sliding_window": False, "layer_types": ["full_attention"] * 2},
     "smollm3": {"no_rope_layer_interval": 4},
 }
-SCHEDULES = ("linear", "ntk", "abf:new_base=50000", "yarn", "yarn_paper", "llama3", "ntk_mixed", "dynamic")
+SCHEDULES = (
+    "linear",
+    "ntk",
+    "abf:new_base=50000",
+    "yarn",
+    "yarn_paper",
+    "llama3",
+    "ntk_mixed",
+    "dynamic",
+    "yarn:original_max_positions=32",
+)
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -135,7 +145,9 @@ def test_what_is_written_without_a_tokenizer_is_read(name, tmp_path):
         torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["linear", "ntk", "yarn"])
+@pytest.mark.parametrize(
+    "method", ["linear", "ntk", "yarn", "yarn:beta_fast=4:beta_slow=0.1", "yarn:original_max_positions=32"]
+)
 def test_the_flags_that_to_hf_prints(method, tmp_path):
     """On the file of the model before; within its length, since xllamacpp cannot override the context."""
     model, ids = model_of("llama"), tokens(1, 60)

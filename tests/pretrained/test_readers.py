@@ -385,6 +385,17 @@ def test_findings_need_no_weights():
     assert (finding.name, finding.measured) == ("longer_length_stated", 128)
 
 
+@pytest.mark.parametrize("error", [KeyError, TypeError, AttributeError, RuntimeError])
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if name != "transformers 5"])
+def test_an_error_of_posencs_rules_is_no_statement_about_a_program(program, error, monkeypatch):
+    def broken(*_):
+        raise error("a mistake in a rule")
+
+    monkeypatch.setitem(PROGRAMS, program, broken)
+    with pytest.raises(error, match="a mistake in a rule"):
+        read(LLAMA | {"rope_theta": 12345.0})
+
+
 def test_one_program_is_no_agreement():
     comparison = read(small_model("deepseek_v3").config.to_dict())
     assert [reading.program for reading in comparison.readings] == ["transformers 5"]
@@ -568,7 +579,8 @@ def test_every_type_of_transformers_turns_as_it_is_read_or_is_refused(part):
             continue
         read_types += 1
         assert {finding.severity for finding in comparison.findings} <= {"note"}, model_type
-        assert str(comparison)
+        assert len({each.program for each in comparison.readings}) > 1 or "the same" not in str(comparison), model_type
+        assert len(comparison.asked()) > 1 or "which were run" not in str(comparison), model_type
         json.dumps(comparison.to_dict())
         file = ConfigFile("config.json", {"model_type": model_type, "num_hidden_layers": 6})
         module = rotary_of(file.hf) if file.states_language_model else None

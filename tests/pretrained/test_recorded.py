@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
 from posenc import InputError
+from posenc.pretrained.programs import NotKnown, ProgramFails, programs_answer
 from posenc.pretrained.readers import ConfigFile, compare
 from posenc.pretrained.recorded import RECORDS, fingerprint
 
@@ -82,6 +84,49 @@ def test_what_failed_is_not_said_to_run():
         except InputError:
             continue
         assert "transformers 4" not in {each.program for each in comparison.readings}, name
+
+
+def said(program, model_type):
+    """The readings of a program of a model type by its own values, or why there are none; None: posenc refuses it."""
+    try:
+        file = ConfigFile("config.json", {"model_type": model_type})
+        return programs_answer(program, file, file.length)
+    except (ProgramFails, NotKnown) as error:
+        return error
+    except InputError:
+        return None
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 4))])
+def test_what_is_newer_than_transformers_4_is_not_said_to_run(part):
+    """Its converter has llama.cpp complete configurations by transformers 4.57.6, so of later types nothing was recorded; and of a
+    type that transformers 4.57.6 has, as its own or with parts of other types, it is not said that it has none."""
+    types, later = {*STORED["transformers 4"]["types"]}, 0
+    parts = {
+        "dia",
+        "emu3",
+        "mllama",
+        "qwen2_5_omni",
+        "qwen3_omni_moe",
+        "t5gemma",
+    }  # whose text's type 4.57.6 has not alone
+    for model_type in sorted({*transformers.CONFIG_MAPPING} - types | parts)[part::4]:
+        four, llama = said("transformers 4", model_type), said("llama.cpp", model_type)
+        if model_type in types:
+            assert "has no model type" not in str(four), model_type
+        elif four is not None:
+            assert isinstance(four, ProgramFails), model_type
+            assert str(four) == f"it has no model type {model_type!r}"
+            assert isinstance(llama, NotKnown), model_type
+            later += 1
+    assert later > 20
+
+
+def test_a_package_that_was_missing_is_no_answer():
+    """Where a program was run for the record."""
+    for program in PROGRAMS:
+        answers = [*STORED[program]["fails"].values(), *RECORDS[program]["answers"].values()]
+        assert not [each for each in answers if "ModuleNotFoundError" in each or "ImportError" in each]
 
 
 def test_a_configuration_that_was_run_is_marked():

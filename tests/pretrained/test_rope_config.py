@@ -28,7 +28,8 @@ CONFIGS = {
 }  # fmt: skip
 SCHEDULES = {
     "default": None, "linear": "linear", "yarn": "yarn", "llama3": "llama3", "ntk": "default", "abf:new_base=500000": "default", "yarn:truncate=false": "yarn", "ntk_mixed": "longrope",
-    "ntk_fixed": "linear", "yarn_paper": "longrope", "mrrope": "longrope", "dynamic": "default", "yarn:beta_fast=8": "longrope",
+    "ntk_fixed": "linear", "yarn_paper": "longrope", "mrrope": "longrope", "dynamic": "default", "yarn:beta_fast=8": "yarn", "yarn:beta_slow=0.1:truncate=false": "yarn",
+    "yarn:original_max_positions=100": "yarn", "llama3:high_freq_factor=8": "llama3", "yarn:attention_factor=1": "longrope",
     "ntk+resonance": "longrope", "proportional:fraction=0.5": "longrope",
 }  # fmt: skip
 
@@ -39,11 +40,15 @@ def small(model_type: str):
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def wanted(taken, schedule: str) -> frequencies.Frequencies:
+def wanted(taken, schedule: str) -> dict:
+    """A schedule as data."""
     shape = {"factor": FACTOR, "original_max_positions": taken.trained_length}
     shape["length"] = int(FACTOR * taken.trained_length)
-    data = frequencies.complete(frequencies.parse(schedule), **shape)
-    return frequencies.create(data, taken.rope.rotary_dim, base=taken.rope.rope_theta)
+    return frequencies.complete(frequencies.parse(schedule), **shape)
+
+
+def made(taken, schedule: str) -> frequencies.Frequencies:
+    return frequencies.create(wanted(taken, schedule), taken.rope.rotary_dim, base=taken.rope.rope_theta)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
@@ -51,14 +56,16 @@ def test_the_rotary_module_of_the_model_computes_the_frequencies(model_type):
     model = small(model_type)
     taken = model_structure(model)
     for schedule, kind in SCHEDULES.items():
-        want = wanted(taken, schedule)
-        config = hf_config(taken, {"full_attention": want} if taken.rope_per_type else want, 4 * L)
+        want, types = made(taken, schedule), ["full_attention"] if taken.rope_per_type else [*taken.ropes]
+        config = hf_config(taken, dict.fromkeys(types, want), 4 * L, dict.fromkeys(types, wanted(taken, schedule)))
         parameters = config.rope_parameters
         assert json.loads(json.dumps(parameters, allow_nan=False)) == parameters
         main = parameters["full_attention"] if taken.rope_per_type else parameters
         default = taken.config.rope_parameters
         if (model_type == "phi3" and kind != "default") or (taken.rope_per_type and "truncate" in schedule):
             kind = kind and "longrope"  # transformers reads truncate beside the tables of layer types
+        if taken.layout == "interleaved" and "attention_factor" in schedule:
+            kind = "yarn"  # no program beside transformers has longrope for this layout
         assert main["rope_type"] == (kind or "default")
         rotary = type(taken.rotary)(type(config).from_dict(json.loads(config.to_json_string(use_diff=True))))
         prefix = "full_attention_" if taken.rope_per_type else ""
@@ -75,9 +82,9 @@ def test_the_rotary_module_of_the_model_computes_the_frequencies(model_type):
 def test_the_layers_of_a_rotation_they_share_cannot_differ():
     taken = model_structure(small("gemma2"))
     with pytest.raises(InputError, match=r"model type 'gemma2' rotates all layers alike"):
-        hf_rope_parameters(taken, {"full_attention": wanted(taken, "ntk")}, 4 * L)
+        hf_rope_parameters(taken, {"full_attention": made(taken, "ntk")}, 4 * L)
     with pytest.raises(InputError, match=r"layer type 'chunked': the model has sliding_attention, full_attention"):
-        hf_rope_parameters(taken, {"chunked": wanted(taken, "ntk")}, 4 * L)
+        hf_rope_parameters(taken, {"chunked": made(taken, "ntk")}, 4 * L)
 
 
 SEARCHED = {"short_factor": [1 + 0.1 * c for c in range(8)], "long_factor": [1 + 0.5 * c for c in range(8)]}

@@ -37,6 +37,8 @@ def _set(params, flags):
             params.rope_freq_base = float(value)
         elif flag == "--yarn-orig-ctx":
             params.yarn_orig_ctx = int(value)
+        elif flag in ("--yarn-beta-fast", "--yarn-beta-slow"):
+            setattr(params, flag[2:].replace("-", "_"), float(value))
         elif flag not in ("-c", "--override-kv"):  # the context, which xllamacpp cannot override
             raise ValueError(flag)
 

@@ -10,6 +10,7 @@ VOCABULARY = 97
 TRAINED = 64
 METHODS = (
     "linear", "ntk", "ntk_fixed", "abf:new_base=500000", "yarn", "yarn:truncate=false", "llama3", "ntk_mixed", "yarn_paper",
+    "yarn:beta_fast=4:beta_slow=0.1", "yarn:original_max_positions=32", "llama3:high_freq_factor=8",
 )  # fmt: skip
 """Of each form in which a checkpoint states frequencies, one or more."""
 

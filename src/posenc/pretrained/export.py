@@ -256,8 +256,10 @@ def _written(
     """
     structure, length = attachment.structure, int(attachment.design.config.get("max_position_embeddings", 0))
     length = length or int(structure.config.max_position_embeddings)
-    wanted = {kind: rotation.frequencies() for kind, rotation in attachment.design.rotations.items()}
-    written = hf_config(structure, wanted, length) if wanted else structure.config
+    rotations = attachment.design.rotations
+    wanted = {kind: rotation.frequencies() for kind, rotation in rotations.items()}
+    made = {kind: rotation.schedule for kind, rotation in rotations.items()}
+    written = hf_config(structure, wanted, length, made) if wanted else structure.config
     if not writable(structure, written.rope_parameters):
         raise InputError(
             f"method={attachment.report.method!r}: only rope_type longrope has these frequencies, which transformers refuses for "
@@ -382,7 +384,8 @@ def llama_cpp(
     # llama-server caps its slots at the file's context length, whatever -c says
     room = f"-c {length} --override-kv {architecture}.context_length=int:{length}"
     wanted = next(iter(frequencies.values()), None)
-    scaling = "" if wanted is None else _flags(structure.rope, wanted, architecture)
+    stated = {"original_max_positions": parameters.get("original_max_position_embeddings")} | dict(parameters)
+    scaling = "" if wanted is None else _flags(structure.rope, wanted, architecture, stated)
     if scaling is not None:
         return f"{room}{scaling} (on the GGUF file of the model as it was before)"
     if architecture not in DIVISORS:
@@ -405,9 +408,10 @@ def llama_cpp(
     )
 
 
-def _flags(rope: Rope, wanted: Frequencies, architecture: str) -> str | None:
-    """The end of llama.cpp's flags for frequencies, after --override-kv and a key; None: it has none."""
-    keys = llama_cpp_keys(wanted, rope.rotary_dim, rope.rope_theta, rope.original_length, rope.frequencies().inv_freq)
+def _flags(rope: Rope, wanted: Frequencies, architecture: str, options: Mapping[str, Any]) -> str | None:
+    """The end of llama.cpp's flags for frequencies, after --override-kv and a key; None: it has none. options: of yarn."""
+    loaded = rope.frequencies().inv_freq
+    keys = llama_cpp_keys(wanted, rope.rotary_dim, rope.rope_theta, rope.original_length, loaded, options, betas=True)
     if keys is None:
         return None
     factor = keys.pop("rope.scaling.attn_factor", None)  # --yarn-attn-factor is not read under yarn
@@ -417,6 +421,8 @@ def _flags(rope: Rope, wanted: Frequencies, architecture: str) -> str | None:
         "rope.scaling.factor": "--rope-scale",
         "rope.freq_base": "--rope-freq-base",
         "rope.scaling.original_context_length": "--yarn-orig-ctx",
+        "rope.scaling.yarn_beta_fast": "--yarn-beta-fast",
+        "rope.scaling.yarn_beta_slow": "--yarn-beta-slow",
     }
     return override + "".join(
         f" {flags[key]} {f'{value:.10g}' if isinstance(value, float) else value}" for key, value in keys.items()
@@ -424,24 +430,45 @@ def _flags(rope: Rope, wanted: Frequencies, architecture: str) -> str | None:
 
 
 def llama_cpp_keys(
-    wanted: Frequencies, rotary_dim: int, rope_theta: float, original: int, loaded: torch.Tensor
+    wanted: Frequencies,
+    rotary_dim: int,
+    rope_theta: float,
+    original: int,
+    loaded: torch.Tensor,
+    options: Mapping[str, Any],
+    *,
+    betas: bool = False,
 ) -> "Keys | None":
     """The keys of a GGUF file that turn its frequencies into others; None: no keys do.
 
-    original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,).
+    original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,). options: of the schedule that
+    made the wanted ones, in which those of yarn are looked up. betas: whether yarn's may be others than 32 and 1: llama.cpp takes
+    them from flags, and from the files of few architectures.
     """
     plain, factor = Frequencies(wanted.inv_freq), stretch(wanted, rotary_dim, base=rope_theta).max().item()
     usual, keys = 1.0, _keys_of(plain, factor, rotary_dim, loaded)
     if keys is None and 1 < factor < MAX_STRETCH:
-        found = yarn(rotary_dim, base=rope_theta, factor=factor, original_max_positions=original)
-        if same_frequencies(plain, Frequencies(found.inv_freq)):
-            usual, keys = found.attention_factor, {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
-            keys["rope.scaling.original_context_length"] = original
+        first: dict[str, Any] = {"factor": factor, "original_max_positions": original}
+        stated = {key: type(first[key])(options.get(key) or first[key]) for key in first}
+        others = {key: float(options[key]) for key in ("beta_fast", "beta_slow") if betas and options.get(key)}
+        for tried in (first, stated, stated | others):
+            found = yarn(rotary_dim, base=rope_theta, **tried)
+            if same_frequencies(plain, Frequencies(found.inv_freq)):
+                usual, keys = found.attention_factor, {"rope.scaling.type": "yarn"}
+                keys |= {key: tried[name] for name, key in YARN_KEYS.items() if name in tried}
+                break
     if keys is not None and not math.isclose(wanted.attention_factor, usual, rel_tol=1e-9):
         keys["rope.scaling.attn_factor"] = float(wanted.attention_factor / usual)  # which multiplies yarn's own
     return keys
 
 
+YARN_KEYS = {
+    "factor": "rope.scaling.factor",
+    "original_max_positions": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+"""An option of yarn -> its key in a GGUF file, after the architecture."""
 Keys = dict[str, str | float | int]
 
 

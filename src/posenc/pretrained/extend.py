@@ -310,7 +310,8 @@ def _design(structure: ModelStructure, chosen: Plan, target: int | None) -> Desi
     rotations = _rotations(structure, chosen, changed, length) if rotates else {}
     # left as they are: a length that "dynamic" would read, and finer positions on which the rest could not be extended anew
     if chosen.schedule is not None and (schedule_only or "linear" not in loaded):
-        plain = hf_config(structure, {t: rotations[t].frequencies() for t in changed}, length)
+        made = {t: rotations[t].schedule for t in changed}
+        plain = hf_config(structure, {t: rotations[t].frequencies() for t in changed}, length, made)
         config |= {name: getattr(plain, name) for name in CONFIGURED if hasattr(plain, name)}
         if vars(structure.config).get("head_dim", 0) is None:
             config["head_dim"] = plain.head_dim
@@ -363,11 +364,7 @@ def _rotations(structure: ModelStructure, chosen: Plan, changed: Sequence[str], 
 def _composed(rope: Rope, schedule: Mapping[str, Any]) -> dict[str, Any]:
     """A schedule instead of the model's own scaling, but within the finer positions that a model under "linear" was
     trained on. Latent attention has YaRN's temperature in the softmax factor, since only a part of its channels rotates."""
-    if (
-        rope.latent
-        and schedule.get("name") == "yarn"
-        and schedule.keys() <= {"name", "factor", "original_max_positions"}
-    ):
+    if rope.latent and schedule.get("name") == "yarn" and not schedule.keys() & {*SCORES, "attention_factor"}:
         schedule = {**schedule, **SCORES}
     if rope.schedule["name"] != "linear":
         return dict(schedule)

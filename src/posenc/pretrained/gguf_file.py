@@ -201,9 +201,8 @@ def _expressed(
     """Keys and tensors of one rotation. schedule: that it was made by."""
     rotary_dim, base, original = rope.rotary_dim, rope.rope_theta, rope.original_length
     keys: dict[str, Any] = {"rope.freq_base": float(base)}
-    scaling = llama_cpp_keys(
-        wanted, rotary_dim, base, original, create({"name": "default"}, rotary_dim, base=base).inv_freq
-    )
+    plain = create({"name": "default"}, rotary_dim, base=base).inv_freq
+    scaling = llama_cpp_keys(wanted, rotary_dim, base, original, plain, schedule)
     if scaling is not None:
         return keys | scaling, {}
     if not architecture.divisors:

@@ -50,13 +50,15 @@ class FrequencyTable:
 
 @dataclass(frozen=True)
 class RotationDescription:
-    """rotary_dim: rotated channels of a head. slow_pairs: pairs of them that complete no turn within the model's
-    length. base_bound: the first distance at which the sum of all cosines is negative, None below 2^20."""
+    """rotary_dim: rotated channels of a head. tokens: that a query sees, at most: the model's length, or the layers' window.
+    slow_pairs: pairs of channels that complete no turn within them. base_bound: the first distance at which the sum of all
+    cosines is negative, None below 2^20."""
 
     rope_theta: float | None
     schedule: str
     rotary_dim: int
     attention_factor: float
+    tokens: int
     slow_pairs: int
     base_bound: int | None
 
@@ -102,11 +104,14 @@ class ModelDescription:
         for kind, rotation in self.rotations.items():
             theta = "missing" if rotation.rope_theta is None else f"{rotation.rope_theta:.10g}"
             bound = "nowhere below 2^20" if rotation.base_bound is None else f"first at {rotation.base_bound}"
+            window = rotation.tokens < self.length
+            if window and rotation.tokens < (rotation.base_bound or math.inf):
+                bound = "nowhere within it"
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
                 f"{theta}, {rotation.schedule}, attention factor {rotation.attention_factor:.10g}",
-                f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a turn in {self.length} "
-                f"tokens; the base bound fails {bound}",
+                f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a turn in "
+                f"{f'the window of {rotation.tokens}' if window else self.length} tokens; the base bound fails {bound}",
             ]
         return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])
 
@@ -149,6 +154,12 @@ class Probe:
         """A layer type in a sentence, empty where there is only one."""
         return "" if len(self.parameters) == 1 else f" of {layer_type}"
 
+    def tokens(self, kind: str) -> int:
+        """That a query sees in the layers of a type, at most."""
+        layers = attention_layers(self.decoder, self.family)
+        seen = [each.window or self.length for each in layers if kind in (ALL_LAYERS, each.layer_type)]
+        return min(self.length, max(seen, default=self.length))
+
     def description(self, computed: Computation | None = None) -> ModelDescription:
         return ModelDescription(
             model_type=str(self.model.config.model_type),
@@ -165,7 +176,8 @@ class Probe:
                     schedule=str(table.parameters.get("rope_type", "default")),
                     rotary_dim=table.rotary_dim,
                     attention_factor=table.attention_factor,
-                    slow_pairs=table.slow_pairs(self.length),
+                    tokens=self.tokens(kind),
+                    slow_pairs=table.slow_pairs(self.tokens(kind)),
                     base_bound=table.base_bound(),
                 )
                 for kind, table in self.tables().items()

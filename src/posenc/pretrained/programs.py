@@ -81,7 +81,7 @@ BETAS = ("grok", "mistral3")
 """Architectures for which llama.cpp reads the betas of yarn from a file."""
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
 """Architectures for which llama.cpp reads yarn_log_multiplier."""
-BARE = ("gemma", "gemma2", "phi", "stablelm")
+BARE = ("gemma", "gemma2", "phi", "stablelm", "glm", "gpt_neox")
 """Model types whose converter in llama.cpp writes nothing of the rotation but how many channels rotate (recorded)."""
 LLAMA3_ARCHITECTURES = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 """Model types whose converter in llama.cpp writes the divisors of "llama3" into the file."""
@@ -273,10 +273,13 @@ def _alike(program: str, config: ConfigFile) -> bool:
 
     Raises:
         ProgramFails: it was recorded to have no such model type.
+        NotKnown: it has the model of which this is a part, or may have it.
     """
-    record = RECORDS[program]
+    record, outer = RECORDS[program], str(config.outer.get("model_type", config.model_type))
+    if outer in record["missing"]:
+        raise ProgramFails(f"it has no model type {outer!r}")
     if config.model_type in record["missing"]:
-        raise ProgramFails(f"it has no model type {config.model_type!r}")
+        raise NotKnown(f"it was not run with a model of type {outer!r}")
     if config.model_type not in record["as transformers 5"]:
         return False
     _require_fields(config)
@@ -558,7 +561,8 @@ def _converted(config: ConfigFile) -> dict[str, Any]:
             inner.setdefault("rope_theta", raw["rotary_emb_base"])
     rope_type = inner.get("rope_type", inner.get("type"))
     arch = ARCHITECTURES.get(kind, kind)
-    fraction = inner.get("partial_rotary_factor") or raw.get("rotary_pct") or V4_FRACTIONS.get(kind, 1.0)
+    part = None if kind == "gpt_neox" else inner.get("partial_rotary_factor")
+    fraction = part or raw.get("rotary_pct") or V4_FRACTIONS.get(kind, 1.0)
     dim = int(config.head_dim * fraction) if kind in V4_PARTIAL else config.head_dim
     header: dict[str, Any] = {"general.architecture": arch}
     keys: dict[str, Any] = {"context_length": config.length, "rope.dimension_count": dim}

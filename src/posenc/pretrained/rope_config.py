@@ -42,6 +42,7 @@ def hf_rope_parameters(
     frequencies: Frequencies | Mapping[str, Frequencies],
     length: int,
     kinds: Collection[str] = NAMED,
+    schedules: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """config.rope_parameters under which transformers' own rotary module has these frequencies.
 
@@ -52,7 +53,7 @@ def hf_rope_parameters(
     Args:
         structure: of the model. frequencies: of all layers, or by layer type (Gemma 3), where types left out stay as
             loaded. length: tokens that the frequencies are made for. kinds: of rope_types beside "longrope" that may be
-            taken.
+            taken. schedules: by layer type, what made the frequencies, where that is known: its options are tried too.
 
     Raises:
         InputError: a layer type the model lacks, frequencies of another width, or different ones for layer types
@@ -64,7 +65,7 @@ def hf_rope_parameters(
     given = pinned(structure)
     written = {
         layer_type: _written(structure, rope, given[layer_type] if structure.rope_per_type else given,
-                             by_type.get(layer_type), length, kinds)
+                             by_type.get(layer_type), length, kinds, (schedules or {}).get(layer_type, {}))
         for layer_type, rope in structure.ropes.items()
     }  # fmt: skip
     if structure.rope_per_type:
@@ -75,7 +76,12 @@ def hf_rope_parameters(
     return first
 
 
-def hf_config(structure: ModelStructure, frequencies: Frequencies | Mapping[str, Frequencies], length: int) -> Any:
+def hf_config(
+    structure: ModelStructure,
+    frequencies: Frequencies | Mapping[str, Frequencies],
+    length: int,
+    schedules: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
     """A copy of the model's configuration with `hf_rope_parameters`, and what else transformers reads beside them.
 
     Raises:
@@ -87,7 +93,7 @@ def hf_config(structure: ModelStructure, frequencies: Frequencies | Mapping[str,
         config.original_max_position_embeddings = structure.trained_length
     if vars(config).get("head_dim", structure.head_dim) is None:  # "yarn" and "longrope" multiply it
         config.head_dim = structure.head_dim
-    config.rope_parameters = hf_rope_parameters(structure, frequencies, length)
+    config.rope_parameters = hf_rope_parameters(structure, frequencies, length, NAMED, schedules)
     if not _computed(structure, config, frequencies):  # some modules read keys of a rope_type from elsewhere
         config.rope_parameters = hf_rope_parameters(structure, frequencies, length, ())
     return config
@@ -133,6 +139,7 @@ def _written(
     frequencies: Frequencies | None,
     length: int,
     kinds: Collection[str],
+    schedule: Mapping[str, Any],
 ) -> dict[str, Any]:
     if frequencies is None or same_frequencies(frequencies, rope.frequencies()):
         return dict(given)
@@ -143,7 +150,15 @@ def _written(
         shape["original_max_position_embeddings"] = given["original_max_position_embeddings"]
     kinds = kinds if structure.model_type not in LONGROPE_ONLY else [kind for kind in kinds if kind == "default"]
     written = scaling_parameters(
-        frequencies, rope.rotary_dim, rope.rope_theta, rope.original_length, length, kinds, rope.latent, rope.layout
+        frequencies,
+        rope.rotary_dim,
+        rope.rope_theta,
+        rope.original_length,
+        length,
+        kinds,
+        rope.latent,
+        rope.layout,
+        schedule,
     )
     if structure.model_type == "phimoe" and written["rope_type"] != "default":  # it reads these for every type
         shape |= dict.fromkeys(("short_mscale", "long_mscale"), frequencies.attention_factor)
@@ -189,7 +204,7 @@ def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: in
             )
         frequencies = Frequencies(ladders[0], encoding.attention_factor)
     original = schedule.get("original_max_positions", length)
-    return scaling_parameters(frequencies, rotary_dim, encoding.rope_theta, original, length) | shape
+    return scaling_parameters(frequencies, rotary_dim, encoding.rope_theta, original, length, schedule=schedule) | shape
 
 
 def scaling_parameters(
@@ -201,20 +216,21 @@ def scaling_parameters(
     kinds: Collection[str] = NAMED,
     latent: bool = False,
     layout: Layout = "half",
+    schedule: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """rope_parameters of a rotation. kinds: of rope_types beside "longrope" that may be taken. latent: of latent attention,
-    where "yarn" has its temperature in the scores. layout: vLLM and SGLang have longrope for "half" alone."""
+    where "yarn" has its temperature in the scores. layout: vLLM and SGLang have longrope for "half" alone. schedule: what made
+    the frequencies, where that is known."""
     divisors = stretch(frequencies, rotary_dim, base=rope_theta)
     candidates = _candidates(
-        frequencies, divisors.max().item(), rotary_dim, rope_theta, original_length, latent, layout
+        frequencies, divisors.max().item(), rotary_dim, rope_theta, original_length, latent, layout, schedule or {}
     )
-    renamed = {"original_max_position_embeddings": "original_max_positions"}
-    for base, schedule, options in candidates:
-        if schedule not in kinds:
+    for base, kind, options in candidates:
+        if kind not in kinds:
             continue
-        candidate = {"name": schedule} | {renamed.get(name, name): value for name, value in options.items()}
+        candidate = {"name": kind} | {_RENAMED.get(name, name): value for name, value in options.items()}
         if same_frequencies(frequencies, create(candidate, rotary_dim, base=base)):
-            return {"rope_type": schedule, "rope_theta": base, **options}
+            return {"rope_type": kind, "rope_theta": base, **options}
     numbers = divisors.clamp(max=MAX_STRETCH).tolist()
     scale = float(frequencies.attention_factor)
     return {
@@ -227,6 +243,10 @@ def scaling_parameters(
 
 Candidate = tuple[float, str, dict[str, Any]]
 """A base, a rope_type and its keys."""
+_RENAMED = {"original_max_position_embeddings": "original_max_positions"}
+"""A key of rope_parameters -> the option of a schedule."""
+_NUMBERS = ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor")
+"""Options of "yarn" and "llama3" that programs read, as floats, which transformers asks for."""
 
 
 def _candidates(
@@ -237,6 +257,7 @@ def _candidates(
     original_length: int,
     latent: bool,
     layout: Layout,
+    schedule: Mapping[str, Any],
 ) -> Iterator[Candidate]:
     """What may be these frequencies, first what most programs compute. factor: the largest divisor."""
     yield rope_theta, "default", {}
@@ -259,7 +280,15 @@ def _candidates(
         yield rope_theta, "yarn", yarn | {"truncate": False}
     if layout == "interleaved" and not latent:
         yield rope_theta, "yarn", yarn | {"attention_factor": float(frequencies.attention_factor)}
-    yield rope_theta, "llama3", {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original}
+    llama3 = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original}
+    yield rope_theta, "llama3", llama3
+    usual, kind = {"yarn": yarn | (SCORES if latent else {}), "llama3": llama3}, str(schedule.get("name"))
+    if kind in usual:
+        options = {key: float(schedule[key]) for key in _NUMBERS if key in schedule}
+        options |= {
+            key: schedule[name] for key, name in (*_RENAMED.items(), ("truncate", "truncate")) if name in schedule
+        }
+        yield rope_theta, kind, usual[kind] | options
 
 
 def new_base(rotary_dim: int, frequencies: Frequencies) -> float | None:
