@@ -165,7 +165,7 @@ def compared(
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}".replace(",", " ") if 1000 <= value < math.inf else f"{value:.4g}"
+    return f"{value:.0f}" if 1000 <= value < math.inf else f"{value:.4g}"
 
 
 def _stretched(number: float) -> str:

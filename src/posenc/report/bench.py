@@ -8,11 +8,14 @@ from posenc.lab.bench.measure import TIME
 from posenc.lab.bench.table import MODE_NAMES, in_ratio, machine_line, notes, ratio, tables
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, axis, intervals, line, lines
 from posenc.report.html import Choice, Panel, plot, rendered
-from posenc.report.terminal import print_files, stdout  # before rich: it reports what to install if that is missing
+from posenc.report.terminal import (  # before rich: it reports what to install if that is missing
+    print_files,
+    print_table,
+    stdout,
+)
 
 # isort: split
 from rich.markup import escape
-from rich.table import Table as Grid
 
 Results = Mapping[str, Any]
 
@@ -125,12 +128,7 @@ def show(results: Results, directory: str) -> None:
     out = stdout()
     for table in tables(results):
         out.print(f"\n[bold]{escape(table.title)}[/bold] ({escape(table.unit)})")
-        grid = Grid(box=None, pad_edge=False, header_style="bold")
-        for index, title in enumerate(table.head):
-            grid.add_column(title, justify="right" if index > 1 else "left", no_wrap=index > 1)
-        for row in table.rows:
-            grid.add_row(*map(escape, row))
-        out.print(grid)
+        print_table(out, table.head[:2], table.head[2:], [(row[:2], row[2:]) for row in table.rows])
     for note in notes(results):
         out.print(f"- {note}", markup=False, soft_wrap=True)
     out.print()

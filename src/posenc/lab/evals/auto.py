@@ -49,6 +49,7 @@ from posenc.pretrained.models import check_model, model_structure, record_of, un
 from posenc.scratch import scratch
 from posenc.tasks import Sample, create
 from posenc.tasks.running_text import pydoc
+from posenc_cli.arguments import aligned
 
 __all__ = ["TRUNCATE", "Plan", "Selection", "select"]
 
@@ -89,10 +90,14 @@ class Selection(ChangeReport):
         return {TITLES[task]: why for task, why in self.plan.left_out.items()}
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The choice in words. width: columns that the table may take."""
         plan = self.plan
         lines = [
             f"auto for {plan.program}: from {plan.context_length} to {plan.target_length} tokens, {len(plan.candidates)} methods tried",
-            *_aligned(self.table()),
+            *(f"  {line}" for line in aligned(self.table(), str.ljust, None if width is None else width - 2)),
             f"nats per token with 95 % intervals: past and within {plan.context_length} tokens on running text, less is better; net gain "
             "over truncation (cut_off), more is better",
         ]
@@ -558,10 +563,3 @@ def _share(each: Mapping[str, float] | None) -> str:
     return (
         "–" if each is None else f"{each['hits']}/{each['n']} ({100 * each['low']:.0f} to {100 * each['high']:.0f} %)"
     )
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
