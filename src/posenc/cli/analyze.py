@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from posenc.cli.command import How, record
+from posenc.cli.command import record
 from posenc.cli.common import WithOutput, check_limits, load_model
 from posenc.errors import InputError, needs, printable, unknown
 from posenc_cli import DONE
+from posenc_cli.arguments import How
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis

@@ -4,9 +4,10 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import Command, How, record
+from posenc.cli.command import Command, record
 from posenc.cli.common import run_study
 from posenc_cli import FAILED
+from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)

@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from posenc.cli.command import How
 from posenc.cli.common import WithOutput
 from posenc_cli import DONE, FAILED
+from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posenc.cli.command import Command, How, record
+from posenc.cli.command import Command, record
 from posenc.errors import InputError, needs, printable
 from posenc_cli import DONE, FAILED
-from posenc_cli.arguments import laid_out, room
+from posenc_cli.arguments import How, laid_out, room
 
 if TYPE_CHECKING:
     from posenc.lab.engines import Engine

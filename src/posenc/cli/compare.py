@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import How, record, settings_in
+from posenc.cli.command import record, settings_in
 from posenc.cli.common import StudyCommand, check_unchanged, make_engine, refuse_launcher, run_study
 from posenc.errors import InputError, listed
+from posenc_cli.arguments import How
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison, Table

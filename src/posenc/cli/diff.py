@@ -4,9 +4,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from posenc.cli.command import How
 from posenc.cli.common import WithOutput, check_limits
-from posenc_cli.arguments import aligned, room
+from posenc_cli.arguments import How, aligned, room
 
 if TYPE_CHECKING:
     from posenc.frequencies import Difference

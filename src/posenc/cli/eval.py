@@ -4,8 +4,9 @@
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import How, record
+from posenc.cli.command import record
 from posenc.cli.common import StudyCommand, WithModel, check_unchanged, make_engine, refuse_launcher, run_study
+from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)

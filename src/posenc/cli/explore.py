@@ -4,8 +4,9 @@
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, ClassVar
 
-from posenc.cli.command import Command, How
+from posenc.cli.command import Command
 from posenc.cli.common import target, write_page
+from posenc_cli.arguments import How
 
 FILE = "posenc-explorer.html"
 USUAL = {"": "in order", "False": "off"}

@@ -9,13 +9,12 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import How
 from posenc.cli.common import WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
 from posenc.scratch import replacing
 from posenc.spec import literal, parse_sum
 from posenc_cli import DONE, FAILED
-from posenc_cli.arguments import room
+from posenc_cli.arguments import How, room
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning

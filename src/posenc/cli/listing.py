@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from posenc.cli.command import How
 from posenc.cli.common import WithOutput
 from posenc.errors import InputError
+from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)

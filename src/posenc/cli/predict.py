@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from posenc.cli.command import Command, How
+from posenc.cli.command import Command
 from posenc.cli.common import check_limits, target, write_page
+from posenc_cli.arguments import How
 
 FILE = "posenc-predict.html"
 
