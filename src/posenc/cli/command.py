@@ -2,7 +2,7 @@
 """Commands as dataclasses: the fields are the settings that flags and files (--config) give, and `run` does the work.
 
 A field with a help text, `Annotated[int, "training steps"]`, is a flag of its name and type. The settings of a study are
-fields of its own dataclass, such as `posenc.lab.text.Settings`, and are read in the same way. A file is converted to
+fields of its dataclass, such as `posenc.lab.text.Settings`, and are read in the same way. A file is converted to
 command-line words, so that flags and files take the same values.
 """
 

@@ -163,7 +163,7 @@ class Extend(WithModel, WithOutput):
             check_file(self.gguf)
         model, tokenizer = self.load()
         if tokenizer is None and (self.verify or fits or training is not None):
-            raise InputError(f"{self.model}: it has no tokenizer to read a text with; give --no-verify, no --finetune")
+            raise InputError(f"{self.model}: it has no tokenizer for the text; give --no-verify, no --finetune")
 
         if fits:
             with Display(yes=self.yes) as shown:
@@ -264,7 +264,7 @@ class Extend(WithModel, WithOutput):
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "selection": found.to_dict()}
         printed: list[object] = [found.text(room())]
         if found.extension is None and (self.out or self.gguf):
-            printed.append("no model is written: the one that was loaded, with truncated texts, is the choice")
+            printed.append("no model is written: the one that was loaded, with truncated inputs, is the choice")
         if found.extension is not None and saved_in is not None:
             with no_progress_bars():
                 saved = to_hf(model, saved_in, tokenizer)

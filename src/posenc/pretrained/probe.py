@@ -40,7 +40,7 @@ class FrequencyTable:
         return 2 * self.inv_freq.numel()
 
     def slow_pairs(self, length: int) -> int:
-        """Pairs of channels that complete no turn within `length` tokens."""
+        """Pairs of channels that complete no rotation within `length` tokens."""
         return int((self.inv_freq.double() * length < 2 * math.pi).sum())
 
     def base_bound(self) -> int | None:
@@ -50,7 +50,7 @@ class FrequencyTable:
 
 @dataclass(frozen=True)
 class RotationDescription:
-    """rotary_dim: rotated channels of a head. slow_pairs: pairs of them that complete no turn within the model's
+    """rotary_dim: rotated channels of a head. slow_pairs: pairs of them that complete no rotation within the model's
     length. base_bound: the first distance at which the sum of all cosines is negative, None below 2^20."""
 
     rope_theta: float | None
@@ -105,7 +105,7 @@ class ModelDescription:
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
                 f"{theta}, {rotation.schedule}, attention factor {rotation.attention_factor:.10g}",
-                f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a turn in {self.length} "
+                f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a rotation in {self.length} "
                 f"tokens; the base bound fails {bound}",
             ]
         return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])

@@ -175,16 +175,16 @@ class Display(Progress):
     def counter(self, what: str) -> Callable[..., None]:
         """A bar for another piece of work: a function of the amount done, the total (None: unknown) and a new description."""
         task = self.bar.add_task(what, total=None)
-        begun, first, told = time.perf_counter(), 0, False
+        begun, first, announced = time.perf_counter(), 0, False
 
         def advance(done: int, count: int | None, called: str = what) -> None:
-            nonlocal first, told
+            nonlocal first, announced
             self.bar.update(task, completed=done, total=count, description=called)
             seconds = time.perf_counter() - begun
             first = first or done  # what is done before counts for nothing
-            if told or count is None or seconds < Pace.LEAST_SECONDS or done <= first:
+            if announced or count is None or seconds < Pace.LEAST_SECONDS or done <= first:
                 return
-            told = True
+            announced = True
             left = seconds * (count - done) / (done - first)
             if left >= ANNOUNCED:
                 self.say(f"{called}: takes about {about(seconds + left)} on this machine")

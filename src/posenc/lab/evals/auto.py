@@ -295,7 +295,7 @@ def decide(gains: Mapping[str, torch.Tensor], costs: Mapping[str, int], comparis
     texts = len(next(iter(gains.values())))
     if not beating:
         best = found[order[0]]
-        more = "; with more minutes more documents are read" if best.high > 0 and texts < MOST_TEXTS else ""
+        more = "; with more minutes more documents are used" if best.high > 0 and texts < MOST_TEXTS else ""
         return TRUNCATE, (
             f"truncate: on {texts} documents no method is distinguishable from truncation for the better; the best, {order[0]}, has a "
             f"net gain of {_in_words(best)}{more}"
@@ -361,7 +361,7 @@ def select(
         )
     structure, context = model_structure(inner), model_structure(inner).loaded_length
     if tokenizer is None:
-        raise InputError("tokenizer=None: auto reads texts; pass the tokenizer that belongs to the model")
+        raise InputError("tokenizer=None: auto tokenizes documents; pass the tokenizer that belongs to the model")
     if plan is not None:
         given = {"minutes": minutes, "program": program, "seed": seed, "candidates": candidates, "factor": factor}
         for name, value in given.items():
@@ -391,7 +391,7 @@ def select(
     ids = torch.tensor(tokenizer(pydoc() if text is None else text, add_special_tokens=False, verbose=False).input_ids)
     if len(ids) < target:
         raise InputError(
-            f"text: has {len(ids)} tokens with this tokenizer, and target_length={target} are read; give a longer text"
+            f"text: has {len(ids)} tokens with this tokenizer, and target_length={target} are used; give a longer text"
         )
     progress = progress or Progress()
     with _unextended(inner), scratch() if directory is None else nullcontext(Path(directory)) as folder:

@@ -54,7 +54,7 @@ from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
 ATTENTION_LENGTH = 1024
-"""Attention is measured in the longest texts up to this length: the work grows with the square."""
+"""Attention is measured in the longest prompts up to this length: the work grows with the square."""
 FORECAST_TOKENS = 256
 """That are read to see how long a run will take."""
 STEP_COST = 50
@@ -386,7 +386,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     def attention_cells(self) -> list[AttentionCell]:
         """One cell for each method that changes the texts, at three depths of the first task whose answer is in the text; none
-        without such a task, or where every length is a multiple of the trained one."""
+        without such a task, or where every length is a multiple of the context length."""
         if self.settings.times:
             return []
         length = max((n for n in self.settings.lengths if n <= ATTENTION_LENGTH), default=self.settings.lengths[0])
@@ -401,7 +401,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return []
 
     def work(self, job: Sequence[AnyCell]) -> float:
-        """The size of some cells, in tokens read."""
+        """The size of some cells, in tokens."""
         size = 0
         for cell in job:
             if isinstance(cell, AttentionCell):
