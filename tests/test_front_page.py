@@ -267,7 +267,7 @@ def test_the_comparison_fits_the_column_of_a_page(text):
     """GitHub's is 830 px wide: a column is no narrower than its longest word, here in a wide font, and its padding."""
     cells = [re.sub(r"\]\([^)]*\)|[\[`]", "", line).strip("|").split("|") for line in tables(text)[1] if "---" not in line]
     words = ([word for cell in column for word in re.split(r"\s|(?<=-)", cell)] for column in zip(*cells, strict=True))
-    assert sum(10.5 * max(map(len, of_column)) + 27 for of_column in words) <= 830
+    assert sum(10 * max(map(len, of_column)) + 27 for of_column in words) <= 830
 
 
 def test_the_readme_is_for_three_readers_who_can_try_it():
