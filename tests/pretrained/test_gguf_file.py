@@ -116,7 +116,7 @@ def test_longrope_has_a_list_for_short_texts_and_one_for_long_ones(tmp_path):
     (reading,) = (r for r in compare(read_config(tmp_path / "m.gguf")).readings if r.program == "llama.cpp")
     assert reading.attention_factor == pytest.approx(model.model.rotary_emb.attention_scaling)
     with pytest.raises(
-        InputError, match=r"texts beyond 300 tokens rotate by other frequencies, and llama.cpp's llama has"
+        InputError, match=r"inputs beyond 300 tokens rotate by other frequencies, and llama.cpp's llama has"
     ):
         to_gguf(small_model("llama", rope_parameters=table, **sizes), tmp_path / "refused.gguf")
 
