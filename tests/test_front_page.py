@@ -265,13 +265,18 @@ def test_every_cell_of_the_comparison_links_to_its_evidence(text):
 @EDITIONS
 def test_the_comparison_fits_the_column_of_a_page(text):
     """GitHub's is 830 px wide: a column is no narrower than its longest word, here in a wide font, and its padding."""
-    cells = [re.sub(r"\]\([^)]*\)|[\[`]", "", line).strip("|").split("|") for line in tables(text)[1] if "---" not in line]
+    cells = [
+        re.sub(r"\]\([^)]*\)|[\[`]", "", line).strip("|").split("|") for line in tables(text)[1] if "---" not in line
+    ]
     words = ([word for cell in column for word in re.split(r"\s|(?<=-)", cell)] for column in zip(*cells, strict=True))
     assert sum(10 * max(map(len, of_column)) + 27 for of_column in words) <= 830
 
 
 def test_the_readme_is_for_three_readers_who_can_try_it():
-    for text, want in ((ENGLISH, ("RoPE model", "research", "learn", "**Try it**")), (CHINESE, ("RoPE 模型", "研究", "学习", "试一试"))):
+    for text, want in (
+        (ENGLISH, ("RoPE model", "research", "learn", "**Try it**")),
+        (CHINESE, ("RoPE 模型", "研究", "学习", "试一试")),
+    ):
         head = "\n".join(text.splitlines()[:10])
         assert [each for each in want if each not in head] == []
         assert [page for page in ("story", "explore", "predict", "claims", "measure") if f"/{page}." not in head] == []
