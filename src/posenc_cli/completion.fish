@@ -235,7 +235,7 @@ complete -c posenc -n '_shtab_posenc_using diff' -l head-dim -x -d 'channels of 
 complete -c posenc -n '_shtab_posenc_using diff' -l base -x -d 'base of the frequencies, rope_theta (default: 10000.0)'
 complete -c posenc -n '_shtab_posenc_using diff' -l length -x -d 'training length, in positions (default: 4096)'
 complete -c posenc -n '_shtab_posenc_using diff' -l at -x -d 'compare phases of tokens N apart (default: factor times length)'
-complete -c posenc -n '_shtab_posenc_using diff' -l out -xka "(__fish_complete_directories)" -d 'also write the JSON and a page with figures, report.html, into this folder'
+complete -c posenc -n '_shtab_posenc_using diff' -l out -xka "(__fish_complete_directories)" -d 'also write a page with figures, report.html, its tables and its first figure into this folder'
 complete -c posenc -n '_shtab_posenc_using diff' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'take settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence'
 complete -c posenc -n '_shtab_posenc_using diff' -l print-config -d 'print all settings as YAML, presets resolved, and do nothing else'
 complete -c posenc -n '_shtab_posenc_using diff' -l json -d 'print the results as JSON'

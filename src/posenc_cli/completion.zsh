@@ -194,7 +194,7 @@ _shtab_posenc_diff_options=(
   "--base[base of the frequencies, rope_theta (default\: 10000.0)]:X:"
   "--length[training length, in positions (default\: 4096)]:N:"
   "--at[compare phases of tokens N apart (default\: factor times length)]:N:"
-  "--out[also write the JSON and a page with figures, report.html, into this folder]:DIR:_files -/"
+  "--out[also write a page with figures, report.html, its tables and its first figure into this folder]:DIR:_files -/"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
   "--print-config[print all settings as YAML, presets resolved, and do nothing else]"
   "--json[print the results as JSON]"
