@@ -279,8 +279,8 @@ class Llama:
         ):  # fmt: skip
             function = getattr(self.lib, name)
             function.restype, function.argtypes = result, arguments
-        self.said: list[str] = []
-        self.log = LOG(lambda level, line, _: self.said.append(line.decode(errors="replace")) if level >= 3 else None)
+        self.logged: list[str] = []
+        self.log = LOG(lambda level, line, _: self.logged.append(line.decode(errors="replace")) if level >= 3 else None)
         self.lib.llama_log_set(self.log, None)
         self.lib.llama_backend_init()
 
@@ -295,10 +295,10 @@ class Llama:
 
     def rotations(self, file: Path, context: int) -> Answer:
         """Of each layer the inverse frequencies, the factor and the layout of its queries' rotation."""
-        self.said.clear()
+        self.logged.clear()
         model = self.lib.llama_model_load_from_file(str(file).encode(), self.lib.llama_model_default_params())
         if not model:
-            return {"fails": " ".join(self.said)[-200:].strip()}
+            return {"fails": " ".join(self.logged)[-200:].strip()}
         found: dict[int, Answer] = {}
         try:
             for place in PLACES:
@@ -313,20 +313,20 @@ class Llama:
 
     def _decode(self, model: int, context: int, place: int, found: dict[int, Answer]) -> str:
         """Read a token at a position. Gives why it fails, else nothing."""
-        kept: dict[int, torch.Tensor] = {}
+        tensors: dict[int, torch.Tensor] = {}
         seen: dict[int, tuple[torch.Tensor, torch.Tensor, int, int]] = {}
         wrong: list[str] = []
 
         def note(tensor: int, asking: bool, _: Any) -> bool:
             try:
                 if not asking and ctypes.c_int.from_address(tensor + TYPE).value == 0:
-                    kept[tensor] = self.read(tensor)
+                    tensors[tensor] = self.read(tensor)
                     name = self.lib.ggml_get_name(tensor).decode()
                     if self.lib.ggml_op_desc(tensor) == b"ROPE" and name[:1] in "Qq" and "-" in name:
                         source = ctypes.c_void_p.from_address(tensor + SRC).value
-                        given = kept.get(source, kept.get(ctypes.c_void_p.from_address(source + VIEW_SRC).value))
+                        given = tensors.get(source, tensors.get(ctypes.c_void_p.from_address(source + VIEW_SRC).value))
                         dims, mode = (ctypes.c_int32.from_address(tensor + at).value for at in (N_DIMS, MODE))
-                        seen.setdefault(int(name.rsplit("-", 1)[1]), (given, kept[tensor], dims, mode))
+                        seen.setdefault(int(name.rsplit("-", 1)[1]), (given, tensors[tensor], dims, mode))
             except Exception as error:
                 wrong.append(described(error))
             return True
@@ -339,7 +339,7 @@ class Llama:
         ctypes.c_void_p.from_address(at + CB_EVAL).value = ctypes.cast(watch, ctypes.c_void_p).value
         made = self.lib.llama_init_from_model(model, options)
         if not made:
-            return " ".join(self.said)[-200:].strip()
+            return " ".join(self.logged)[-200:].strip()
         token, position = (ctypes.c_int32 * 1)(5), (ctypes.c_int32 * 1)(place)
         batch = Batch(1, ctypes.addressof(token), None, ctypes.addressof(position), None, None, None)
         code = self.lib.llama_decode(made, batch)

@@ -43,11 +43,11 @@ def record() -> dict[str, Any]:
         tab.set_default_timeout(600_000)
         tab.goto((Path(folder) / "story-live.html").as_uri() + f"#seed={SEED}&method={METHOD}&factor={FACTOR}&lang=en")
         tab.click("[data-do=tell]")
-        tab.wait_for_function("posenc.story.told().done")
-        told = tab.evaluate("posenc.story.told()")
-        print(f"{told['rate']:.1f} tokens a second in each column ({told['kind']})")
-    surprise = [[round(one, 2) for one in column] for column in told["surprise"]]
-    return {**FIRST, "text": told["text"], "surprise": surprise, "asked": names_found()}
+        tab.wait_for_function("posenc.story.written().done")
+        written = tab.evaluate("posenc.story.written()")
+        print(f"{written['rate']:.1f} tokens a second in each column ({written['kind']})")
+    surprise = [[round(one, 2) for one in column] for column in written["surprise"]]
+    return {**FIRST, "text": written["text"], "surprise": surprise, "asked": names_found()}
 
 
 def names_found() -> dict[str, Any]:
@@ -185,7 +185,7 @@ def drawn(recorded: dict[str, Any], trained: int = 256) -> str:
 
 
 def main() -> None:
-    """Record, unless told not to, and draw."""
+    """Record, unless asked not to, and draw."""
     if "--draw" not in sys.argv:
         RECORD.write_text(json.dumps(record(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     PICTURE.write_text(drawn(json.loads(RECORD.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -48,7 +48,7 @@ CHINESE = {
     "exact": "精确分布",
     "extrapolation (default)": "直接外推（default）",
     "factor of the weight": "权重的倍数",
-    "complete a full turn": "转满一圈",
+    "complete a rotation": "转满一圈",
     "frequencies rounded": "舍入频率",
     "full H: distance explains #%": "完整的 H：距离解释 #%",
     "head": "head",

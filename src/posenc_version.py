@@ -23,7 +23,7 @@ def version() -> str:
 
 
 def _commit(root: Path) -> str:
-    """ "+g1a2b3c4d5"; "" without git, or where the folder is in no clone of its own."""
+    """ "+g1a2b3c4d5"; "" without git, or where the folder is in no clone."""
     if not (root / ".git").exists():
         return ""
     try:

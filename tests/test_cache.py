@@ -165,7 +165,7 @@ def test_bad_input_is_refused_before_anything_is_stored():
         (lambda: attend(encoding, rows(new, [0]), cache.positions(), cache), "another batch"),
         (
             lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache),
-            "precision needs a cache of its own",
+            "precision needs another cache",
         ),
         (lambda: attend(made("fox"), new, cache.positions(), cache), "layer 0 has 2 tensors, its encoding makes 3"),
         (lambda: posenc.attention(*new[:3], encoding, cache.positions(), cache={}), "pass a posenc.KVCache"),

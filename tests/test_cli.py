@@ -17,7 +17,7 @@ from references.commands import run
 def test_list_and_cite(capsys, tmp_path):
     code, out, _ = run(capsys, "list")
     assert code == 0
-    assert out.splitlines()[0].split()[0] == "name"
+    assert out.splitlines()[0] == "Encodings on the input"
     code, out, _ = run(capsys, "list", "--json")
     assert {row["name"] for row in json.loads(out)["encodings"]} == set(posenc.ENCODINGS)
     schedules = {row["name"]: row["options"] for row in json.loads(out)["schedules"]}
@@ -55,13 +55,16 @@ def test_list_and_cite(capsys, tmp_path):
         (["lst"], "posenc: error: unknown command 'lst': did you mean 'list'?"),
         (["list", "--out", "/proc/nothing/here"], "posenc list: error: --out /proc/nothing/here: "),
         (["cite", "alibii"], "posenc cite: error: unknown encoding 'alibii': did you mean 'alibi'?"),
-        (["compare", "--preset", "standrad"], "--preset: invalid choice: 'standrad' (choose from 'quick', 'standard'"),
+        (
+            ["compare", "--preset", "standrad"],
+            "--preset: unknown choice 'standrad': did you mean 'standard'? known are gpu",
+        ),
         (
             ["compare", "--encodings", "sinusodal"],
             "--encodings sinusodal: unknown encoding 'sinusodal': did you mean 'sinusoidal'?",
         ),
         (["compare", "--dim", "127", "--num-heads", "1"], "must be even"),
-        (["compare", "--seeds", "three"], "argument --seeds: invalid int value: 'three'"),
+        (["compare", "--seeds", "three"], "--seeds: invalid int value: 'three'"),
         (["compare", "--seeds", "0"], "--seeds 0: must lie between 1 and 1000"),
         (["compare", "--stepz", "3"], "unknown argument --stepz: did you mean --steps?"),
         (["compare", "--data", "/no/such/text"], "--data /no/such/text: no such file or folder"),
@@ -94,7 +97,8 @@ def test_help_gives_a_default_of_zero(capsys):
 
 
 def test_help_and_version(capsys):
-    for arguments in (["--help"], ["compare", "--help"], ["--version"]):
+    assert cli.main(["--version"]) == 0
+    for arguments in (["--help"], ["compare", "--help"]):
         with pytest.raises(SystemExit) as stop:
             cli.main(arguments)
         assert stop.value.code == 0

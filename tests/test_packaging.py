@@ -77,6 +77,7 @@ def test_what_is_imported_is_declared():
             found |= {module.partition(".")[0] for module in modules} - {
                 *sys.stdlib_module_names,
                 "posenc",
+                "posenc_cli",
                 "posenc_version",
             }
     assert {IMPORTED_AS.get(name, name) for name in found} - names == set()
@@ -123,7 +124,9 @@ from posenc import *
 """
     brought = run(sys.executable, "-W", "error", "-c", code).split()
     assert [
-        name for name in brought if name.partition(".")[0] not in ("posenc", "posenc_version", *sys.stdlib_module_names)
+        name
+        for name in brought
+        if name.partition(".")[0] not in ("posenc", "posenc_cli", "posenc_version", *sys.stdlib_module_names)
     ] == []
     ours = {name.split(".")[1] for name in brought if "." in name}
     heavy = {"analysis", "bench", "cli", "conformance", "engines", "evals", "lab", "pretrained", "report", "tasks"}

@@ -213,11 +213,11 @@ def test_dual_chunk_in_python():
 def test_the_settings_of_the_first_picture():
     settings = BOARD["tasks"]["text"]["settings"]
     assert (
-        f"({settings['num_layers']} layers, {millions(TEXT['none']['parameters'])} parameters, {settings['steps']} steps of "
-        f"training on {settings['length']} bytes of text at a time), tested on up to {DEMO['lengths'][-1]} bytes; each line is "
-        f"a mean over {['no', 'one', 'two', 'three', 'four'][len(DEMO['seeds'])]} seeds."
+        f"({settings['num_layers']} layers, {millions(TEXT['none']['parameters'])} parameters) trained for {settings['steps']} "
+        f"steps on sequences of {settings['length']} bytes, tested on up to {DEMO['lengths'][-1]} bytes; mean of "
+        f"{['no', 'one', 'two', 'three', 'four'][len(DEMO['seeds'])]} seeds."
     ) in ENGLISH
-    assert "0.1 less means that the model gives the byte that comes next about 10 % more probability" in ENGLISH
+    assert "0.1 less means about 10 % more probability on the correct next byte" in ENGLISH
     assert abs(math.expm1(0.1) - 0.1) < 0.01
     assert f"of decoders trained for {settings['steps']} steps on one text" in ENGLISH
     trained = [name for name in DEMO["loss"] if " + " not in name]
@@ -242,7 +242,7 @@ def test_the_limits(text):
 def test_the_passkey_and_the_time_it_takes():
     (task,) = (each for each in SMOLLM2["longer"][0]["tasks"] if each["task"] == "passkey")
     hits = {row["method"]: row["exact"] for row in task["rows"]}
-    assert f"found in {hits['yarn']['hits']} of {hits['yarn']['n']} documents under YaRN, in none without" in ENGLISH
+    assert f"is found in {hits['yarn']['hits']} of {hits['yarn']['n']} documents under YaRN, in none without" in ENGLISH
     assert hits["none"]["hits"] == hits["cut_off"]["hits"] == 0
     assert round(sum(row["seconds"] for row in SMOLLM2["cost"]) / 3600) == 2
     assert "The picture's run took two hours" in ENGLISH
@@ -302,7 +302,7 @@ VERSIONS = re.compile(r"\b(\d+\.\d+\.\d+)\b")
 
 def test_the_versions_that_were_read_are_those_of_the_links():
     (line,) = (line for line in ENGLISH.splitlines() if line.startswith("Read in the code of "))
-    for package, name in (("transformers", "transformers"), ("pytorch", "torch")):
+    for package, name in (("transformers", "transformers"),):
         linked = set(re.findall(rf"{package}/blob/v([\d.]+)/", ENGLISH))
         assert linked == set(re.findall(rf"(?<![-\w]){name} ([\d.]+\d)", line))
 
@@ -314,9 +314,10 @@ TESTED = (
     r"^\*\*\d+ positional encodings",
     r"^\[.*$",
     r"\(\d layers, .* seeds\.",
+    r"^- \*\*You do research.*$",
     r"0\.1 less means .* about 10 %",
     r"float64",
-    r"T5's bias over 4096 tokens takes \d+ MiB forward, where the best of the others measured takes \[\d+\]",
+    r"At 4096 tokens T5's bias needs \d+ MiB in the forward pass, the best of the others measured \[\d+\]",
     r"\[Extend \d+ types",
     r"Python 3\.11 or newer",
     r"found in 4 of 4 documents",

@@ -43,7 +43,7 @@ def build(site: Path, folder: Path = STAGE, only: Sequence[str] = (), url: str =
 
     Raises:
         FileExistsError: something else is there, which is not replaced.
-        CalledProcessError: Zensical has found something wrong, and has said what.
+        CalledProcessError: Zensical has found something wrong, and names it.
     """
     if site.exists() and not (site / "index.html").is_file():
         raise FileExistsError(f"{site}: is there and is no site; name another folder")

@@ -198,7 +198,7 @@ def _page(name: str) -> Page:
 def _models(cls: type[Encoding]) -> str:
     """The models of transformers that use it: those with which it is compared."""
     found = [part.strip().removeprefix("transformers' ") for part in cls.equal_to.split(";")]
-    models = [part for part, said in zip(found, cls.equal_to.split(";"), strict=True) if "transformers'" in said]
+    models = [part for part, equal in zip(found, cls.equal_to.split(";"), strict=True) if "transformers'" in equal]
     return f"**Models that use it**, as in transformers: {plain(', '.join(models))}." if models else ""
 
 
@@ -280,7 +280,7 @@ def _cost(name: str) -> str:
 def _traits(cls: type[Encoding]) -> str:
     """What the class declares, and an encoding of a causal text model made of it, as a list."""
     row, made = declared()[cls.name], posenc.create(cls.name, **SHAPE)
-    told = [
+    traits = [
         ("acts on", ", ".join(row["acts_on"]) or "nothing"),
         ("learned", "yes" if row["learned"] else "no"),
         ("past the training length, according to its source", plain(cls.extrapolates)),
@@ -291,7 +291,7 @@ def _traits(cls: type[Encoding]) -> str:
         ("cached decoding", "no: it depends on the length" if made.needs_length else ""),
         ("positions", "at most max_positions" if made.max_positions is not None else ""),
     ]
-    return "\n".join(f"- **{trait}**: {value}" for trait, value in told if value)
+    return "\n".join(f"- **{trait}**: {value}" for trait, value in traits if value)
 
 
 def _source(cls: type[Encoding]) -> str:

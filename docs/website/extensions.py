@@ -177,14 +177,14 @@ def _schedule_parts(name: str) -> dict[str, str]:
         else ""
     )
     models, wide = published(name), name in (*FROM_THE_START, "default")
-    said = [
+    sentences = [
         f"**Fine-tuning**: {tuning}." if tuning else "",
         f"**Models whose configuration has it**: {', '.join(models)}." if models else "",
         beyond(name, NEEDED.get(name, name)),
     ]
     return {
         "links": explorer(shown(name)),
-        "measured": "\n\n".join(filter(None, said)),
+        "measured": "\n\n".join(filter(None, sentences)),
         "picture": figures([_wavelengths(name) if wide else _stretched(name)])
         + ("\n\nThe numbers are an example; models come with theirs." if name in GIVEN else ""),
         "code": "\n".join(code) + "\n",

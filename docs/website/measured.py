@@ -63,11 +63,11 @@ def times(name: str) -> tuple[float | None, float | None]:
 def speed(name: str) -> list[str]:
     """Its speed, as Markdown; empty where it was not measured."""
     named = zip(("forward", "with backward"), times(name), strict=True)
-    told = [f"{ratio:.2f} times {words}" for words, ratio in named if ratio]
-    if not told:
+    ratios = [f"{ratio:.2f} times {words}" for words, ratio in named if ratio]
+    if not ratios:
         return []
     return [
-        f"**Speed.** Attention with it takes {' and '.join(told)} the time of attention without position (2048 tokens, "
+        f"**Speed.** Attention with it takes {' and '.join(ratios)} the time of attention without position (2048 tokens, "
         "float32, one thread of a CPU): [how it was measured, and other packages](../bench.md)."
     ]
 
@@ -224,9 +224,9 @@ def accuracy(name: str) -> list[str]:
 
 def mentions(name: str, cls: type[Encoding]) -> list[str]:
     """Which pages tell more of it: those that name it most, at most MOST."""
-    said = re.compile(rf"`{name}[`:@+]|\b{cls.__name__}\(|posenc\.{cls.__name__}\b|[\" ]{name}[:@+]")
+    named = re.compile(rf"`{name}[`:@+]|\b{cls.__name__}\(|posenc\.{cls.__name__}\b|[\" ]{name}[:@+]")
     pages = (path for path in sorted(DOCS.rglob("*.md")) if path.stem not in GENERAL and not path.stem.endswith(".zh"))
-    times = {path: len(said.findall(path.read_text(encoding="utf-8"))) for path in pages}
+    times = {path: len(named.findall(path.read_text(encoding="utf-8"))) for path in pages}
     most = sorted((path for path in times if times[path]), key=lambda path: -times[path])[:MOST]
     found = [f"[{heading(path)}](../{place(path)})" for path in most]
     return [f"More: {', '.join(found)}."] if found and name != "none" else []
@@ -247,9 +247,9 @@ def parity(name: str) -> str:
     checks = [cell.strip() for cell in lines[start].strip("| ").split("|")]
     row = next(line for line in lines[start:] if line.startswith(f"| `{name}` |"))
     marks = [cell.strip() for cell in row.strip("| ").split("|")][1:]
-    said = []
+    verdicts = []
     for mark, words in MARKS.items():
         own = [check for check, got in zip(checks, marks, strict=True) if got == mark]
         if own:
-            said.append((f"{mark} {words}", " · ".join(own)))
-    return table(("", "[check](../benchmarks/encodings.md#properties-of-each-encoding-checked)"), said)
+            verdicts.append((f"{mark} {words}", " · ".join(own)))
+    return table(("", "[check](../benchmarks/encodings.md#properties-of-each-encoding-checked)"), verdicts)

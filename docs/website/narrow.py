@@ -63,5 +63,5 @@ def width(path: Path) -> float:
     data = path.read_bytes()
     if path.suffix == ".png":
         return int.from_bytes(data[16:20], "big")
-    said = re.search(rb'<svg[^>]* width="([\d.]+)(pt|)', data)
-    return float(said[1]) * (4 / 3 if said[2] else 1) if said else 0
+    stated = re.search(rb'<svg[^>]* width="([\d.]+)(pt|)', data)
+    return float(stated[1]) * (4 / 3 if stated[2] else 1) if stated else 0

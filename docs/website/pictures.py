@@ -173,14 +173,14 @@ def says(name: str) -> str:
 
 def _around_words(values: Tensor) -> str:
     side = len(values)
-    said = []
+    sentences = []
     for at in (int(values.argmin()), int(values.argmax())):
         down, right = at // side - side // 2, at % side - side // 2
         value = round(float(values.flatten()[at]), 6) + 0.0
-        said.append(
+        sentences.append(
             f"{value:+.2g} ({down:+d} rows and {right:+d} columns away)" if down or right else f"{value:.2g} (itself)"
         )
-    return f"Position changes the middle patch's score with another by {said[0]} to {said[1]}."
+    return f"Position changes the middle patch's score with another by {sentences[0]} to {sentences[1]}."
 
 
 def _codes_words(codes: Codes) -> str:
@@ -301,10 +301,10 @@ def flow(ax: "Axes", codes: Tensor) -> None:
 @plot("Where all scores are low the weights no longer add up to one: the head attends to nothing.")
 def weight_kept(ax: "Axes", found: tuple[Tensor, Tensor, Tensor]) -> None:
     """The weights of eight keys together, by the score that all of them have."""
-    at, kept, plain = found
+    at, with_it, plain = found
     ax.plot(at, plain, color=SOFT, linestyle="--", label="softmax")
-    for head, row in enumerate(kept):
-        ax.plot(at, row, color=PALETTE[head], label="with it" if len(kept) == 1 else f"head {head}")
+    for head, row in enumerate(with_it):
+        ax.plot(at, row, color=PALETTE[head], label="with it" if len(with_it) == 1 else f"head {head}")
     ax.set(xlabel="score of each of eight keys", ylabel="their weights together", ylim=(0, 1.05))
     ax.legend()
 
@@ -489,8 +489,8 @@ def _kept(name: str) -> tuple[Tensor, Tensor, Tensor]:
     q, k = at[:, None, None, None].expand(-1, heads, 1, 1), torch.ones(129, heads, 8, 1)
     with torch.no_grad():
         positions = posenc.Positions.from_ids([8], torch.arange(8))
-        kept = posenc.attention(q, k, torch.ones_like(k), encoding, positions, scale=1.0)
-    return at, kept[:, :, 0, 0].mT, torch.ones(129)
+        with_it = posenc.attention(q, k, torch.ones_like(k), encoding, positions, scale=1.0)
+    return at, with_it[:, :, 0, 0].mT, torch.ones(129)
 
 
 def _factors(name: str) -> tuple[Tensor, int]:

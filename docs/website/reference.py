@@ -3,12 +3,11 @@
 
 import inspect
 import re
-from functools import partial
 from importlib import import_module
 from typing import Any
 
 from posenc.cli import COMMANDS
-from posenc.cli.command import build
+from posenc_cli.arguments import COMMON
 from website.page import Page, plain, table
 
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -93,21 +92,28 @@ def _commands() -> Page:
 
 
 def _command(name: str) -> str:
-    """A command's help: how it is called, and its settings as tables."""
-    parser, about = build(COMMANDS[name]), COMMANDS[name].__doc__ or ""
-    form: Any = parser.formatter_class
-    parser.formatter_class = partial(form, width=10**4)  # a setting on each line
-    usage = parser.format_usage()
-    named = re.sub(r"\[-(?:[^\[\]]|\[[^\]]*\])*\] *", "", usage.removeprefix(f"usage: posenc {name}")).strip()
-    parts = [f"## posenc {name}", about, f"```text\nposenc {name} [options] {named}".rstrip() + "\n```"]
-    for block in parser.format_help().removeprefix(usage).split("\n\n"):
-        head, *lines = block.strip("\n").split("\n")
-        rows = re.findall(r"^  (\S.*?)(?: {2,}|\n {4,})(\S.*)$", "\n".join(lines), flags=re.MULTILINE)
-        if rows:
-            cells = ((f"`{flag}`", plain(text)) for flag, text in rows if flag != "-h, --help")
-            parts.append(table((head.rstrip(":"), "meaning"), cells))
-        elif head.startswith("  "):  # a list, an entry on each line
-            parts.append("\n".join(f"- {plain(line.strip())}" for line in (head, *lines)))
-        elif block.strip() not in about:
-            parts.append(plain(" ".join(block.split())))
-    return "\n\n".join(parts)
+    """A command's help: how it is called, examples, and its settings as tables."""
+    command = COMMANDS[name].described()
+    positional = "".join(
+        f" {each.written}" + " ..." * each.many for each in command.settings.values() if each.how.positional
+    )
+    shown = "\n".join([f"posenc {name}{positional} [options]", "", *command.examples]).rstrip()
+    parts = [f"## posenc {name}", plain(command.about), f"```text\n{shown}\n```"]
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for each in command.settings.values():
+        value = "" if each.how.positional or each.type is bool else f" {each.metavar}"
+        section = "argument" if each.how.positional else each.section or "option"
+        sections.setdefault(section, []).append(
+            (f"`{each.written}{value}`".replace("|", r"\|"), plain(each.explained()))
+        )
+    more = ((flag, f" {value}".rstrip(), text) for flag, value, text in COMMON if flag != "--yes" or command.asks)
+    sections.setdefault("option", []).extend((f"`{flag}{value}`", plain(text)) for flag, value, text in more)
+    parts += [table((section, "meaning"), rows) for section, rows in sections.items()]
+    for line in command.epilog.splitlines():
+        if row := re.match(r"  (\S+)  +(\S.*)", line):
+            parts.append(f"- `{row[1]}`: {plain(row[2])}")
+        elif line.startswith("  "):  # more of the entry before
+            parts[-1] += f"; {plain(line.strip())}"
+        else:
+            parts.append(plain(line))
+    return re.sub(r"\n\n(?=- `)", "\n", "\n\n".join(filter(None, parts)))

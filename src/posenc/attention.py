@@ -536,7 +536,7 @@ def _rotated(
     positions = effects.positions
     if keys_rotated:
         raise InputError(
-            "keys_rotated=True: a position map turns a key differently for near and for far queries; keep "
+            "keys_rotated=True: a position map rotates a key differently for near and for far queries; keep "
             "keys unrotated in the cache"
         )
     if positions.sees_future:

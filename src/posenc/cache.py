@@ -155,13 +155,14 @@ class KVCache:
             if (x.shape[:2], x.shape[3], x.dtype) != (more.shape[:2], more.shape[3], more.dtype):
                 raise InputError(
                     f"cache: layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {more.dtype} {tuple(more.shape)}: another "
-                    "batch, model or precision needs a cache of its own"
+                    "batch, model or precision needs another cache"
                 )
         ragged = positions.q_order.shape[0] > 1
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            kept = old.filled(before)
+            stored = old.filled(before)
             tensors = tuple(
-                _scattered(x, y, positions) if ragged else torch.cat((x, y), 2) for x, y in zip(kept, new, strict=True)
+                _scattered(x, y, positions) if ragged else torch.cat((x, y), 2)
+                for x, y in zip(stored, new, strict=True)
             )
         else:
             tensors = tuple(_with_room(x, before, tokens, self.capacity or 0) for x in old.tensors)

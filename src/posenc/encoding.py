@@ -348,7 +348,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
         Raises:
             InputError: keys that are not turned, or by more than their position.
         """
-        raise InputError(f"{type(self).__name__} does not turn keys by an angle: there is nothing to move")
+        raise InputError(f"{type(self).__name__} does not rotate keys by an angle: there is nothing to move")
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         """The branches of a position map: `rotate` is called for each with `positions.at(branch)`, and one softmax goes
@@ -584,7 +584,7 @@ def _as_json(value: Any, origin: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_json(item, f"{origin}[{i}]") for i, item in enumerate(value)]
     raise InputError(
-        f"{origin}={shown(value)}: spec() takes numbers, texts, lists, dicts and encodings; override spec()"
+        f"{origin}={shown(value)}: spec() takes numbers, strings, lists, dicts and encodings; override spec()"
     )
 
 
@@ -1097,7 +1097,7 @@ class Composite(Encoding):
         return _joined([pair for pair in pairs if pair is not None])
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        raise InputError(f"{type(self).__name__} is made of parts: pass the one that turns this layer's keys")
+        raise InputError(f"{type(self).__name__} is made of parts: pass the one that rotates this layer's keys")
 
     def spec(self) -> dict[str, Any]:
         """The parts' specs; "order" lists them by number, since one may occur several times."""

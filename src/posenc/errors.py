@@ -14,7 +14,6 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from inspect import isclass, signature
 from numbers import Integral, Real
@@ -24,6 +23,9 @@ from typing import Any, Literal, TypeGuard, Union, get_args, get_origin, get_typ
 
 import torch
 from torch import Tensor
+
+from posenc_cli.names import nearest, unknown_name
+from posenc_cli.names import printable as printable
 
 LARGEST = 2**63 - 1
 """The largest integer that a tensor holds."""
@@ -278,18 +280,8 @@ def unknown(what: str, name: object, known: Iterable[str], likeness: float = 0.5
     likeness: the least similarity, 0 to 1, of a name that is suggested; 0.7 leaves typing errors.
     """
     names = sorted(known)
-    near = get_close_matches(str(name).lower(), names, cutoff=likeness)
-    if meant := meaning(str(name).partition("=")[0], names):
-        near = [meant]
-    # people mistype the end of a word: of the nearest names, the one that begins alike for longest
-    near.sort(
-        key=lambda each: next(
-            (-i for i, (a, b) in enumerate(zip(each, str(name).lower(), strict=False)) if a != b), -len(each)
-        )
-    )
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    known_are = f"known are {', '.join(names)}" if names else "there are none"
-    return InputError(f"unknown {what} {name!r}: {hint}{known_are}")
+    meant = meaning(str(name).partition("=")[0], names)
+    return InputError(unknown_name(what, name, names, [meant] if meant else nearest(str(name), names, likeness)))
 
 
 def meaning(name: str, known: Iterable[str]) -> str | None:
@@ -358,11 +350,6 @@ def located(error: BaseException) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
-
-
-def printable(text: str) -> str:
-    """A text with control characters escaped, as \\x1b, so that none steers a terminal; line ends stay."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary(documented: object) -> str:

@@ -128,7 +128,7 @@ def test_a_model_of_transformers_is_read_itself():
     found = analyze(model, steps=0)
     assert (found.settings["kind"], found.settings["length"], found.settings["trained"]) == ("model", 24, 24)
     assert found["kernel"].finding.dim == codes_of(model)(torch.arange(24)).shape[1] == 16
-    assert found.left_out["terms"] == "The model has no tokenizer to read a text with."
+    assert found.left_out["terms"] == "The model has no tokenizer for a text."
 
 
 def test_a_tokenizer_may_be_a_function():

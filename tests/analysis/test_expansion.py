@@ -259,7 +259,7 @@ def test_minilm():
         (smooth, {"texts": 4, "length": 1}, r"length=1: must be at least 2"),
         (smooth, {"texts": random(1, DIM)}, r"texts of shape \(1, 6\)"),
         (smooth, {"texts": random(4, DIM) / 0}, r"texts of shape \(4, 6\): pass finite vectors"),
-        (smooth, {"texts": torch.arange(4)}, r"smooth reads vectors, not tokens"),
+        (smooth, {"texts": torch.arange(4)}, r"smooth takes vectors, not tokens"),
         (smooth, {"texts": torch.zeros(0, 4, DIM)}, r"texts of shape \(0, 4, 6\)"),
         (lambda x: smooth(x).float(), {}, r"gave torch.float32 for torch.float64"),
         (lambda x: x + torch.rand_like(x), {}, r"two different results"),

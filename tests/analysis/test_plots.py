@@ -138,7 +138,7 @@ def test_lines_are_the_numbers(findings):
     assert list(first_axes(plots.twins_apart, pair).lines[0].get_xdata()) == [pair.distance_without, pair.distance]
     axes = first_axes(plots.wavelengths, analysis.spectrum("rope:rotary_dim=16", 64))
     assert len(axes.collections[0].get_offsets()) == 16
-    assert "48 channels never turn" in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "48 channels are constant" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_models_are_marked_at_their_length_and_base(findings):

@@ -101,7 +101,7 @@ def test_every_schedule_that_needs_no_list():
         if name not in ("explicit", "longrope", "abf"):
             assert len(digits([1], 64, schedule=name, factor=2.0, length=512).sentences()) == 4
     sentences = digits([1], 4, 1.5, length=4096).sentences()
-    assert "every pair makes a full turn" in sentences[1]
+    assert "every pair makes a full rotation" in sentences[1]
     assert "no pair reaches" in sentences[2]
 
 

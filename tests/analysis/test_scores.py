@@ -121,13 +121,13 @@ def test_the_wavelengths_of_a_rotation():
     torch.testing.assert_close(found.wavelengths, torch.tensor(expected, dtype=torch.float64))
     assert found.unfinished == sum(wave > 100 for wave in expected)
     assert found.sentences()[0].startswith(
-        f"{found.unfinished} of 32 pairs do not complete a full turn within 100 positions"
+        f"{found.unfinished} of 32 pairs do not complete a full rotation within 100 positions"
     )
     for turning in ("xpos", "rope@rerope:window=8", "rope+alibi/none"):
         torch.testing.assert_close(rotation(turning).angles, rotation("rope").angles)
     assert (
         rotation("rope:rope_theta=10").sentences()[0]
-        == "Every pair that rotates completes a full turn within 512 positions of training."
+        == "Every pair that rotates completes a full rotation within 512 positions of training."
     )
     assert rotation("p_rope:rope_theta=10").unfinished == 0  # those that stand still meet no angle at all
     still = rotation("p_rope")

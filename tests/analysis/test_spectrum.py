@@ -15,7 +15,7 @@ def test_wavelengths_of_the_paper():
     assert found.known
     assert torch.allclose(found.wavelengths, expected.repeat_interleave(2))
     assert found.unfinished == 2 * int((expected > 512).sum()) == 32
-    assert found.sentences()[-1] == "32 of 64 channels turn less than once in 512 positions."
+    assert found.sentences()[-1] == "32 of 64 channels complete less than one period in 512 positions."
 
 
 def test_channels_that_do_not_rotate_never_turn():

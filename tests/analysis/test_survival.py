@@ -147,7 +147,7 @@ def test_the_interval_and_the_best_layer_are_reported():
     interval = torch.tensor([[0.0, 0.1], [0.4, 0.6], [0.35, 0.45]])
     intact = replace(found.curves[INTACT], r2=torch.tensor([0.5, 0.5, 0.4]), interval=interval)
     sentences = replace(found, curves={**found.curves, INTACT: intact}).sentences()
-    assert "40% behind the last of 2 layers (95 % interval over texts: 35% to 45%)" in sentences[0]
+    assert "40% behind the last of 2 layers (95 % interval over sequences: 35% to 45%)" in sentences[0]
     assert "It explains most behind layer 1: 50%." in sentences
 
 
@@ -185,7 +185,7 @@ def test_bad_input_is_refused():
     with pytest.raises(InputError, match=r"training mode"):
         survival(transformers.AutoModel.from_config(config).train(), TOKENS)
     t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(InputError, match=r"reads two texts"):
+    with pytest.raises(InputError, match=r"encoder and a decoder"):
         survival(transformers.T5Model(t5).eval(), TOKENS)
     shape = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 16}
     opt = transformers.OPTConfig(**shape, word_embed_proj_dim=16, max_position_embeddings=32)

@@ -229,7 +229,7 @@ def test_layers_and_tokens_that_a_model_lacks():
         vector_model(nn.MultiheadAttention(8, 2), layers=1)
     with pytest.raises(InputError, match=r"between 0 and 49"):
         vector_model(model).content(torch.tensor([50]))
-    with pytest.raises(InputError, match=r"reads vectors, not tokens"):
+    with pytest.raises(InputError, match=r"takes vectors, not tokens"):
         VectorModel("f", 3, lambda x, at: x).content(torch.tensor([1]))
 
 
@@ -266,6 +266,6 @@ def test_models_that_do_not_split():
     with pytest.raises(InputError, match=r"token vectors are 16 wide, its codes 32: it does not add them"):
         vector_model(transformers.OPTModel(opt))
     t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(InputError, match=r"T5Model reads two texts.*get_encoder"):
+    with pytest.raises(InputError, match=r"T5Model has an encoder and a decoder.*get_encoder"):
         vector_model(transformers.T5Model(t5))
     assert not vector_model(transformers.T5EncoderModel(t5)).reads_positions

@@ -204,7 +204,7 @@ def test_what_it_refuses():
         "no dropout": {"dropout_p": 0.1},
         "contiguous positions": {"positions": Positions.packed([2, 4], device=DEVICE)},
         "no form for Positional": {"encoding": made["fire"]},
-        "positions of its own": {"encoding": made["swin"]},
+        "other positions": {"encoding": made["swin"]},
         "float32 and less": {"q": q.double(), "k": k.double(), "v": v.double()},
         "300 wide": {"v": draw(2, 4, 6, 300, grad=False)},
     }  # fmt: skip

@@ -122,7 +122,7 @@ def test_a_function_that_could_not_be_run_exits_with_3(capsys, folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["my_slopes:right", "--as", "rope"], "unknown kind 'rope': did you mean 'rotary'? known are"),
+        (["my_slopes:right", "--as", "rope"], "unknown kind 'rope': did you mean 'rotary'?"),
         (["my_slopes:lazy", "--as", "alibi"], "my_slopes: looking up 'lazy' failed: RuntimeError: no accelerator"),
         (["my_slopes:Group", "--as", "alibi"], "Group is a class: pass a function that makes an object of it"),
         (["my_slopes:Group.unbound", "--as", "alibi"], "Group.unbound is a method without its object"),

@@ -264,7 +264,7 @@ def test_a_wide_formula_has_a_line_for_each_equation():
 def test_the_settings_of_a_command_are_a_table():
     (page,) = (page for page in reference.pages() if page.path == "reference/commands.md")
     said = page.text.split("## posenc eval")[1].split("## posenc")[0]
-    assert "posenc eval [options] [MODEL]" in said
+    assert "posenc eval MODEL [options]" in said
     assert re.search(r"^\| `--seeds N` \| \w.* \|$", said, re.MULTILINE)
     assert "usage:" not in page.text
 

@@ -5,6 +5,7 @@ Pages are README and docs, in English; what the commands print for --help; the p
 and the labels of pictures.
 """
 
+import ast
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -14,7 +15,6 @@ import pytest
 from website.keywords import KEYWORDS, keywords
 from website.markdown import summary
 
-import posenc
 from posenc import cli
 
 ROOT = Path(__file__).parents[2]
@@ -150,10 +150,32 @@ def test_labels_of_pictures_have_no_paraphrase(path):
     assert found("\n".join(one or other for one, other in labels)) == []
 
 
-def test_docstrings_of_public_names_have_no_paraphrase_of_lengths():
-    """Of the context length and the passkey."""
-    wrong = []
-    for name in posenc.__all__:
-        text = getattr(posenc, name).__doc__ or ""
-        wrong += [(name, *each) for each in found(text) if "trained" in each[0] or "pass key" in each[0]]
-    assert wrong == []
+OURS = (
+    r"trained lengths?\b", r"pass keys?\b", r"\b(told|kept|said)\b", r"\bof (its|their|his) own\b", r"\bthe trained one\b",
+    r"(complete|make)s? (a|no) (full )?turn\b", r"\bturns? (less|at least|more) than once\b", r"(?<![-\w\"'])arms?(?![\w\"'])",
+    r"\b(longer|short|long|truncated) texts\b", r"\btexts (longer|beyond|up to|of up to|of at most) ",
+)  # fmt: skip
+"""Of sentences in the code: docstrings, messages, help."""
+QUOTED = ("src/posenc/tasks", "src/posenc/pretrained/doctor.py")
+"""Has prompts and passages as others wrote them."""
+CODE = sorted((ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: path.relative_to(ROOT / "src").as_posix())
+def test_docstrings_and_messages_have_no_paraphrase(path):
+    if str(path.relative_to(ROOT)).startswith(QUOTED):
+        return
+    texts = [
+        node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
+    ]
+    lines = [line.strip() for text in texts if isinstance(text, str) and " " in text for line in text.splitlines()]
+    assert [line for line in lines for pattern in OURS if re.search(pattern, line)] == []
+
+
+@pytest.mark.parametrize("folder", ["docs/website", "benchmarks", "src"])
+def test_no_name_is_a_paraphrase(folder):
+    names = re.compile(r"\b(told|said|kept)\b")
+    for path in (path for end in ("py", "js") for path in (ROOT / folder).rglob(f"*.{end}")):
+        if not str(path.relative_to(ROOT)).startswith(QUOTED):
+            code = path.read_text(encoding="utf-8")
+            assert not names.search(code), f"{path}: {names.search(code)}"

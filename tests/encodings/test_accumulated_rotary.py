@@ -153,7 +153,7 @@ REFUSED = {
     ),
     "moved": (
         lambda: posenc.re_rotate(torch.zeros(1, 2, 3, 4), CARoPE(4, dim=DIM, num_heads=2), torch.arange(3), to=torch.arange(3)),
-        "CARoPE turns keys by what their texts say",
+        "CARoPE rotates keys by their content",
     ),
     "mapped": (lambda: posenc.create("carope@rerope:window=3", dim=DIM, num_heads=2, head_dim=4), "encoding=carope"),
     "linear without": (

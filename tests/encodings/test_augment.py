@@ -209,7 +209,7 @@ def test_a_model_trains_on_moved_positions_and_tests_on_unmoved_ones():
         (lambda: PoSE(0), "max_length=0"),
         (lambda: PoSE(8).augment(Positions.arange(9), 1), "max_length=8: a text of 9 tokens does not fit"),
         (lambda: PoSE(8).augment(Positions.arange(1, 5), 1), "PoSE draws .* full sequence"),
-        (lambda: PoSE(8).augment(Positions.from_ids([3, 4]), 1), "PoSE takes texts whose positions are 0 .. n-1"),
+        (lambda: PoSE(8).augment(Positions.from_ids([3, 4]), 1), "PoSE takes inputs whose positions are 0 .. n-1"),
         (lambda: PoSE(8).augment(Positions.grid(2, 2), 1), "PoSE takes one coordinate"),
         (lambda: (SHAPE(9) + posenc.Learned(4, dim=8)).train().embed(
             torch.zeros(1, 4, 8), SHAPE(9).augment(Positions.from_ids([9, 9, 9, 9]), 1)), "outside the table"),

@@ -73,7 +73,7 @@ def test_yarn_of_the_code_and_of_the_paper():
     assert (actual.largest.pair, actual.largest.phase) == (10, pytest.approx(99.20705, rel=1e-6))
     assert actual.at == 8192
     assert actual.sentences() == [
-        "A model trained under one schedule reads tokens 52 or more apart at other angles under the other: pair 10 is then "
+        "A model trained under one schedule, given tokens 52 or more apart at other angles under the other: pair 10 is then "
         "off by 36° or more. At a distance of 8192, so are 12 of 32 pairs.",
         "yarn and yarn_paper differ in 12 of 32 pairs: 9 to 20.",
         "Their frequencies are furthest apart in pair 15, which turns 4.35 times in the 2048 trained positions: "
@@ -127,7 +127,7 @@ def test_the_command(capsys, tmp_path):
     ]
     assert lines[2] == "head_dim 64, base 10000, trained on 2048 positions, phases of tokens 8192 apart"
     row = next(line for line in lines if line.startswith("  15"))
-    assert row.split()[:6] == ["15", "4.347", "790.4", "1", "424", "1.677"]
+    assert row.split()[:5] == ["15", "4.347", "790.4", "1424", "1.677"]
     assert lines[-1] == "- Both multiply cos and sin by 1.1386, and so scores by 1.2965."
     code, out, _ = run(
         capsys, "yarn", "ntk", "--json", "--base", "1e5", "--head-dim", "32", "--at", "100", "--out", str(tmp_path)

@@ -80,7 +80,9 @@ def test_known_frequencies():
     assert plain(64, 1e4)[PAIRS].tolist() == pytest.approx(known, rel=1e-6)
     known = [1, 2.371374e-1, 5.623413e-2, 1.333521e-2, 3.162278e-3, 7.498942e-4, 1.778279e-4, 4.216965e-5, 1.433013e-5]
     assert plain(64, 1e5)[PAIRS].tolist() == pytest.approx(known, rel=1e-6)
-    assert wavelengths(frequencies.default(64, base=1e5)).gt(8192).sum() == 12  # SmolLM2's pairs without a full turn
+    assert (
+        wavelengths(frequencies.default(64, base=1e5)).gt(8192).sum() == 12
+    )  # SmolLM2's pairs without a full rotation
 
 
 # -------------------------------------------------------------------- what holds for all

@@ -93,7 +93,7 @@ def test_the_commands_refuse_before_they_begin(command, monkeypatch, tmp_path, c
         return capsys.readouterr().err
 
     assert "--address auto: is an option of engine ray" in error("--address", "auto")
-    assert "invalid choice: 'here'" in error("--engine", "here")
+    assert "unknown choice 'here'" in error("--engine", "here")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "--engine ray: needs Ray, which is not installed: pip install 'posenc[ray]'" in error("--engine", "ray")
 

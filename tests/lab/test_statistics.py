@@ -178,7 +178,7 @@ def test_near_the_best_is_a_probability_and_no_bonus_for_variance():
     assert 0 < unsure < 0.4 < sure < 1
     assert torch.equal(near_best(values, 0.05), near_best(values, 0.05))
     assert near_best(torch.zeros(3, 5), 0).tolist() == [1, 1, 1]
-    with pytest.raises(InputError, match="two texts or more"):
+    with pytest.raises(InputError, match="two samples or more"):
         near_best(torch.zeros(3, 1), 0.1)
 
 

@@ -300,7 +300,7 @@ def test_extend_saves_what_loads_to_the_same_logits(folder, capsys, tmp_path, me
     [
         (["doctor"], "posenc doctor: error: the following arguments are required: MODEL"),
         (["doctor", "/no/such/model"], "posenc doctor: error: /no/such/model: no such file or folder"),
-        (["doctor", "MODEL", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["doctor", "MODEL", "--dtype", "int8"], "--dtype: unknown choice 'int8'"),
         (["doctor", "MODEL", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
         (["doctor", "MODEL", "--device", "abacus"], "--device abacus: "),
         (["extend", "MODEL/config.json", "--method", "none"], "config.json: is one file of a model; pass its folder"),

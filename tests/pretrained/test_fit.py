@@ -257,7 +257,7 @@ LONG = {"text": tokens(1, 900), "factor": 2}
         ({"text": None}, "fit: pass text="),
         ({"text": "w1 w2"}, "text is a string: pass the tokenizer"),
         ({"text": tokens(1, 900) + 90}, "beyond the model's vocabulary"),
-        ({"factor": 0.5}, "factor=0.5: the new length over the trained one, at least 1"),
+        ({"factor": 0.5}, "factor=0.5: the new length over the context length, at least 1"),
         ({"factor": None}, "fit depends on the new length|pass factor= or target_length="),
         ({"held_out": 1.5}, "held_out=1.5: must lie between 0 and 1"),
         ({"held_out": 0}, "held_out=0: must lie between 0 and 1"),

@@ -115,7 +115,7 @@ def test_longrope_has_a_list_for_short_texts_and_one_for_long_ones(tmp_path):
     sizes = {"original_max_position_embeddings": 300, "max_position_embeddings": 1024}
     model = small_model("phi3", rope_parameters=table, **sizes)
     report = to_gguf(model, tmp_path / "m.gguf", dtype="float32")
-    assert "for texts of at most 300 tokens -c 300" in report.command
+    assert "for inputs of at most 300 tokens -c 300" in report.command
     for length, context in ((200, 256), (400, 512)):
         ids = tokens(2, length)
         found = llama_cpp.log_probabilities({tmp_path / "m.gguf": ids.tolist()}, context)[tmp_path / "m.gguf"]
@@ -126,7 +126,7 @@ def test_longrope_has_a_list_for_short_texts_and_one_for_long_ones(tmp_path):
     (reading,) = (r for r in compare(read_config(tmp_path / "m.gguf")).readings if r.program == "llama.cpp")
     assert reading.attention_factor == pytest.approx(model.model.rotary_emb.attention_scaling)
     with pytest.raises(
-        InputError, match=r"texts beyond 300 tokens rotate by other frequencies, and llama.cpp's llama has"
+        InputError, match=r"inputs beyond 300 tokens rotate by other frequencies, and llama.cpp's llama has"
     ):
         to_gguf(small_model("llama", rope_parameters=table, **sizes), tmp_path / "refused.gguf")
 

@@ -179,7 +179,7 @@ def m_rope(x, positions, base, sections, interleaved=False):
 def fope(x, positions, base, cosines, sines, padding=None):
     heads, inputs, pairs = cosines.shape
     curve = F.frequency_curve(x.shape[-1], base=base)
-    length = 1.01 * 2 * math.pi / float(curve[inputs - 1])  # as many frequencies complete a turn
+    length = 1.01 * 2 * math.pi / float(curve[inputs - 1])  # as many frequencies complete a rotation
     encoding = posenc.FoPE(x.shape[-1], num_heads=heads, train_length=math.ceil(length), rope_theta=base, pairs=pairs)
     encoding.cosines, encoding.sines = cosines[None], sines[None]
     turned = encoding.rotate_keys(x, Positions.from_ids(positions))

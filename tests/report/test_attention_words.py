@@ -23,7 +23,7 @@ def test_sentences_follow_from_the_numbers() -> None:
     assert f"most is at depth {(0.25, 0.75)[best]:g}" in text["needle"]
     assert "it is 5.0 % of the tokens" in text["needle"]
     turning = profile.turning["full_attention"]
-    share = f"{int(turning.unfinished.sum())} of 8 pairs did not complete a full turn within 64 tokens"
+    share = f"{int(turning.unfinished.sum())} of 8 pairs did not complete a full rotation within 64 tokens"
     assert share in text["pairs"]
     assert f"{100 * profile.unfinished_share[1]:.0f} % of the score norms" in text["pairs"]
 

@@ -320,8 +320,8 @@ def test_dropping_tokens_closes_the_gap(name):
     [
         (lambda k: re_rotate(k, XPos(12), range(3)), "middle of all keys"),
         (lambda k: re_rotate(k, AxialRotary(12, centred=True), range(3)), "complete image"),
-        (lambda k: re_rotate(k, ALiBi(4), range(3)), "ALiBi does not turn keys"),
-        (lambda k: re_rotate(k, LogN(4), range(3)), "LogN does not turn keys"),
+        (lambda k: re_rotate(k, ALiBi(4), range(3)), "ALiBi does not rotate keys"),
+        (lambda k: re_rotate(k, LogN(4), range(3)), "LogN does not rotate keys"),
         (lambda k: re_rotate(k, Rotary(12) + ALiBi(4), range(3)), "Sum is made of parts"),
         (lambda k: re_rotate(k, PerLayer(Rotary(12)), range(3)), "PerLayer is made of parts"),
         (lambda k: re_rotate(k, Rotary(12), range(3), into=Rotary(12, layout="interleaved")), "same head_dim, layout"),

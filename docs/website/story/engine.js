@@ -147,7 +147,7 @@ posenc.engine = (() => {
       function read(token, wanted = true) {
         if (length === tokens) throw new Error(`the stream has room for ${tokens} tokens`);
         const t = length++, { w, s } = matrices.embed, own = turnsAt(t);
-        const asked = method.far && turnsAt(method.far.q[t]), kept = method.far && turnsAt(method.far.k[t]);
+        const asked = method.far && turnsAt(method.far.q[t]), farKey = method.far && turnsAt(method.far.k[t]);
         for (let i = 0; i < dim; i++) floats[(x >> 2) + i] = bytes[w + token * dim + i] * floats[(s >> 2) + token];
         for (let layer = 0; layer < layers; layer++) {
           const of = name => matrices[`${layer}.${name}`], k = keys[layer] + t * row;
@@ -157,7 +157,7 @@ posenc.engine = (() => {
           multiply(of("v_proj"), h, values[layer] + t * row);
           if (asked) {
             turn(q, far, asked);
-            turn(k, distant[layer] + t * row, kept);
+            turn(k, distant[layer] + t * row, farKey);
           }
           turn(q, q, own);
           turn(k, k, own);

@@ -1,8 +1,8 @@
 "use strict";
-// What is told, as a WebM of a quarter of a minute, drawn on a canvas. Gives false where the browser cannot record one.
-posenc.storyVideo = async (told, words, { trained, headings, most, style, place }) => {
+// What is written, as a WebM of a quarter of a minute, drawn on a canvas. Gives false where the browser cannot record one.
+posenc.storyVideo = async (written, words, { trained, headings, most, style, place }) => {
   const WIDTH = 1280, HEIGHT = 720, SECONDS = 14, AFTER = 1500, LINE = 21, LINES = 26, TOP = 130, COLUMN = 580, type = "video/webm";
-  if (!globalThis.MediaRecorder || !MediaRecorder.isTypeSupported(type) || !told.text[0].length) return false;
+  if (!globalThis.MediaRecorder || !MediaRecorder.isTypeSupported(type) || !written.text[0].length) return false;
   const canvas = Object.assign(document.createElement("canvas"), { width: WIDTH, height: HEIGHT }), pen = canvas.getContext("2d");
   const colour = name => style.getPropertyValue(`--${name}`).trim();
 
@@ -24,7 +24,7 @@ posenc.storyVideo = async (told, words, { trained, headings, most, style, place 
     });
   }
 
-  const columns = told.text.map(placed);
+  const columns = written.text.map(placed);
 
   function draw(count) {
     pen.fillStyle = colour("ground");
@@ -41,7 +41,7 @@ posenc.storyVideo = async (told, words, { trained, headings, most, style, place 
       pen.font = "15px system-ui, sans-serif";
       seen.forEach((one, at) => {
         if (!one || one.line < from) return;
-        pen.globalAlpha = Math.min(1, Math.max(0, told.surprise[which][at] - 1) / (most - 1)) / 2;
+        pen.globalAlpha = Math.min(1, Math.max(0, written.surprise[which][at] - 1) / (most - 1)) / 2;
         pen.fillStyle = colour("past");
         pen.fillRect(left + one.x, high(one) - 15, one.wide, LINE - 1);
         pen.globalAlpha = 1;
@@ -63,7 +63,7 @@ posenc.storyVideo = async (told, words, { trained, headings, most, style, place 
   canvas.setAttribute("aria-hidden", "true");
   draw(0);
   recorder.start(1000);
-  const began = performance.now(), count = told.text[0].length;
+  const began = performance.now(), count = written.text[0].length;
   await new Promise(done => {
     const next = () => {
       const share = (performance.now() - began) / (1000 * SECONDS);

@@ -6,7 +6,7 @@ posenc.story = (() => {
   const PAIRS = [4, 9, 13, 18], TURN = 2 * Math.PI, MOST = 8, SMOOTH = 16;  // shown pairs; nats of the full colour; tokens of a mean
   const SVG = "http://www.w3.org/2000/svg", still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const limits = { seed: 2 ** 31 };
-  let state, words, told = recorded, worker = null, loading = null, run = 0, asked = null, frame = 0, steps = 0;
+  let state, words, written = recorded, worker = null, loading = null, run = 0, asked = null, frame = 0, steps = 0;
 
   const element = (tag, properties = {}, ...children) => {
     const found = Object.assign(document.createElement(tag), properties);
@@ -110,7 +110,7 @@ posenc.story = (() => {
     stop() {
       run += 1;
       if (worker) worker.send({ do: "stop" });
-      told.done = true;
+      written.done = true;
       show();
     },
     async share() {
@@ -124,7 +124,7 @@ posenc.story = (() => {
     },
     async record() {
       say(words.recording);
-      say(await posenc.storyVideo(told, words, { trained, headings: headings(), most: MOST, style: getComputedStyle(root), place: find("#panel-story") }) ? words.saved : words.unrecordable);
+      say(await posenc.storyVideo(written, words, { trained, headings: headings(), most: MOST, style: getComputedStyle(root), place: find("#panel-story") }) ? words.saved : words.unrecordable);
     },
   };
   for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => buttons[button.dataset.do]());
@@ -201,7 +201,7 @@ posenc.story = (() => {
     await ready().then(() => {
       if (mine !== run) return;
       const tokens = state.begin ? posenc.spelling.encoded(state.begin) : [posenc.spelling.BOS];
-      told = { ...state, factor: Number(state.factor), tokens: [[], []], text: [[], []], surprise: [[], []] };
+      written = { ...state, factor: Number(state.factor), tokens: [[], []], text: [[], []], surprise: [[], []] };
       for (const { text } of columns) text.replaceChildren();
       build();
       worker.send({ do: "tell", run, seed: Number(state.seed), names: ["none", keyOf(state.method, state.factor)], tokens, length });
@@ -226,11 +226,11 @@ posenc.story = (() => {
     if (answer.run !== run) return;
     if (answer.step) {
       answer.step.forEach(({ token, surprise }, which) => {
-        told.tokens[which].push(token);
-        told.surprise[which].push(surprise);
+        written.tokens[which].push(token);
+        written.surprise[which].push(surprise);
       });
-      told.rate = answer.rate;
-      told.kind = answer.kind;
+      written.rate = answer.rate;
+      written.kind = answer.kind;
       steps += 1;
       if (!frame) frame = requestAnimationFrame(() => { frame = 0; show(); });
     } else if (answer.shares) {
@@ -240,7 +240,7 @@ posenc.story = (() => {
       say(words.reading(title(answer.name), answer.read));
     } else if (answer.done) {
       if (asked) say("");
-      told.done = true;
+      written.done = true;
       show();
     }
   }
@@ -254,7 +254,7 @@ posenc.story = (() => {
     return words.as(method, factor);
   }
 
-  const headings = () => [words.as("none"), words.as(told.method, factorOf(told.method, told.factor))];
+  const headings = () => [words.as("none"), words.as(written.method, factorOf(written.method, written.factor))];
 
   function build() {
     const place = find(".row.pair");
@@ -323,16 +323,16 @@ posenc.story = (() => {
   }
 
   function show() {
-    if (told.tokens[0].length && posenc.spelling) told.text = told.tokens.map(posenc.spelling.spelled);
-    const writing = told !== recorded && !told.done, count = told.text[0].length;
+    if (written.tokens[0].length && posenc.spelling) written.text = written.tokens.map(posenc.spelling.spelled);
+    const writing = written !== recorded && !written.done, count = written.text[0].length;
     columns.forEach((column, which) => {
-      const { text, line, limit } = column, hidden = still && writing, surprise = told.surprise[which];
-      if (column.of !== told) {
+      const { text, line, limit } = column, hidden = still && writing, surprise = written.surprise[which];
+      if (column.of !== written) {
         text.replaceChildren();
-        column.of = told;
+        column.of = written;
       }
       for (let at = text.querySelectorAll("[data-at]").length; !hidden && at < count; at++) {
-        const span = element("span", {}, told.text[which][at]), share = Math.min(1, Math.max(0, surprise[at] - 1) / (MOST - 1));
+        const span = element("span", {}, written.text[which][at]), share = Math.min(1, Math.max(0, surprise[at] - 1) / (MOST - 1));
         span.dataset.at = at;
         if (share > 0) span.style.background = `color-mix(in srgb, var(--past) ${Math.round(50 * share)}%, transparent)`;
         if (at === trained) text.append(limit);
@@ -340,15 +340,15 @@ posenc.story = (() => {
       }
       const smooth = surprise.map((_, at) => mean(surprise.slice(Math.max(1, at - SMOOTH + 1), at + 1).concat(at ? [] : [0])));
       line.setAttribute("points", smooth.map((one, at) => `${at},${(70 - (68 * Math.min(one, MOST)) / MOST).toFixed(1)}`).join(" "));
-      if (count) clocks(column, which ? keyOf(told.method, told.factor) : "none", count - 1);
+      if (count) clocks(column, which ? keyOf(written.method, written.factor) : "none", count - 1);
     });
     finding(count);
-    if (told === recorded) say(given.sources.length ? words.recorded : words.missing);
-    else if (state.tab === "story" && told.rate) say(words.writing(count, length, told.rate, told.kind) + (told.rate < 4 ? words.slow(told.rate) : ""));
+    if (written === recorded) say(given.sources.length ? words.recorded : words.missing);
+    else if (state.tab === "story" && written.rate) say(words.writing(count, length, written.rate, written.kind) + (written.rate < 4 ? words.slow(written.rate) : ""));
   }
 
   function finding(count) {
-    const before = which => mean(told.surprise[which].slice(1, trained)), after = which => mean(told.surprise[which].slice(trained));
+    const before = which => mean(written.surprise[which].slice(1, trained)), after = which => mean(written.surprise[which].slice(trained));
     find(".finding").textContent = count < trained + SMOOTH ? "" : words.finding(trained, headings()[1], [before(0), after(0)], [before(1), after(1)]);
   }
 
@@ -388,5 +388,5 @@ posenc.story = (() => {
     controls();
   });
 
-  return { hand, ready, steps: () => steps, told: () => told, asked: () => asked, state: () => state };
+  return { hand, ready, steps: () => steps, written: () => written, asked: () => asked, state: () => state };
 })();

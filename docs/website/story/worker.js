@@ -10,7 +10,7 @@ posenc.work = post => {
       teller = posenc.teller.teller(engine, methods, trained, most);
     },
     part({ text }) { engine.load(text); },
-    tell(asked) { begin(asked.run, told(asked)); },
+    tell(asked) { begin(asked.run, retrieved(asked)); },
     ask(asked) { begin(asked.run, answered(asked)); },
     stop() { job = null; },
   };
@@ -20,7 +20,7 @@ posenc.work = post => {
     later();
   }
 
-  function* told(asked) {
+  function* retrieved(asked) {
     let spent = 0, count = 0, began = performance.now();
     teller.begin(asked);
     yield;

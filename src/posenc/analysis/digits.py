@@ -91,11 +91,11 @@ def _steps(rows: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Digits(Finding):
-    """RoPE's pairs as digits, and what a schedule does to each when a text is factor times longer than the trained one.
+    """RoPE's pairs as digits, and what a schedule does to each when an input is factor times the context length.
 
     Position n has the digits floor(n / beta^c) mod beta with beta = base^(2/head_dim), the lowest first; pair c turns by
     n / beta^c radians. values: (positions, pairs), the digits. All others are (pairs,) float64: inv_freq of the schedule;
-    trained, the angles that a pair reached in training, from 0 up to length / beta^c and at most a full turn (radians);
+    trained, the angles that a pair reached in training, from 0 up to length / beta^c and at most a full rotation (radians);
     reached, those of the longer text; unseen, how much of that lies beyond; squeeze, how many times nearer
     neighbours are than in training, infinite where the schedule stops a pair.
     """
@@ -131,9 +131,9 @@ class Digits(Finding):
     def _about_training(self) -> str:
         full, pairs = int((self.trained >= math.tau).sum()), len(self.trained)
         if full == pairs:
-            return f"In {self.length} trained positions every pair makes a full turn: all angles are reached."
+            return f"In {self.length} trained positions every pair makes a full rotation: all angles are reached."
         return (
-            f"In {self.length} trained positions {full} of {pairs} pairs make a full turn; the slowest gets "
+            f"In {self.length} trained positions {full} of {pairs} pairs make a full rotation; the slowest gets "
             f"{float(self.trained[-1]) / math.tau:.3g} of one."
         )
 

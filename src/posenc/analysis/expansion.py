@@ -165,7 +165,7 @@ class Expansion(Finding):
 
     Attributes:
         name, codes: of the model and of what is added to its input. texts, length: tried.
-        whole: terms when every token has its code. pair: when two have, means over pairs of positions and texts.
+        whole: terms when every token has its code. pair: when two have, means over pairs of positions and sequences.
         amplitudes, remainders: |remainder| with the codes of all tokens times each amplitude, means over texts.
         exact: whether the remainder is rounding at every amplitude.
         slope: of its logarithm in that of the amplitude, over the smallest: 3, unless the third order is absent or f
@@ -238,8 +238,8 @@ def expansion(
         model: what `vector_model` takes: posenc's and transformers' models, torch's layers, a function of (batch, n,
             dim) vectors to (batch,) numbers or to (batch, n, width) vectors. It is not changed. Of vectors f is the mean
             over tokens, multiplied by a random unit vector.
-        texts: (n,) or (texts, n) token ids, or (n, dim) or (texts, n, dim) vectors in a floating dtype; or how many
-            texts of `length` random tokens, of N(0, 1) vectors where there are no tokens.
+        texts: (n,) or (batch, n) token ids, or (n, dim) or (batch, n, dim) vectors in a floating dtype; or how many
+            sequences of `length` random tokens, of N(0, 1) vectors where there are no tokens.
         codes: what `codes_of` takes, per position. None: those that the model itself adds.
         layers: only the first ones of a posenc Transformer; None: all.
         pairs: at most so many pairs
@@ -247,7 +247,7 @@ def expansion(
             Hessian-vector products each. seed: of whatever is random.
 
     Raises:
-        InputError: no codes, codes of another width than the model's, texts that do not fit, a function that changes
+        InputError: no codes, codes of another width than the model's, sequences that do not fit, a function that changes
             between calls, is not finite, not in float64 or has no derivative.
     """
     check_sizes(pairs=pairs, columns=columns)
@@ -302,7 +302,7 @@ def _expanded(f: Scalar, x: Tensor, p: Tensor, amplitudes: Tensor, most: int, dr
     value, slopes = gradient(f, x)
     second, first = interactions(f, x, p), (slopes * p).sum(-1)
     if not bool(first.isfinite().all() and second.isfinite().all()):
-        raise InputError("model: its derivatives are not finite at codes of zero; expand it at other texts")
+        raise InputError("model: its derivatives are not finite at codes of zero; expand it at other sequences")
     single, both = second.diagonal().sum() / 2, second.triu(1).sum()
     scale = torch.cat((amplitudes.new_ones(1), amplitudes))
     pairs = torch.combinations(torch.arange(len(x)))

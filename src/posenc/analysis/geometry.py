@@ -387,8 +387,8 @@ class Spectrum(Finding):
     values of the codes less their mean. directions_99: how many have 99% of the variance. mean_share: of the codes' mean square that is their mean,
     the same at every position. wavelengths: positions that each channel needs to turn once, (dim,), inf where it never
     does. known: they are the frequencies of the encoding; else those of the wave that fits a channel best, and purity is
-    the share of the channel's variance it holds, (dim,). unfinished: channels that turn less than once. waves: channels
-    that turn at least once and have a purity of 0.9 and more.
+    the share of the channel's variance it holds, (dim,). unfinished: channels that complete less than one period. waves: channels
+    that complete at least one period and have a purity of 0.9 and more.
     """
 
     name: str
@@ -416,10 +416,12 @@ class Spectrum(Finding):
             sentences.append(f"{self.mean_share:.0%} of the codes' mean square is the same at every {self.of}.")
         if not self.known:
             sentences.append(
-                f"{self.waves} of {self.dim} channels are a single wave that turns at least once (to 90% of their variance "
+                f"{self.waves} of {self.dim} channels are a single wave that completes at least one period (to 90% of their variance "
                 "or more)."
             )
-        sentences.append(f"{self.unfinished} of {self.dim} channels turn less than once in {self.length} {self.of}s.")
+        sentences.append(
+            f"{self.unfinished} of {self.dim} channels complete less than one period in {self.length} {self.of}s."
+        )
         return sentences
 
 
@@ -502,7 +504,9 @@ def plot_singular_values(ax: Axes, spectrum: Spectrum) -> None:
     ax.legend(loc="center right")
 
 
-@plot("Channels above the line turn less than once in the text: the further up, the less neighbours differ in them.")
+@plot(
+    "Channels above the line complete less than one period in the text: the further up, the less neighbours differ in them."
+)
 def plot_wavelengths(ax: Axes, spectrum: Spectrum) -> None:
     """How many positions each channel needs to turn once, against the length of the text. Faint: one wave holds little of
     what the channel does."""
@@ -513,7 +517,7 @@ def plot_wavelengths(ax: Axes, spectrum: Spectrum) -> None:
     ax.axhline(spectrum.length, color=PALETTE[1], label=f"length of the text, {spectrum.length}")
     still = spectrum.dim - int(turning.sum())
     if still:
-        ax.plot([], [], " ", label=f"{still} channels never turn")
+        ax.plot([], [], " ", label=f"{still} channels are constant")
     ax.set(xlabel=channel_label(spectrum.of), ylabel=f"wavelength ({spectrum.of}s)", xlim=(-1, spectrum.dim))
     integer_axes(ax)
     ax.set_yscale("log")

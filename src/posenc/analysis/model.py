@@ -70,7 +70,7 @@ class VectorModel:
             InputError: a model that takes vectors only, or a token outside the vocabulary.
         """
         if self.words is None:
-            raise InputError(f"{self.name} reads vectors, not tokens: pass (n, dim) vectors in a floating dtype")
+            raise InputError(f"{self.name} takes vectors, not tokens: pass (n, dim) vectors in a floating dtype")
         if not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.words):
             raise InputError(f"tokens {tuple(tokens.shape)}: pass (n,) token ids between 0 and {len(self.words) - 1}")
         return self.words[tokens.long().cpu()]
@@ -112,7 +112,7 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
         layers: only the first ones of a posenc Transformer; None: all. name: for people.
 
     Raises:
-        InputError: a number of layers that the model does not have, or a model that reads two texts or does not add its
+        InputError: a number of layers that the model does not have, or an encoder-decoder model, or one that does not add its
             learned table to its words.
     """
     if isinstance(subject, VectorModel):
@@ -262,7 +262,7 @@ def check_tokens(tokens: Tensor, model: Any, texts: int) -> None:
     """Raise InputError for tokens that a model cannot read, or for fewer than so many texts of two tokens."""
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
         raise InputError(
-            f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (texts, length), at least {texts} texts of 2"
+            f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (batch, length), at least {texts} texts of 2"
         )
     ours = isinstance(model, Transformer)
     vocabulary = model.config.vocab_size if ours else model.get_input_embeddings().num_embeddings
@@ -313,9 +313,7 @@ def check_has_table(model: nn.Module) -> None:
 def check_single_text(model: Any) -> None:
     """Raise InputError for a transformers model with an encoder and a decoder."""
     if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(
-            f"model: {type(model).__name__} reads two texts, with an encoder and a decoder; pass model.get_encoder()"
-        )
+        raise InputError(f"model: {type(model).__name__} has an encoder and a decoder; pass model.get_encoder()")
 
 
 # ---------------------------------------------------------------- small models

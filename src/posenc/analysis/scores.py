@@ -96,10 +96,10 @@ class PairRotation(Finding):
         if not len(turning):
             return [f"None of the {still} pairs rotates."]
         sentences = [
-            f"{self.unfinished} of {len(self.angles)} pairs do not complete a full turn within {self.trained} positions "
-            "of training: a longer text turns them to new angles."
+            f"{self.unfinished} of {len(self.angles)} pairs do not complete a full rotation within {self.trained} positions "
+            "of training: a longer input rotates them to new angles."
             if self.unfinished
-            else f"Every pair that rotates completes a full turn within {self.trained} positions of training.",
+            else f"Every pair that rotates completes a full rotation within {self.trained} positions of training.",
             f"Wavelengths go from {turning.min():.4g} to {turning.max():.4g} positions.",
         ]
         return sentences + ([f"{still} pairs do not rotate and carry content alone."] if still else [])
@@ -364,14 +364,16 @@ def plot_bias_by_distance(ax: Axes, finding: Bias) -> None:
     ax.set(xlabel="tokens from the query back to the key", ylabel="added to the score")
 
 
-@plot("Pairs above the dashed line do not complete a full turn in training: a longer text rotates them to new angles.")
+@plot(
+    "Pairs above the dashed line do not complete a full rotation in training: a longer input rotates them to new angles."
+)
 def plot_pair_wavelengths(ax: Axes, finding: PairRotation) -> None:
     """Positions a turn, pair by pair."""
     turning = finding.wavelengths.isfinite()
     pairs = torch.arange(len(finding.angles))
     late = turning & (finding.wavelengths > finding.trained)
     for which, colour, name in (
-        (turning & ~late, PALETTE[0], "complete a full turn"),
+        (turning & ~late, PALETTE[0], "complete a rotation"),
         (late, PALETTE[1], "do not"),
     ):
         if bool(which.any()):

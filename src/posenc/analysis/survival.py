@@ -85,7 +85,7 @@ class Survival(Finding):
         layers, best = len(intact.r2) - 1, int(intact.r2[1:].argmax()) + 1
         first, most, last = (float(intact.r2[layer]) for layer in (0, best, -1))
         low, high = intact.interval[-1].tolist()
-        sure = "" if math.isnan(low) or last < SHOWN else f" (95 % interval over texts: {low:.0%} to {high:.0%})"
+        sure = "" if math.isnan(low) or last < SHOWN else f" (95 % interval over sequences: {low:.0%} to {high:.0%})"
         sentences = [
             f"{self.name}: a linear probe explains {_share(first)} of the variance of position at the input and "
             f"{_share(last)} behind the last of {layers} layers{sure}. Its error there is {intact.error[-1]:.1f} tokens of "
@@ -114,16 +114,16 @@ class Survival(Finding):
 def survival(model: nn.Module, tokens: Tensor, *, untrained: nn.Module | None = None, seed: int = 0) -> Survival:
     """Fit a ridge regression of position on the vectors behind each layer, in closed form, for each layer separately.
 
-    Its weight, for channels of unit variance, is that of RIDGES with the smallest error on texts that it was not fitted to.
+    Its weight, for channels of unit variance, is that of RIDGES with the smallest error on sequences that it was not fitted to.
 
     Args:
-        model: a posenc Transformer under any encoding, or a transformers model in eval mode. tokens: (texts, length)
-            without padding; the last quarter of the texts is for testing. Texts that begin anywhere, not all with the
+        model: a posenc Transformer under any encoding, or a transformers model in eval mode. tokens: (batch, length)
+            without padding; the last quarter of the sequences is for testing. Sequences that begin anywhere, not all with the
             same token, leave position to the model. untrained: the control; None: the same architecture with fresh weights.
         seed: of these weights and of the shuffled positions.
 
     Raises:
-        InputError: too few texts, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
+        InputError: too few sequences, tokens of a wrong shape, a model that cannot be taken apart or made afresh.
     """
     if not isinstance(model, Transformer):
         model = unwrap(model)
@@ -316,7 +316,7 @@ def _of_target(t: "Target") -> Survival:
 
 
 SURVIVAL = AnalysisQuestion(
-    "Can position be read behind every layer?",
+    "Can position be decoded behind every layer?",
     _of_target,
     lambda t, finding: (plot_survival.of(finding), plot_probe_transfer.of(finding)),
     first_sentence,

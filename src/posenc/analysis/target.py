@@ -184,7 +184,7 @@ class Target:
                 return self.obj, torch.tensor(tokenized(self.tokenizer, pydoc()[:40_000])[1])
             if isinstance(self.obj, Transformer) and self.obj.config.vocab_size == BYTES:
                 return self.obj, torch.tensor(list(pydoc().encode()))
-            raise InputError("the model has no tokenizer to read a text with")
+            raise InputError("the model has no tokenizer for a text")
         if self.text is None:
             raise InputError(
                 "only a trained model shows it, and one is trained for encodings that posenc knows by name"

@@ -34,7 +34,7 @@ DESIGNS: dict[str, tuple[str, ...]] = {
     "position alone": ("position-position",),
 }
 """Which of the four terms designs have. T5 replaces the last by a learned bias of the distance, TUPE computes it with
-matrices of its own: trained so, they are not what is left of a model that was trained with all four."""
+separate matrices: trained so, they are not what is left of a model that was trained with all four."""
 IMPLEMENTATION = "posenc_first_layer"
 """The attention implementation that transformers is given to record the first layer."""
 
@@ -299,7 +299,7 @@ def four_terms(model: nn.Module, tokens: Tensor) -> FourTerms:
 
     Args:
         model: a posenc Transformer with codes added to its input (sinusoidal, learned, ...) or a transformers model
-            with a learned table (BERT's kind, GPT-2, OPT). tokens: (texts, length) without padding.
+            with a learned table (BERT's kind, GPT-2, OPT). tokens: (batch, length) without padding.
 
     Raises:
         InputError: a model without codes at its input, such as one with rotary position, or tokens of a wrong shape.

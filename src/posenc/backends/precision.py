@@ -49,7 +49,7 @@ for _constant in (slower_than_float32, steps_slower_than_float32):
 def _measured(
     work: Callable[[torch.dtype], tuple[Callable[[], Tensor], Callable[[], Tensor]]], dtype: torch.dtype
 ) -> bool:
-    """Whether the first of the two forms of a work takes longer than the second. Measured in a thread of its own, where
+    """Whether the first of the two forms of a work takes longer than the second. Measured in another thread, where
     no modes of the caller are at work: fake tensors of an export, a default device, autocast."""
     least = [float("inf"), float("inf")]
 

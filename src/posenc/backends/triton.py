@@ -58,7 +58,7 @@ class Triton(Kernel):
             if term.in_kernel is None:
                 return f"the kernel has no form for {type(term).__name__}"
             if term.by_distance and term.positions.start != positions.start:  # type: ignore[attr-defined]
-                return "a term has positions of its own"  # on a grid
+                return "a term has other positions"  # on a grid
         if [term.in_kernel for term in bias].count("products") > 1:
             return "the kernel takes one table that queries are multiplied with"
         if q.dtype == torch.float64:

@@ -200,7 +200,7 @@ class _ByDistance(_OfPositions):
         visible = segments(positions)
         if positions.span is None or visible is None or not visible.regular:
             return Refused("positions are not contiguous", "contiguous positions")
-        return None if self.positions.with_gates(()) is positions else Refused("a term counts positions of its own")
+        return None if self.positions.with_gates(()) is positions else Refused("a term counts other positions")
 
 
 @dataclass(eq=False)

@@ -2,7 +2,6 @@
 """The command line. Exit codes: 0 done, 1 failed or interrupted, 2 bad usage, 3 what conform tests could not be
 run; an error of the user's is one line."""
 
-import io
 import os
 import shlex
 import signal
@@ -10,14 +9,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from inspect import getdoc
 
-from posenc import __version__
 from posenc.cli.analyze import Analyze
 from posenc.cli.bench import Bench
 from posenc.cli.check import Check
-from posenc.cli.command import Command, Parser, parse, with_flags
-from posenc.cli.common import FAILED, USAGE, one_line, remove_empty_dirs
+from posenc.cli.command import Command, parse, with_flags
+from posenc.cli.common import one_line, remove_empty_dirs
 from posenc.cli.compare import Compare
 from posenc.cli.conform import Conform
 from posenc.cli.diff import Diff
@@ -27,8 +24,10 @@ from posenc.cli.explore import Explore
 from posenc.cli.extend import Extend
 from posenc.cli.listing import Cite, List
 from posenc.cli.predict import Predict
-from posenc.errors import TRACEBACK, InputError, located, unknown, users_line
+from posenc.errors import TRACEBACK, InputError, located, users_line
 from posenc.stopping import terminable
+from posenc_cli import DONE, FAILED, USAGE, answer, output_failed, prepare_streams
+from posenc_cli.arguments import Mistake
 
 COMMANDS: dict[str, type[Command]] = {
     "list": List,
@@ -59,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
+    prepare_streams()
     command = COMMANDS.get(arguments[0]) if arguments else None
     prog = f"posenc {arguments[0]}" if command else "posenc"
 
@@ -72,7 +69,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
     try:
         if command is None:
-            return _without_command(arguments)
+            return answer(arguments) or DONE
         options = parse(command, arguments[1:], shlex.join(["posenc", *arguments]))
         with terminable(), remove_empty_dirs(getattr(options, "out", None)):
             code = options.run()
@@ -83,11 +80,11 @@ def _main(argv: Sequence[str] | None) -> int:
         message = one_line(error)
         say(f"error: {with_flags(message, command) if command else message}", error)
         return USAGE
+    except Mistake as error:
+        say(f"error: {one_line(error)}", error)
+        return USAGE
     except OSError as error:
-        with suppress(OSError, AttributeError):  # write nothing more to it, not even when Python exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # the reader of our output has left
-            say(f"failed: {one_line(error)}", error)
+        return output_failed(error, prog)
     except KeyboardInterrupt:
         say("interrupted")
     except MemoryError as error:
@@ -98,23 +95,3 @@ def _main(argv: Sequence[str] | None) -> int:
             raise  # a bug of ours
         say(f"failed: {one_line(error if line is None else located(error))}", error)
     return FAILED
-
-
-def _without_command(arguments: Sequence[str]) -> int:
-    """posenc --help, posenc --version, and errors."""
-    if arguments and not arguments[0].startswith("-"):
-        raise unknown("command", arguments[0], COMMANDS)
-    width = max(map(len, COMMANDS))
-    lines = (f"  {name:{width}}  {(getdoc(command) or '').splitlines()[0]}" for name, command in COMMANDS.items())
-    parser = Parser(
-        prog="posenc",
-        usage="posenc COMMAND ...",
-        description="Compare, extend and measure positional encodings.\n\ncommands:\n" + "\n".join(lines),
-        epilog="posenc COMMAND --help lists the options of a command.\n"
-        "Exit codes: 0 done; 1 failed, interrupted, or a problem was found; 2 bad usage; "
-        "3 the function that conform tests could not be run.",
-    )
-    parser.add_argument("--version", action="version", version=f"posenc {__version__}")
-    parser.parse_args(arguments)
-    parser.print_help()
-    return USAGE

@@ -9,11 +9,13 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from posenc.cli.command import How, record
-from posenc.cli.common import DONE, WithOutput, check_limits, load_model
+from posenc.cli.command import record
+from posenc.cli.common import WithOutput, check_limits, load_model
 from posenc.errors import InputError, needs, printable, unknown
+from posenc_cli import DONE
+from posenc_cli.arguments import How
 
 if TYPE_CHECKING:
     from posenc.analysis.analyze import Analysis
@@ -27,7 +29,14 @@ LIMITS = {"trained": (1, 2**20), "dim": (1, 2**14), "num_heads": (1, 1024), "hea
 class Analyze(WithOutput):
     """Describe and plot what an encoding, your own function or a model does with positions."""
 
-    subject: Annotated[str, "what to analyse (below)", How("NAME|MODULE:OBJECT|MODEL", positional=True, code=True)]
+    examples: ClassVar = (
+        "posenc analyze rope --out rope-report",
+        "posenc analyze rope@rerope:window=64 --length 1024",
+        "posenc analyze fade.py:Fade",
+    )
+    asks: ClassVar = True
+
+    subject: Annotated[str, "what to analyse, see below", How("NAME|MODULE:OBJECT|MODEL", positional=True, code=True)]
     length: Annotated[int, "positions to look at"] = 512
     trained: Annotated[int | None, "training length (default: the model's, else --length)"] = None
     dim: Annotated[int | None, "width of the model's input (default: the object's, else 64)"] = None
@@ -36,8 +45,11 @@ class Analyze(WithOutput):
     steps: Annotated[
         int, "training steps of a small model for what only a trained one shows (120 take a minute); 0: none"
     ] = 0
-    dtypes: Annotated[tuple[str, ...], "whose phase errors are measured", How("DTYPE")] = ("bfloat16", "float16")
-    seed: Annotated[int, "of random numbers (default: 0)"] = 0
+    dtypes: Annotated[tuple[str, ...], "dtypes to measure rounding of the angles in", How("DTYPE")] = (
+        "bfloat16",
+        "float16",
+    )
+    seed: Annotated[int, "seed of random numbers (default: 0)"] = 0
     out: Annotated[
         str | None, "also write the JSON and a page with figures, report.html, into this folder", How("DIR")
     ] = None
@@ -45,8 +57,8 @@ class Analyze(WithOutput):
     @classmethod
     def epilog(cls) -> str:
         return (
-            "NAME is an encoding as `posenc list` shows it, with options after colons (rope:rope_theta=500), a position map\n"
-            "after @ (rope@rerope:window=64) and several joined by +. MODULE:OBJECT is a function from (n,) positions to\n"
+            "NAME is an encoding as `posenc list` shows it, with options after colons (rope:rope_theta=500), a position map "
+            "after @ (rope@rerope:window=64) and several joined by +. MODULE:OBJECT is a function from (n,) positions to "
             "(n, dim) vectors, an Encoding or a class of one, or a table; MODULE may be a path to a .py file.\n"
             "MODEL is what `posenc extend` takes, or a folder with an encoder such as BERT."
         )
@@ -65,7 +77,7 @@ class Analyze(WithOutput):
         sizes = {"dim": self.dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         started = time.perf_counter()
         folder = None
-        with printing_to_stderr(), Display() as shown:  # what the analysed code prints goes to stderr
+        with printing_to_stderr(), Display(yes=self.yes) as shown:  # what the analysed code prints goes to stderr
             target, tokenizer = self._target()
             path = Path(self.subject)
             subject = target_of(

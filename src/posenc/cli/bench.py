@@ -2,20 +2,36 @@
 """posenc bench."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import Command, How, record
-from posenc.cli.common import FAILED, run_study
+from posenc.cli.command import Command, record
+from posenc.cli.common import run_study
+from posenc_cli import FAILED
+from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)
 class Bench(Command):
     """Measure speed and memory against the packages installed here."""
 
-    cases: Annotated[tuple[str, ...], "what to measure (default: all but frontier)", How("CASE", positional=True)] = ()
+    examples: ClassVar = (
+        "posenc bench --quick",
+        "posenc bench alibi --n 512 --mode forward",
+    )
+    asks: ClassVar = True
+
+    cases: Annotated[
+        tuple[str, ...], "what to measure (default: all but frontier)", How("CASE", positional=True, names="case")
+    ] = ()
     lengths: Annotated[tuple[int, ...], "tokens (default: the preset's, by case and mode)", How("N", flag="n")] = ()
-    modes: Annotated[tuple[str, ...], "forward, train or decode (default: the preset's)", How("MODE", flag="mode")] = ()
-    dtypes: Annotated[tuple[str, ...], "float32 or bfloat16 (default: the preset's)", How("DTYPE", flag="dtype")] = ()
+    modes: Annotated[
+        tuple[Literal["forward", "train", "decode"], ...],
+        "what is timed (default: the preset's)",
+        How("MODE", flag="mode"),
+    ] = ()
+    dtypes: Annotated[
+        tuple[Literal["float32", "bfloat16"], ...], "of the tensors (default: the preset's)", How("DTYPE", flag="dtype")
+    ] = ()
     quick: Annotated[bool, "short sequences and few rounds: a first look"] = False
     device: Annotated[str | None, "cpu or cuda (default: cuda where there is one)"] = None
     wall: Annotated[bool, "wall time, as with several threads; otherwise processor time"] = False
@@ -35,9 +51,9 @@ class Bench(Command):
         width = max(map(len, CASES))
         return (
             "cases:\n" + "\n".join(f"  {name:{width}}  {case.summary}" for name, case in CASES.items()) + "\n\n"
-            "A family stands for its cases: attention, rotary, call, tables; frontier, the encodings of 2024 to 2026, is measured\n"
-            "only where it is named. One thread and processor time by default, which other programs hardly affect. A benchmark\n"
-            "that was stopped continues when the same command is run again. Exit code 1: stopped, or a candidate without a\n"
+            "A family stands for its cases: attention, rotary, call, tables; frontier, the encodings of 2024 to 2026, is measured "
+            "only where it is named. One thread and processor time by default, which other programs hardly affect. A benchmark "
+            "that was stopped continues when the same command is run again. Exit code 1: stopped, or a candidate without a "
             "package failed or differs from the formula."
         )
 
@@ -65,7 +81,7 @@ class Bench(Command):
         resolved |= {"flush_denormal": settings.flush_denormal, "rounds": effort.rounds, "patience": effort.patience}
         code, results = run_study(
             self,
-            Display(),
+            Display(yes=self.yes),
             lambda progress: run(
                 study.BenchStudy(trials, settings),
                 self.out,

@@ -2,20 +2,26 @@
 """posenc check."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from posenc.cli.command import How
-from posenc.cli.common import DONE, FAILED, WithOutput
+from posenc.cli.common import WithOutput
+from posenc_cli import DONE, FAILED
+from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)
 class Check(WithOutput):
     """Check an encoding under padding, packing, windows, KV caches and more, in small models on the CPU."""
 
+    examples: ClassVar = (
+        "posenc check rope --fast",
+        "posenc check fade.py:Fade",
+    )
+
     encoding: Annotated[
         str,
         "an encoding, or several joined by +; MODULE may be a path to a .py file",
-        How("NAME or MODULE:CLASS", flag="name", positional=True, code=True),
+        How("NAME or MODULE:CLASS", flag="name", positional=True, code=True, names="encoding"),
     ]
     fast: Annotated[bool, "only the checks that find most mistakes"] = False
 

@@ -2,7 +2,7 @@
 """Commands as dataclasses: the fields are the settings that flags and files (--config) give, and `run` does the work.
 
 A field with a help text, `Annotated[int, "training steps"]`, is a flag of its name and type. The settings of a study are
-fields of its own dataclass, such as `posenc.lab.text.Settings`, and are read in the same way. A file is converted to
+fields of its dataclass, such as `posenc.lab.text.Settings`, and are read in the same way. A file is converted to
 command-line words, so that flags and files take the same values.
 """
 
@@ -11,15 +11,14 @@ import json
 import platform
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field
-from difflib import get_close_matches
-from functools import partial
 from importlib import import_module
 from inspect import cleandoc, get_annotations
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import torch
 
@@ -27,97 +26,13 @@ from posenc import __version__
 from posenc.errors import InputError, printable, unknown
 from posenc.lab.files import Folder
 from posenc.spec import names_code
+from posenc_cli.arguments import Described, How, Mistake, Setting, build, check_required, given, values_of
 
 CONFIG = "config.yaml"
 MARK = "# posenc "
 """The beginning of a config.yaml that posenc wrote."""
-WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 C = TypeVar("C", bound="Command")
-
-
-@dataclass(frozen=True)
-class How:
-    """How a setting is given, if its name and type are not enough.
-
-    Args:
-        metavar: the value in help.
-        flag: its name on the command line and in files, if it is not the field's.
-        positional: it is given without a flag.
-        append: the flag takes one value and may be repeated.
-        unless: settings which, given as flags, make the value in a file out of date.
-        code: its values may be MODULE:NAME or FILE:NAME, on the command line alone.
-    """
-
-    metavar: str | None = None
-    flag: str = ""
-    positional: bool = False
-    append: bool = False
-    unless: tuple[str, ...] = ()
-    code: bool = False
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A field on the command line and in files. section: of help, "" for a command's own fields; type: of one value;
-    many: it takes several."""
-
-    field: str
-    section: str
-    type: Any
-    many: bool
-    default: Any
-    help: str
-    how: How
-
-    @property
-    def key(self) -> str:
-        """Its name in a file."""
-        return self.how.flag or self.field
-
-    @property
-    def written(self) -> str:
-        """As a user writes it: --num-layers, or MODEL if it has no flag."""
-        return self.how.metavar or self.key if self.how.positional else "--" + self.key.replace("_", "-")
-
-    def add(self, container: Any) -> None:
-        """Add it to an argparse parser or group."""
-        text, how = self.help, self.how
-        if not self.section and self.default not in (MISSING, None, False, (), "") and "(default" not in text:
-            default = " ".join(map(str, self.default)) if isinstance(self.default, tuple) else self.default
-            text += f" (default: {default})"
-        more: dict[str, Any] = {"help": text.replace("%", "%%")}
-        if self.type is bool:
-            more["action"] = argparse.BooleanOptionalAction
-        elif get_origin(self.type) is Literal:
-            more["choices"] = get_args(self.type)
-        else:
-            more |= {"type": self.type, "metavar": how.metavar or {int: "N", float: "X"}.get(self.type)}
-        if how.positional:
-            container.add_argument(self.field, nargs="*" if self.many else "?", **more)
-            return
-        if how.append:
-            more["action"] = "append"
-        elif self.many:
-            more["nargs"] = "+"
-        container.add_argument(self.written, dest=self.field, **more)
-
-    def words(self, value: Any) -> list[str]:
-        """A value in a file as command-line words.
-
-        Raises:
-            InputError: not a single value, or a list for several; or not true or false.
-        """
-        if isinstance(value, dict) or (isinstance(value, list) and not self.many):
-            raise InputError(f"{self.key}: write {'a list of values' if self.many else 'one value'}")
-        values = list(map(str, value)) if isinstance(value, list) else [str(value)]
-        if self.type is bool:
-            if values[0].lower() not in WORDS:
-                raise InputError(f"{self.key}: write true or false, not {values[0]!r}")
-            return [self.written if WORDS[values[0].lower()] else self.written.replace("--", "--no-", 1)]
-        if self.how.positional:
-            return values
-        return [self.written, *values] if self.many and not self.how.append else [f"{self.written}={v}" for v in values]
 
 
 def settings_in(cls: type, section: str = "") -> dict[str, Setting]:
@@ -132,7 +47,9 @@ def settings_in(cls: type, section: str = "") -> dict[str, Setting]:
                     kind = next(each for each in get_args(kind) if each is not NoneType)
                 if many := get_origin(kind) is tuple:
                     kind = get_args(kind)[0]
-                settings[name] = Setting(name, section, kind, many, getattr(cls, name, MISSING), text, how)
+                choices = get_args(kind) if get_origin(kind) is Literal else ()
+                default = getattr(cls, name, MISSING)
+                settings[name] = Setting(name, section, str if choices else kind, many, default, text, how, choices)
     return settings
 
 
@@ -140,13 +57,19 @@ def settings_in(cls: type, section: str = "") -> dict[str, Setting]:
 class Command:
     """A command: its docstring is its help, its fields are its flags.
 
-    given: the explicit settings of the dataclasses in `groups`. typed: the command line.
+    given: the explicit settings of the dataclasses in `groups`. typed: the command line. yes: no question is asked before a long
+    run.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     typed: str = ""
     json: bool = False
+    yes: bool = False
     name: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Of its use, the most useful first, as they are typed."""
+    asks: ClassVar[bool] = False
+    """Whether it may run for hours, and asks before it does."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__.lower()
@@ -173,37 +96,24 @@ class Command:
             settings |= {name: each for name, each in settings_in(group, section).items() if name not in settings}
         return settings
 
+    @classmethod
+    def described(cls) -> Described:
+        """What its help and its parser are made of."""
+        about = cleandoc(cls.__doc__ or "")
+        return Described(cls.name, about, cls.examples, cls.epilog(), cls.settings(), cls.asks)
+
     def config(self) -> dict[str, Any]:
         """The values of all settings, presets resolved."""
         return {name: getattr(self, name) for name in settings_in(type(self))} | dict(self.given)
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises errors as InputError, and takes no abbreviations, which another flag could make ambiguous."""
-
-    def __init__(self, **options: Any) -> None:
-        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110)
-        options |= {"allow_abbrev": False, "argument_default": argparse.SUPPRESS, "formatter_class": formatter}
-        super().__init__(**options)
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
-
-
-def build(command: type[Command]) -> Parser:
-    """The parser of a command; its namespace has the given settings alone."""
-    parser = Parser(prog=f"posenc {command.name}", description=cleandoc(command.__doc__ or ""), epilog=command.epilog())
-    sections: dict[str, Any] = {"": parser}
-    for setting in command.settings().values():
-        if setting.section not in sections:
-            sections[setting.section] = parser.add_argument_group(setting.section)
-        setting.add(sections[setting.section])
-    text = "take settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence"
-    parser.add_argument("--config", metavar="FILE", help=text)
-    text = "print all settings as YAML, presets resolved, and do nothing else"
-    parser.add_argument("--print-config", action="store_true", help=text)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    return parser
+@contextmanager
+def _mistakes() -> Iterator[None]:
+    """Mistakes of a command line are those of the user's input."""
+    try:
+        yield
+    except Mistake as error:
+        raise InputError(str(error)) from None
 
 
 def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
@@ -213,15 +123,12 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
         InputError: flags or a file that the command does not take.
         SystemExit: after printing for --help or --print-config.
     """
-    parser, known = build(command), command.settings()
-    flags, unread = parser.parse_known_intermixed_args(arguments)
-    for word in sorted(unread, key=lambda word: not word.startswith("-")):
-        name = word.partition("=")[0]
-        near = get_close_matches(name, [each.written for each in known.values()], n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"unknown argument {name}: {hint}posenc {command.name} --help lists all")
-    values = _values(flags)
-    path, as_json, printing = values.pop("config", None), values.pop("json", False), values.pop("print_config", False)
+    described = command.described()
+    known = described.settings
+    with _mistakes():
+        values = given(described, arguments)
+    path, printing = values.pop("config", None), values.pop("print_config", False)
+    more = {name: values.pop(name, False) for name in ("json", "yes")}
     if path is not None:
         in_file = read_settings(path, command)
         in_file = {
@@ -231,20 +138,14 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
             if known[name].how.code:
                 _check_names_no_code(path, known[name], _texts(value))
         values |= in_file
-    of_command = {name: each for name, each in known.items() if not each.section}
-    missing = [each.written for name, each in of_command.items() if each.default is MISSING and name not in values]
-    if missing:
-        raise InputError(f"the following arguments are required: {', '.join(missing)}")
-    given = {name: values.pop(name) for name in list(values) if name not in of_command}
-    options = command(**values, given=given, typed=typed, json=as_json)
+    with _mistakes():
+        check_required(described, values)
+    of_groups = {name: values.pop(name) for name in list(values) if known[name].section}
+    options = command(**values, **more, given=of_groups, typed=typed)
     if printing:
         print(as_yaml(options), end="")
-        parser.exit()
+        raise SystemExit(0)
     return options
-
-
-def _values(namespace: argparse.Namespace) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in vars(namespace).items()}
 
 
 def with_flags(message: str, command: type[Command]) -> str:
@@ -281,7 +182,8 @@ def read_settings(path: str, command: type[Command]) -> dict[str, Any]:
                 raise unknown("setting", key, known)
             if value != []:
                 words += known[key].words(value)
-        return _values(build(command).parse_intermixed_args(words))
+        flags: argparse.Namespace = build(command.described()).parse_intermixed_args(words)
+        return values_of(flags)
     except (OSError, ValueError) as error:
         raise InputError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
 

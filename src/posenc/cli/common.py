@@ -5,21 +5,22 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from posenc.cli.command import Command, How, record
+from posenc.cli.command import Command, record
 from posenc.errors import InputError, needs, printable
+from posenc_cli import DONE, FAILED
+from posenc_cli.arguments import How, laid_out, room
 
 if TYPE_CHECKING:
     from posenc.lab.engines import Engine
     from posenc.lab.files import Folder
     from posenc.report.terminal import Display
 
-DONE, FAILED, USAGE, NOT_RUN = 0, 1, 2, 3
 LONGEST_MESSAGE = 2400
 """Characters of an error message that are shown."""
 
@@ -34,10 +35,12 @@ class WithOutput(Command):
     out: Annotated[str | None, "also write the JSON into this folder", How("DIR")] = None
 
     def emit(self, data: object, text: str) -> int:
-        """Print a result, and write it if --out is given."""
+        """Print a result, and write it if --out is given. Lines that are longer than the terminal are broken between words."""
         if self.out is not None:
             record(self.out, self).write(f"{self.name}.json", json.dumps(data, indent=1))
-        print(json.dumps(data, indent=1) if self.json else printable(text))
+        width = room()
+        shown = printable(text) if width is None else laid_out(printable(text), width)
+        print(json.dumps(data, indent=1) if self.json else shown)
         return DONE
 
 
@@ -184,12 +187,6 @@ def run_study(
     )
     print(f"posenc {command.name}: {message}", file=sys.stderr)
     return FAILED, results
-
-
-def aligned(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -> list[str]:
-    """Rows of a table as lines. justify: str.ljust or str.rjust."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
 
 
 def one_line(message: object) -> str:

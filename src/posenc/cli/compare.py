@@ -4,11 +4,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import How, record, settings_in
+from posenc.cli.command import record, settings_in
 from posenc.cli.common import StudyCommand, check_unchanged, make_engine, refuse_launcher, run_study
 from posenc.errors import InputError, listed
+from posenc_cli.arguments import How
 
 if TYPE_CHECKING:
     from posenc.lab.compare import Comparison, Table
@@ -34,14 +35,23 @@ class Data:
 class Compare(StudyCommand):
     """Train the same small Transformer with each encoding and test it past its training length."""
 
+    examples: ClassVar = (
+        "posenc compare --preset quick",
+        "posenc compare --encodings rope alibi rope+alibi",
+        "posenc compare --data book.txt --encodings rope fade.py:Fade",
+    )
+    asks: ClassVar = True
+
     task: Annotated[
         tuple[str, ...],
         "text: predict the next token; vision: classify images; copy, reverse, recall, addition, sort, dyck, parity, induction, "
         "first_token, modular, flip_flop, n_back_1 to n_back_4, selective_copy, indirect_indexing or a5: answer generated questions; a "
         "class of your code, FILE:CLASS; several: one table of all (default: text, or the preset's)",
-        How("NAME", code=True),
+        How("NAME", code=True, names="training task"),
     ] = ()
-    encodings: Annotated[tuple[str, ...], "what to compare (default: the preset's)", How("NAME", code=True)] = ()
+    encodings: Annotated[
+        tuple[str, ...], "what to compare (default: the preset's)", How("NAME", code=True, names="encoding")
+    ] = ()
     preset: Annotated[Literal["quick", "standard", "thorough", "leaderboard", "gpu"], "size of the comparison"] = (
         "standard"
     )
@@ -59,7 +69,7 @@ class Compare(StudyCommand):
     ] = None
     out: str = "posenc-compare"
     share: Annotated[
-        str, "train only this share of the models, such as 1/4 on the first of four machines", How("I/N")
+        str, "train one share of the models here: 1/4 is the first of four, for the first of four machines", How("I/N")
     ] = "1/1"
     merge: Annotated[
         tuple[str, ...],
@@ -103,8 +113,8 @@ class Compare(StudyCommand):
     @classmethod
     def epilog(cls) -> str:
         return (
-            "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and joined\n"
-            "by + (rope+alibi); a class in a file is FILE:CLASS (fade.py:Fade), in a module MODULE:CLASS. A comparison\n"
+            "Encodings are named as `posenc list` shows them, with options after colons (rope:rope_theta=500000) and joined "
+            "by + (rope+alibi); a class in a file is FILE:CLASS (fade.py:Fade), in a module MODULE:CLASS. A comparison "
             "that was stopped continues when the same command is run again."
         )
 
@@ -147,7 +157,7 @@ class Compare(StudyCommand):
 
         code, _ = run_study(
             self,
-            Tracked(hint="" if self.preset == "quick" else "; --preset quick is a smaller comparison"),
+            Tracked(yes=self.yes, hint="" if self.preset == "quick" else "; --preset quick is a smaller comparison"),
             work,
             partial(report.show, may_import=True) if one else leaderboard.show_tasks,
             "runs",

@@ -4,12 +4,13 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from posenc.cli.command import How
-from posenc.cli.common import DONE, FAILED, NOT_RUN, WithOutput
+from posenc.cli.common import WithOutput
 from posenc.errors import InputError
 from posenc.lab.files import write_atomically
+from posenc_cli import DONE, FAILED, NOT_RUN
+from posenc_cli.arguments import How
 
 COLOURS = {True: "#2e7d32", False: "#b3261e", None: "#6b6b6b"}
 
@@ -36,12 +37,17 @@ def badge(kind: str, passed: bool | None) -> str:
 class Conform(WithOutput):
     """Check your implementation against the authors' formulas, and say what is wrong with it."""
 
+    examples: ClassVar = (
+        "posenc conform mypackage.rope:apply --as rotary",
+        "posenc conform frequencies.py:yarn --as yarn --badge yarn.svg",
+    )
+
     function: Annotated[
         str,
         "the function to test; MODULE may be a path to a .py file",
         How("MODULE:FUNCTION", positional=True, code=True),
     ]
-    kind: Annotated[str, "what it implements (below)", How("KIND", flag="as")]
+    kind: Annotated[str, "what it implements, see below", How("KIND", flag="as", names="kind")]
     badge: Annotated[str | None, "also write the verdict as a picture", How("FILE.svg")] = None
 
     @classmethod
@@ -49,9 +55,9 @@ class Conform(WithOutput):
         from posenc.conformance.kinds import conventions
 
         return (
-            f"{conventions()}\n\nArguments are passed by name where the function has these names, the rest in order to the"
-            "\nremaining parameters. Arrays are passed as torch tensors; tensors, numpy arrays and lists may be returned."
-            "\nExit code 0: it conforms, 1: it does not, 3: it could not be run."
+            f"{conventions()}\n\nArguments are passed by name where the function has these names, the rest in order to the "
+            "remaining parameters. Arrays are passed as torch tensors; tensors, numpy arrays and lists may be returned.\n"
+            "Exit code 0: it conforms, 1: it does not, 3: it could not be run."
         )
 
     def run(self) -> int:

@@ -2,10 +2,10 @@
 """posenc diff."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from posenc.cli.command import How
-from posenc.cli.common import WithOutput, aligned, check_limits
+from posenc.cli.common import WithOutput, check_limits
+from posenc_cli.arguments import How, aligned, room
 
 if TYPE_CHECKING:
     from posenc.frequencies import Difference
@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 class Diff(WithOutput):
     """Compare two frequency schedules of RoPE: what each does to every pair of channels."""
 
-    first: Annotated[str, "a frequency schedule", How("SCHEDULE", positional=True)]
-    second: Annotated[str, "another one", How("SCHEDULE", positional=True)]
-    factor: Annotated[float, "the new length over the trained one", How("F")] = 4.0
+    examples: ClassVar = (
+        "posenc diff yarn ntk",
+        "posenc diff yarn linear --factor 8 --head-dim 128",
+    )
+
+    first: Annotated[str, "a frequency schedule", How("SCHEDULE", positional=True, names="schedule")]
+    second: Annotated[str, "another one", How("SCHEDULE", positional=True, names="schedule")]
+    factor: Annotated[float, "the new length over the context length", How("F")] = 4.0
     head_dim: Annotated[int, "channels of a head that rotate"] = 64
     base: Annotated[float, "base of the frequencies, rope_theta"] = 10000.0
     length: Annotated[int, "training length, in positions"] = 4096
@@ -31,8 +36,8 @@ class Diff(WithOutput):
     @classmethod
     def epilog(cls) -> str:
         return (
-            "Schedules are named as `posenc list` shows them, with options after colons (yarn:beta_fast=16) and what is\n"
-            "applied to them after a plus sign (yarn+resonance). --factor and --length go to those that need them and do\n"
+            "Schedules are named as `posenc list` shows them, with options after colons (yarn:beta_fast=16) and what is "
+            "applied to them after a plus sign (yarn+resonance). --factor and --length go to those that need them and do "
             "not state them."
         )
 
@@ -61,5 +66,5 @@ def text(difference: "Difference") -> str:
     head = [f"{letter}: {schedule}" for letter, schedule in zip("AB", d.schedules, strict=True)]
     shape = f"head_dim {d.head_dim}, base {d.base:g}, trained on {d.length} positions, phases of tokens {d.at:g} apart"
     return "\n".join(
-        [*head, shape, "", *aligned(rows, str.rjust), "", *(f"- {sentence}" for sentence in d.sentences())]
+        [*head, shape, "", *aligned(rows, str.rjust, room()), "", *(f"- {sentence}" for sentence in d.sentences())]
     )

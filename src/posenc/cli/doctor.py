@@ -3,15 +3,23 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, check_limits
+from posenc.cli.common import WithModel, WithOutput, check_limits
 from posenc.errors import InputError, needs
+from posenc_cli import DONE, FAILED
+from posenc_cli.arguments import room
 
 
 @dataclass(kw_only=True)
 class Doctor(WithModel, WithOutput):
     """Report how a pretrained model encodes positions, and what is wrong with it."""
+
+    examples: ClassVar = (
+        "posenc doctor my-llm",
+        "posenc doctor config.json --length 32768",
+        "posenc doctor OWNER/NAME --config-only",
+    )
 
     config_only: Annotated[
         bool, "compare what transformers 4 and 5, vLLM, SGLang, llama.cpp and DeepSpeed compute from the configuration"
@@ -23,8 +31,8 @@ class Doctor(WithModel, WithOutput):
         from posenc.pretrained.findings import listed
 
         return (
-            "MODEL may also be a config.json, or a folder with one and no weights, as with --config-only; a GGUF file's header is read\n"
-            "by --config-only. Exit code 0: nothing is wrong (there may be hazards and notes), 1: something is, or programs compute\n"
+            "MODEL may also be a config.json, or a folder with one and no weights, as with --config-only; a GGUF file's header is read "
+            "by --config-only. Exit code 0: nothing is wrong (there may be hazards and notes), 1: something is, or programs compute "
             f"different positions. The report has the remedy of each finding:\n\n{listed()}"
         )
 
@@ -40,7 +48,7 @@ class Doctor(WithModel, WithOutput):
 
             needs("transformers", "lab")
             comparison = compare(read_config(self.model), self.length)
-            self.emit({"command": self.typed, **comparison.to_dict()}, str(comparison))
+            self.emit({"command": self.typed, **comparison.to_dict()}, comparison.text(room()))
             return FAILED if comparison.wrong else DONE
         if self.length is not None:
             raise InputError(f"length={self.length}: is for a configuration alone; add config_only, or leave it out")

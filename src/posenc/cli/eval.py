@@ -2,19 +2,26 @@
 """posenc eval."""
 
 from dataclasses import asdict, dataclass
-from textwrap import fill
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import How, record
+from posenc.cli.command import record
 from posenc.cli.common import StudyCommand, WithModel, check_unchanged, make_engine, refuse_launcher, run_study
+from posenc_cli.arguments import How
 
 
 @dataclass(kw_only=True)
 class Eval(WithModel, StudyCommand):
     """Measure retrieval (passkey, needle in a haystack ...) and perplexity of a pretrained model on long contexts."""
 
+    examples: ClassVar = (
+        "posenc eval demo --preset quick",
+        "posenc eval my-llm --tasks passkey --methods yarn --times 2",
+        "posenc eval demo --tasks needle --lengths 1024 4096",
+    )
+    asks: ClassVar = True
+
     preset: Annotated[
-        Literal["quick", "standard", "thorough", "longer"] | None, "what is measured, unless flags change it (below)"
+        Literal["quick", "standard", "thorough", "longer"] | None, "what is measured, unless flags change it, see below"
     ] = "standard"
     text_sha256: Annotated[
         str | None,
@@ -44,20 +51,16 @@ class Eval(WithModel, StudyCommand):
         width = max(map(len, TASKS))
         presets = (
             f"  {name:{width}}  {' '.join(s.tasks)}\n"
-            + fill(
-                f"under {' '.join(s.methods)}, at {_lengths(s)}, {texts_a_cell(s.samples, s.seeds)}, "
-                f"{'generated too' if s.generate else 'nothing generated'}",
-                110,
-                initial_indent=" " * (width + 4),
-                subsequent_indent=" " * (width + 4),
-            )
+            + " " * (width + 4)
+            + f"under {' '.join(s.methods)}, at {_lengths(s)}, {texts_a_cell(s.samples, s.seeds)}, "
+            f"{'answers generated too' if s.generate else 'nothing generated'}"
             for name, s in PRESETS.items()
         )
         tasks = (f"  {name:{width}}  {summary(task)}" for name, task in TASKS.items())
         return (
             "presets:\n" + "\n".join(presets) + "\n\ntasks:\n" + "\n".join(tasks) + "\n\n"
-            "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The\n"
-            "unmodified model comes first (none), and past its context length also the unmodified model on truncated\n"
+            "Tasks take options after colons (key_value:keys=digits); methods are those of `posenc extend`. The "
+            "unmodified model comes first (none), and past its context length also the unmodified model on truncated "
             "input (cut_off). An evaluation that was stopped continues when the same command is run again."
         )
 
@@ -93,7 +96,7 @@ class Eval(WithModel, StudyCommand):
         check_unchanged(self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
         code, results = run_study(
             self,
-            Display(),
+            Display(yes=self.yes),
             lambda progress: evaluate(
                 model,
                 tokenizer,

@@ -2,10 +2,11 @@
 """posenc explore."""
 
 from dataclasses import dataclass, make_dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from posenc.cli.command import Command, How
+from posenc.cli.command import Command
 from posenc.cli.common import target, write_page
+from posenc_cli.arguments import How
 
 FILE = "posenc-explorer.html"
 USUAL = {"": "in order", "False": "off"}
@@ -15,6 +16,11 @@ USUAL = {"": "in order", "False": "off"}
 @dataclass(kw_only=True)
 class Explore(Command):
     """Write the interactive page: every encoding and extension, computed in the browser."""
+
+    examples: ClassVar = (
+        "posenc explore --open",
+        "posenc explore --encoding rope --method yarn --factor 4",
+    )
 
     out: Annotated[str, "the file to write", How("FILE.html")] = FILE
     open: Annotated[bool, "show it in the browser"] = False
@@ -39,7 +45,7 @@ class Explore(Command):
     @classmethod
     def epilog(cls) -> str:
         return (
-            "The file works offline, and everything can be changed in it. Encodings and methods take options after colons,\n"
+            "The file works offline, and everything can be changed in it. Encodings and methods take options after colons, "
             "as in --method yarn:beta_fast=16."
         )
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from posenc.cli.command import How
-from posenc.cli.common import DONE, FAILED, WithModel, WithOutput, no_progress_bars
+from posenc.cli.common import WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
 from posenc.scratch import replacing
 from posenc.spec import literal, parse_sum
+from posenc_cli import DONE, FAILED
+from posenc_cli.arguments import How, room
 
 if TYPE_CHECKING:
     from posenc.pretrained.finetune import Finetuning
@@ -50,7 +51,7 @@ class AutoOptions:
     ] = None
     minutes: Annotated[float | None, "for which the rounds are planned (default: 10)", How(unless=("plan",))] = None
     candidates: Annotated[
-        tuple[str, ...], "methods to try (default: those of posenc eval --preset longer)", How("M")
+        tuple[str, ...], "methods to try (default: those of posenc eval --preset longer)", How("METHOD", names="method")
     ] = ()
     plan: Annotated[str | None, "a plan.json of another run, to repeat it", How("FILE")] = None
 
@@ -59,13 +60,21 @@ class AutoOptions:
 class Extend(WithModel, WithOutput):
     """Extend the context window of a pretrained model (RoPE scaling), or its image size; verify it and save it."""
 
+    examples: ClassVar = (
+        "posenc extend demo --method yarn --factor 2",
+        "posenc extend my-llm --method yarn --factor 4 --out longer",
+        "posenc extend my-llm --method auto --factor 2 --out best",
+        "posenc extend my-vit --image-size 384 --out larger",
+    )
+    asks: ClassVar = True
+
     method: Annotated[
         str | None,
         "extension method, see below; of a vision model how tables are interpolated (default: as its source does)",
-        How("M"),
+        How("METHOD", names="method"),
     ] = None
     factor: Annotated[
-        float | None, "the new length over the trained one", How("F", unless=("target_length", "image_size"))
+        float | None, "the new length over the context length", How("F", unless=("target_length", "image_size"))
     ] = None
     target_length: Annotated[int | None, "the new length in tokens", How(unless=("factor", "image_size"))] = None
     image_size: Annotated[
@@ -84,7 +93,7 @@ class Extend(WithModel, WithOutput):
         "text for the loss before and after (default: the language reference inside Python), or with --method fit to learn from",
         How("FILE"),
     ] = None
-    verify_tokens: Annotated[int | None, "tokens of it (default: what about a minute allows)"] = None
+    verify_tokens: Annotated[int | None, "tokens of the text (default: what about a minute allows)"] = None
     verify: Annotated[bool, "measure the loss before and after"] = True
     finetune: Annotated[
         tuple[str, ...],
@@ -110,12 +119,12 @@ class Extend(WithModel, WithOutput):
         return (
             "methods:\n" + "\n".join(f"  {name:{width}}  {method.summary}" for name, method in METHODS.items()) + "\n"
             f"  {CHOSEN:{width}}  Measures the others on passkey, key-value and your text, and takes the best, or none.\n\n"
-            "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas\n"
-            "(--option long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and\n"
-            "after, beside that of the model as it was on a text cut to its context length. With --out the model is saved\n"
-            "so that plain transformers loads it, wherever that can be expressed. fit learns from the text, holds out a part\n"
-            "of it, and is verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C.\n"
-            "auto saves the model into DIR/model, beside its plan, its measurements and its choice (selection.json)."
+            "Methods take options after colons (yarn:beta_fast=16) or by --option, lists of numbers with commas (--option "
+            "long_factor=1,1.5,2), and are joined by + (ntk+log_n). The loss on a text is measured before and after, beside that "
+            "of the unmodified model on a text cut to its context length. With --out the model is saved so that plain "
+            "transformers loads it, wherever that can be expressed. fit learns from the text, holds out a part of it, and is "
+            "verified on the default one; --option checkpoint=DIR lets the same command go on after Ctrl-C. auto saves the model "
+            "into DIR/model, beside its plan, its measurements and its choice (selection.json)."
         )
 
     def run(self) -> int:
@@ -154,10 +163,10 @@ class Extend(WithModel, WithOutput):
             check_file(self.gguf)
         model, tokenizer = self.load()
         if tokenizer is None and (self.verify or fits or training is not None):
-            raise InputError(f"{self.model}: it has no tokenizer to read a text with; give --no-verify, no --finetune")
+            raise InputError(f"{self.model}: it has no tokenizer for the text; give --no-verify, no --finetune")
 
         if fits:
-            with Display() as shown:
+            with Display(yes=self.yes) as shown:
                 options |= {"text": text, "tokenizer": tokenizer, "progress": _fitting(shown)}
                 report = extend(model, method, factor=self.factor, target_length=self.target_length, **options)
             method, options, text = report.method, {}, None  # what the fit has read does not verify it
@@ -179,7 +188,7 @@ class Extend(WithModel, WithOutput):
         results["precision"] = chosen_because(model)
         printed: list[object] = [report, f"computed in {results['precision']}"]
         tuned: Finetuning | None = None
-        with Display() as shown:
+        with Display(yes=self.yes) as shown:
             name = None if fits else self.text
             reader = (
                 self._before_and_after(name, text, model, tokenizer, report, extended, shown) if self.verify else None
@@ -241,7 +250,7 @@ class Extend(WithModel, WithOutput):
         if self.gguf is not None:
             check_file(self.gguf)
         model, tokenizer = self.load()
-        with Display() as shown:
+        with Display(yes=self.yes) as shown:
             try:
                 found = extend(
                     model, CHOSEN, factor=self.factor, target_length=self.target_length, tokenizer=tokenizer, text=text,
@@ -253,9 +262,9 @@ class Extend(WithModel, WithOutput):
                 print(f"posenc extend: interrupted; {then}", file=sys.stderr)
                 return FAILED
         results: dict[str, Any] = {"command": self.typed, "model": self.model, "selection": found.to_dict()}
-        printed: list[object] = [found]
+        printed: list[object] = [found.text(room())]
         if found.extension is None and (self.out or self.gguf):
-            printed.append("no model is written: the one that was loaded, with truncated texts, is the choice")
+            printed.append("no model is written: the one that was loaded, with truncated inputs, is the choice")
         if found.extension is not None and saved_in is not None:
             with no_progress_bars():
                 saved = to_hf(model, saved_in, tokenizer)

@@ -4,10 +4,11 @@
 import sys
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
-from posenc.cli.command import Command, How
+from posenc.cli.command import Command
 from posenc.cli.common import check_limits, target, write_page
+from posenc_cli.arguments import How
 
 FILE = "posenc-predict.html"
 
@@ -18,15 +19,22 @@ class Predict(Command):
 
     A page for the browser. It takes seconds for each encoding, on one core."""
 
+    examples: ClassVar = (
+        "posenc predict --open",
+        "posenc predict rope alibi t5 --data book.txt",
+    )
+
     encodings: Annotated[
-        tuple[str, ...], "of rope, alibi, none, sinusoidal and t5", How("ENCODING", positional=True)
+        tuple[Literal["rope", "alibi", "none", "sinusoidal", "t5"], ...],
+        "models to train",
+        How("ENCODING", positional=True),
     ] = ("rope", "alibi", "none", "sinusoidal")
     data: Annotated[str, "the text to learn: pydoc (Python's reference), text files, a folder, or hf:NAME[:CONFIG]"] = (
         "pydoc"
     )
     length: Annotated[int, "training length in bytes"] = 128
     steps: Annotated[int, "training steps"] = 120
-    seed: Annotated[int, "of the training"] = 0
+    seed: Annotated[int, "seed of the training"] = 0
     out: Annotated[str, "the file to write", How("FILE.html")] = FILE
     open: Annotated[bool, "show it in the browser"] = False
 

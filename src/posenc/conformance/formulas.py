@@ -73,7 +73,7 @@ def rotary_proportional(
 
 
 def rotary_ragged(x: Any, offsets: Sequence[int], base: float, **options: Any) -> Tensor:
-    """RoPE of a batch whose rows begin at positions of their own, in generation or after padding on the left, whose
+    """RoPE of a batch whose rows begin at different positions, in generation or after padding on the left, whose
     tokens are at negative positions (seqlen_offsets in Dao-AILab/flash-attention, flash_attn/layers/rotary.py)."""
     return rotary(x, positions_of({"x": x, "offsets": offsets}), base, **options)
 
@@ -317,7 +317,7 @@ def longrope(
     head_dim: int, base: float, short_factor: Sequence[float], long_factor: Sequence[float], original_max_positions: int,
     length: int,
 ) -> Vector:  # fmt: skip
-    """LongRoPE: frequencies over long_factor for texts longer than the original length, else over short_factor (Ding et
+    """LongRoPE: frequencies over long_factor for inputs longer than the original length, else over short_factor (Ding et
     al. 2024; microsoft/LongRoPE; transformers)."""
     divisors = long_factor if length > original_max_positions else short_factor
     return [f / divisor for f, divisor in zip(default(head_dim, base), divisors, strict=True)]

@@ -198,7 +198,7 @@ class Learned(Absolute):
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_i, \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
     use_when = (
-        "Take it for texts of a fixed greatest length, as BERT and GPT-2 do; `hierarchical` extends a trained table."
+        "Take it for inputs of a fixed greatest length, as BERT and GPT-2 do; `hierarchical` extends a trained table."
     )
     equal_to = "transformers' BERT, GPT-2"
 

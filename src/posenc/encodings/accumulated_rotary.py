@@ -47,9 +47,7 @@ class AccumulatedRotary(Encoding):
         return self.layout, 0, 2 * self.pairs, self.head_dim
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        raise InputError(
-            f"{type(self).__name__} turns keys by what their texts say, not their positions: none can be moved"
-        )
+        raise InputError(f"{type(self).__name__} rotates keys by their content, not their positions: none can be moved")
 
     def steps(self, positions: Positions, layer: int) -> Tensor:
         """The angle by which each token turns each pair: (batch, kv_heads, num_keys, pairs), in radians."""

@@ -124,7 +124,7 @@ class Randomized(Encoding):
     formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
     use_when = (
-        "Add it in training to any encoding, for tasks whose texts grow up to max_length; `pose` keeps neighbours "
+        "Add it in training to any encoding, for tasks whose inputs grow up to max_length; `pose` keeps neighbours "
         "together."
     )
 
@@ -228,7 +228,7 @@ def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:
             )
         inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
         if positions.q.is_floating_point() or not bool(inside.all()):
-            raise InputError(f"{name} takes texts whose positions are 0 .. n-1: pass such positions, or use CAPE")
+            raise InputError(f"{name} takes inputs whose positions are 0 .. n-1: pass such positions, or use CAPE")
     return lengths
 
 

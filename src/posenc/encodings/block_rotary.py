@@ -196,9 +196,7 @@ class STRING(AxialRotary):
     )
     zero_is_identity = False
     extrapolates = "partly: as RoPE on each axis"
-    use_when = (
-        "Take it in place of `axial_rope`, or of `rope`, where each head should learn the channels that turn together."
-    )
+    use_when = "Take it in place of `axial_rope`, or of `rope`, where each head should learn the channels that rotate together."
     equal_to = "the formula"
 
     _: KW_ONLY

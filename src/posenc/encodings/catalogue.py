@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every encoding as a row of a table, from what the code declares, and the papers behind each as BibTeX."""
 
-import re
 from importlib.resources import files
 from typing import Any
 
@@ -9,6 +8,7 @@ from posenc.encoding import Encoding
 from posenc.encodings import ENCODINGS, create, create_map, lookup
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
 from posenc.errors import summary
+from posenc_cli.listing import bibtex
 
 SHAPE: dict[str, Any] = {"dim": 64, "num_heads": 4, "num_layers": 2, "max_positions": 512, "causal": True}
 """A model in which each encoding is made once, to see whether it learns anything."""
@@ -49,8 +49,7 @@ def cite(encoding: Encoding | type[Encoding] | str) -> Bibtex:
 def entries() -> dict[str, str]:
     """Every BibTeX entry of papers.bib by key."""
     text = files("posenc.encodings").joinpath("papers.bib").read_text(encoding="utf-8")
-    stripped = (entry.strip() for entry in re.split(r"\n(?=@)", text))
-    return {match[1]: entry for entry in stripped if (match := re.match(r"@\w+\{([^,]+),", entry))}
+    return bibtex(text)
 
 
 def rows() -> list[dict[str, Any]]:

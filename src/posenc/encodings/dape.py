@@ -44,7 +44,7 @@ class DAPE(Encoding):
     )
     extrapolates = "yes: better than the bias that it adapts, by the paper"
     use_when = (
-        "Take it on top of rotations or alone, for texts longer than in training, where time matters less; `kerple` "
+        "Take it on top of rotations or alone, for inputs longer than in training, where time matters less; `kerple` "
         "is its bias without the network."
     )
     equal_to = "the authors' code"

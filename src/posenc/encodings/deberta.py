@@ -149,7 +149,7 @@ class DeBERTaV2(_Disentangled):
     projections, given by `share`; otherwise through separate projections, with biases. The rest: see `DeBERTa`.
 
     Keys max_relative_positions or more ahead of a query take row 0, as in transformers. The authors' code takes row 1, so
-    that row 0 of their weights was never trained: their published models (512) are unsure of texts beyond 512 tokens.
+    that row 0 of their weights was never trained: their published models (512) are unsure of inputs beyond 512 tokens.
 
     Raises InputError for fractional positions, unknown terms, buckets that do not fit, and shared projections that
     were never given. Source: He et al. 2021, section 3.1; He, Gao and Chen 2023; microsoft/DeBERTa.

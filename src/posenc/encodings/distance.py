@@ -147,7 +147,7 @@ class ALiBi(_DistanceBias):
     )
     extrapolates = "yes: trained short, tested long"
     use_when = (
-        "Take it for texts longer than in training where nothing is to be learned, as BLOOM and MPT do; `kerple` "
+        "Take it for inputs longer than in training where nothing is to be learned, as BLOOM and MPT do; `kerple` "
         "learns the decay."
     )
     equal_to = "transformers' BLOOM, MPT"
@@ -302,7 +302,7 @@ class Sines(_DistanceBias):
         r"t = \frac{i - j}{L}",
     )
     extrapolates = "no: distances repeat after twice the training length"
-    use_when = "Take it as the smallest learned bias, for texts up to train_length; `t5` serves longer ones."
+    use_when = "Take it as the smallest learned bias, for inputs up to train_length; `t5` serves longer ones."
 
     num_heads: int
     _: KW_ONLY

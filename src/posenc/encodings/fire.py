@@ -39,7 +39,7 @@ class FIRE(Encoding):
     papers: ClassVar[tuple[str, ...]] = ("li2024functional",)
     extrapolates = "yes: any length is mapped to one interval"
     use_when = (
-        "Take it where the function of the distance is to be learned and texts grow; `kerple` depends on the "
+        "Take it where the function of the distance is to be learned and inputs grow; `kerple` depends on the "
         "distance alone and costs less memory."
     )
 

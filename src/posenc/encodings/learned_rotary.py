@@ -168,7 +168,7 @@ class LearnedRotary(AxesRotary):
 class FoPE(AxesRotary):
     """Fourier position embedding: cos and sin of each pair are sums over several frequencies, with random or learned weights.
 
-    Frequencies below 2 pi / train_length, which never complete a turn in training, are dropped; `pairs` of the head's
+    Frequencies below 2 pi / train_length, which never complete a rotation in training, are dropped; `pairs` of the head's
     head_dim / 2 are rotated by sums over the others, and the rest pass unchanged (cos 1, sin 0).
 
     head_dim, rope_theta, layout: as in `Rotary`. num_heads, num_kv_heads, num_layers: of the model; each key head and
@@ -178,7 +178,7 @@ class FoPE(AxesRotary):
     trainable: make parameters of them; False: they stay as drawn, as buffers that the state_dict has and `spec` has not.
 
     A sum is no rotation: norms change, and scores depend on both positions. Raises InputError for a train_length at
-    which no frequency completes a turn. Source: Hua et al. 2024, section 3.
+    which no frequency completes a rotation. Source: Hua et al. 2024, section 3.
     """
 
     name = "fope"
@@ -189,7 +189,7 @@ class FoPE(AxesRotary):
     )
     extrapolates = "yes, by the paper: frequencies that are not fully trained are gone"
     use_when = (
-        "Take it in place of `rope` for texts longer than in training; scores then depend on both positions. vLLM "
+        "Take it in place of `rope` for inputs longer than in training; scores then depend on both positions. vLLM "
         "serves Intern-S1-Pro with it."
     )
     shift_invariant = False
@@ -215,7 +215,7 @@ class FoPE(AxesRotary):
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         inputs = len(self.tables()["frequency"])
         if inputs == 0:
-            raise InputError(f"train_length={self.train_length}: no frequency completes a turn; pass at least 7")
+            raise InputError(f"train_length={self.train_length}: no frequency completes a rotation; pass at least 7")
         outputs = min(inputs, max(self.head_dim // 4, 1)) if self.pairs is None else self.pairs
         if not 1 <= outputs <= min(inputs, self.head_dim // 2):
             raise InputError(f"pairs={self.pairs}: must lie between 1 and {min(inputs, self.head_dim // 2)}")
@@ -237,7 +237,7 @@ class FoPE(AxesRotary):
         return {"frequency": curve[curve >= 2 * math.pi / self.train_length, None]}
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
-        raise InputError("FoPE does not turn keys by an angle: there is nothing to move")
+        raise InputError("FoPE does not rotate keys by an angle: there is nothing to move")
 
     def weights(self, name: str, layer: int) -> Tensor:
         """Those of a layer's "cosines" or "sines", (num_kv_heads, frequencies, pairs) in float64."""

@@ -242,7 +242,7 @@ class PRotary(Rotary):
     extrapolates = "partly: the slow frequencies are what meets unseen angles"
     use_when = (
         "Take it where some channels should compare content at any distance, as Gemma 4 does without a window; "
-        "`rope` turns all pairs."
+        "`rope` rotates all pairs."
     )
     equal_to = "transformers' proportional RoPE"
 
@@ -284,7 +284,7 @@ class DecoupledRotary(Rotary):
         r"s_{ij} = \frac{q_i^C \cdot k_j^C + R_i q_i^R \cdot R_j k_j^R}{\sqrt{d}}",
     )
     use_when = (
-        "Take it with latent attention, as DeepSeek-V3 does; `rope` with rotary_dim turns the first channels instead "
+        "Take it with latent attention, as DeepSeek-V3 does; `rope` with rotary_dim rotates the first channels instead "
         "of the last."
     )
     equal_to = "transformers' DeepSeek-V3"
@@ -326,7 +326,7 @@ class XPos(Rotary):
     isometric = False
     extrapolates = "yes: scores fade with distance; the paper adds windows at inference"
     use_when = (
-        "Take it in a causal model for texts longer than in training; `alibi` fades with the distance, too, and "
+        "Take it in a causal model for inputs longer than in training; `alibi` fades with the distance, too, and "
         "rotates nothing."
     )
     equal_to = "x-transformers, rotary-embedding-torch"

@@ -171,7 +171,7 @@ class AxialRotary(AxesRotary):
     def _refuse_centred(self) -> None:
         if self.centred:
             raise InputError(
-                "AxialRotary(centred=True) turns keys by the size of the complete image: cache them unrotated"
+                "AxialRotary(centred=True) rotates keys by the size of the complete image: cache them unrotated"
             )
 
     def tables(self) -> dict[str, Tensor]:

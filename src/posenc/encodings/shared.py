@@ -182,5 +182,5 @@ def bicubic(planes: Tensor, height: int, width: int) -> Tensor:
 
 
 def make_orthogonal(matrix: Tensor) -> None:
-    """Fill a matrix, which needs no gradient, with a random orthogonal one; half precision has no decomposition of its own."""
+    """Fill a matrix, which needs no gradient, with a random orthogonal one; half precision has no decomposition."""
     matrix.copy_(nn.init.orthogonal_(torch.empty(matrix.shape, dtype=torch.float32, device=matrix.device)))

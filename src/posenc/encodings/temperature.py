@@ -77,7 +77,9 @@ class LogN(QueryScale):
     shift_invariant = True
     sees_order = False
     extrapolates = "yes: entropy stays level"
-    use_when = "Add it to any encoding for texts longer than train_length; `temperature` is one factor for all lengths."
+    use_when = (
+        "Add it to any encoding for inputs longer than train_length; `temperature` is one factor for all lengths."
+    )
 
     train_length: int
     _: KW_ONLY
@@ -96,7 +98,7 @@ class Temperature(QueryScale):
     """Every score q . k times one factor, so that attention is sharper (above 1) or flatter.
 
     beta: the factor. YaRN's is (0.1 ln s + 1)^2 for s times the context length, where a schedule's attention_factor has
-    not brought it in already; DroPE's is 1 + c ln s with c chosen on validation texts.
+    not brought it in already; DroPE's is 1 + c ln s with c chosen on a validation set.
     Source: Peng et al. 2024, section 3.4; Gelberg et al. 2025 (DroPE).
     """
 

@@ -40,7 +40,7 @@ class TUPE(ContentBias):
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking",)
     extrapolates = "no: undefined past the table"
     use_when = (
-        "Take it in an encoder with a [CLS] token and texts of a fixed greatest length; `tupe_r` adds a bias of the "
+        "Take it in an encoder with a [CLS] token and inputs of a fixed greatest length; `tupe_r` adds a bias of the "
         "distance."
     )
 
@@ -118,7 +118,7 @@ class TUPER(TUPE):
         r"U_h^Q p_i \cdot U_h^K p_j / \sqrt{2d} + B_{h,\beta(j-i)} & \quad \text{otherwise} \end{cases}",
     )
     use_when = (
-        "Take it in an encoder with a [CLS] token and texts of a fixed greatest length; `t5` has the bias of the "
+        "Take it in an encoder with a [CLS] token and inputs of a fixed greatest length; `t5` has the bias of the "
         "distance alone."
     )
 

@@ -38,7 +38,7 @@ class Wall(Encoding):
     shift_invariant = True
     extrapolates = "yes: far keys have decayed"
     use_when = (
-        "Take it in a causal model for texts much longer than in training; `fox` has a gate for each head in place "
+        "Take it in a causal model for inputs much longer than in training; `fox` has a gate for each head in place "
         "of each channel."
     )
     equal_to = "the authors' expression"

@@ -94,9 +94,9 @@ def diff(
     length: int = 4096,
     at: float | None = None,
 ) -> Difference:
-    """Compare two schedules, as texts ("yarn:beta_fast=16") or as data.
+    """Compare two schedules, as strings ("yarn:beta_fast=16") or as data.
 
-    factor and length, the trained one, go to the schedules that need them and do not say them. at: the distance in
+    factor and length, the context length, go to the schedules that need them and do not say them. at: the distance in
     tokens at which phases are compared, factor * length if None; schedules that depend on the text's length take it so.
 
     Raises:

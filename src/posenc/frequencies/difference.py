@@ -56,7 +56,7 @@ class Pair:
 class Difference:
     """Two schedules over the pairs of a head.
 
-    names: their texts as given; schedules: and complete. length: the trained one. at: the distance in tokens at which
+    names: their texts as given; schedules: and complete. length: the context length. at: the distance in tokens at which
     phases are compared.
     """
 
@@ -103,7 +103,7 @@ class Difference:
         least = math.ceil(self.at * TENTH / large.phase)
         off = sum(pair.phase > TENTH for pair in self.pairs)
         return [
-            f"A model trained under one schedule reads tokens {least} or more apart at other angles under the other: pair "
+            f"A model trained under one schedule, given tokens {least} or more apart at other angles under the other: pair "
             f"{large.pair} is then off by 36° or more. At a distance of {self.at:g}, so are {off} of {len(self.pairs)} pairs."
         ]
 
@@ -165,7 +165,7 @@ def compared(
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}".replace(",", " ") if 1000 <= value < math.inf else f"{value:.4g}"
+    return f"{value:.0f}" if 1000 <= value < math.inf else f"{value:.4g}"
 
 
 def _stretched(number: float) -> str:

@@ -331,7 +331,7 @@ def _check_turns(may_equal: bool = False, **turns: float) -> tuple[float, float]
 
 
 def dynamic_factor(length: int, original_max_positions: int, factor: float = 1.0) -> float:
-    """The factor for a text of that length: 1 up to the trained one, then factor * length / trained - (factor - 1).
+    """The factor for an input of that length: 1 up to the context length, then factor * length / trained - (factor - 1).
 
     With factor 1 it is length / trained, YaRN's "dynamic scaling" (Peng et al. 2023, section 3.4); for other factors,
     the heuristic of emozilla (2023) and transformers, it is more than the text needs: 13 for four times the trained
@@ -366,7 +366,7 @@ def longrope(
     factor: float | None = None,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    """LongRoPE: each frequency divided by a number found by search, long_factor for texts longer than
+    """LongRoPE: each frequency divided by a number found by search, long_factor for inputs longer than
     original_max_positions and short_factor for others (Ding et al. 2024, arXiv 2402.13753; Phi-3).
 
     Models are fine-tuned for their factors. length: of the full sequence, generated tokens included. cos and sin are
@@ -487,7 +487,7 @@ def tapered(
     check_integers(0, len(before.inv_freq), pairs=pairs)
     if pairs is None:
         if original_max_positions is None:
-            raise InputError("tapered: pass pairs, or original_max_positions to fade what makes no full turn in it")
+            raise InputError("tapered: pass pairs, or original_max_positions to fade what makes no full rotation in it")
         pairs = int((wavelengths(before) > check_length(original_max_positions)).sum())
     unchanged = len(before.inv_freq) - pairs
     phases = torch.linspace(0, math.pi, pairs, dtype=torch.float64, device="cpu")  # a single one is 0: not faded

@@ -83,7 +83,7 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
 
 
 def behaviour(run: Run, corpus: Dataset) -> dict[str, float]:
-    """What this program computes in a few steps of a run, by which it is told from another program: the losses of the first
+    """What this program computes in a few steps of a run, by which it differs from another program: the losses of the first
     steps, of one amid the schedule and of the last, each at its learning rate, and then the mean loss of two held-out
     examples of every variant under every condition. Under another encoding, optimiser, schedule, task or test these are others.
 

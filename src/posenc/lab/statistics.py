@@ -177,7 +177,7 @@ def near_best(values: Tensor, margin: float) -> Tensor:
     """
     check_tensor("values", values)
     if values.dim() not in (2, 3) or not len(values) or values.shape[-1] < 2 or not bool(values.isfinite().all()):
-        raise InputError(f"values={shown(values)}: pass finite (rows, texts) values, of two texts or more")
+        raise InputError(f"values={shown(values)}: pass finite (rows, samples) values, of two samples or more")
     values = values.double()
     values = values[:, None] if values.dim() == 2 else values
     draws = torch.Generator().manual_seed(0)

@@ -43,6 +43,10 @@ RESERVED = frozenset(
 """Keys of results.json that `run` sets."""
 
 
+FORETOLD = 60.0
+"""Seconds: a run that is forecast to take longer is announced before its first cell."""
+
+
 class Interrupted(Exception):
     """Stopped from the keyboard before a single cell had finished."""
 
@@ -131,6 +135,11 @@ class Study(ABC, Generic[C, M]):
     def known(self) -> Mapping[C, Stored[M]]:
         """Cells that were measured elsewhere: they are reported, and neither measured nor stored here."""
         return {}
+
+    def forecast(self) -> float | None:
+        """Seconds that a unit of `work` takes here at least, measured in a moment before the first cell, where one may take minutes;
+        None: the first cells tell."""
+        return None
 
     def repeated(self, known: Collection[C]) -> Sequence[C]:
         """Those of the known cells that are measured here as well, to see by how much this machine differs."""
@@ -375,6 +384,13 @@ def _run(
     jobs = [*([cell] for cell in again), *study.jobs([cell for cell in ids if cell not in done])]
     pace = Pace(sum(map(study.work, jobs)))
     progress.started(study, len(ids), before, pace)
+    if jobs and engine.in_process and (unit := study.forecast()) is not None and unit * pace.total >= FORETOLD:
+        try:
+            progress.estimated(unit * pace.total, len(ids) - before)
+        except KeyboardInterrupt:
+            if not done:
+                raise Interrupted from None
+            jobs = []
     work = Work(_measure, shared, jobs, study.describe, **study.resources())
     try:
         with closing(engine.run(work, ticked)) as outcomes:

@@ -66,10 +66,10 @@ class Positions:
         causal: whether order restricts what a query sees.
         valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
         q_valid: (batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing.
-        q_document, k_document: (batch or 1, n) integers; a query sees keys of its own document. None: one document.
+        q_document, k_document: (batch or 1, n) integers; a query sees keys of its document. None: one document.
         counted: whether these positions say all of what is visible. False: a mask beside them hides more, as a 4-D mask of
             transformers does, so `visible_counts` and `lengths` refuse to count.
-        any_order: whether the positions of one causal text may fall. False: nobody said so, and `with_causal` refuses it.
+        any_order: whether the positions of one causal text may fall. False: not declared, and `with_causal` refuses it.
         q_placed, k_placed: (batch or 1, n) bool; False marks tokens without a place, such as [CLS] and registers next to
             the patches of an image. They are at 0 on every axis, wherever others are moved; encodings neither rotate
             them nor give them a distance. None: every token has a place, as all text has.

@@ -2,7 +2,7 @@
 """What each attention layer computes, against `posenc.attention` under what the configuration declares.
 
 A layer's call is captured in a short pass and repeated with a rotation by 0, which gives its queries and keys before
-they rotate, whatever the family does to them first, and with our attention in place of its own. Where its output is another
+they rotate, whatever the family does to them first, and with our attention in place of the family's. Where its output is another
 one, known mistakes are tried until one gives that output.
 """
 

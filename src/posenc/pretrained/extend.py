@@ -61,7 +61,7 @@ class Extension(ChangeReport):
     fastest pair first. attention_factor: multiplies cos and sin. attention: other parts of the attention. exact_tokens: how
     many from the start of any text are read exactly as before, by construction. tuning: whether the method works without
     fine-tuning. raw_keys: the cache contains unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype, in
-    the layers that see all keys; cache_bytes_of_windows: of the others, whatever the text's length. Both are as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
+    the layers that see all keys; cache_bytes_of_windows: of the others, whatever the input's length. Both are as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
     reach: tokens within which no distance is beyond those of training, by construction; None: any number.
     fitting: under "fit", how the stretches were found. notes: what else is worth knowing.
     """
@@ -159,7 +159,7 @@ def extend(
     "fit" learns the stretch of each frequency on a text, for minutes: `extend(model, "fit", text=book, tokenizer=tokenizer,
     factor=4)`. The options are those of `posenc.pretrained.fit.Fit`; the report's method is the schedule that it found.
 
-    "auto" tries methods on texts for some minutes and takes the best that it can distinguish, or none where nothing beats
+    "auto" tries methods on documents for some minutes and takes the best that it can distinguish, or none where nothing beats
     truncation: `extend(model, "auto", target_length=32768, tokenizer=tokenizer, text=book, minutes=10)`. The options are those of
     `posenc.lab.evals.auto.select`, whose `Selection` it returns.
 
@@ -286,7 +286,7 @@ def target_of(structure: ModelStructure, factor: float | None, target_length: in
         raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
     if factor is not None:
         if not 1 <= factor < math.inf:
-            raise InputError(f"factor={factor}: the new length over the trained one, at least 1")
+            raise InputError(f"factor={factor}: the new length over the context length, at least 1")
         target_length = round(factor * structure.trained_length)
     loaded = structure.loaded_length
     if target_length is not None and target_length < loaded:
@@ -510,6 +510,6 @@ def _notes(
         widest = max(layer.window or math.inf for layer in structure.layers)
         if chosen.schedule is not None and widest <= structure.trained_length:
             yield (
-                f"no query sees more than {widest} keys, so that no distance is longer than in training whatever the text's length: "
-                "new frequencies change distances that were trained; without them, longer texts rotate as trained"
+                f"no query sees more than {widest} keys, so that no distance is longer than in training whatever the input's length: "
+                "new frequencies change distances that were trained; without them, longer inputs rotate as trained"
             )

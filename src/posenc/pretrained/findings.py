@@ -80,14 +80,14 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     "not_rotated": ("wrong", f"Let attention rotate queries and keys by cos and sin{_PATCH}"),
     "rotated_alone": ("wrong", f"Rotate queries and keys by the same cos and sin{_PATCH}"),
     "rotated_twice": ("wrong", f"Rotate once, in the attention module or in its kernel{_PATCH}"),
-    "rotated_backwards": ("wrong", f"Turn by plus the position, x * cos + rotate_half(x) * sin{_PATCH}"),
+    "rotated_backwards": ("wrong", f"Rotate by plus the position, x * cos + rotate_half(x) * sin{_PATCH}"),
     "rotated_undeclared": (
         "wrong",
         "Correct no_rope_layers or layer_types in config.json, or leave the layer unrotated",
     ),
     "values_rotated": ("wrong", f"Rotate queries and keys alone{_PATCH}"),
     "wrong_pairs": ("wrong", f"Pair the channels as transformers does for this model type{_PATCH}"),
-    "wrong_frequencies": ("wrong", f"Pass each layer the cos and sin of its own layer type{_PATCH}"),
+    "wrong_frequencies": ("wrong", f"Pass each layer the cos and sin of its layer type{_PATCH}"),
     "positions_shifted": ("wrong", f"Rotate queries and keys by the same position_ids{_PATCH}"),
     "softcap_dropped": ("wrong", 'model.set_attn_implementation("eager"), which caps scores'),
     "sinks_dropped": ("wrong", 'model.set_attn_implementation("eager"), or a kernel that takes s_aux'),
@@ -138,7 +138,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
         "wrong",
         'posenc.extend(model, method, target_length=...), or model.set_attn_implementation("eager")',
     ),
-    "padding_differs": ("wrong", "Do not batch texts of unequal lengths with this attention implementation"),
+    "padding_differs": ("wrong", "Do not batch inputs of unequal lengths with this attention implementation"),
     "attention_bypassed": ("wrong", 'model.set_attn_implementation("posenc"), or posenc.restore(model)'),
     "extension_not_applied": ("hazard", "Load it with posenc.load, or posenc.extend(model, **model.config.posenc)"),
     "adapter_extension_differs": (
@@ -189,7 +189,7 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "positions_beyond_length": (
         "hazard",
-        "Extend the model, posenc.extend(model, method, target_length=...), or cut texts",
+        "Extend the model, posenc.extend(model, method, target_length=...), or truncate inputs",
     ),
     "attention_differs": ("wrong", f'model.set_attn_implementation("eager"){_PATCH}'),
     "length_not_declared": (
@@ -256,12 +256,12 @@ MEANINGS: dict[str, str] = {
         "three equal rows of them."
     ),
     "positions_of_another_prompt": (
-        "A text read in two calls with a cache has other logits than in one: the model counts on from its "
+        "A text given in two calls with a cache has other logits than in one: the model counts on from its "
         "last prompt with an image (rope_deltas). Qwen2-VL to Qwen3-VL in transformers 5.23 do so; `generate` "
         "clears it, your own loop does not."
     ),
     "axes_differ": (
-        "Pairs of channels turn by another axis (time, height, width) than mrope_section states, or its "
+        "Pairs of channels rotate by another axis (time, height, width) than mrope_section states, or its "
         "numbers do not add up."
     ),
     "image_positions_differ": (

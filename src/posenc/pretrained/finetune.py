@@ -95,7 +95,7 @@ def finetune(
 
     Args:
         model: what `model_structure` supports, extended or not. text: a string, which needs the tokenizer, or token ids, a
-            tensor or a list: one text (tokens,), or several (texts, tokens); or a list of these, of any lengths. Every
+            tensor or a list: one sequence (tokens,), or several (sequences, tokens); or a list of these, of any lengths. Every
             window of every text is as likely as any other. length: of a window, the model's
             max_position_embeddings if None. lora: rank of adapters on all matrices of attention (peft), merged into the
             weights at the end; None: all weights are trained, which must be float32, since bfloat16 loses small steps.
@@ -291,7 +291,7 @@ def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) 
     ids = as_numbers("text", text)
     if not holds_integers(ids) or ids.dim() not in (1, 2) or not ids.numel():
         raise InputError(
-            "text: pass a string, or token ids as integers, (tokens,) or (texts, tokens), or a list of these"
+            "text: pass a string, or token ids as integers, (tokens,) or (sequences, tokens), or a list of these"
         )
     rows = ids.long().cpu().reshape(-1, ids.shape[-1]).clone()  # inference tensors cannot be trained on
     if rows.shape[-1] < length:

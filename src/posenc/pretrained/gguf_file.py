@@ -100,7 +100,7 @@ def to_gguf(
     if len({str(tensor.tolist()) for tensor in tensors.values()}) > 1:
         original = structure.rope.original_length
         command += (
-            f" (for texts of at most {original} tokens -c {original}: beyond it the long factors count for every text)"
+            f" (for inputs of at most {original} tokens -c {original}: beyond it the long factors count for every text)"
         )
     return GgufExport(str(path), architecture.name, method, length, dtype, shown, command)
 
@@ -177,11 +177,11 @@ def _two_lists(
     """
     if len(architecture.divisors) < 2:
         raise InputError(
-            f"model: texts beyond {rope.original_length} tokens rotate by other frequencies, and llama.cpp's {architecture.name} has "
+            f"model: inputs beyond {rope.original_length} tokens rotate by other frequencies, and llama.cpp's {architecture.name} has "
             "one set for all; extend it by a schedule that does not depend on the length, such as yarn"
         )
     if not math.isclose(short.attention_factor, long.attention_factor, rel_tol=1e-9):
-        raise InputError("model: its attention factor depends on the length, and llama.cpp has one for all texts")
+        raise InputError("model: its attention factor depends on the length, and llama.cpp has one for all inputs")
     keys: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta), "rope.scaling.type": "longrope"}
     keys["rope.scaling.original_context_length"] = rope.original_length
     if short.attention_factor != 1:

@@ -54,7 +54,7 @@ class TableExtension(ChangeReport):
     def __str__(self) -> str:
         options = "".join(f", {name}={value:g}" for name, value in self.options.items())
         expected = (
-            f"Texts of up to {self.original_length} tokens are read as before."
+            f"Inputs of up to {self.original_length} tokens are unchanged."
             if self.method == "hierarchical"
             else "Every text gets other codes than in training, short ones too."
         )

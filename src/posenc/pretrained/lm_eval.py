@@ -168,12 +168,12 @@ def as_text(task: Task, tokenizer: Any, sample: Sample) -> tuple[str, str]:
     if sample.prompt:
         return sample.prompt, sample.answer
     if sample.window is not None:
-        raise InputError(f"{task.text}: lm-eval does not read in windows; give protocol=full or last")
+        raise InputError(f"{task.text}: lm-eval does not evaluate in windows; give protocol=full or last")
     parts = sample.ids[: sample.prompt_tokens], sample.ids[sample.prompt_tokens :]
     prompt, answer = (tokenizer.decode(part, skip_special_tokens=True) for part in parts)
     if encode(tokenizer, prompt + answer) != sample.ids.tolist():
         raise InputError(
-            f"{task.text}: lm-eval takes texts, and this tokenizer does not give these tokens for any text: "
+            f"{task.text}: lm-eval takes strings, and this tokenizer does not give these tokens for any text: "
             "give another task, or measure it with posenc eval"
         )
     return (prompt, answer) if prompt.strip() else ("", prompt + answer)
@@ -189,7 +189,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Any:
     given = metadata.get("tokenizer") or metadata.get("pretrained") or metadata.get("model")
     if given is None:
         raise InputError(
-            "tokenizer: texts are measured with the model's own: name it in lm_eval's --model_args pretrained=... or "
+            "tokenizer: documents are measured with the model's own: name it in lm_eval's --model_args pretrained=... or "
             "--metadata '{\"tokenizer\": ...}'"
         )
     return _load(given) if isinstance(given, str) else given

@@ -651,7 +651,7 @@ def _take_frequencies(path: Path, reader: Any, config: Any) -> None:
 
 
 def _longrope(path: Path, header: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """rope_parameters of a file with divisors of the frequencies for short and for long texts (Phi-3), between which llama.cpp
+    """rope_parameters of a file with divisors of the frequencies for short and for long inputs (Phi-3), between which llama.cpp
     chooses by its context, and transformers by the text.
 
     Raises:

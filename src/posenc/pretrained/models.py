@@ -372,7 +372,7 @@ def _rope(
 
 
 def attention_factor(rotary: Any, prefix: str, parameters: Mapping[str, Any]) -> float:
-    """What multiplies cos and sin of short inputs: PhiMoE's module has a number of its own beside attention_scaling."""
+    """What multiplies cos and sin of short inputs: PhiMoE's module has another number beside attention_scaling."""
     stated = parameters.get("short_mscale") if type(rotary).__name__.startswith("Phimoe") else None
     if stated is not None and parameters.get("rope_type") != "default":
         return float(stated)

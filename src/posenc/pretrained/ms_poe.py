@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ms-PoE: each head reads positions at a scale of its own, by how much of a text its attention singles out.
+"""Ms-PoE: each head scales positions, by how much of a text its attention singles out.
 
 scales = head_scales(model, ids)                  # measured on a text
 posenc.extend(model, "ms_poe", scales=scales)     # position / scale, head by head
@@ -128,7 +128,7 @@ def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.
 
 @torch.no_grad()
 def read_through(structure: ModelStructure, rotations: Sequence[Encoding], ids: Tensor) -> None:
-    """One pass over (batch, n) tokens, in which each layer's queries and keys go through a rotation of its own before they
+    """One pass over (batch, n) tokens, in which each layer's queries and keys go through another rotation before they
     are turned; afterwards the model is as it was."""
     check_attention(structure)
     encodings = []

@@ -154,7 +154,7 @@ def nbce_steps(
     Args:
         model: any causal language model of transformers, extended ones too.
         tokenizer: its tokenizer.
-        contexts: texts to read. Their order plays no part: what relates one to another is not seen.
+        contexts: the documents. Their order plays no part: what relates one to another is not seen.
         question: put to each of them.
         template: a text with {context} and {question}, or a function of both that returns the prompt, such as
             `chat(tokenizer)`.

@@ -40,7 +40,7 @@ class FrequencyTable:
         return 2 * self.inv_freq.numel()
 
     def slow_pairs(self, length: int) -> int:
-        """Pairs of channels that complete no turn within `length` tokens."""
+        """Pairs of channels that complete no rotation within `length` tokens."""
         return int((self.inv_freq.double() * length < 2 * math.pi).sum())
 
     def base_bound(self) -> int | None:
@@ -51,7 +51,7 @@ class FrequencyTable:
 @dataclass(frozen=True)
 class RotationDescription:
     """rotary_dim: rotated channels of a head. tokens: that a query sees, at most: the model's length, or the layers' window.
-    slow_pairs: pairs of channels that complete no turn within them. base_bound: the first distance at which the sum of all
+    slow_pairs: pairs of channels that complete no rotation within them. base_bound: the first distance at which the sum of all
     cosines is negative, None below 2^20."""
 
     rope_theta: float | None
@@ -110,7 +110,7 @@ class ModelDescription:
             lines += [
                 f"rotary in {kind}: {rotation.rotary_dim} of {self.head_dim} channels, {self.layout} layout, rope_theta "
                 f"{theta}, {rotation.schedule}, attention factor {rotation.attention_factor:.10g}",
-                f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a turn in "
+                f"  {rotation.slow_pairs} of {rotation.rotary_dim // 2} pairs never complete a rotation in "
                 f"{f'the window of {rotation.tokens}' if window else self.length} tokens; the base bound fails {bound}",
             ]
         return "\n".join(lines if self.computed is None else [*lines, str(self.computed)])

@@ -369,7 +369,7 @@ Served = tuple[dict[str, Any], float | None, str]
 
 
 def _served(config: ConfigFile, length: int, adapt: Callable[[str, dict[str, Any]], Served]) -> Found:
-    """vLLM and SGLang: transformers 5's configuration, rotated by modules of their own. adapt: what differs in a table."""
+    """vLLM and SGLang: transformers 5's configuration, rotated by their modules. adapt: what differs in a table."""
     _require_rules(config)
     for kind, parameters in _tables(config).items():
         given, factor, note = adapt(kind or ALL, dict(parameters))

@@ -25,6 +25,7 @@ from posenc.pretrained.programs import (
     programs_answer,
 )
 from posenc.pretrained.stated import impossible_numbers, stated
+from posenc_cli.arguments import aligned
 
 __all__ = ["ConfigFile", "ProgramComparison", "ProgramRefusal", "Reading", "compare", "read_config"]
 
@@ -128,6 +129,10 @@ class ProgramComparison:
         }  # fmt: skip
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The comparison in words. width: columns that the table may take."""
         titles = ("program", "layers", "base", "schedule", "rotated", "attention factor", "known by", "as")
         letters = {
             id(reading): chr(ord("A") + number)
@@ -142,8 +147,7 @@ class ProgramComparison:
             )
             for r in self.readings
         ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        table = aligned(rows, str.ljust, width)
         windows = ", ".join(
             f"{kind} {'all keys' if size is None else f'{size} keys'}" for kind, size in self.windows.items()
         )

@@ -185,7 +185,7 @@ def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: in
         raise InputError(f"encoding={encoding!r}: pass a Rotary, PRotary, LearnedRotary or HeadRotary")
     if encoding.layout != "half":
         raise InputError(
-            f"layout={encoding.layout!r}: transformers turns channels c and c + head_dim/2 together; change the weights by "
+            f"layout={encoding.layout!r}: transformers rotates channels c and c + head_dim/2 together; change the weights by "
             "posenc.convert_layout, and the encoding to layout='half'"
         )
     shape: dict[str, Any] = {}

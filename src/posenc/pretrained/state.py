@@ -42,7 +42,7 @@ def packed(state: Any) -> tuple[Any, dict[str, Tensor]]:
         if isinstance(value, list):
             return [*map(of, value)]
         if not isinstance(value, PLAIN):
-            raise TypeError(f"a {type(value).__name__} in the state of a training: it has tensors, numbers and texts")
+            raise TypeError(f"a {type(value).__name__} in the state of a training: it has tensors, numbers and strings")
         return value
 
     return of(state), tensors

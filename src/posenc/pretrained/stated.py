@@ -61,7 +61,7 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
         if config.model_type == "phimoe" and parameters.get("short_factor") != parameters.get("long_factor"):
             yield (
                 "long_factor_ignored",
-                f"transformers turns texts beyond {parameters.get(ORIGINAL)} tokens by short_factor",
+                f"transformers rotates inputs beyond {parameters.get(ORIGINAL)} tokens by short_factor",
                 None,
             )
         if kind == "llama3" and parameters.get(ORIGINAL) == length:

@@ -102,14 +102,14 @@ def sentences(attention: Mapping[str, Profile]) -> dict[str, str]:
     near, far = min(distances), max(distances)
     shown["distance"] = (
         f"Without the first tokens, the mean attention distance of {model} is {far:.0f} tokens in layer "
-        f"{distances.index(far)} and {near:.0f} in layer {distances.index(near)}, in texts of up to {profile['longest']} tokens."
+        f"{distances.index(far)} and {near:.0f} in layer {distances.index(near)}, in inputs of up to {profile['longest']} tokens."
     )
     kind = _kind(profile)
     turning = profile["turning"][kind]
     share = fmean(profile["unfinished_share"][layer] for layer in _rotating(profile, kind))
     shown["pairs"] = (
-        f"{turning['unfinished']} of {len(turning['trained'])} pairs did not complete a full turn within {turning['reach']} tokens of "
-        f"training; {percent(share)} of the score norms lie in them. A longer text turns them to angles that did not occur in "
+        f"{turning['unfinished']} of {len(turning['trained'])} pairs did not complete a full rotation within {turning['reach']} tokens of "
+        f"training; {percent(share)} of the score norms lie in them. A longer input rotates them to angles that did not occur in "
         "training, unless a method slows them down."
     )
     if profile["needle"]:

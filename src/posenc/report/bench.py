@@ -10,11 +10,14 @@ from posenc.lab.study import Results
 from posenc.report.drawn import beside
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, axis, intervals, line, lines
 from posenc.report.html import Choice, Panel, plot, rendered
-from posenc.report.terminal import print_files, stdout  # before rich: it reports what to install if that is missing
+from posenc.report.terminal import (  # before rich: it reports what to install if that is missing
+    print_files,
+    print_table,
+    stdout,
+)
 
 # isort: split
 from rich.markup import escape
-from rich.table import Table as Grid
 
 POSENC, OTHER = {"colour": PALETTE[0]}, {"colour": "#7f8894", "hollow": True}
 
@@ -138,12 +141,7 @@ def show(results: Results, directory: str) -> None:
     out = stdout()
     for table in tables(results):
         out.print(f"\n[bold]{escape(table.title)}[/bold] ({escape(table.unit)})")
-        grid = Grid(box=None, pad_edge=False, header_style="bold")
-        for index, title in enumerate(table.head):
-            grid.add_column(title, justify="right" if index > 1 else "left", no_wrap=index > 1)
-        for row in table.texts:
-            grid.add_row(*map(escape, row))
-        out.print(grid)
+        print_table(out, table.head[:2], table.head[2:], [(row[:2], row[2:]) for row in table.texts])
     for note in notes(results):
         out.print(f"- {note}", markup=False, soft_wrap=True)
     out.print()

@@ -23,7 +23,7 @@ from posenc.position_maps import MAPS
 from posenc.report.drawn import beside
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, about, plot, rendered
-from posenc.report.terminal import print_files, stdout
+from posenc.report.terminal import TableRows, print_files, print_table, stdout
 from posenc.spec import parse
 
 __all__ = ["figures_of", "files", "page", "show", "tables"]
@@ -145,24 +145,24 @@ def winners(results: Results, s: Experiment) -> str:
 
 def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     """The answer, the ranked table, and where the files are, on stdout. may_import: as in `page`."""
-    from rich import markup
-    from rich.table import Table as Grid
-
     out, s = stdout(), settings_of(results, may_import)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
-    table = Grid(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    table.add_column("encoding", no_wrap=True)
     shown = columns(results, s)
-    for column in shown:
-        table.add_column(column.title, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for rank, variant in enumerate(results["arms"]):
-        cells = (" ".join(column.cells[rank][: 1 + column.interval]) for column in shown)
-        table.add_row(str(rank + 1), *map(markup.escape, (variant["name"], *cells, variant["verdict"])))
+    rows: TableRows = [
+        (
+            [str(rank + 1), variant["name"]],
+            [*(" ".join(column.cells[rank][: 1 + column.interval]) for column in shown), variant["verdict"]],
+        )
+        for rank, variant in enumerate(results["arms"])
+    ]
+    verdict, changes = len(shown), [at for at, column in enumerate(shown) if column.interval]
+    levels = [
+        at for at, column in enumerate(shown[:2]) if not column.interval
+    ]  # at the training length, and at the longest
+    keep = dict.fromkeys([*levels, verdict, *reversed(changes), *range(len(shown))])
     out.print()
-    out.print(table)
+    print_table(out, ["", "encoding"], [*(column.title for column in shown), "verdict"], rows, [*keep])
     out.print()
     better = "points of a hundred, higher" if s.criterion.higher_is_better else f"nats per {s.unit}, lower"
     out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)

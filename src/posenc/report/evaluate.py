@@ -182,7 +182,7 @@ def styles(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 @dataclass
 class Section:
     """One task on the page. measures: those with numbers, the one that ranks methods first. within, past: whether
-    there are texts up to the context length, and longer ones. middles: by method and length, the middle against the ends."""
+    there are prompts up to the context length, and longer ones. middles: by method and length, the middle against the ends."""
 
     id: str
     task: Task
@@ -388,13 +388,13 @@ def show(results: Results, directory: str) -> None:
 
 
 def _longer(at: Mapping[str, Any]) -> TableRows:
-    """Methods by tasks at a length past the trained one, the best on the first task first: losses."""
+    """Methods by tasks at a length past the context length, the best on the first task first: losses."""
     found = [{row["method"]: f"{row['loss']['mean']:.3f}" for row in task["rows"]} for task in at["tasks"]]
     return [([name], [of_task.get(name, "–") for of_task in found]) for name in dict.fromkeys(itertools.chain(*found))]
 
 
 def _table(results: Results, task: Task, measure: Measure) -> tuple[list[str], list[str], TableRows]:
-    """Methods by depths, at the longest length within the trained one and at the longest of all; or by lengths. The heads of
+    """Methods by depths, at the longest length within the context length and at the longest of all; or by lengths. The heads of
     the names and of the numbers, and the rows."""
     by_method = {name: m["cells"] for name in methods(results) for m in task["methods"] if m["method"] == name}
     lengths, depths = (

@@ -13,7 +13,7 @@ from posenc.lab.table import Cell, Table
 from posenc.report.compare import page, settings_of, styles, trade_off, winners
 from posenc.report.drawn import beside
 from posenc.report.html import Choice, Panel, plot, rendered
-from posenc.report.terminal import print_files, stdout
+from posenc.report.terminal import TableRows, print_files, print_table, stdout
 
 __all__ = ["figures_of", "files", "mean_score", "show_tasks", "tables"]
 
@@ -143,22 +143,15 @@ def _of_one(command: str, encoding: str) -> str:
 
 def show_tasks(results: Results, directory: str) -> None:
     """The table of all tasks, and where the files are, on stdout."""
-    from rich import markup
-    from rich.table import Table
-
     out, tasks = stdout(), results["settings"]["tasks"]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("encoding", no_wrap=True)
-    for task in tasks:
-        table.add_column(task, justify="right", no_wrap=True)
-    for title in ("mean", "longest"):
-        table.add_column(title, justify="right", no_wrap=True)
+    rows: TableRows = []
     for row in results["table"]:
         near = (" ".join(map(_percent, of.values())) for of in map(row["near_best"].__getitem__, tasks))
-        table.add_row(markup.escape(row["encoding"]), *near, *(mean_score(row[at]) for at in ENDS))
+        rows.append(([row["encoding"]], [*near, *(mean_score(row[at]) for at in ENDS)]))
+    last = len(tasks)
     for line in results["answer"]:
         out.print(line, markup=False)
-    out.print(table)
+    print_table(out, ["encoding"], [*tasks, "mean", "longest"], rows, [last, last + 1, *range(last)])
     out.print()
     out.print(
         "By task: how probably (%) an encoding is within the tolerance of the best, at the training length and at the longest. "

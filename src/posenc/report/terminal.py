@@ -24,8 +24,9 @@ except ImportError:
     raise InputError("the lab needs rich, which is not installed: pip install 'posenc[lab]'") from None
 
 
-ANNOUNCED, LONG = 20, 8 * 60
-"""Seconds: a run that will take longer than the first announces its time, and one longer than the second also a hint."""
+ANNOUNCED, LONG, ASKED = 20, 8 * 60, 60 * 60
+"""Seconds: a run that will take longer than the first announces its time, one longer than the second also a hint, and one longer
+than the third asks, on a terminal."""
 
 
 def times(elapsed: float, left: float | None) -> str:
@@ -52,22 +53,28 @@ TableRows = list[tuple[list[str], list[str]]]
 FORMS: tuple[Callable[[str], str], ...] = (
     lambda cell: cell,
     lambda cell: cell.replace(" (", "\n("),
-    lambda cell: cell.partition(" (")[0],
+    lambda cell: cell.partition(" (")[0].partition(" ± ")[0],
 )
 """A number with its interval, in narrower and narrower forms."""
 
 
-def print_table(out: Console, names: list[str], titles: list[str], rows: TableRows) -> bool:
+def print_table(
+    out: Console, names: Sequence[str], titles: Sequence[str], rows: TableRows, keep: Sequence[int] = ()
+) -> bool:
     """A table that fits the terminal: intervals beside their means, under them, or left out, and then fewer columns. Names
-    are never shortened. Returns whether it has intervals."""
+    and numbers are never shortened. keep: columns, the most important first; otherwise those that stay are spread out. Returns
+    whether it has intervals."""
     layouts = [([*range(len(titles))], form) for form in FORMS]
-    layouts += [(spread_out(range(len(titles)), most), FORMS[-1]) for most in (3, 2, 1)]
+    fewer = [sorted(keep[:most]) for most in range(len(keep) - 1, 0, -1)]
+    fewer = fewer or [spread_out(range(len(titles)), most) for most in (3, 2, 1)]
+    layouts += [(columns, FORMS[-1]) for columns in fewer]
     for columns, form in layouts:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in names:
             table.add_column(name, no_wrap=True)
         for column in columns:
-            title = titles[column] if form is FORMS[0] else titles[column].replace(" ", "\n", 1)
+            breaks = {FORMS[0]: 0, FORMS[1]: 1}.get(form, -1)
+            title = titles[column].replace(" ", "\n", breaks)
             table.add_column(title, justify="right", no_wrap=True)
         for head, cells in rows:
             table.add_row(*map(escape, head), *(form(cells[column]) for column in columns))
@@ -92,13 +99,13 @@ def spread_out(every: Sequence[Any], most: int) -> list[Any]:
 
 class Display(Progress):
     """The progress of a run on stderr: a bar with the time left on a terminal, else a line per finished job. hint: added
-    to the estimate of a long run."""
+    to the estimate of a long run. yes: nothing is asked before a long run."""
 
-    def __init__(self, _: object = None, *, hint: str = "") -> None:
+    def __init__(self, _: object = None, *, hint: str = "", yes: bool = False) -> None:
         share = TextColumn("{task.percentage:>3.0f} %")
         spent = Times(table_column=Column(no_wrap=True))  # in a narrow terminal the bar becomes shorter
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), share, spent)
-        self.hint = hint
+        self.hint, self.yes = hint, yes
         self.err: Console = Console(stderr=True, highlight=False)
         self.bar: Bar = Bar(*columns, console=self.err, disable=not self.err.is_terminal, transient=True)
         self.begun: float = time.perf_counter()
@@ -139,6 +146,22 @@ class Display(Progress):
             what = f"{cells} {self.unit} take" if cells > 1 else f"1 of the {self.unit} takes"
             hint = self.hint if seconds > LONG and cells == self.cells else ""
             self.say(f"{what} about {about(seconds)} on this machine{hint}")
+            self.ask(seconds)
+
+    def ask(self, seconds: float) -> None:
+        """On a terminal, before a run of more than an hour goes on, once.
+
+        Raises:
+            KeyboardInterrupt: the answer is no.
+        """
+        if self.yes or seconds < ASKED or not (self.err.is_terminal and sys.stdin is not None and sys.stdin.isatty()):
+            return
+        self.yes = True
+        self.bar.stop()
+        self.err.print("Go on? [y/N] (--yes does not ask) ", end="", markup=False)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise KeyboardInterrupt
+        self.bar.start()
 
     def say(self, sentence: str) -> None:
         self.err.print(printable(sentence), markup=False, soft_wrap=True)
@@ -152,9 +175,20 @@ class Display(Progress):
     def counter(self, what: str) -> Callable[..., None]:
         """A bar for another piece of work: a function of the amount done, the total (None: unknown) and a new description."""
         task = self.bar.add_task(what, total=None)
+        begun, first, announced = time.perf_counter(), 0, False
 
         def advance(done: int, count: int | None, called: str = what) -> None:
+            nonlocal first, announced
             self.bar.update(task, completed=done, total=count, description=called)
+            seconds = time.perf_counter() - begun
+            first = first or done  # what is done before counts for nothing
+            if announced or count is None or seconds < Pace.LEAST_SECONDS or done <= first:
+                return
+            announced = True
+            left = seconds * (count - done) / (done - first)
+            if left >= ANNOUNCED:
+                self.say(f"{called}: takes about {about(seconds + left)} on this machine")
+                self.ask(left)
 
         return advance
 

@@ -21,7 +21,7 @@ class Sample:
     ids: int64 (N,), the prompt and what follows it. prompt_tokens: how many of them are the prompt; the others are scored by
     their likelihood. prompt, answer: the same two as text (empty for tasks on running text). references: what a generated
     continuation is compared with; empty where nothing is generated. needle: the prompt's tokens [first, end) with
-    the answer, where that is one span. window, stride: for texts that are read in windows, see
+    the answer, where that is one span. window, stride: for inputs that are evaluated in windows, see
     `posenc.pretrained.loss_by_position`.
     """
 
@@ -37,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A way to make texts and to score what a model makes of them. Subclasses are frozen dataclasses whose fields are the
+    """A way to make prompts and to score a model's answers. Subclasses are frozen dataclasses whose fields are the
     task's options, with defaults. Their docstring's first paragraph describes the question, its second the source: both are
     shown to users. Options come after these."""
 
@@ -50,7 +50,7 @@ class Task(ABC):
 
     @abstractmethod
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
-        """Make one text. Equal arguments give equal texts, and what the text is made of does not depend on `depth`, so
+        """Make one prompt. Equal arguments give equal prompts, and what the prompt is made of does not depend on `depth`, so
         that depths, like methods, are compared on the same material. Each length has its own.
 
         Args:
@@ -58,7 +58,7 @@ class Task(ABC):
             length: tokens that the prompt and what is to follow it may take together, at most.
             depth: of the answer, from 0 (the start of the context) to 1 (its end).
             seed: of everything that is drawn.
-            index: which of the seed's texts.
+            index: which of the seed's prompts.
 
         Raises:
             InputError: a length in which the task does not fit, or a depth out of range.
@@ -81,7 +81,7 @@ class Task(ABC):
 
     def draws(self, seed: int, index: int, length: int) -> random.Random:
         """The source of everything random in one text; the same on every machine, and another for every length, so that a
-        curve over lengths is not the luck of a few texts."""
+        curve over lengths is not the luck of a few prompts."""
         return random.Random(f"{self.name} {seed} {index} {length}")
 
 

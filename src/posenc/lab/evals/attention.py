@@ -245,7 +245,7 @@ def attention_profile(
     first_row: int = 64,
     chunk: int = 64,
 ) -> AttentionProfile:
-    """Measure where a causal language model's attention goes while it reads texts.
+    """Measure where a causal language model's attention goes in given inputs.
 
     The weights include position maps, temperatures, denominators, windows, capped scores and sinks, and are computed in
     float32 from the model's queries and keys. The model is restored afterwards. Time grows with the square of a text's
@@ -261,7 +261,7 @@ def attention_profile(
         chunk: queries whose weights exist at a time.
 
     Raises:
-        InputError: a model that is not supported, texts that are too short or of another shape, or numbers that do not
+        InputError: a model that is not supported, inputs that are too short or of another shape, or numbers that do not
             fit together.
     """
     body = model_structure(model)

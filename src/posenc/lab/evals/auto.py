@@ -49,6 +49,7 @@ from posenc.pretrained.models import check_model, model_structure, record_of, un
 from posenc.scratch import scratch
 from posenc.tasks import Sample, create
 from posenc.tasks.running_text import pydoc
+from posenc_cli.arguments import aligned
 
 __all__ = ["TRUNCATE", "Plan", "Selection", "select"]
 
@@ -89,10 +90,14 @@ class Selection(ChangeReport):
         return {TITLES[task]: why for task, why in self.plan.left_out.items()}
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The choice in words. width: columns that the table may take."""
         plan = self.plan
         lines = [
             f"auto for {plan.program}: from {plan.context_length} to {plan.target_length} tokens, {len(plan.candidates)} methods tried",
-            *_aligned(self.table()),
+            *(f"  {line}" for line in aligned(self.table(), str.ljust, None if width is None else width - 2)),
             f"nats per token with 95 % intervals: past and within {plan.context_length} tokens on running text, less is better; net gain "
             "over truncation (cut_off), more is better",
         ]
@@ -290,7 +295,7 @@ def decide(gains: Mapping[str, torch.Tensor], costs: Mapping[str, int], comparis
     texts = len(next(iter(gains.values())))
     if not beating:
         best = found[order[0]]
-        more = "; with more minutes more documents are read" if best.high > 0 and texts < MOST_TEXTS else ""
+        more = "; with more minutes more documents are used" if best.high > 0 and texts < MOST_TEXTS else ""
         return TRUNCATE, (
             f"truncate: on {texts} documents no method is distinguishable from truncation for the better; the best, {order[0]}, has a "
             f"net gain of {_in_words(best)}{more}"
@@ -356,7 +361,7 @@ def select(
         )
     structure, context = model_structure(inner), model_structure(inner).loaded_length
     if tokenizer is None:
-        raise InputError("tokenizer=None: auto reads texts; pass the tokenizer that belongs to the model")
+        raise InputError("tokenizer=None: auto tokenizes documents; pass the tokenizer that belongs to the model")
     if plan is not None:
         given = {"minutes": minutes, "program": program, "seed": seed, "candidates": candidates, "factor": factor}
         for name, value in given.items():
@@ -386,7 +391,7 @@ def select(
     ids = torch.tensor(tokenizer(pydoc() if text is None else text, add_special_tokens=False, verbose=False).input_ids)
     if len(ids) < target:
         raise InputError(
-            f"text: has {len(ids)} tokens with this tokenizer, and target_length={target} are read; give a longer text"
+            f"text: has {len(ids)} tokens with this tokenizer, and target_length={target} are used; give a longer text"
         )
     progress = progress or Progress()
     with _unextended(inner), scratch() if directory is None else nullcontext(Path(directory)) as folder:
@@ -558,10 +563,3 @@ def _share(each: Mapping[str, float] | None) -> str:
     return (
         "–" if each is None else f"{each['hits']}/{each['n']} ({100 * each['low']:.0f} to {100 * each['high']:.0f} %)"
     )
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-    ]

@@ -21,7 +21,7 @@ from posenc.tasks import Task
 
 
 def comparison(tasks: Mapping[str, Task], done: Mapping[Cell, Measured], trained_length: int) -> list[dict[str, Any]]:
-    """For each length past the trained one, and for each task that was measured there, a row for each method, the best
+    """For each length past the context length, and for each task that was measured there, a row for each method, the best
     first: its loss, the share of right answers, the difference to CUT_OFF, and what it costs.
 
     The intervals of the differences hold together, for all methods of a task and length. Methods that have not read all texts

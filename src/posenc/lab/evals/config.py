@@ -15,6 +15,7 @@ from posenc.errors import InputError, check_flags, is_integer, unknown
 from posenc.spec import parse_single
 from posenc.tasks import Task, create, running_text
 from posenc.tasks.ruler import RulerTask
+from posenc_cli.arguments import How
 
 NONE, CUT_OFF = "none", "cut_off"
 """The baselines: the unmodified model, and the same reading no more than the end of a text, of its context length."""
@@ -44,8 +45,8 @@ class EvaluationSettings:
             of each text; otherwise it is set up once, for the longest.
     """
 
-    tasks: Annotated[tuple[str, ...], "what to look for (below)"]
-    methods: Annotated[tuple[str, ...], "ways to extend the model"] = ()
+    tasks: Annotated[tuple[str, ...], "what to look for, see below", How("TASK", names="task")]
+    methods: Annotated[tuple[str, ...], "ways to extend the model", How("METHOD", names="method")] = ()
     lengths: Annotated[tuple[int, ...], "context lengths, in tokens"] = (512, 1024, 2048)
     depths: Annotated[tuple[float, ...], "where in the text the answer is, from 0 (start) to 1 (end)"] = (
         0.0, 0.25, 0.5, 0.75, 1.0,
@@ -60,7 +61,8 @@ class EvaluationSettings:
         str | None, "a file of running text for tasks that take one (default: the language reference inside Python)"
     ] = None
     times: Annotated[
-        tuple[float, ...], "lengths in multiples of the trained one, instead of --lengths; methods are set up for each"
+        tuple[float, ...],
+        "lengths in multiples of the context length, instead of --lengths; methods are set up for each",
     ] = ()
 
     def __post_init__(self) -> None:

@@ -87,7 +87,7 @@ def numbers(
 
 
 def _outcomes(done: Mapping[Cell, Measured], task: str, method: str, same: int = 0) -> Outcomes:
-    """The outcomes of a task under a method. same: texts of up to so many tokens have the outcomes of the unmodified
+    """The outcomes of a task under a method. same: prompts of up to so many tokens have the outcomes of the unmodified
     model."""
     return {
         (cell.length, cell.depth, cell.seed, index): outcome
@@ -335,11 +335,11 @@ def limits(results: Results) -> list[str]:
             "see. What differs no more than under it was not measured."
         )
     if any(row["method"] == CUT_OFF for row in results["ranking"]):
-        notes.append(f"{CUT_OFF} reads the end of a prompt alone: where it does well, the task does not need the rest.")
+        notes.append(f"{CUT_OFF} gets the end of a prompt alone: where it does well, the task does not need the rest.")
     for method, tokens in exact.items():
         if tokens >= min(s["lengths"]):
             notes.append(
-                f"{method} does not change texts of up to {tokens} tokens, by construction: its numbers there are those of "
+                f"{method} does not change inputs of up to {tokens} tokens, by construction: its numbers there are those of "
                 f"{NONE}, and were not measured again."
             )
     for reason in dict.fromkeys(results.get("attention_refused", {}).values()):
@@ -347,7 +347,7 @@ def limits(results: Results) -> list[str]:
         notes.append(f"Attention could not be measured under {listed(under)}: {reason}.")
     if max(s["lengths"]) <= trained:
         notes.append(
-            f"All texts are within the context length of {trained} tokens: nothing here is about longer inputs."
+            f"All prompts are within the context length of {trained} tokens: nothing here is about longer inputs."
         )
     return notes
 
@@ -396,7 +396,7 @@ def _unmodified(task: Results) -> str:
 def _judged(row: Results, unchanged: set[str]) -> str:
     """The effect of a method, task by task."""
     if row["method"] in unchanged:
-        return f"{row['method']} does not change texts of these lengths, by construction."
+        return f"{row['method']} does not change inputs of these lengths, by construction."
     parts = []
     for verdict, words in ((BETTER, "better on"), (WORSE, "worse on"), (UNDECIDED, "undecided on")):
         tasks = [

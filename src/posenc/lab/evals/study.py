@@ -45,7 +45,7 @@ from posenc.lab.machine import describe, free_bytes, measurable, peak
 from posenc.lab.study import Page, Progress, Results, Study, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
-from posenc.pretrained.inference import check_causal, check_tokens, evaluating
+from posenc.pretrained.inference import check_causal, check_tokens, evaluating, scores_by_position
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import chosen_because, load
 from posenc.pretrained.methods import written_factor
@@ -54,7 +54,9 @@ from posenc.pretrained.packaged import PACKAGED
 from posenc.tasks import Sample, Task
 
 ATTENTION_LENGTH = 1024
-"""Attention is measured in the longest texts up to this length: the work grows with the square."""
+"""Attention is measured in the longest prompts up to this length: the work grows with the square."""
+FORECAST_TOKENS = 256
+"""That are read to see how long a run will take."""
 STEP_COST = 50
 """Generating a token takes about as long as reading this many."""
 BLOCK = 2**18
@@ -384,7 +386,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     def attention_cells(self) -> list[AttentionCell]:
         """One cell for each method that changes the texts, at three depths of the first task whose answer is in the text; none
-        without such a task, or where every length is a multiple of the trained one."""
+        without such a task, or where every length is a multiple of the context length."""
         if self.settings.times:
             return []
         length = max((n for n in self.settings.lengths if n <= ATTENTION_LENGTH), default=self.settings.lengths[0])
@@ -399,7 +401,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         return []
 
     def work(self, job: Sequence[AnyCell]) -> float:
-        """The size of some cells, in tokens read."""
+        """The size of some cells, in tokens."""
         size = 0
         for cell in job:
             if isinstance(cell, AttentionCell):
@@ -408,6 +410,20 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 new = self.tasks[cell.task].new_tokens * self.settings.generate
                 size += self.settings.samples * (cell.length + STEP_COST * new)
         return size
+
+    def forecast(self) -> float | None:
+        """By a read of the first tokens of a text; those further on take longer, and those that texts have in common less."""
+        cells = [cell for cell in self.cells() if isinstance(cell, Cell)]
+        if not cells:
+            return None
+        ids = self.sample(cells[0], 0).ids[:FORECAST_TOKENS]
+        if len(ids) < 2:
+            return None
+        with torch.no_grad():
+            scores_by_position(self.model, ids[:2])  # what the first call makes is not counted
+            started = time.perf_counter()
+            scores_by_position(self.model, ids)
+        return (time.perf_counter() - started) / len(ids)
 
     @contextmanager
     def under(self, method: str, length: int) -> Iterator[None]:

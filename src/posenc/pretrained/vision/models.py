@@ -19,7 +19,7 @@ from posenc.pretrained.vision.tables import Grid, pair
 class VisionFamily:
     """How a model type of transformers treats its table.
 
-    method: of its own interpolation. square: why its table must be that of a square image; "": it need not be.
+    method: of its interpolation. square: why its table must be that of a square image; "": it need not be.
     interpolates: it reads images of another size by itself.
     """
 

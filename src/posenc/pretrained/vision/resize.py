@@ -43,7 +43,7 @@ class Resizing(ChangeReport):
 
     model_type: config.model_type, or the class of a timm model. old, new: (height, width) of images, in pixels. parts: all
     that depend on patch positions. verified: how, in words; () with verify=False. difference: the largest one between the
-    outputs of the resized model and of its own library's interpolation, None where there is none. notes: what else is worth
+    outputs of the resized model and of its library's interpolation, None where there is none. notes: what else is worth
     knowing.
     """
 

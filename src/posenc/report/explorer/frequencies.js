@@ -211,7 +211,7 @@ posenc.frequencies = (() => {
     let { pairs } = o;
     if (pairs === null) {
       const length = o.original_max_positions;
-      if (length === null) fail("tapered: pass pairs, or original_max_positions to fade what makes no full turn in it");
+      if (length === null) fail("tapered: pass pairs, or original_max_positions to fade what makes no full rotation in it");
       pairs = wavelengths(invFreq).filter(wave => wave > aLength(length)).length;
     }
     const unfaded = invFreq.length - pairs;
@@ -286,7 +286,7 @@ posenc.frequencies = (() => {
       fraction: number(0.75, 0, 1, "of the pairs that turn"), factor: number(1, 1, 64, "they are divided by it"),
     }, proportional],
     tapered: ["the slowest pairs faded out", {
-      pairs: integer(null, 0, 128, "how many; unless given, those that make no full turn in the context length"),
+      pairs: integer(null, 0, 128, "how many; unless given, those that make no full rotation in the context length"),
       original_max_positions: { ...trained, default: null },
       hard: flag(false, "zeros instead of a fade"), of,
     }, tapered],

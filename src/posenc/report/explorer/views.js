@@ -163,7 +163,7 @@ posenc.views = (() => {
     see(m) {
       const before = m.wavelengthsPlain || m.wavelengths, pairs = before.length, one = k => (k === 1 ? "s" : "");
       const unfinished = before.filter(w => w > m.state.trained).length, beyond = farther(m).filter(Boolean).length;
-      const sentence = `${count(unfinished)} of ${several(pairs, "pair")} ${pairs === 1 || unfinished === 1 ? "does" : "do"} not complete a full turn within the ${count(m.state.trained)} positions of training`;
+      const sentence = `${count(unfinished)} of ${several(pairs, "pair")} ${pairs === 1 || unfinished === 1 ? "does" : "do"} not complete a full rotation within the ${count(m.state.trained)} positions of training`;
       const then = `at the length shown, ${count(beyond)} of them turn${one(beyond)} farther than they did there`;
       const shown = `${sentence}${unfinished ? `; ${then}` : ": every angle was met"}.`;
       if (!m.wavelengthsPlain) return shown;

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""posenc list and posenc cite, from the table."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc_cli.arguments import INDENT, Mistake, filled, laid_out, room
+from posenc_cli.names import nearest, unknown_name
+
+DONE = 0
+KINDS = {
+    "encodings": "encodings",
+    "patterns": "patterns of layers",
+    "schedules": "RoPE scaling: frequency schedules",
+    "position_maps": "position maps, after @ as in rope@rerope",
+    "methods": "methods of posenc extend",
+    "tasks": "tasks of posenc eval",
+}
+"""What is listed, and its heading."""
+HIDDEN = ("name", "title", "family", "also", "summary")
+"""What is in the head of an entry, or for the search alone."""
+
+UNLIMITED = 10**6
+"""Columns, where no terminal breaks lines."""
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def answered(name: str, values: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
+    """Print what a command line asks for; None: it names what is not in the table."""
+    if name == "cite":
+        text = cited(values["encoding"], table)
+        if text is None:
+            return None
+        data: Any = {"name": values["encoding"], "bibtex": text}
+        text = text or f"{values['encoding']} has no paper"
+    else:
+        options = {key: value for key, value in values.items() if key not in ("json", "yes")}
+        data, text = listed(table, **options)
+    print(json.dumps(data, indent=1) if values.get("json") else text)
+    return DONE
+
+
+def cited(encodings: str, table: Mapping[str, Any]) -> str | None:
+    """BibTeX of encodings joined by +; None: one of them is not a name in the table."""
+    names = encodings.split("+")
+    if not all(name in table["cite"] for name in names):
+        return None
+    text = (Path(__file__).parents[1] / "posenc/encodings/papers.bib").read_text(encoding="utf-8")
+    known = bibtex(text)
+    return "\n\n".join(known[key] for key in dict.fromkeys(key for name in names for key in table["cite"][name]))
+
+
+def bibtex(text: str) -> dict[str, str]:
+    """The entries of a BibTeX file by key."""
+    stripped = (entry.strip() for entry in re.split(r"\n(?=@)", text))
+    return {match[1]: entry for entry in stripped if (match := re.match(r"@\w+\{([^,]+),", entry))}
+
+
+def listed(
+    table: Mapping[str, Any],
+    names: Sequence[str] = (),
+    search: Sequence[str] = (),
+    kind: str | None = None,
+    acts_on: str | None = None,
+) -> tuple[Rows, str]:
+    """The rows that are asked for, and as text: all about those that are named, else a line of each.
+
+    Raises:
+        Mistake: a name that is not listed, or nothing is found.
+    """
+    rows: Rows = {each: table["list"][each] for each in KINDS if kind in (None, each)}
+    if acts_on is not None:
+        rows = {"encodings": [row for row in rows.get("encodings", []) if acts_on in row["acts_on"]]}
+    if search:
+        words = _words(" ".join(search))
+        rows = {each: [row for row in of_kind if words <= _searched(row, words)] for each, of_kind in rows.items()}
+    if names:
+        names = [name.removeprefix("@") for name in names]
+        known = {row["name"] for of_kind in rows.values() for row in of_kind}
+        for name in names:
+            if name not in known:
+                raise Mistake(unknown_name("name", name, known, nearest(name, known)))
+        rows = {each: [row for row in of_kind if row["name"] in names] for each, of_kind in rows.items()}
+    rows = {each: of_kind for each, of_kind in rows.items() if of_kind}
+    if not rows:
+        what = f"--search {' '.join(search)}" if search else f"--acts-on {acts_on}"
+        raise Mistake(f"{what}: nothing is found; posenc list shows all names")
+    public = {each: [{k: v for k, v in row.items() if k not in ("also",)} for row in of_kind] for each, of_kind in rows.items()}  # fmt: skip
+    if names:
+        return public, "\n\n".join(_entry(each, row) for each, of_kind in rows.items() for row in of_kind)
+    return public, _overview(rows, summaries=bool(search))
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[^\W_]+", re.sub(r"\b([23])-d\b", r"\1d", text.lower())))
+
+
+def _searched(row: Mapping[str, Any], words: Iterable[str]) -> set[str]:
+    """Which of the words begin a word of a row."""
+    text = " ".join(_strings(value) for key, value in row.items() if key not in ("formula", "arguments", "text"))
+    there = _words(text)
+    return {word for word in words if any(each.startswith(word) for each in there)}
+
+
+def _strings(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+def _overview(rows: Rows, summaries: bool) -> str:
+    """A line of each row under the heading of its group. summaries: with what each is, in sentences."""
+    width, blocks = room() or UNLIMITED, []
+    for kind, of_kind in rows.items():
+        longest = max(len(row["name"]) for row in of_kind) + 1
+        for family in dict.fromkeys(row.get("family", "") for row in of_kind):
+            head = f"{KINDS[kind]} {family[0].lower()}{family[1:]}" if family else KINDS[kind]
+            lines = filled(f"{head[0].upper()}{head[1:]}", width)
+            for row in of_kind:
+                if row.get("family", "") == family:
+                    name = ("@" if kind == "position_maps" else "") + row["name"]
+                    lines.append(laid_out(f"{INDENT}{name:{longest}}  {row['title']}", width))
+                    if summaries and row["summary"] != row["title"]:
+                        lines += filled(row["summary"], width, 3 * INDENT, 3 * INDENT)
+            blocks.append("\n".join(lines))
+    more = "posenc list NAME shows all about one; --search WORD, --kind and --acts-on show fewer."
+    return "\n\n".join([*blocks, "\n".join(filled(more, width))])
+
+
+def _entry(kind: str, row: Mapping[str, Any]) -> str:
+    lines = []
+    for key, value in row.items():
+        if key in HIDDEN or (key == "options" and "arguments" in row):
+            continue
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, Mapping):
+            value = " ".join(name if default is None else f"{name}={default}" for name, default in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = {"options": " ", "acts_on": ", "}.get(key, "; ").join(value)
+        if value:
+            lines.append((key.replace("_", " "), value))
+    one = kind.removesuffix("s").replace("_", " ")
+    head = f"{row['name']} ({one}): " + ". ".join(dict.fromkeys((row["title"], row["summary"])))
+    longest, width = max((len(key) for key, _ in lines), default=0), room() or UNLIMITED
+    return "\n".join([*filled(head, width), *(laid_out(f"{INDENT}{k:{longest}}  {v}", width) for k, v in lines)])

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables on the terminal: in any width, every number that is shown is complete. And the question before a long run."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from posenc.report import terminal
+from posenc.report.terminal import Display, print_table
+from posenc_cli.arguments import aligned
+
+WIDTHS = (40, 60, 80, 120)
+TITLES = ["loss at 128 tokens", "loss at 1024 tokens", "change at 256 tokens", "change at 1024 tokens", "verdict"]
+ROWS = [
+    (["1", "rope"], ["1.494", "2.286", "+0.254 ± 0.031", "+0.792 ± 0.104", "degrades"]),
+    (["2", "rope + Self-Extend"], ["1.494", "1.812", "+0.031 ± 0.012", "+0.318 ± 0.051", "degrades"]),
+    (["3", "alibi"], ["1.651", "1.662", "+0.002 ± 0.006", "+0.011 ± 0.008", "holds"]),
+]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_numbers_and_names_are_never_cut(width):
+    out = Console(file=io.StringIO(), width=width)
+    print_table(out, ["", "encoding"], TITLES, ROWS, [0, 1, 4, 3, 2])
+    text = out.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "..." not in text
+    assert "…" not in text
+    for names, cells in ROWS:
+        assert names[1] in text
+        assert re.search(rf"(?<![\d.]){re.escape(cells[0])}(?![\d.])", text)
+    whole = {part for _, cells in ROWS for cell in cells for part in re.split(" ± ", cell)}
+    assert set(re.findall(r"[+\d]\d*\.\d+", text)) <= whole
+    assert ("left out" in text) == (width < 120)
+
+
+def test_what_is_left_out_first_is_least_important():
+    out = Console(file=io.StringIO(), width=60)
+    print_table(out, ["", "encoding"], TITLES, ROWS, [0, 1, 4, 3, 2])
+    assert "degrades" in out.file.getvalue()
+    assert "2.286" in out.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, None])
+def test_a_table_of_text_loses_no_cell(width):
+    rows = [["pair", "wavelength A", "wavelength B", "B against A"], *([str(i), "6283.1853", "12566.371", "-50 %"] for i in range(3))]  # fmt: skip
+    for justify in (str.ljust, str.rjust):
+        lines = aligned(rows, justify, width)
+        assert width is None or max(map(len, lines)) <= width
+        words = " ".join(lines).split()
+        assert words.count("6283.1853") == words.count("12566.371") == 3
+        assert {"wavelength", "against"} <= set(words)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def display(monkeypatch):
+    def make(answer, terminal=True, **more):
+        monkeypatch.setattr("sys.stdin", (Terminal if terminal else io.StringIO)(answer))
+        shown = Display(**more)
+        shown.err = Console(file=io.StringIO(), force_terminal=terminal, width=80, highlight=False, color_system=None)
+        return shown
+
+    return make
+
+
+def test_a_run_of_more_than_an_hour_asks_on_a_terminal_once(display):
+    shown = display("y\n")
+    shown.estimated(7200, 10)
+    assert "10 cells take about 2.0 h" in shown.err.file.getvalue() or "120 min" in shown.err.file.getvalue()
+    assert "Go on?" in shown.err.file.getvalue()
+    shown.estimated(7200, 10)
+    assert shown.err.file.getvalue().count("Go on?") == 1
+    for answer in ("\n", "n\n", ""):
+        with pytest.raises(KeyboardInterrupt):
+            display(answer).estimated(7200, 10)
+
+
+@pytest.mark.parametrize("more", [{"yes": True}, {"terminal": False}])
+def test_without_a_terminal_and_with_yes_nothing_is_asked(more, display):
+    shown = display("", **more)
+    shown.estimated(7200, 10)
+    assert "Go on?" not in shown.err.file.getvalue()
+
+
+def test_a_run_of_less_than_an_hour_is_announced_alone(display):
+    shown = display("")
+    shown.estimated(90, 10)
+    assert "about 2 min" in shown.err.file.getvalue()
+    assert "Go on?" not in shown.err.file.getvalue()
+
+
+def test_a_counter_announces_a_long_piece_of_work(display, monkeypatch):
+    clock = iter([0.0, 1.0, 10.0, 20.0])
+    shown = display("n\n")
+    monkeypatch.setattr(terminal.time, "perf_counter", lambda: next(clock, 20.0))
+    count = shown.counter("fine-tuning")
+    count(1, 1000)
+    with pytest.raises(KeyboardInterrupt):
+        count(2, 1000)
+    assert "takes about 2" in shown.err.file.getvalue()
