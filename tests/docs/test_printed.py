@@ -36,8 +36,11 @@ def test_other_numbers_and_other_words_are_found():
 
 
 @pytest.mark.slow
-def test_the_first_look_of_the_guide_to_measuring(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs/guides/measure.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["measure", "bring-your-own"])
+def test_a_quick_comparison_of_a_guide(name, tmp_path, monkeypatch, capsys):
+    page = (ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8")
+    for code, file in re.findall(r"```python\n(# (\w+\.py)\n[^`]+)```", page):
+        (tmp_path / file).write_text(code, encoding="utf-8")
     command, quoted = re.search(
         r"```sh\nposenc (compare .*--preset quick.*)\n```\n\n```text\n([^`]+)```", page
     ).groups()

@@ -14,7 +14,7 @@ USUAL = {"": "in order", "False": "off"}
 
 @dataclass(kw_only=True)
 class Explore(Command):
-    """Write the interactive page: every encoding and extension, computed in the browser."""
+    """Write the interactive page: encodings and extensions, computed in the browser."""
 
     out: Annotated[str, "the file to write", How("FILE.html")] = FILE
     open: Annotated[bool, "show it in the browser"] = False

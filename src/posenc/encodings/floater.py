@@ -200,7 +200,7 @@ def _along(known: Tensor, arriving: Tensor, dynamics: Dynamics, totals: list[Ten
             pulled.append(of_position)
             gradient = gradient + gradients[start + index]
         stages = zip(*reversed(pulled), strict=True)
-        stacked = [tuple(torch.stack(layer) for layer in zip(*stage, strict=True)) for stage in stages]
+        stacked = [(torch.stack([one for one, _ in stage]), torch.stack([two for _, two in stage])) for stage in stages]
         _of_layers(seen, stacked, dynamics.times(at, one), totals)
     return gradient
 
