@@ -106,8 +106,8 @@ def test_a_cluster_that_dies_is_named(address, monkeypatch):
     def dies(*args, **options):
         raise ray.exceptions.ActorUnavailableError("connection refused", None)
 
-    monkeypatch.setattr(ray.util.queue.Queue, "qsize", dies)
-    monkeypatch.setattr(ray.util.queue.Queue, "shutdown", dies)
+    monkeypatch.setattr("ray.util.queue.Queue.qsize", dies)
+    monkeypatch.setattr("ray.util.queue.Queue.shutdown", dies)
     with (
         pytest.raises(
             RuntimeError, match=r"^the Ray cluster has failed \(ActorUnavailableError: .* command continues$"

@@ -254,7 +254,7 @@ class Ray:
                             continue
                         report(index, total, "")
                         yield work.jobs[index], result
-            except ray.exceptions.RayError as error:  # no job's own
+            except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:  # the actor of the reports
                 raise RuntimeError(
                     f"the Ray cluster has failed ({type(error).__name__}: its head, or the node of this process, has died); "
                     "what has finished is stored; start the cluster, and the same command continues"
