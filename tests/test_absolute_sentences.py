@@ -81,6 +81,8 @@ ATTENTION = {
     "makes them defaults on any GPU": PLAIN,
 }
 RELIABILITY = {
+    "each figure is saved as SVG or PNG": "report/test_files.py::test_tables_are_copied_and_figures_saved",
+    "every heading has a link": "report/test_files.py::test_every_heading_has_an_address",
     "write every finished cell": "lab/test_study.py::test_an_error_leaves_what_was_stored",
     "the same command resumes it": "lab/test_study.py::test_what_is_stored_is_not_measured_again_and_what_is_damaged_is",
     "Every command takes `--config FILE`": "cli/test_settings.py::test_what_is_written_is_read_again",
