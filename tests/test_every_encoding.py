@@ -221,39 +221,3 @@ def test_names_of_pytorchs_attention_get_a_sentence(call):
             call(q, q, q, posenc.NoPE(), **{option: True})
     with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
         call(q, q, q, posenc.NoPE(), mask=None)
-
-
-class _Layer(torch.nn.Module):
-    """A layer of attention under an encoding, with every site of it."""
-
-    def __init__(self, encoding):
-        super().__init__()
-        self.encoding = encoding
-        self.query, self.key, self.value = (torch.nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x):
-        positions = Positions.arange(x.shape[1], causal=True)
-        self.encoding.share([(self.query, self.key)])
-        x = self.encoding.embed(x, positions)
-        q, k, v = (each(x).unflatten(-1, (2, 8)).transpose(1, 2) for each in (self.query, self.key, self.value))
-        return attention(q, k, v, self.encoding, positions, gates=gates_of(self.encoding, x))
-
-
-@EVERY
-def test_torch_func_gives_the_gradients_of_each_example(name):
-    shape = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": 8, "causal": True}
-    torch.manual_seed(0)
-    layer = _Layer(posenc.create(name, **shape | ({"height": 4, "width": 4} if name == "swin_v2" else {}))).double()
-    parameters, x = dict(layer.named_parameters()), torch.randn(2, 5, 16, dtype=torch.float64)
-
-    def loss(parameters, x):
-        return torch.func.functional_call(layer, parameters, (x[None],)).square().sum()
-
-    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-    for row in range(2):
-        wanted = torch.autograd.grad(loss(parameters, x[row]), list(parameters.values()), allow_unused=True)
-        for (key, each), want in zip(found.items(), wanted, strict=True):
-            zero = torch.zeros_like(each[row])
-            torch.testing.assert_close(
-                each[row], zero if want is None else want, rtol=0, atol=1e-9, msg=f"{name} {key}"
-            )

@@ -192,6 +192,37 @@ def test_bad_input(make, message):
         make(*tensors())
 
 
+class OneResult(posenc.Encoding):
+    """An encoding with a mistake of its author's."""
+
+    isometric = True
+
+    def rotate(self, q, k, positions, layer=0):
+        return q
+
+
+class Pads(posenc.Encoding):
+    isometric = True
+
+    def rotate(self, q, k, positions, layer=0):
+        return q, torch.nn.functional.pad(k, (0, 2))
+
+
+class Moves(posenc.Encoding):
+    isometric = True
+
+    def rotate_values(self, v, positions, layer=0):
+        return v[:, :, 1:]
+
+
+@pytest.mark.parametrize("call", [posenc.attention, linear_attention])
+@pytest.mark.parametrize("wrong", [OneResult, Pads, Moves])
+def test_what_a_hook_returns_is_checked_as_in_attention(call, wrong):
+    q, k, v = tensors()
+    with pytest.raises(InputError, match=rf"{wrong.__name__}\.rotate"):
+        call(q, k, v, wrong(), Positions.arange(N))
+
+
 YARN = {"name": "yarn", "factor": 16, "original_max_positions": 64}
 
 

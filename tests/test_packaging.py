@@ -5,6 +5,7 @@ import email
 import json
 import pkgutil
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,14 @@ def test_the_lowest_versions_that_are_run_are_the_declared_ones():
             assert declared.setdefault(found[1], found[2]) == found[2], requirement
     assert declared.keys() == run.keys()
     assert all(run[name] in (lowest, f"{lowest}.0") for name, lowest in declared.items())
+
+
+def test_the_tests_that_are_run_under_other_versions_exist():
+    runs = runpy.run_path(str(ROOT / "benchmarks/versions.py"))["TESTS"]
+    for each in {test for tests in runs.values() for test in tests}:
+        path, _, name = each.partition("::")
+        assert (ROOT / path).exists(), each
+        assert not name or f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8"), each
 
 
 def test_every_list_of_names_is_true():

@@ -280,8 +280,9 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
     def register_tables(self) -> None:
         """Make buffers of `tables()`; a dataclass need not call it."""
-        for name, table in self.tables().items():
-            self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
+        with torch.inference_mode(False):  # tensors of inference mode do not say when they are written to
+            for name, table in self.tables().items():
+                self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
 
     # ---------------------------------------------------------------- hooks
 
@@ -509,7 +510,9 @@ class Encoding(nn.Module, metaclass=_Hooked):
         if torch.compiler.is_compiling() or intercepted():
             return make()
         facts, tables = self._facts()
-        versions = [0 if table is None or table.is_inference() else table._version for table in tables]
+        if any(table.is_inference() for table in tables):  # these do not say when they are written to
+            return make()
+        versions = [table._version for table in tables]
         # by a weak reference: positions that live long keep no encoding
         of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
         remembered = of_all.get(self)
@@ -526,27 +529,33 @@ class Encoding(nn.Module, metaclass=_Hooked):
             entry[:] = facts, versions, value
         return make() if value is _LEARNED else value
 
-    def _facts(self) -> tuple[list[object], list[Tensor | None]]:
-        """What a remembered value may depend on, tables and attributes, also of the encodings that it is made of; and the
-        tables, which may be written to."""
-        tables, facts = list(self._buffers.values()), [*self._buffers.values(), *vars(self).values()]
-        for part in self.modules() if self._modules else ():
-            if part is not self:
-                tables += part._buffers.values()
-                facts += [*part._buffers.values(), *vars(part).values()]
-        return facts, tables
+    def _facts(self) -> tuple[list[object], list[Tensor]]:
+        """What a remembered value may depend on, tensors and attributes, also of the encodings that it is made of; and the
+        tensors, which may be written to."""
+        tensors: list[Tensor] = []
+        attributes: list[object] = []
+        for part in self.modules() if self._modules else (self,):
+            tensors += [table for table in part._buffers.values() if table is not None]
+            if part._parameters:  # a value of those that learn is made in every call
+                frozen = (p for p in part._parameters.values() if p is not None)
+                tensors += [p for p in frozen if not p.requires_grad or p.is_inference()]
+            attributes += vars(part).values()
+        return [*tensors, *attributes], tensors
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Encoding":
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, table in self.tables().items():
+        with torch.inference_mode(False):
+            tables = self.tables()
+        for name, table in tables.items():
             buffer = self._buffers.get(name)
             if buffer is None:
                 raise InputError(
                     f"{type(self).__name__}.tables() has {name!r}, which is not registered: call self.register_tables() at "
                     "the end of __init__"
                 )
-            self._buffers[name] = table.to(table_device(buffer.device))
+            with torch.inference_mode(False):
+                self._buffers[name] = table.to(table_device(buffer.device))
         return self
 
 

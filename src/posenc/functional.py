@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -512,6 +512,15 @@ def exactly(x: Tensor) -> AbstractContextManager[Any]:
 def transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is active; they need formulas instead of kernels."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def no_second_derivatives(subject: str, remedy: str) -> Callable[..., NoReturn]:
+    """The backward of an operator that is a backward itself: a refusal."""
+
+    def refuse(ctx: Any, *gradients: Any) -> NoReturn:
+        raise InputError(f"second derivatives of {subject}: its operator has none; {remedy}")
+
+    return refuse
 
 
 def intercepted() -> bool:

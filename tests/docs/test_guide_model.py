@@ -27,7 +27,7 @@ def gpt():
     return names["GPT"]
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", [*ENCODINGS, "rope+alibi", "sinusoidal+t5", "shaw+fox", "cope+rope+sink"])
 def test_the_guides_model_trains_and_decodes_under_every_encoding(gpt, name):
     torch.manual_seed(0)
     encoding = posenc.create(name, **SHAPE | IMAGES.get(name, {}))

@@ -11,19 +11,23 @@ import posenc
 from posenc import cli
 
 ROOT = Path(__file__).parents[2]
-NUMBER = re.compile(r"[+-]?\d+\.\d+")
+NUMBER = re.compile(r"[+\-−]?\d+\.\d+")
 TOLERANCE = 0.03
 """Nats per byte, for another processor; the change that the lines call measurable is ten times as large."""
+
+
+def numbers(line):
+    return [float(x.replace("−", "-")) for x in NUMBER.findall(line)]
 
 
 def differing(quoted, printed):
     """Lines of a quotation that stand nowhere in the output, with numbers within the tolerance."""
 
     def is_in(line):
-        words, numbers = NUMBER.sub("#", line), [float(x) for x in NUMBER.findall(line)]
+        words = NUMBER.sub("#", line)
         return any(
             NUMBER.sub("#", other) == words
-            and all(abs(float(a) - b) <= TOLERANCE for a, b in zip(NUMBER.findall(other), numbers, strict=True))
+            and all(abs(a - b) <= TOLERANCE for a, b in zip(numbers(other), numbers(line), strict=True))
             for other in map(str.strip, printed.splitlines())
         )
 
@@ -34,12 +38,16 @@ def test_other_numbers_and_other_words_are_found():
     printed = "- rope has the best loss (1.879 nats).\nmore"
     assert differing("- rope has the best loss (1.89 nats).\n...", printed) == []
     assert differing("- rope has the best loss (1.95 nats).", printed)
+    assert differing("change +0.004", "change −0.004") == []
     assert differing("- alibi has the best loss (1.879 nats).", printed)
 
 
 @pytest.mark.slow
-def test_the_first_look_of_the_guide_to_measuring(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs/guides/measure.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["measure", "bring-your-own"])
+def test_a_quick_comparison_of_a_guide(name, tmp_path, monkeypatch, capsys):
+    page = (ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8")
+    for code, file in re.findall(r"```python\n(# (\w+\.py)\n[^`]+)```", page):
+        (tmp_path / file).write_text(code, encoding="utf-8")
     command, quoted = re.search(
         r"```sh\nposenc (compare .*--preset quick.*)\n```\n\n```text\n([^`]+)```", page
     ).groups()

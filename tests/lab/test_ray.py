@@ -102,6 +102,21 @@ def test_dead_workers_are_replaced_and_nothing_is_done_twice(address, tmp_path):
     assert begun == {"is well": 1, "dies once": 2, "is shot once": 2, "dies always": 4, "is well, too": 1}
 
 
+def test_a_cluster_that_dies_is_named(address, monkeypatch):
+    def dies(*args, **options):
+        raise ray.exceptions.ActorUnavailableError("connection refused", None)
+
+    monkeypatch.setattr("ray.util.queue.Queue.qsize", dies)
+    monkeypatch.setattr("ray.util.queue.Queue.shutdown", dies)
+    with (
+        pytest.raises(
+            RuntimeError, match=r"^the Ray cluster has failed \(ActorUnavailableError: .* command continues$"
+        ),
+        closing(Ray(address).run(Work(times, 7, (1, 2)))) as results,
+    ):
+        dict(results)
+
+
 def test_errors_come_as_they_are(address, monkeypatch):
     def done(work):
         with closing(Ray(address).run(work)) as results:

@@ -143,7 +143,7 @@ class Raising(Progress):
 def test_an_error_leaves_what_was_stored(tmp_path):
     with pytest.raises(InputError, match=r"^numbers=3: has no square today$"):
         run(Squares([1, 3, 5], fails_at=3), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} - {LOCK} == {"cells"}
+    assert {path.name for path in tmp_path.iterdir()} == {LOCK, "cells"}
     assert run(Squares([1, 3, 5]), tmp_path)["numbers"]["kept_from_before"] == 1
 
 
@@ -174,7 +174,7 @@ def test_two_runs_never_share_a_folder_whatever_the_order_of_their_steps(empty, 
         write_atomically(tmp_path / "cells" / "a.json", "")
     first, flock = Store(tmp_path).lock("first"), fcntl.flock
     first.__enter__()
-    running = [first]
+    running, inode = [first], (tmp_path / LOCK).stat().st_ino
 
     def late(file, operation):
         if running and operation & fcntl.LOCK_EX:
@@ -190,7 +190,8 @@ def test_two_runs_never_share_a_folder_whatever_the_order_of_their_steps(empty, 
                 holding += 1
     assert not running
     assert holding == 1
-    assert {path.name for path in tmp_path.iterdir()} - {LOCK} == (set() if empty else {"cells"})
+    assert {path.name for path in tmp_path.iterdir()} == ({LOCK} if empty else {LOCK, "cells"})
+    assert (tmp_path / LOCK).stat().st_ino == inode
 
 
 def test_two_cells_with_equal_facts_are_refused(tmp_path):

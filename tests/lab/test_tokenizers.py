@@ -54,6 +54,14 @@ def test_bpe_says_the_text_and_saw_only_the_training_part(text):
     assert other.fingerprint != again.fingerprint  # the held-out text would have changed it
 
 
+def test_every_tokenizer_is_tested_on_the_same_text(text):
+    held_out = load(text, "bytes").test
+    for tokenizer in ("bpe:300", "bpe:600"):
+        corpus = load(text, tokenizer)
+        learned = learn_bpe(tokenizer, corpus.vocab_size, [TEXT.encode()[: corpus.train.bytes].decode()])
+        assert learned.decode(corpus.test.tokens.tolist()).encode() == bytes(held_out.tokens.tolist())
+
+
 def test_bpe_is_what_the_tokenizers_library_learns(text):
     from tokenizers import ByteLevelBPETokenizer
 

@@ -13,6 +13,7 @@ import torch
 import posenc
 from posenc import Positions, attention
 from posenc.transformer import Transformer, TransformerConfig
+from test_hidden import Case
 
 
 def tensors(batch=1, heads=2, n=6, width=8):
@@ -110,6 +111,38 @@ def test_another_table_is_another_answer_at_the_same_positions(name):
     assert not all(torch.equal(a, b) for a, b in zip(before, changed, strict=True))
     for a, b in zip(changed, answers(Positions.arange(6)), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_what_is_written_into_any_tensor_is_the_next_answer(name, inference):
+    """Also in inference mode, whose tensors do not say when they are written to."""
+    with torch.inference_mode(inference), torch.no_grad():
+        case, positions = Case(name), Positions.arange(9, causal=True)
+        case.encoding.requires_grad_(False)
+        inputs, x = case.inputs(positions), torch.randn(2, 9, case.config.dim)
+
+        def answers(positions):
+            return [*case.results(inputs, positions, trains=False), case.encoding.effects(positions).embedded(x)]
+
+        for tensor in (*case.encoding.buffers(), *case.encoding.parameters()):
+            answers(positions)
+            tensor.mul_(1 if tensor.dtype in (torch.int64, torch.bool) else 1.25)
+            for old, new in zip(answers(positions), answers(Positions.arange(9, causal=True)), strict=True):
+                assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("name", posenc.ENCODINGS)
+def test_positions_that_live_long_keep_no_encoding(name):
+    case, positions = Case(name), Positions.arange(9, causal=True)
+    inputs, x = case.inputs(positions), torch.randn(2, 9, case.config.dim)
+    for trains in (False, True):
+        case.results(inputs, positions, trains=trains)
+        case.encoding.effects(positions).embedded(x)
+    held = [weakref.ref(each) for each in (case.encoding, *case.encoding.parameters(), *case.encoding.buffers())]
+    del case
+    gc.collect()
+    assert [each() for each in held if each() is not None] == []
 
 
 class Packed:

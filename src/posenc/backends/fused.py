@@ -12,7 +12,7 @@ every length.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from torch.nn.functional import pad
 from posenc.backends.problem import Problem, Rotated
 from posenc.bias import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
-from posenc.errors import InputError, check_devices
+from posenc.errors import check_devices
+from posenc.functional import no_second_derivatives
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, segments
 from posenc.positions.visibility import EVERYTHING, Region
@@ -222,11 +223,7 @@ def _(
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]
 
 
-def _refuse_second(ctx: Any, *grads: Any) -> NoReturn:
-    raise InputError("second derivatives of posenc.attention: the fused operator has none; pass backend='reference'")
-
-
-attend_backward.register_autograd(_refuse_second)
+attend_backward.register_autograd(no_second_derivatives("posenc.attention", "pass backend='reference'"))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from posenc.backends.triton import DTYPES, recorded
 from posenc.errors import InputError, check_devices, unknown
-from posenc.functional import Layout, overlaps, unaliased
+from posenc.functional import Layout, no_second_derivatives, overlaps, unaliased
 
 LOG2E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -433,6 +433,7 @@ def _gradients(ctx, dout, dlse):
 
 
 relative_attention.register_autograd(_gradients, setup_context=_save)
+_backward.register_autograd(no_second_derivatives("posenc.attention", "pass backend='reference'"))
 
 
 # -------------------------------------------------------------------- rotary: each program reads a token's tables once, for all heads

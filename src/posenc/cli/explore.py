@@ -15,7 +15,7 @@ USUAL = {"": "in order", "False": "off"}
 
 @dataclass(kw_only=True)
 class Explore(Command):
-    """Write the interactive page: every encoding and extension, computed in the browser."""
+    """Write the interactive page: encodings and extensions, computed in the browser."""
 
     examples: ClassVar = (
         "posenc explore --open",

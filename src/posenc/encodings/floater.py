@@ -20,7 +20,7 @@ from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
 from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
 from posenc.errors import InputError, check_devices, check_positive, unknown
-from posenc.functional import intercepted, transformed
+from posenc.functional import intercepted, no_second_derivatives, transformed
 from posenc.positions import Positions
 from posenc.positions.ids import exact
 
@@ -34,6 +34,10 @@ BLOCK = 64
 
 FARTHEST = 2**20
 """The largest position: the flow takes all steps up to it, one after the other."""
+
+
+Layers = tuple[Tensor, Tensor]
+"""Of a stage: the point where it looks and its hidden layer, each (..., rows, dim); or the gradients of its two layers."""
 
 
 class Dynamics(NamedTuple):
@@ -58,28 +62,33 @@ class Dynamics(NamedTuple):
         where = at + parts.view(self.substeps, 4, *[1] * at.dim()) * width
         return (self.step * where).to(self.bias1.dtype)[..., None, None]
 
+    def widths(self, width: Tensor) -> Tensor:
+        """Times of the Runge-Kutta steps that go over `width`, (...) -> (..., 1, 1)."""
+        return (self.step / self.substeps * width).to(self.bias1.dtype)[..., None, None]
+
 
 def advance(
     state: Tensor, at: Tensor, width: Tensor, dynamics: Dynamics, matrices: tuple[Tensor, Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """The state (..., rows, dim) at positions `at`, (...), carried on by `width`, and every stage's hidden layer."""
+) -> tuple[Tensor, list[Layers]]:
+    """The state (..., rows, dim) at positions `at`, (...), carried on by `width`, and every stage's point and hidden layer."""
     first, second = matrices
     times = dynamics.times(at, width)
     early = (dynamics.bias1 + times * dynamics.weight1[:, -1]).flatten(0, 1).unbind()
     late = (dynamics.bias2 + times * dynamics.weight2[:, -1]).flatten(0, 1).unbind()
-    dt = (dynamics.step / dynamics.substeps * width).to(state.dtype)[..., None, None]
-    hidden = []
+    dt = dynamics.widths(width)
+    seen: list[Layers] = []
     for substep in range(dynamics.substeps):
         slopes: list[Tensor] = []
         for stage, leans in enumerate(LEANS, start=4 * substep):
             point = state
             for lean, slope in zip(leans, slopes, strict=True):
                 point = torch.add(point, slope, alpha=lean)
-            hidden.append(_affine(point, first, early[stage]).relu_())
-            slopes.append(_affine(hidden[-1], second, late[stage]).mul_(dt))
+            hidden = _affine(point, first, early[stage]).relu_()
+            seen.append((point, hidden))
+            slopes.append(_affine(hidden, second, late[stage]).mul_(dt))
         for weight, slope in zip(WEIGHTS, slopes, strict=True):
             state = torch.add(state, slope, alpha=weight)
-    return state, hidden
+    return state, seen
 
 
 def _affine(x: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
@@ -166,52 +175,61 @@ def flow_backward(
 def _pull(
     state: Tensor, gradient: Tensor, at: Tensor, width: Tensor, dynamics: Dynamics, totals: list[Tensor]
 ) -> Tensor:
-    """The gradient at the state (..., rows, dim), given the one where `advance` leads; adds those of the parameters."""
-
-    def ahead(state: Tensor, *layers: Tensor) -> Tensor:
-        moved = Dynamics(layers[0], layers[1], layers[2], layers[3], dynamics.step, dynamics.substeps)
-        return advance(state, at, width, moved, moved.matrices())[0]
-
-    pull = torch.func.vjp(ahead, state, *dynamics[:4])[1]
-    of_state, *of_layers = pull(gradient)
-    for total, of_layer in zip(totals, of_layers, strict=True):
-        total += of_layer
-    return of_state
+    """The gradient at the states (..., rows, dim), given the one where `advance` leads; adds those of the parameters."""
+    _, seen = advance(state, at, width, dynamics, dynamics.matrices())
+    active = [(hidden > 0).to(hidden) for _, hidden in seen]
+    gradient, pulled = _before(gradient, active, dynamics.widths(width), dynamics)
+    _of_layers(seen, pulled, dynamics.times(at, width), totals)
+    return gradient
 
 
 def _along(known: Tensor, arriving: Tensor, dynamics: Dynamics, totals: list[Tensor]) -> Tensor:
     """The gradient at position 0, given what arrives at each position of a trajectory, (n, rows, dim); adds those of the
-    parameters. What depends on the states alone is computed for a block of positions at once."""
-    dt = dynamics.step / dynamics.substeps
-    transposed = tuple(matrix.T for matrix in dynamics.matrices())
+    parameters. All but the gradients of the states is computed for a block of positions at once."""
     gradients = list(arriving)
     gradient = gradients.pop()
+    one = exact(torch.ones((), device=known.device))
+    width = dynamics.widths(one)
     for start in reversed(range(0, len(gradients), BLOCK)):
         at = torch.arange(start, min(start + BLOCK, len(gradients)), device=known.device)
-        one = exact(torch.ones_like(at))
-        _, hidden = advance(known[at], at, one, dynamics, dynamics.matrices())
-        active = [(layer > 0).to(layer).unbind() for layer in hidden]
-        after = []  # the gradient after each position's steps
+        _, seen = advance(known[at], at, one.expand(len(at)), dynamics, dynamics.matrices())
+        active = [(hidden > 0).to(hidden).unbind() for _, hidden in seen]
+        pulled = []  # for each position, of its stages
         for index in reversed(range(len(at))):
-            after.append(gradient)
-            for substep in reversed(range(dynamics.substeps)):
-                stages = [active[4 * substep + stage][index] for stage in range(4)]
-                gradient = _before_substep(gradient, stages, dt, transposed)
+            gradient, of_position = _before(gradient, [stage[index] for stage in active], width, dynamics)
+            pulled.append(of_position)
             gradient = gradient + gradients[start + index]
-        _pull(known[at], torch.stack(after[::-1]), at, one, dynamics, totals)
+        stages = zip(*reversed(pulled), strict=True)
+        stacked = [(torch.stack([one for one, _ in stage]), torch.stack([two for _, two in stage])) for stage in stages]
+        _of_layers(seen, stacked, dynamics.times(at, one), totals)
     return gradient
 
 
-def _before_substep(gradient: Tensor, active: list[Tensor], dt: float, transposed: tuple[Tensor, ...]) -> Tensor:
-    """The gradient at a Runge-Kutta step's start. active: which hidden units of each stage are above zero."""
-    first, second = transposed
-    slopes = [gradient * (weight * dt) for weight in WEIGHTS]
-    for stage in (3, 2, 1, 0):
-        point = (slopes[stage] @ second).mul_(active[stage]) @ first
-        gradient = gradient + point
-        for earlier, lean in enumerate(LEANS[stage]):
-            slopes[earlier] = slopes[earlier] + (lean * dt) * point
-    return gradient
+def _before(gradient: Tensor, active: list[Tensor], dt: Tensor, dynamics: Dynamics) -> tuple[Tensor, list[Layers]]:
+    """The gradient before a position's steps, given the one after them, and those of every stage's layers.
+    active: which hidden units of each stage are above zero."""
+    first, second = dynamics.weight1[:, :-1], dynamics.weight2[:, :-1]
+    pulled: list[Layers] = []  # from the last stage to the first
+    for substep in reversed(range(dynamics.substeps)):
+        slopes = [gradient * (weight * dt) for weight in WEIGHTS]
+        for stage in (3, 2, 1, 0):
+            hidden = (slopes[stage] @ second).mul_(active[4 * substep + stage])
+            pulled.append((hidden, slopes[stage]))
+            point = hidden @ first
+            gradient = gradient + point
+            for earlier, lean in enumerate(LEANS[stage]):
+                slopes[earlier] = slopes[earlier] + (lean * dt) * point
+    return gradient, pulled[::-1]
+
+
+def _of_layers(seen: list[Layers], pulled: list[Layers], times: Tensor, totals: list[Tensor]) -> None:
+    """Adds the gradients of W1, b1, W2 and b2, given what every stage's layers have seen and their gradients."""
+    for inputs, gradients, time in zip(seen, pulled, times.flatten(0, 1), strict=True):
+        for layer, (x, of_layer) in enumerate(zip(inputs, gradients, strict=True)):
+            weight, bias = totals[2 * layer : 2 * layer + 2]
+            weight[:, :-1] += of_layer.flatten(0, -2).T @ x.flatten(0, -2)
+            weight[:, -1] += (time * of_layer).flatten(0, -2).sum(0)
+            bias += of_layer.flatten(0, -2).sum(0)
 
 
 def _check_near(last: float) -> None:
@@ -250,6 +268,7 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
 
 
 flow.register_autograd(_backward, setup_context=_save)
+flow_backward.register_autograd(no_second_derivatives("FLOATER", "take all derivatives by torch.func"))
 
 
 # ---------------------------------------------------------------- the encoding

@@ -254,10 +254,16 @@ class Ray:
                             continue
                         report(index, total, "")
                         yield work.jobs[index], result
+            except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:  # the actor of the reports
+                raise RuntimeError(
+                    f"the Ray cluster has failed ({type(error).__name__}: its head, or the node of this process, has died); "
+                    "what has finished is stored; start the cluster, and the same command continues"
+                ) from None
             finally:
-                for reference in pending:
-                    ray.cancel(reference, force=True)
-                reports.shutdown(force=True)
+                with contextlib.suppress(ray.exceptions.RayError):
+                    for reference in pending:
+                        ray.cancel(reference, force=True)
+                    reports.shutdown(force=True)
             if dead:
                 raise RuntimeError(
                     f"the worker of {', '.join(dead)} died {RETRIES + 1} times (out of memory, or killed); everything else "

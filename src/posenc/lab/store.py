@@ -147,7 +147,8 @@ class Store(Folder):
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
-        """Be the only run that writes into the folder.
+        """Be the only run that writes into the folder. The lock's file stays: a run that has opened it, and one that would make
+        it anew, could hold the lock at once.
 
         Raises:
             InputError: another run is writing; names its command, process, machine and start.
@@ -166,9 +167,6 @@ class Store(Folder):
                     yield
                 finally:
                     owner.unlink(missing_ok=True)
-                    if os.listdir(self.directory) == [LOCK]:  # a run that was refused leaves nothing
-                        with contextlib.suppress(OSError):  # Windows
-                            (self.directory / LOCK).unlink()
         except Timeout:
             run = owner.read_text() if owner.exists() else "another run"
             raise InputError(
