@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from posenc.errors import InputError, check_integers, check_positive, check_word
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+
+T = TypeVar("T")
 
 
 class AxesRotary(Encoding):
@@ -165,7 +167,7 @@ class AxialRotary(AxesRotary):
         if isinstance(self.rope_theta, Sequence):
             self.rope_theta = tuple(self.rope_theta)
             self._check_each("rope_theta", self.rope_theta)
-        for base in self._of_axes(self.rope_theta):
+        for base in self.rope_theta if isinstance(self.rope_theta, tuple) else (self.rope_theta,):
             check_positive(rope_theta=base)
         if self.schedules is not None:
             self.schedules = schedules_of(self.schedules)
@@ -210,18 +212,13 @@ class AxialRotary(AxesRotary):
                 f"{name}={shown(values)}: pass one for all, or one for each of {self.axes} axes with ladder='axis'"
             )
 
-    def _of_axes(self, value: Any) -> Sequence[Any]:
-        """One value for each axis."""
-        return value if isinstance(value, Sequence) and len(value) == self.axes else (value,) * self.axes
-
     def _frequencies(self) -> list[frequencies.Frequencies]:
         """Those of each axis with pairs, or of the complete head."""
-        schedules = self.schedules or [{"name": "default"}]
-        schedules = schedules if len(schedules) == self.axes else [schedules[0]] * self.axes
-        of_axes = zip(self.pairs, self._of_axes(self.rope_theta), schedules, strict=True)
-        if self.ladder != "axis":
-            of_axes = [(self.head_dim // 2, self.rope_theta, schedules[0])]
-        return [frequencies.create(schedule, 2 * pairs, base=base) for pairs, base, schedule in of_axes if pairs]
+        bases = self.rope_theta if isinstance(self.rope_theta, tuple) else (self.rope_theta,)
+        schedules = self.schedules if isinstance(self.schedules, list) else [{"name": "default"}]
+        widths = [2 * pairs for pairs in self.pairs] if self.ladder == "axis" else [self.head_dim]
+        of_axes = zip(widths, _each(bases, len(widths)), _each(schedules, len(widths)), strict=True)
+        return [frequencies.create(schedule, width, base=base) for width, base, schedule in of_axes if width]
 
     def with_schedule(self, name: str, **options: Any) -> Self:
         """The same rotation with every axis under another frequency schedule: `rope.with_schedule("ntk", factor=2)`."""
@@ -407,6 +404,11 @@ class MixedRotary(AxesRotary):
                 f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
             )
         return super().rotate(q, k, positions, layer)
+
+
+def _each(values: Sequence[T], count: int) -> Sequence[T]:
+    """One value for each of several, from one for all or as many."""
+    return [values[0]] * count if len(values) == 1 else values
 
 
 def schedules_of(schedules: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
