@@ -195,7 +195,9 @@ class ALiBi(_DistanceBias):
         check_heads(self, q, self.num_heads)
         positions.require_one_axis(type(self).__name__)
         if len(self.slope_table) != q.shape[0]:
-            raise InputError(f"slopes of {len(self.slope_table)} rows: q has a batch of {q.shape[0]}; give one row for each")
+            raise InputError(
+                f"slopes of {len(self.slope_table)} rows: q has a batch of {q.shape[0]}; give one row for each"
+            )
         rows = self.slope_table.to(q.device, torch.promote_types(q.dtype, torch.float32))
         return KeySlope(rows[..., None].expand(-1, -1, k.shape[2]), positions)
 
