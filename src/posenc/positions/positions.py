@@ -250,19 +250,24 @@ class Positions:
         *,
         cu_seqlens: Sequence[int] | Tensor | None = None,
         document_ids: Tensor | None = None,
+        slots: int | None = None,
         causal: bool = False,
         device: torch.device | str | None = None,
     ) -> "Positions":
         """Several documents in one sequence; each starts at position 0 and sees only itself.
 
         Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
-        (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or (batch, n), where negative ids mark padding.
+        (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or (batch, n), where negative ids mark padding. slots: of a sequence
+        of static length, of which the documents fill the first; the others are padding, whatever they hold.
 
         Raises:
-            InputError: none or several of the three given, or lengths that are not positive.
+            InputError: none or several of the three given, lengths that are not positive, or fewer slots than tokens.
         """
         check_flags(causal=causal)
         documents = documents_of(lengths, cu_seqlens, document_ids, device)
+        if slots is not None:
+            check_integers(documents.shape[1], slots=slots)
+            documents = torch.nn.functional.pad(documents, (0, slots - documents.shape[1]), value=-1)
         padded = torch.compiler.is_compiling() or int(documents.min()) < 0
         valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
         return cls._of_tokens(index_in_document(documents), None, causal, valid, documents, span=(-last, last))
