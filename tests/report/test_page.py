@@ -29,7 +29,7 @@ def report(tmp_path_factory):
         directory,
         engine=InProcess(),
         command="posenc compare --data '<b>'",
-        render=page,
+        pages={"report.html": page},
     )
     return directory / "report.html", results
 
@@ -121,7 +121,7 @@ def test_the_curves_answer_to_the_reader(report, new_tab):
     assert heads == ["length in the test, bytes", *(arm["name"] for arm in results["arms"][1:])]
     sizes = tab.locator("#plot-change tbody th").all_inner_texts()
     assert sizes == ["16", "32", "64"]
-    tab.goto(f"{path.as_uri()}#only=rope")
+    tab.goto(f"{path.as_uri()}#only=rope&only=none")
     tab.reload()
     assert set(tab.evaluate(names)) == {"none", "rope"}
 
