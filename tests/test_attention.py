@@ -459,7 +459,7 @@ def test_a_planned_step_follows_changes_of_its_encoding_and_refuses_what_does_no
     encoding, p = posenc.ALiBi(2), Positions.arange(1, offset=6, causal=True)
     q, k, v = torch.randn(1, 2, 1, 8), *torch.randn(2, 1, 2, 7, 8)
     before = attention(q, k, v, encoding, p)
-    encoding.slopes.mul_(2)
+    encoding.slope_table.mul_(2)
     after = attention(q, k, v, encoding, p)
     assert not torch.equal(before, after)
     assert torch.equal(after, attention(q, k, v, encoding, Positions.arange(1, offset=6, causal=True)))

@@ -199,7 +199,7 @@ def test_cross_attention_with_a_cache_and_padding_on_both_sides(cross, backwards
 def test_what_a_cross_encoding_computes():
     """RoPE and ALiBi between both sides, each at its positions, in loops."""
     config = replace(CONFIG, num_layers=1, cross_attention=True)
-    rope, slopes = posenc.Rotary(8), posenc.ALiBi(2).slopes
+    rope, slopes = posenc.Rotary(8), posenc.ALiBi(2).slope_table
     q, keys = torch.randn(1, 3, 16), torch.randn(1, 5, 16)
     for cross in ("rope", "alibi"):
         decoder = Transformer(config, "none", cross)

@@ -133,7 +133,7 @@ def test_tables_stay_out_of_the_state_and_survive_casts():
         encoding.to(torch.bfloat16)
         assert torch.equal(getattr(encoding, name), encoding.tables()[name])
         with torch.device("meta"):
-            empty = type(encoding)(*([8] if name != "slopes" else [3]))
+            empty = type(encoding)(*([8] if name != "slope_table" else [3]))
         filled = empty.to_empty(device="cpu")
         assert torch.equal(getattr(filled, name), encoding.tables()[name])
 

@@ -48,6 +48,10 @@ def test_every_hook_changes_attention(capsys):
     assert len(lines) == 7
 
 
+def test_images_of_several_sizes_in_a_diffusion_transformer():
+    assert example("diffusion_transformer").main() < 1e-5
+
+
 def test_a_forget_gate_runs_in_attention_and_in_a_model(capsys):
     example("forget_gate").main()
     assert capsys.readouterr().out.split("\n")[:2] == ["torch.Size([2, 8, 100, 64])", "torch.Size([1, 5])"]

@@ -153,12 +153,12 @@ class Steep(posenc.ALiBi):
     """ALiBi with other slopes."""
 
     def tables(self):
-        return {"slopes": 2 * super().tables()["slopes"]}
+        return {"slope_table": 2 * super().tables()["slope_table"]}
 
 
 def test_a_subclass_is_not_its_parent_in_a_spec():
     spec = Steep(2).spec()
-    assert spec == {"name": "Steep", "num_heads": 2}
+    assert spec == {"name": "Steep", "num_heads": 2, "bias_max": 8.0, "slopes": None}
     with pytest.raises(InputError, match="unknown encoding 'Steep'"):
         from_spec(spec)
     assert type(from_spec(spec, classes={"Steep": Steep})) is Steep

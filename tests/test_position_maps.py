@@ -142,7 +142,7 @@ def test_gradients_are_the_formulas(name, options, layout):
     encoding = mapped(name, options) + LogN(4) + SoftmaxN(0.5) + ALiBi(4)
     seen = oracle(name, options, p)
     factors = ((~seen.isnan()).sum(-1).clamp(min=1).double().log() / math.log(4)).clamp(min=1)
-    bias = -encoding.parts[3].slopes[:, None, None] * (p.q[:, None, :, None] - p.k[:, None, None])
+    bias = -encoding.parts[3].slope_table[:, None, None] * (p.q[:, None, :, None] - p.k[:, None, None])
     frequencies = Rotary(8).inv_freq
     expected = maps.attend(*leaves, seen, frequencies, "half", factors=factors[:, None], bias=bias, sink=math.log(0.5))
     weight = torch.randn_like(expected)

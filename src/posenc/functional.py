@@ -170,20 +170,21 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
 # ---------------------------------------------------------------- slopes and buckets
 
 
-def alibi_slopes(num_heads: int) -> Tensor:
+def alibi_slopes(num_heads: int, *, bias_max: float = 8.0) -> Tensor:
     """ALiBi's slope of each head, (num_heads,) float64, for any number of heads (Press et al. 2022, section 3).
 
-    Powers of two: 2^(-8(h+1)/H). Otherwise the slopes of the power of two below, then every second one of the
-    power of two above, as in the authors' code.
+    Powers of two: 2^(-bias_max(h+1)/H), MPT's alibi_bias_max. Otherwise the slopes of the power of two below, then every
+    second one of the power of two above, as in the authors' code.
 
     Raises:
-        InputError: num_heads < 1.
+        InputError: num_heads < 1, or bias_max not above 0.
     """
     check_sizes(num_heads=num_heads)
+    check_positive(bias_max=bias_max)
     lower = 1 << (int(num_heads).bit_length() - 1)
 
     def geometric(count: int) -> Tensor:
-        return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64, device="cpu") / count)
+        return 2.0 ** (-bias_max * torch.arange(1, count + 1, dtype=torch.float64, device="cpu") / count)
 
     return torch.cat((geometric(lower), geometric(2 * lower)[0::2][: num_heads - lower]))
 

@@ -197,6 +197,27 @@ def test_grid_sinusoidal_is_the_authors_mae(height, width, dim, base):
     assert_close(codes(encoding, positions)[0], torch.tensor(want, dtype=torch.float64), **EXACT)
 
 
+ORDERS = {
+    ("concat", False, False): "sin y cos y sin x cos x", ("concat", False, True): "sin x cos x sin y cos y",
+    ("concat", True, False): "cos y sin y cos x sin x", ("concat", True, True): "cos x sin x cos y sin y",
+    ("grouped", False, False): "sin y sin x cos y cos x", ("grouped", False, True): "sin x sin y cos x cos y",
+    ("grouped", True, False): "cos y cos x sin y sin x", ("grouped", True, True): "cos x cos y sin x sin y",
+    ("interleaved", False, False): "sin y cos y sin x cos x", ("interleaved", True, True): "cos x sin x cos y sin y",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "cos_first", "x_first"), ORDERS)
+@pytest.mark.parametrize("endpoint", [False, True])
+def test_grid_sinusoidal_has_the_orders_of_rows_columns_sines_and_cosines(layout, cos_first, x_first, endpoint):
+    """With endpoint, "concat" and x_first it is big_vision's posemb_sincos_2d (big_vision/models/vit.py)."""
+    encoding = GridSinusoidal(16, layout=layout, cos_first=cos_first, x_first=x_first, endpoint=endpoint)
+    order = ORDERS[layout, cos_first, x_first]
+    want = formulas.sinusoidal_2d(
+        3, 5, 16, 10000.0, order=order, interleaved=layout == "interleaved", endpoint=endpoint
+    )
+    assert_close(codes(encoding, Positions.grid(3, 5))[0], want, **EXACT)
+
+
 def test_grid_sinusoidal_is_vit_mae_of_transformers():
     theirs = vit_mae.build_2d_sinusoidal_position_embedding(3, 5, 16, cls_token=True, dtype=torch.float64)
     positions = Positions.grid(3, 5, prefix=1)

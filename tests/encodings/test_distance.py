@@ -1,5 +1,8 @@
 """KERPLE, Sandwich and the simple relative form: the formulas, known answers, invariants."""
 
+import json
+from importlib import import_module
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import posenc
-from posenc import KERPLE, ALiBi, GridALiBi, Positions, Sandwich, Sines, functional
+from posenc import KERPLE, ALiBi, GridALiBi, InputError, Positions, Sandwich, Sines, functional
 from references import biases
 from references.calls import (
     BACKENDS,
@@ -215,3 +218,74 @@ REFUSED = {
 def test_refusals(call, message):
     with pytest.raises(posenc.InputError, match=message):
         call()
+
+
+# ---------------------------------------------------------------- ALiBi with other slopes
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 8, 12])
+@pytest.mark.parametrize("bias_max", [8, 16, 4.0])
+def test_alibi_has_mpts_bias_max(num_heads, bias_max):
+    mpt = import_module("transformers.models.mpt.modeling_mpt")
+    theirs = mpt.build_mpt_alibi_tensor(num_heads, 9, alibi_bias_max=bias_max).double()  # of the last query
+    ours = dense(ALiBi(num_heads, bias_max=bias_max), Positions.arange(1, 8, causal=True), num_heads)[0]
+    assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
+@EVERYWHERE
+@BACKENDS
+def test_alibi_with_slopes_of_heads_and_of_rows(positions, backend):
+    of_heads, of_rows = [0.3, 0.0, -0.1], [[0.3, 0.0, -0.1], [2.0, 1.0, 0.5]]
+
+    def formula(slope):
+        q_at, k_at = ([[float(x) for x in row] for row in at] for at in (positions.q, positions.k))
+        return lambda q, k, seen: lambda b, h, i, j: -slope(b, h) * abs(q_at[b % len(q_at)][i] - k_at[b % len(k_at)][j])
+
+    check_against_loops(ALiBi(3, slopes=of_heads), positions, formula(lambda b, h: of_heads[h]), backend)
+    for of_each in (of_rows, torch.tensor(of_rows, dtype=torch.float64)):
+        check_against_loops(ALiBi(3, slopes=of_each), positions, formula(lambda b, h: of_rows[b][h]), backend)
+
+
+def test_slopes_of_rows_are_each_row_alone_where_keys_are_cached_too():
+    rows = torch.rand(2, 4)
+    q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
+    full, cache, outs = ALiBi(4, slopes=rows), posenc.KVCache(), []
+    for at in range(9):
+        step = slice(at, at + 1)
+        one = Positions.arange(1, at, causal=True)
+        outs.append(posenc.attention(q[:, :, step], k[:, :, step], v[:, :, step], full, one, cache=cache))
+    whole = posenc.attention(q, k, v, full, causal=True)
+    assert_close(torch.cat(outs, 2), whole)
+    for row in range(2):
+        alone = [x[row : row + 1] for x in (q, k, v)]
+        assert_close(posenc.attention(*alone, ALiBi(4, slopes=rows[row]), causal=True), whole[row : row + 1])
+
+
+def test_slopes_are_in_the_spec_and_in_a_text():
+    for encoding in (ALiBi(2, slopes=[0.5, 1]), ALiBi(2, slopes=torch.rand(3, 2)), ALiBi(2, bias_max=16)):
+        assert torch.equal(posenc.from_spec(json.loads(json.dumps(encoding.spec()))).slope_table, encoding.slope_table)
+    assert posenc.create("alibi:slopes=0.5,1", num_heads=2).slope_table.tolist() == [0.5, 1]
+    assert posenc.create("grid_alibi:slopes=0.5,1", num_heads=2).slope_table.tolist() == [0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ALiBi(2, slopes=[1, 2, 3]), r"slopes=\[1, 2, 3\]: pass finite numbers, \(2,\), one for each head"),
+        (lambda: ALiBi(2, slopes=[1, float("nan")]), "slopes=.*pass finite numbers"),
+        (lambda: ALiBi(2, slopes=torch.ones(2, 2, 2)), "slopes=.*pass finite numbers"),
+        (lambda: ALiBi(2, slopes=[[1, 2], [3]]), "slopes=.*as long"),
+        (lambda: ALiBi(2, slopes="1,2"), "slopes='1,2'"),
+        (lambda: ALiBi(2, slopes=[1, 2], bias_max=16), r"slopes=\[1, 2\] and bias_max=16: pass one of them"),
+        (lambda: ALiBi(2, bias_max=0), "bias_max=0"),
+        (
+            lambda: dense(ALiBi(2, slopes=[[1, 2], [3, 4]]), Positions.arange(4), 2),
+            "slopes of 2 rows: q has a batch of 1",
+        ),
+        (lambda: dense(GridALiBi(2, slopes=[[1, 2]]), Positions.grid(2, 2), 2), "on a grid GridALiBi takes"),
+    ],
+)
+def test_bad_slopes(make, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)

@@ -37,6 +37,20 @@ def test_documents_in_pieces(backend):
     check_against_loops(encoding, positions, gated.fox(encoding, positions), backend)
 
 
+def test_cable_is_fox_with_the_signs_of_its_parameters_changed():
+    """b_i - b_j, b the running sum of -softplus(W x + c), scores not divided (axiomlab/Cable, src/Cable.py)."""
+    q, k, v = torch.randn(3, 2, 3, 9, 4, dtype=torch.float64).unbind()
+    x, weight, bias = torch.randn(2, 9, DIM), torch.randn(3, DIM), torch.randn(3)
+    sums = -torch.nn.functional.softplus(x @ weight.T + bias).cumsum(1).mT.double()
+    scores = q @ k.mT + sums[..., None] - sums[:, :, None]
+    want = scores.masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf).softmax(-1) @ v
+    encoding = FoX(3, dim=DIM)
+    with torch.no_grad():
+        encoding.weight[0], encoding.logit[0] = -weight, -bias
+    ours = posenc.attention(q, k, v, encoding, causal=True, scale=1.0, gates=gates_of(encoding, x))
+    assert_close(ours, want, rtol=0, atol=1e-5)
+
+
 def test_fox_is_that_of_x_transformers():
     ours, theirs = FoX(3, dim=DIM, init_bias=5.0).double(), DataDependentAlibi(DIM, 3).double()
     linear = theirs.to_forget_gates[0]

@@ -18,7 +18,7 @@ GRID, HEADS, WIDTH = (3, 4), 4, 12
 """Made for 3 x 4 patches."""
 NAMES = [
     "none", "grid_table:prefix=2", "grid_sinusoidal", "axial_rope", "axial_rope:centred=true:x_first=false:layout=half",
-    "axial_rope:dealt=true:start=1", "mixed_rope", "m_rope", "m_rope:interleaved=true", "swin", "beit", "swin_v2",
+    "axial_rope:ladder=dealt:start=1", "mixed_rope", "m_rope", "m_rope:interleaved=true", "swin", "beit", "swin_v2",
     "swin_v2:cosine=false", "grid_alibi", "axial_rope+grid_alibi", "grid_table+swin",
 ]  # fmt: skip
 NO_PREFIX = ("swin", "swin_v2")

@@ -25,7 +25,7 @@ dinov3_vit, llama4, pixtral, qwen2_vl, qwen3_vl = (
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 FLOAT32 = {"rtol": 0, "atol": 2e-5}
 GRIDS = pytest.mark.parametrize(("height", "width"), [(3, 5), (5, 2), (4, 4), (1, 7)])
-PIXTRAL = {"rope_theta": 10000.0, "layout": "half", "x_first": False, "dealt": True}
+PIXTRAL = {"rope_theta": 10000.0, "layout": "half", "x_first": False, "ladder": "dealt"}
 DINOV3 = {"layout": "half", "x_first": False, "centred": True}
 LLAMA4 = {"rope_theta": 10000.0, "start": 1}
 
@@ -87,7 +87,7 @@ def test_axial_rope_is_pixtral(height, width):
     ids = p.q[0]
     theirs = pixtral.apply_rotary_pos_emb(q, k, *pixtral.PixtralVisionRotaryEmbedding(config)(q, ids), unsqueeze_dim=0)
     assert_close(AxialRotary(32, **PIXTRAL).rotate(q, k, p), theirs, **FLOAT32)
-    wrong = AxialRotary(32, **PIXTRAL | {"dealt": False}).rotate(q, k, p)
+    wrong = AxialRotary(32, **PIXTRAL | {"ladder": "axis"}).rotate(q, k, p)
     assert (wrong[0] - theirs[0]).abs().max() > 0.1, "equal frequencies for both axes give other values"
 
 

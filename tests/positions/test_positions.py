@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 import posenc
 from posenc import InputError, Positions
@@ -293,3 +294,22 @@ def test_positions_that_a_mask_goes_beside_do_not_count():
         for count in (positions.visible_counts, positions.lengths):
             with pytest.raises(posenc.InputError, match=r"which a 4-D mask hides.*position_ids that start again"):
                 count()
+
+
+@pytest.mark.parametrize("name", ["none", "rope", "t5", "fire", "shaw"])
+def test_slots_that_no_document_fills_are_never_read(name):
+    encoding = posenc.create(name, num_heads=2, head_dim=4, max_positions=16, causal=True).double()
+    q, k, v = torch.randn(3, 1, 2, 8, 4, dtype=torch.float64).unbind()
+    static = Positions.packed(cu_seqlens=[0, 3, 5, 5], slots=8, causal=True)
+    for x in (q, k, v):
+        x[:, :, 5:] = torch.nan
+    out = posenc.attention(q, k, v, encoding, static)
+    want = posenc.attention(*(x[:, :, :5] for x in (q, k, v)), encoding, Positions.packed([3, 2], causal=True))
+    assert_close(out[:, :, :5], want, rtol=0, atol=1e-12)
+    assert_close(out[:, :, 5:], torch.zeros_like(out[:, :, 5:]))
+    assert torch.equal(static.mask()[..., :5, :5], Positions.packed([3, 2], causal=True).mask())
+
+
+def test_fewer_slots_than_tokens_are_refused():
+    with pytest.raises(InputError, match="slots=4: must be at least 5"):
+        Positions.packed([3, 2], slots=4)

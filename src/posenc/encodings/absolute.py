@@ -4,7 +4,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -130,9 +130,11 @@ class GridSinusoidal(Absolute):
     """A sinusoidal code per coordinate, side by side: of (y, x) in an image or (t, y, x) in a video.
 
     dim: width of the model; each axis gets the largest even number of channels that all can have, and channels left
-    over stay zero. axes: coordinates per token, 2 or 3. base: of the frequencies. layout: "concat" (MAE) or
-    "interleaved" (DETR). x_first: begin with the last coordinate, as the authors' MAE does; DETR and ViTMAE in
-    transformers begin with y.
+    over stay zero. axes: coordinates per token, 2 or 3. base: of the frequencies. layout: "concat", sines before cosines in
+    the code of each axis (MAE), "interleaved", in turn (DETR), or "grouped", the sines of all axes before the cosines of all
+    (timm). x_first: begin with the last coordinate, as the authors' MAE does; DETR, ViTMAE in transformers and timm begin
+    with y. cos_first: cosines before sines. endpoint: the last frequency is 1/base, as in `Sinusoidal` (big_vision's ViT,
+    with x_first).
 
     Coordinates may be fractional: DETR's are 2 pi (y + 1) / height. Tokens without a place, such as [CLS], get a
     zero code; text tokens are at their number on every axis. Raises InputError for other numbers of axes or too few
@@ -149,27 +151,31 @@ class GridSinusoidal(Absolute):
     use_when = (
         "Take it for images and video where nothing is to be learned, as MAE and DETR do; `axial_rope` rotates instead."
     )
-    equal_to = "transformers' ViTMAE, DETR"
+    equal_to = "transformers' ViTMAE, DETR; timm"
     one_axis = False
 
     dim: int
     _: KW_ONLY
     axes: int = 2
     base: float = 10000.0
-    layout: SinusoidalLayout = "concat"
+    layout: Literal["concat", "interleaved", "grouped"] = "concat"
     x_first: bool = False
+    cos_first: bool = False
+    endpoint: bool = False
     merge: str = "add"
     frequencies: Tensor = field(init=False)
 
     def setup(self) -> None:
         super().setup()
+        check_word("layout", self.layout, ("concat", "interleaved", "grouped"))
         if self.axes not in (2, 3):
             raise InputError(f"axes={self.axes}: an image has 2, a video 3; for one use Sinusoidal")
         if self.dim < 2 * self.axes:
             raise InputError(f"dim={self.dim}: needs a pair of channels for each of {self.axes} axes")
 
     def tables(self) -> dict[str, Tensor]:
-        return {"frequencies": frequency_curve(self.dim // (2 * self.axes) * 2, base=self.base)}
+        width = self.dim // (2 * self.axes) * 2
+        return {"frequencies": frequency_curve(width, base=self.base, endpoint=self.endpoint)}
 
     def codes(self, positions: Positions) -> Tensor:
         return self.remember(positions, "codes", lambda: self._codes(positions))
@@ -178,7 +184,12 @@ class GridSinusoidal(Absolute):
         at, _ = positions.coordinates(self.axes, type(self).__name__)
         if self.x_first:
             at = at.flip(-1)
-        codes = sinusoidal_from(at, self.frequencies, self.layout).flatten(-2)
+        angles = at.to(self.frequencies)[..., None] * self.frequencies
+        waves = (angles.cos(), angles.sin()) if self.cos_first else (angles.sin(), angles.cos())
+        if self.layout == "interleaved":
+            codes = torch.stack(waves, -1).flatten(-3)
+        else:
+            codes = torch.cat(waves, -2 if self.layout == "grouped" else -1).flatten(-2)
         if positions.q_placed is not None:
             codes = codes * positions.q_placed[..., None]
         return pad(codes, (0, self.dim - codes.shape[-1]))

@@ -3,7 +3,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import ClassVar, Protocol
@@ -11,10 +11,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from posenc.bias import Positional, Relative
+from posenc.bias import KeySlope, Positional, Relative
 from posenc.encoding import Encoding
 from posenc.encodings.shared import check_heads, normal_parameter
-from posenc.errors import InputError, check_word
+from posenc.errors import InputError, as_numbers, check_word, shown
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -135,7 +135,9 @@ class T5(_DistanceBias):
 class ALiBi(_DistanceBias):
     """Attention with linear biases: -slope_h * |distance|, nothing learned.
 
-    num_heads: any number of heads; the slopes are `functional.alibi_slopes`.
+    num_heads: any number of heads; the slopes are `functional.alibi_slopes`. bias_max: the last head's slope is 2^-bias_max
+    (MPT's alibi_bias_max). slopes: other ones, (num_heads,), or (batch, num_heads) for each row of the batch, as
+    flash-attention's alibi_slopes. Raises InputError for slopes of other heads, or with bias_max.
     Source: Press, Smith and Lewis 2022, section 3.
     """
 
@@ -154,19 +156,59 @@ class ALiBi(_DistanceBias):
     constant = True
 
     num_heads: int
-    slopes: Tensor = field(init=False)
+    _: KW_ONLY
+    bias_max: float = 8.0
+    slopes: Sequence[float] | Sequence[Sequence[float]] | Tensor | None = None
+    slope_table: Tensor = field(init=False)
+
+    def setup(self) -> None:
+        if self.slopes is None:
+            return
+        if self.bias_max != 8.0:
+            raise InputError(f"slopes={shown(self.slopes)} and bias_max={self.bias_max}: pass one of them")
+        given = as_numbers("slopes", self.slopes, "cpu", torch.float64)
+        if given.dim() not in (1, 2) or given.shape[-1] != self.num_heads or not given.isfinite().all():
+            raise InputError(
+                f"slopes={shown(self.slopes)}: pass finite numbers, ({self.num_heads},), one for each head, or (batch, {self.num_heads})"
+            )
+        self.slopes = given.tolist()
 
     def tables(self) -> dict[str, Tensor]:
-        return {"slopes": alibi_slopes(self.num_heads)}
+        if self.slopes is not None:
+            return {"slope_table": torch.tensor(self.slopes, dtype=torch.float64, device="cpu")}
+        return {"slope_table": alibi_slopes(self.num_heads, bias_max=self.bias_max)}
+
+    @property
+    def adds_constants(self) -> bool:
+        return super().adds_constants and not self.by_row
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rows of the batch have slopes each."""
+        return self.slope_table.dim() == 2
+
+    def bias(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0
+    ) -> Relative | KeySlope:
+        if not self.by_row:
+            return super().bias(q, k, positions, layer)
+        check_heads(self, q, self.num_heads)
+        positions.require_one_axis(type(self).__name__)
+        if len(self.slope_table) != q.shape[0]:
+            raise InputError(
+                f"slopes of {len(self.slope_table)} rows: q has a batch of {q.shape[0]}; give one row for each"
+            )
+        rows = self.slope_table.to(q.device, torch.promote_types(q.dtype, torch.float32))
+        return KeySlope(rows[..., None].expand(-1, -1, k.shape[2]), positions)
 
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
-        return -self.slopes.to(head.device, dtype)[head] * distance.abs()
+        return -self.slope_table.to(head.device, dtype)[head] * distance.abs()
 
 
 class GridALiBi(ALiBi):
     """ALiBi between the patches of an image: -slope_h * their Euclidean distance, nothing learned.
 
-    num_heads: any number of heads; the slopes are ALiBi's. Positions are (y, x) or (t, y, x), in patches, fractional
+    num_heads, bias_max, slopes: as in `ALiBi`, without slopes for each row of the batch. Positions are (y, x) or (t, y, x), in patches, fractional
     ones too; where tokens have one coordinate it is ALiBi. The authors' model has no tokens without a position; here
     such as [CLS] are at no distance from any: their bias is zero both ways.
     Source: Fuller et al. 2023, section 3, "2D-ALiBi"; antofuller/CROMA, get_2dalibi. Between the patches of two images
@@ -188,9 +230,13 @@ class GridALiBi(ALiBi):
 
     def bias(  # type: ignore[override]
         self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0
-    ) -> Relative | Positional:
+    ) -> Relative | KeySlope | Positional:
         if positions.q.dim() == 2:
             return super().bias(q, k, positions, layer)
+        if self.by_row:
+            raise InputError(
+                f"slopes of {len(self.slope_table)} rows: on a grid GridALiBi takes (num_heads,), one for each head"
+            )
         check_heads(self, q, self.num_heads)
         dtype = torch.promote_types(q.dtype, torch.float32)
 

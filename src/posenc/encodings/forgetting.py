@@ -25,6 +25,8 @@ class FoX(Encoding):
 
     Sums of log f are float64, and padding and other documents do not count. On the CPU, keys that are forgotten to below e^-40 of
     the query's own key are not visited (the authors' Adaptive Computation Pruning, whose bound is e^-10 of the row's sum).
+    Cable (Veisi et al. 2025, arXiv 2503.08067), whose score falls by softplus(w_h x + b_h) of every token after the key, is this with w and b
+    negated, and scale=1 in `posenc.attention`, since its code does not divide scores.
     Raises InputError for positions that are not causal. Source: Lin et al. 2025, section 3; Lin et al. 2025b, section 3.
     """
 

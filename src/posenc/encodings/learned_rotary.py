@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc import frequencies
 from posenc.encoding import require_fit
 from posenc.encodings.rotary import Rotary
-from posenc.encodings.rotary_axes import AxesRotary
+from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
 from posenc.encodings.shared import kv_heads_of
 from posenc.errors import InputError, check_devices, check_integers, check_numbers, check_positive
 from posenc.functional import Layout, frequency_curve
@@ -61,18 +61,10 @@ class HeadRotary(AxesRotary):
         heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         if self.schedules is None:
             self.schedules = [{"name": "linear", "factor": 1.2 + 0.6 * head / heads} for head in range(heads)]
-        elif isinstance(self.schedules, str):
-            self.schedules = [frequencies.parse(text) for text in self.schedules.split("|")]
-        self.schedules = list(self.schedules)
+        self.schedules = schedules_of(self.schedules)
         if not self.schedules or heads % len(self.schedules):
             raise InputError(f"schedules: {len(self.schedules)} of them, which must divide the {heads} key heads")
-        factors = {made.attention_factor for made in self.ladders()}  # which refuses what is no schedule
-        self.schedules = [dict(schedule) for schedule in self.schedules]
-        if len(factors) > 1:
-            raise InputError(
-                f"schedules scale cos and sin by {sorted(factors)}: pass the same attention_factor to all of them"
-            )
-        self.attention_factor = factors.pop()
+        self.attention_factor = common_factor(self.ladders())
 
     def ladders(self) -> list[frequencies.Frequencies]:
         """The frequencies of each schedule."""

@@ -72,7 +72,7 @@ class PairwiseRotary(Encoding):
 
     def with_schedule(self, name: str, **options: Any) -> Self:
         """The same rotation under another frequency schedule: `rope.with_schedule("ntk", factor=4)`."""
-        return rescheduled(self, {"name": name, **options})
+        return remade(self, schedule={"name": name, **options})
 
     @property
     def first_channel(self) -> int:
@@ -374,8 +374,8 @@ class XPos(Rotary):
         )
 
 
-def rescheduled(encoding: EncodingT, schedule: Mapping[str, Any]) -> EncodingT:
-    """The same encoding with another frequency schedule; all other arguments are unchanged."""
+def remade(encoding: EncodingT, **changes: Any) -> EncodingT:
+    """The same encoding with other values for some of its arguments."""
     arguments = {name: getattr(encoding, name) for name in encoding.arguments()}
-    other = type(encoding)(**arguments | {"schedule": dict(schedule)})
+    other = type(encoding)(**arguments | changes)
     return other.to(next(encoding.buffers()).device)

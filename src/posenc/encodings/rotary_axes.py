@@ -3,19 +3,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
-from posenc.encodings.rotary import rescheduled
+from posenc.encodings.rotary import remade
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
-from posenc.errors import InputError, check_positive
+from posenc.errors import InputError, check_integers, check_positive, check_word, shown
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+
+T = TypeVar("T")
 
 
 class AxesRotary(Encoding):
@@ -117,19 +119,23 @@ class AxesRotary(Encoding):
 class AxialRotary(AxesRotary):
     """Axial RoPE: the pairs are split among the axes, and each pair turns with the coordinate of its axis.
 
-    head_dim: width of a head, a multiple of 2 * axes. axes: coordinates per token, 2 for images, 3 for video.
-    rope_theta: base of the frequencies theta^(-2 axes c / head_dim), c = 0 .. head_dim / (2 axes) - 1, the same for
-    each axis. layout: as in `Rotary`. The defaults are those of rope-vit; other models differ by:
-    x_first: the blocks of pairs go from the last axis (x) to the first; False: y before x.
-    dealt: frequencies theta^(-2c / head_dim) are dealt out in turn, the fastest to the first block.
+    head_dim: width of a head. axes: coordinates per token, 2 for images, 3 for video. sections: pairs of channels of each
+    axis, in the order of the coordinates; None splits head_dim evenly, where it must be a multiple of 2 * axes.
+    rope_theta: base of the frequencies; one for all axes, or one for each. layout: as in `Rotary`, of the complete head.
+    ladder: which frequencies an axis with n of the pairs has: "axis" its own, theta^(-c/n), c = 0 .. n-1; "head" its
+        consecutive part of theta^(-2c / head_dim), as in M-RoPE; "dealt" the same in turn, the fastest to the first block.
+    schedules: of the frequencies, as in `HeadRotary`: one for all axes, or one for each. [{"name": "ntk", "factor": 2}] is for
+        twice as many patches along every axis.
+    x_first: the blocks of pairs go from the last axis (x) to the first, as in rope-vit; False: y before x.
     centred: angles are 2 pi times the coordinate of the patch's centre, where the image spans -1 .. 1 on each axis;
         they depend on the size of the image, as `Positions.grid` knows it, or else on that of all tokens (of the
         packed document), which must then be there and have no negative coordinate.
     start: coordinate of the first patch. It matters only next to tokens without a place.
 
-    Pixtral: rope_theta=10000, layout="half", x_first=False, dealt=True. DINOv3: layout="half", x_first=False,
-    centred=True. Llama 4 vision: rope_theta=10000, start=1. Tokens without a place, such as [CLS], are not
-    rotated. Raises InputError for a width that cannot be split. Source: Heo et al. 2024, section 3.1.
+    FLUX: sections=(8, 28, 28), rope_theta=10000, x_first=False; docs/vision-grid.md has the arguments of other models.
+    Coordinates may be fractional or negative. Tokens without a place, such as [CLS], are not rotated. Raises InputError for
+    sections that do not add up to head_dim / 2, or a width that cannot be split. Source: Heo et al. 2024, section 3.1; for
+    sections, EmbedND in black-forest-labs/flux.
     """
 
     name = "axial_rope"
@@ -139,26 +145,84 @@ class AxialRotary(AxesRotary):
         r"\varphi(i) = [x \theta; y \theta], \quad \theta_c = b^{-4c/d}, \quad i = (y, x)",
     )
     extrapolates = "partly: holds at larger images, less so than learned directions"
-    use_when = (
-        "Take it for images and video, as Pixtral and DINOv3 do; `mixed_rope` learns the directions of its rotations."
-    )
-    equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision"
+    use_when = "Take it for images and video, as FLUX, Wan, Pixtral and DINOv3 do; `mixed_rope` learns the directions of its rotations."
+    equal_to = "transformers' Pixtral, DINOv3, Llama 4 vision; timm; diffusers"
 
     head_dim: int
     _: KW_ONLY
     axes: int = 2
-    rope_theta: float = 100.0
+    sections: Sequence[int] | None = None
+    rope_theta: float | Sequence[float] = 100.0
     layout: Layout = "interleaved"
+    ladder: str = "axis"
+    schedules: str | Sequence[Mapping[str, Any]] | None = None
     x_first: bool = True
-    dealt: bool = False
     centred: bool = False
     start: float = 0.0
 
     def setup(self) -> None:
         super().setup()
-        self.check_split()
+        self._check_sections()
+        check_word("ladder", self.ladder, ("axis", "head", "dealt"))
+        if isinstance(self.rope_theta, Sequence):
+            self.rope_theta = tuple(self.rope_theta)
+            self._check_each("rope_theta", self.rope_theta)
+        for base in self.rope_theta if isinstance(self.rope_theta, tuple) else (self.rope_theta,):
+            check_positive(rope_theta=base)
+        if self.schedules is not None:
+            self.schedules = schedules_of(self.schedules)
+            if len(self.schedules) != 1:
+                self._check_each("schedules", self.schedules)
+        if self.ladder == "dealt" and len(set(self.pairs)) > 1:
+            raise InputError(f"ladder='dealt' and sections={self.sections}: give every axis as many pairs")
+        self.attention_factor = common_factor(self._frequencies())
         self.shift_invariant = not self.centred
         self.needs_length = self.centred
+
+    def _check_sections(self) -> None:
+        """Refuse sections that do not fit the head; they decide the number of axes."""
+        if self.sections is None:
+            self.check_split()
+            return
+        sections = self.sections = tuple(self.sections)
+        for pairs in sections:
+            check_integers(0, sections=pairs)
+        pairs = self.head_dim // 2
+        if sum(sections) != pairs:
+            halves = tuple(each // 2 for each in sections)
+            half = f", here {halves}" if sum(halves) == pairs else ""
+            raise InputError(
+                f"sections={sections}: add up to {sum(sections)}; pass the pairs of each axis, which add up to "
+                f"head_dim/2 = {pairs}{half}"
+            )
+        if self.axes > len(sections):
+            raise InputError(
+                f"axes={self.axes}: sections={sections} are of {len(sections)}; pass the pairs of each axis"
+            )
+        self.axes = len(sections)  # an image is a video of one frame
+
+    @property
+    def pairs(self) -> tuple[int, ...]:
+        """The pairs of channels of each axis, in the order of the coordinates."""
+        return (self.head_dim // (2 * self.axes),) * self.axes if self.sections is None else tuple(self.sections)
+
+    def _check_each(self, name: str, values: Sequence[Any]) -> None:
+        if len(values) != self.axes or self.ladder != "axis":
+            raise InputError(
+                f"{name}={shown(values)}: pass one for all, or one for each of {self.axes} axes with ladder='axis'"
+            )
+
+    def _frequencies(self) -> list[frequencies.Frequencies]:
+        """Those of each axis with pairs, or of the complete head."""
+        bases = self.rope_theta if isinstance(self.rope_theta, tuple) else (self.rope_theta,)
+        schedules = self.schedules if isinstance(self.schedules, list) else [{"name": "default"}]
+        widths = [2 * pairs for pairs in self.pairs] if self.ladder == "axis" else [self.head_dim]
+        of_axes = zip(widths, _each(bases, len(widths)), _each(schedules, len(widths)), strict=True)
+        return [frequencies.create(schedule, width, base=base) for width, base, schedule in of_axes if width]
+
+    def with_schedule(self, name: str, **options: Any) -> Self:
+        """The same rotation with every axis under another frequency schedule: `rope.with_schedule("ntk", factor=2)`."""
+        return remade(self, schedules=[{"name": name, **options}])
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         self._refuse_centred()
@@ -175,12 +239,15 @@ class AxialRotary(AxesRotary):
             )
 
     def tables(self) -> dict[str, Tensor]:
-        pairs = self.head_dim // 2
-        each = frequency_curve(self.head_dim, base=self.rope_theta).unflatten(0, (-1, self.axes))
-        blocks = each.mT if self.dealt else each[:, :1].mT.expand(self.axes, -1)
-        axis = torch.arange(self.axes, device="cpu").repeat_interleave(pairs // self.axes)
-        axis = self.axes - 1 - axis if self.x_first else axis
-        return {"frequency": blocks.reshape(pairs, 1) * one_hot(axis, self.axes)}
+        order = list(range(self.axes))[:: -1 if self.x_first else 1]
+        sizes = [self.pairs[axis] for axis in order]
+        ladders = [each.inv_freq for each in self._frequencies()]
+        if self.ladder == "axis":
+            ladder = torch.cat(ladders[:: -1 if self.x_first else 1])
+        else:
+            ladder = ladders[0] if self.ladder == "head" else ladders[0].unflatten(0, (-1, self.axes)).mT.flatten()
+        axis = torch.tensor(order, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
+        return {"frequency": ladder[:, None] * one_hot(axis, self.axes)}
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         q, k = super().coordinates(positions)
@@ -281,7 +348,7 @@ class MRotary(AxesRotary):
 
     def with_schedule(self, name: str, **options: Any) -> Self:
         """The same rotation under another frequency schedule."""
-        return rescheduled(self, {"name": name, **options})
+        return remade(self, schedule={"name": name, **options})
 
 
 @dataclass(eq=False, repr=False)
@@ -337,6 +404,31 @@ class MixedRotary(AxesRotary):
                 f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
             )
         return super().rotate(q, k, positions, layer)
+
+
+def _each(values: Sequence[T], count: int) -> Sequence[T]:
+    """One value for each of several, from one for all or as many."""
+    return [values[0]] * count if len(values) == 1 else values
+
+
+def schedules_of(schedules: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Frequency schedules as data, from data or from a text with "|" between them."""
+    texts = schedules.split("|") if isinstance(schedules, str) else []
+    return [frequencies.parse(text) for text in texts] or list(schedules)  # type: ignore[arg-type]
+
+
+def common_factor(made: Sequence[frequencies.Frequencies]) -> float:
+    """The attention factor of several schedules.
+
+    Raises:
+        InputError: they have different ones.
+    """
+    factors = {each.attention_factor for each in made}
+    if len(factors) > 1:
+        raise InputError(
+            f"schedules scale cos and sin by {sorted(factors)}: pass the same attention_factor to all of them"
+        )
+    return factors.pop()
 
 
 def one_hot(axis: Tensor, axes: int) -> Tensor:

@@ -32,6 +32,7 @@ from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
     Branch,
+    DraftTree,
     Hidden,
     MaskMod,
     Region,
@@ -249,19 +250,24 @@ class Positions:
         *,
         cu_seqlens: Sequence[int] | Tensor | None = None,
         document_ids: Tensor | None = None,
+        slots: int | None = None,
         causal: bool = False,
         device: torch.device | str | None = None,
     ) -> "Positions":
         """Several documents in one sequence; each starts at position 0 and sees only itself.
 
         Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
-        (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or (batch, n), where negative ids mark padding.
+        (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or (batch, n), where negative ids mark padding. slots: of a sequence
+        of static length, of which the documents fill the first; the others are padding, whatever they hold.
 
         Raises:
-            InputError: none or several of the three given, or lengths that are not positive.
+            InputError: none or several of the three given, lengths that are not positive, or fewer slots than tokens.
         """
         check_flags(causal=causal)
         documents = documents_of(lengths, cu_seqlens, document_ids, device)
+        if slots is not None:
+            check_integers(documents.shape[1], slots=slots)
+            documents = torch.nn.functional.pad(documents, (0, slots - documents.shape[1]), value=-1)
         padded = torch.compiler.is_compiling() or int(documents.min()) < 0
         valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
         return cls._of_tokens(index_in_document(documents), None, causal, valid, documents, span=(-last, last))
@@ -527,6 +533,8 @@ class Positions:
         """
         check_integers(0, before=before, after=after)
         window = None if before is None and after is None else (before, after)
+        if window is not None:
+            self._refuse_tree("a window counts tokens by their order")
         full = None if self.full_keys is None else self.full_keys.with_window(before, after)
         return self.shared(("window", window), lambda: self._with(window=window, full_keys=full))
 
@@ -543,6 +551,7 @@ class Positions:
                 positions that have only some of the keys (`keys`).
         """
         check_integers(1, size=size)
+        self._refuse_tree("blocks count tokens by their order")
         if table is not None:
             check_value("table", table, Tensor)
             if table.dtype != torch.bool or table.dim() not in (2, 3):
@@ -561,6 +570,66 @@ class Positions:
             blocks = blocks._replace(table=(table if table.dim() == 3 else table[None]).to(self.q.device))
             self._check_blocks(blocks, size)
         return self._with(blocks=(*self.blocks, blocks))
+
+    def with_tree(self, parents: Ids) -> "Positions":
+        """A tree of drafts after a KV cache, as speculative decoding verifies it: each of the n queries, which are the last n
+        keys of their row, sees the tokens before them, its ancestors in the tree and itself. It is at the first draft's
+        position plus its depth, so that siblings share one.
+
+        parents: (n,) or (batch, n) integers: which query is each one's parent, one before it; -1 for what follows the cache
+        itself. The memory is that of n x n marks and a number for each key. Use on `Positions.arange(n, offset=cached,
+        causal=True)`.
+
+        Raises:
+            InputError: parents that are not before their drafts or not as many as queries, or positions that are not causal,
+                packed, or of several coordinates.
+        """
+        given = as_numbers("parents", parents, self.q.device)
+        given, n = given[None] if given.dim() == 1 else given, self.num_queries
+        if given.dim() != 2 or given.shape[1] != n or not holds_integers(given) or len(given) not in (1, self.batch):
+            raise InputError(f"parents={shown(parents)}: pass integers ({n},) or (batch, {n}), one for each query")
+        if bool((given >= torch.arange(n, device=given.device)).any()) or bool((given < -1).any()):
+            raise InputError(
+                f"parents={shown(parents)}: a draft's parent comes before it, or is -1 for the tokens of the cache"
+            )
+        if not self.causal or self.q_document is not None or self.axes > 1 or self.window is not None or self.blocks:
+            raise InputError(
+                "a tree of drafts: pass causal positions of one axis without documents, windows or blocks, as "
+                "Positions.arange(n, offset=cached, causal=True)"
+            )
+        slots = self.k_order - self.q_order[:, :1]  # of the drafts 0 .. n-1, of the cache below
+        later = slots >= n if self.valid is None else (slots >= n) & self.valid
+        if bool((self.q_order.diff(dim=1) != 1).any()) or bool((slots.amax(1) < n - 1).any()) or bool(later.any()):
+            raise InputError("a tree of drafts: the queries must be the last keys, one after the other")
+        seen, depth = (
+            torch.eye(n, dtype=torch.bool, device=given.device).repeat(len(given), 1, 1),
+            torch.zeros_like(given),
+        )
+        for draft in range(n):  # a parent's ancestors are known before its children's
+            parent = given[:, draft]
+            row, follows = torch.arange(len(given), device=given.device), parent >= 0
+            seen[:, draft] |= seen[row, parent.clamp(min=0)] & follows[:, None]
+            depth[:, draft] = torch.where(follows, depth[row, parent.clamp(min=0)] + 1, 0)
+        table = torch.cat((seen.new_ones(len(given), n, 1), seen), 2)  # the cache is one block, each draft another
+        index = torch.arange(n, device=given.device)[None]
+        blocks = DraftTree(table, index, (slots + 1).clamp(0, n))
+        first = self.q[:, :1]
+        of_drafts = (first + depth).to(self.q)
+        rows = max(len(of_drafts), len(slots))
+        at = of_drafts.expand(rows, -1).gather(1, slots.expand(rows, -1).clamp(0, n - 1))
+        k = torch.where(slots < 0, self.k, at)
+        return replace(self, q=of_drafts, k=k, blocks=(*self.blocks, blocks)).with_known()
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether tokens are those of `with_tree`, of which not each sees all before it."""
+        return any(isinstance(blocks, DraftTree) for blocks in self.blocks)
+
+    def _refuse_tree(self, why: str) -> None:
+        if self.is_tree:
+            raise InputError(
+                f"{why}, and the drafts of a tree are no line: pass each path of the tree as a row of its own"
+            )
 
     def _check_blocks(self, blocks: VisibleBlocks, size: int) -> None:
         assert blocks.table is not None
@@ -594,6 +663,7 @@ class Positions:
         ungated = self.ungated or (self._with(gates=()) if self.gates else self)
         if not gates:
             return ungated
+        self._refuse_tree("gates of a layer's input go on from token to token")
         gated = ungated._with(gates=gates)
         object.__setattr__(gated, "ungated", ungated)
         return gated
@@ -716,8 +786,10 @@ class Positions:
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
         blocks = tuple(
-            VisibleBlocks(None if table is None else table.to(device), q.to(device), k.to(device))
-            for table, q, k in self.blocks
+            each._replace(
+                table=None if each.table is None else each.table.to(device), q=each.q.to(device), k=each.k.to(device)
+            )
+            for each in self.blocks
         )
         return self._with(**tensors, blocks=blocks, sharding=sharding)
 

@@ -135,7 +135,13 @@ class VisibleBlocks(NamedTuple):
 
     def select(self, of_q: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "VisibleBlocks":
         """The same blocks, for the queries and the keys that two functions of (batch or 1, n) tensors select."""
-        return VisibleBlocks(self.table, of_q(self.q), of_k(self.k))
+        return self._replace(q=of_q(self.q), k=of_k(self.k))
+
+
+class DraftTree(VisibleBlocks):
+    """Those of a tree of drafts, see `Positions.with_tree`: tokens do not see all that come before them in their order."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, eq=False)
