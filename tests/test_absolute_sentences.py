@@ -81,7 +81,7 @@ ATTENTION = {
     "makes them defaults on any GPU": PLAIN,
 }
 RELIABILITY = {
-    "where there is no terminal nothing is asked": "report/test_tables.py::test_a_run_of_more_than_an_hour_asks_on_a_terminal_once",
+    "where there is no terminal nothing is asked": "report/test_tables.py::test_without_a_terminal_and_with_yes_nothing_is_asked",
     "each figure is saved as SVG or PNG": "report/test_files.py::test_tables_are_copied_and_figures_saved",
     "every heading has a link": "report/test_files.py::test_every_heading_has_an_address",
     "write every finished cell": "lab/test_study.py::test_an_error_leaves_what_was_stored",
