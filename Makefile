@@ -7,13 +7,14 @@
 # make gpu    everything that a GPU can tell, in 25 minutes, into gpu-results; the same command goes on where it stopped
 # make docs   the documentation's site, into site/
 # make encodings  benchmarks/encodings.md: every check on every encoding, a quarter of an hour
+# make foreign  the cases of other projects' test suites, counted into docs/conform.md: a quarter of an hour
 # make guide  the figures and outputs of docs/position_from_scratch.md, from its snippets
 # Each works from a fresh clone with nothing but Python 3.11 or newer (PYTHON=... picks another one).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-oldest test-newest check bench gpu docs encodings guide setup clean
+.PHONY: demo test test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -65,6 +66,9 @@ docs: $(VENV)/docs
 
 encodings: setup
 	cd docs && $(abspath $(BIN))/python -m website.conformance
+
+foreign: setup
+	$(BIN)/python benchmarks/foreign.py
 
 guide: setup
 	$(BIN)/python docs/guide.py

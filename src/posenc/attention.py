@@ -21,7 +21,16 @@ from posenc.bias import Modifier, Score, Values, Weights, dense_sum
 from posenc.cache import KVCache
 from posenc.distributed import exchange, ring
 from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
-from posenc.errors import LEAST_DIVISOR, InputError, check_flags, check_integers, check_value, shown, unknown
+from posenc.errors import (
+    LEAST_DIVISOR,
+    InputError,
+    check_flags,
+    check_integers,
+    check_value,
+    refuse_distributed,
+    shown,
+    unknown,
+)
 from posenc.functional import RunRotation, exactly, intercepted, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
@@ -684,6 +693,8 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             check_value(name, x, Tensor)
+        if type(x) is not Tensor:
+            refuse_distributed(**{name: x})
     if isinstance(encoding, Tensor):
         raise InputError(
             f"encoding={shown(encoding)}: the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}"

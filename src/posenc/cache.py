@@ -81,7 +81,7 @@ class KVCache:
             if last.valid is None:
                 return Positions.arange(num_queries, offset=count, causal=True, device=last.q.device)
             valid = last.valid[:, :count]
-            mask = torch.cat((valid, valid.new_ones(len(valid), num_queries)), 1)
+            mask = torch.cat((valid, valid.new_ones(valid.shape[0], num_queries)), 1)
             return Positions.from_mask(mask, num_queries, causal=True)
         raise InputError(
             "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
@@ -112,7 +112,7 @@ class KVCache:
             for n, layer in self._layers.items()
         }
         last = self._last
-        if last is not None and last.valid is not None and len(last.valid) > 1 and _counts_tokens(last):
+        if last is not None and last.valid is not None and last.valid.shape[0] > 1 and _counts_tokens(last):
             self._last = Positions.from_mask(last.valid[rows.to(last.valid.device)], last.num_queries)
 
     # ---------------------------------------------------------------- as `attention` uses it

@@ -8,6 +8,7 @@ An encoding overrides the sites it uses; the rest is the identity. Which sites i
 import inspect
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial, reduce
 from itertools import islice
 from numbers import Integral, Real
@@ -19,7 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bias import KeyValues, Modifier, Score, Values, Weights, validated, validated_values
-from posenc.errors import InputError, check_arguments, check_devices, check_sizes, meaning, shown
+from posenc.errors import (
+    InputError,
+    check_arguments,
+    check_devices,
+    check_sizes,
+    is_distributed,
+    meaning,
+    refuse_distributed,
+    shown,
+)
 from posenc.functional import RunRotation, exactly, intercepted, table_device, transformed, unturned
 from posenc.positions import Positions
 from posenc.positions.visibility import Branch, Hidden, left_out
@@ -27,6 +37,7 @@ from posenc.positions.visibility import Branch, Hidden, left_out
 __all__ = ["Encoding", "PerLayer", "Sum", "gates_of"]
 
 T = TypeVar("T")
+EncodingType = TypeVar("EncodingType", bound="Encoding")
 
 SITES = (
     "augment", "embed", "restrict", "gates", "rotate", "scores", "bias", "values", "rotate_values", "scale", "modify", "sink",
@@ -192,11 +203,16 @@ class Encoding(nn.Module, metaclass=_Hooked):
     """Positions the encoding is defined for; None: any."""
     num_layers: int = 1
     """Layers with separate parameters; 1: all share the same."""
+    mixes_heads: ClassVar[bool] = False
+    """What happens in one head depends on others, so that no process can have but some of them."""
+    heads_together: ClassVar[int] = 1
+    """Consecutive query heads that belong together, whatever the model."""
+    _part: "_Heads | None" = None
 
     @property
     def known_as(self) -> str:
         """Its name, for people and for specs: the class's own, which a subclass does not inherit."""
-        return type(self).name or type(self).__name__
+        return type(self).name or _written(type(self)).__name__
 
     @property
     def sees_order(self) -> bool:
@@ -238,7 +254,11 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.name, cls.constant = vars(cls).get("name", ""), vars(cls).get("constant", False)  # which are not inherited
+        if not _is_torchs(cls):
+            cls.name, cls.constant = (
+                vars(cls).get("name", ""),
+                vars(cls).get("constant", False),
+            )  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         cls._check_keywords(kwargs)
@@ -281,8 +301,97 @@ class Encoding(nn.Module, metaclass=_Hooked):
     def register_tables(self) -> None:
         """Make buffers of `tables()`; a dataclass need not call it."""
         with torch.inference_mode(False):  # tensors of inference mode do not say when they are written to
-            for name, table in self.tables().items():
+            for name, table in self._tables().items():
                 self.register_buffer(name, table.to(table_device(torch.get_default_device())), persistent=False)
+
+    def _tables(self) -> dict[str, Tensor]:
+        """`tables`, of some heads those of all, cut."""
+        if self._part is None:
+            return self.tables()
+        with torch.device("meta"):
+            full = _written(type(self))(**self._part.arguments)
+        return {name: self._part.cut(table, self.tables()[name].shape) for name, table in full.tables().items()}
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters, and buffers that are no tables, anew, as a new encoding of the same arguments has them; what
+        FSDP's recipes call after `to_empty`.
+
+        Raises:
+            InputError: an argument that was not stored under its own name.
+        """
+        buffers = {name: x for name, x in self.named_buffers() if name not in self.tables()}
+        mine = dict(self.named_parameters()) | buffers
+        if not mine:
+            return
+        with torch.device("cpu"):
+            fresh = _written(type(self))(**(self._given() if self._part is None else self._part.arguments))
+        drawn = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+        with torch.no_grad():
+            for name, x in mine.items():
+                value = drawn[name].detach()
+                value = value if self._part is None else self._part.cut(value, x.shape)
+                x.copy_(_placed_as(x, value))
+
+    def _given(self) -> dict[str, Any]:
+        """The constructor's arguments.
+
+        Raises:
+            InputError: one that was not stored under its own name.
+        """
+        for name in self.arguments():
+            if not hasattr(self, name):
+                raise InputError(f"{type(self).__name__} has no attribute {name!r}, its argument: set self.{name}")
+        return {name: getattr(self, name) for name in self.arguments()}
+
+    def heads(self, part: slice) -> Self:
+        """The encoding of some query heads and of the key heads that they share, with copies of what belongs to them: what a
+        process of tensor parallelism has. `ALiBi(8).heads(slice(4, 8))` has the slopes of heads 4 to 7 of 8.
+
+        part: of the query heads, such as slice(4, 8). An encoding that does not know how many there are treats all alike, and
+        is copied. Parameters that all heads share stay as they are: the gradient that a process gets of those that act in
+        attention is its heads' part, so sum it over the processes.
+
+        Raises:
+            InputError: no range of heads, one that cuts heads which share a key head, or an encoding that mixes heads.
+        """
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise InputError(f"heads={shown(part)}: pass a range of query heads, such as slice(4, 8)")
+        if self.mixes_heads:
+            raise InputError(
+                f"{self.known_as} mixes the scores of all heads, so that no process can compute but some: leave it out"
+            )
+        count: int | None = getattr(self, "num_heads", None)
+        bounds = (part.start or 0, part.stop) if count is None else part.indices(count)[:2]
+        _check_part(self, part, count, *bounds)
+        if count is None:
+            return deepcopy(self)
+        return self._cut(*bounds, count)
+
+    def _cut(self, first: int, end: int, count: int) -> Self:
+        """The part of heads first .. end - 1 of `count`."""
+        with torch.device("meta"):
+            made = _written(type(self))(**self._given() | self._of_heads(first, end))
+        of = self._part or _Heads(self._given(), 0, count, count)
+        vars(made)["_part"] = _Heads(of.arguments, of.first + first, of.first + end, of.count)
+        here = _Heads({}, first, end, count)
+        for name, x in (*self.named_parameters(), *self.named_buffers()):
+            owner, _, leaf = name.rpartition(".")
+            module = made.get_submodule(owner)
+            like = getattr(module, leaf)
+            value = here.cut(x.detach(), like.shape).clone()
+            if isinstance(x, nn.Parameter):
+                module._parameters[leaf] = nn.Parameter(value, x.requires_grad)
+            else:
+                module._buffers[leaf] = value
+        return made.train(self.training)
+
+    def _of_heads(self, first: int, end: int) -> dict[str, Any]:
+        """The arguments in which an encoding of heads first .. end - 1 differs."""
+        of_keys: int | None = getattr(self, "num_kv_heads", None)
+        changed = {"num_heads": end - first}
+        if of_keys is not None:
+            changed["num_kv_heads"] = of_keys * (end - first) // self.num_heads
+        return {name: value for name, value in changed.items() if name in self.arguments()}
 
     # ---------------------------------------------------------------- hooks
 
@@ -481,15 +590,15 @@ class Encoding(nn.Module, metaclass=_Hooked):
         Raises:
             InputError: an argument that was not stored under its own name, or whose value JSON does not have.
         """
-        spec: dict[str, Any] = {"name": self.known_as}
-        for name in self.arguments():
-            if not hasattr(self, name):
-                raise InputError(f"{type(self).__name__} has no attribute {name!r}, its argument: set self.{name}")
-            spec[name] = _as_json(getattr(self, name), f"{type(self).__name__}.{name}")
-        return spec
+        given = self._given() if self._part is None else self._part.arguments
+        named = {name: _as_json(value, f"{_written(type(self)).__name__}.{name}") for name, value in given.items()}
+        part = {} if self._part is None else {"heads": [self._part.first, self._part.end]}
+        return {"name": self.known_as, **named, **part}
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name))
+        given = [f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name)]
+        part = self._part
+        return ", ".join([*given, *([] if part is None else [f"heads {part.first} to {part.end - 1} of {part.count}"])])
 
     def __add__(self, other: "Encoding") -> "Sum":
         return Sum(self, other)
@@ -546,7 +655,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
         # .to(bfloat16) would round the tables and .to_empty() would leave them undefined: only their device follows.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         with torch.inference_mode(False):
-            tables = self.tables()
+            tables = self._tables()
         for name, table in tables.items():
             buffer = self._buffers.get(name)
             if buffer is None:
@@ -557,6 +666,57 @@ class Encoding(nn.Module, metaclass=_Hooked):
             with torch.inference_mode(False):
                 self._buffers[name] = table.to(table_device(buffer.device))
         return self
+
+
+class _Heads(NamedTuple):
+    """Which heads an encoding has: first .. end - 1 of `count`, of the encoding that these arguments make."""
+
+    arguments: dict[str, Any]
+    first: int
+    end: int
+    count: int
+
+    def cut(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """What of a tensor over all heads, or over the key heads, belongs to the part, whose tensor has this shape."""
+        for axis, size in enumerate(shape):
+            if x.shape[axis] != size:
+                x = x.narrow(axis, x.shape[axis] * self.first // self.count, size)
+        return x
+
+
+def _check_part(encoding: Encoding, part: slice, count: int | None, first: int, end: int | None) -> None:
+    of = "" if count is None else f" of {count}"
+    if count is not None and not (end is not None and 0 <= first < end and part.stop in (None, end)):
+        raise InputError(
+            f"heads={part.start}:{part.stop}{of}: name some of them, such as slice(0, {max(count // 2, 1)})"
+        )
+    of_keys: int | None = getattr(encoding, "num_kv_heads", None)
+    together = encoding.heads_together if count is None or of_keys is None else count // of_keys
+    if together > 1 and (first % together or (end or 0) % together):
+        raise InputError(
+            f"heads={part.start}:{part.stop}{of}: cuts query heads that belong together, {together} by {together}; begin and end "
+            f"at multiples of {together}"
+        )
+
+
+def _is_torchs(cls: type) -> bool:
+    """Whether PyTorch made a class from an encoding's, as fully_shard and parametrize do."""
+    return cls.__module__.partition(".")[0] == "torch"
+
+
+def _written(cls: type[EncodingType]) -> type[EncodingType]:
+    """The class that somebody wrote, of one that PyTorch made from it."""
+    return next(each for each in cls.__mro__ if not _is_torchs(each))
+
+
+def _placed_as(x: Tensor, value: Tensor) -> Tensor:
+    """A value that every process has, as FSDP has divided a parameter."""
+    if not is_distributed(x):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    of: Any = x
+    return distribute_tensor(value.to(x.device), of.device_mesh, of.placements)
 
 
 _LEARNED = object()
@@ -629,9 +789,18 @@ def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None
 
 
 def require_values(encoding: Encoding, x: Tensor) -> None:
-    """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to."""
-    if not torch.compiler.is_compiling():
-        check_devices(encoding.known_as, x, *encoding.parameters())
+    """Refuse parameters on meta where x is not: PyTorch may answer with memory that nobody wrote to; and parameters that other
+    processes have parts of."""
+    if torch.compiler.is_compiling():
+        return
+    refuse_distributed(x=x)
+    parameters = list(encoding.parameters())
+    check_devices(encoding.known_as, x, *parameters)
+    if parameters and is_distributed(parameters[0]):
+        raise InputError(
+            f"{encoding.known_as}: its parameters are sharded here, as fully_shard(encoding) leaves them: shard the module that "
+            "calls it, as in fully_shard(layer), whose forward gathers them"
+        )
 
 
 def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...]:
@@ -1107,6 +1276,16 @@ class Composite(Encoding):
 
     def key_angles(self, positions: Positions, layer: int = 0) -> Tensor:
         raise InputError(f"{type(self).__name__} is made of parts: pass the one that rotates this layer's keys")
+
+    def reset_parameters(self) -> None:
+        for part in dict.fromkeys(self):
+            part.reset_parameters()
+
+    def heads(self, part: slice) -> Self:
+        cut = {each: each.heads(part) for each in self}
+        copied = deepcopy(self)
+        copied.parts = nn.ModuleList(cut[each] for each in self)
+        return copied
 
     def spec(self) -> dict[str, Any]:
         """The parts' specs; "order" lists them by number, since one may occur several times."""

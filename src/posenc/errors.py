@@ -103,6 +103,11 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
         if value is None:
             continue
         if not is_integer(value):
+            if torch.jit.is_tracing():
+                raise InputError(
+                    f"{name}={shown(value)}: torch.jit.trace makes tensors of sizes; use torch.export.export, or "
+                    "torch.onnx.export(..., dynamo=True)"
+                )
             raise InputError(f"{name}={shown(value)}: pass an integer")
         if least is not None and value < least:
             raise InputError(f"{name}={shown(value)}: must be at least {least}")
@@ -171,6 +176,21 @@ def check_tensor(name: str, x: Any, *, integers: bool = False, meta: bool = Fals
         raise InputError(f"{name} of {x.dtype}: pass {'integers' if integers else 'numbers'}")
     if x.is_meta and not meta and not torch.compiler.is_compiling():
         raise InputError(f"{name} is on meta, where tensors have no values: pass one on a device")
+
+
+def is_distributed(x: Tensor) -> bool:
+    """Whether a tensor is PyTorch's DTensor, of which each process has a part."""
+    return hasattr(x, "placements") and hasattr(x, "device_mesh")
+
+
+def refuse_distributed(**tensors: Tensor) -> None:
+    """Refuse DTensors."""
+    for name, x in tensors.items():
+        if is_distributed(x):
+            raise InputError(
+                f"{name} is a DTensor: pass this process's part, {name}.to_local(), and for some of the heads the encoding's part, "
+                "encoding.heads(slice(first, end))"
+            )
 
 
 def check_devices(user: str, *tensors: Tensor | None) -> None:

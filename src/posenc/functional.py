@@ -164,7 +164,7 @@ def binary_digits(positions: Tensor, bits: int) -> Tensor:
     """
     check_tensor("positions", positions, integers=True)
     check_integers(1, 62, bits=bits)
-    return (positions[..., None] >> torch.arange(bits, device=positions.device)) & 1
+    return torch.bitwise_right_shift(positions[..., None], torch.arange(bits, device=positions.device)) & 1
 
 
 # ---------------------------------------------------------------- slopes and buckets
@@ -733,7 +733,7 @@ def contiguous_tables(first: int, count: int, inv_freq: Tensor, amplitude: float
         ((angles.cos() * factor).float(), (angles.sin() * factor).float())
         for angles, factor in ((coarse[:, None, None] * inv_freq, amplitude), (fine[:, None] * inv_freq, 1.0))
     )
-    cos, sin = (near_cos.new_empty(len(coarse), FINE, len(inv_freq)) for _ in range(2))
+    cos, sin = (near_cos.new_empty(coarse.shape[0], FINE, inv_freq.shape[0]) for _ in range(2))
     for rows in blocks(cos.flatten(-2), torch.float32):
         torch.mul(far_cos[rows], near_cos, out=cos[rows]).addcmul_(far_sin[rows], near_sin, value=-1)
         torch.mul(far_sin[rows], near_cos, out=sin[rows]).addcmul_(far_cos[rows], near_sin)

@@ -329,7 +329,7 @@ class Transformer(TransformerBase):
             raise InputError("a cache and a shard of a sequence exclude one another: pass cache=None, or no shard")
         memory = self._seen_from(positions, memory)
         augment = augmented_by if positions.sharding is None else augment_shard
-        positions = augment(self.encoding, positions.with_causal(self.config.causal), len(tokens))
+        positions = augment(self.encoding, positions.with_causal(self.config.causal), tokens.shape[0])
         x = self.embedding(tokens) * self.config.dim**0.5  # unit variance, the scale that encodings are added at
         before = 0 if cache is None else len(cache)
         try:
@@ -370,7 +370,7 @@ class Transformer(TransformerBase):
             positions = None if mask is None else Positions.from_mask(mask, step.shape[1])
             step = self(step, positions, cache, memory)[:, -1:].argmax(-1)
             tokens = torch.cat((tokens, step), 1)
-            mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
+            mask = None if mask is None else torch.cat((mask, mask.new_ones(mask.shape[0], 1)), 1)
         return tokens
 
     def _seen_from(self, positions: Positions, memory: Memory | None) -> Memory | None:

@@ -118,12 +118,12 @@ class VisionTransformer(TransformerBase):
                 f"{self.config.prefix} of them before the patches: pass those of all tokens, and no shard"
             )
         if keep is not None:  # after the tokens before the patches
-            keep = as_indices("keep", keep, x.shape[1] - self.config.prefix, len(x))
-            before = torch.arange(self.config.prefix, device=keep.device).expand(len(keep), -1)
+            keep = as_indices("keep", keep, x.shape[1] - self.config.prefix, x.shape[0])
+            before = torch.arange(self.config.prefix, device=keep.device).expand(keep.shape[0], -1)
             index = torch.cat((before, keep + self.config.prefix), 1).to(x.device)
             x, positions = select(x, index), positions.take(index)
             lengths = [index.shape[1]]
-        x = self.read(x, augmented_by(self.encoding, positions.with_causal(False), len(x)))
+        x = self.read(x, augmented_by(self.encoding, positions.with_causal(False), x.shape[0]))
         valid = positions.q_valid
         valids = [None] * len(lengths) if valid is None else valid.split(lengths, 1)
         pooled = [self.pooled(*image) for image in zip(x.split(lengths, 1), valids, strict=True)]
@@ -145,7 +145,7 @@ class VisionTransformer(TransformerBase):
     def tokens(self, images: Tensor) -> Tensor:
         """`patches` with the tokens of `prefix` before them: (batch, config.prefix + n, dim)."""
         patches = self.patches(images)
-        return torch.cat((self.prefix.expand(len(patches), -1, -1), patches), 1)
+        return torch.cat((self.prefix.expand(patches.shape[0], -1, -1), patches), 1)
 
     def grid(self, images: Tensor) -> tuple[int, ...]:
         """Patches of an image, as `Positions.grid` takes them: (height, width) or (height, width, frames).

@@ -87,7 +87,7 @@ class SDPA:
         if _is_plain(problem):
             return Plan(partial(_plain, problem), partial(_plain_costs, problem))
         if refused is None:
-            if not (self.short and _is_short(problem)):
+            if not (self.short and _takes_formulas(problem)):
                 return _fused(problem)
             refused = Refused("few queries and keys")
         if problem.q.shape[2] == 1:
@@ -201,8 +201,11 @@ def _obstacle(problem: Problem) -> Refused | None:
     return obstacle(problem)
 
 
-def _is_short(problem: Problem) -> bool:
-    """Whether a dense mask is small, and says all that the problem asks."""
+def _takes_formulas(problem: Problem) -> bool:
+    """Whether a dense mask is small, and says all that the problem asks. An exported program takes it at any size: other
+    runtimes do not have the operator."""
+    if torch.compiler.is_exporting():
+        return True
     if torch.compiler.is_compiling() or problem.dropout_p > 0 or (problem.values is None and _takes_scores(problem)):
         return False
     if problem.q.shape[2] > _block_rows(problem):

@@ -134,9 +134,9 @@ def is_default(problem: Problem) -> bool:
 
 
 def fits_kernel(q: Tensor, k: Tensor) -> bool:
-    """Whether `rotary_kernel` is to serve: CUDA tensors where it is `verified`, and torch.func is not at work. Else PyTorch's
-    formula is taken."""
-    served = k.is_cuda and q.dtype in DTYPES and verified("rotary", q.device)
+    """Whether `rotary_kernel` is to serve: CUDA tensors where it is `verified`, and neither torch.func nor an export is at
+    work. Else PyTorch's formula is taken."""
+    served = k.is_cuda and q.dtype in DTYPES and not torch.compiler.is_exporting() and verified("rotary", q.device)
     return served and (torch.compiler.is_compiling() or not transformed())
 
 

@@ -61,7 +61,7 @@ def _stream(p: Positions, user: str) -> Stream:
     if first is not None and (not p.hides_tokens or _in_order(p)):
         return Stream(None, None, first, p.valid)
     keys, ranks = order_of(p)[:2]
-    slots = torch.arange(p.num_keys, device=p.k.device)[None, None, :, None].expand(len(keys), -1, -1, -1)
+    slots = torch.arange(p.num_keys, device=p.k.device)[None, None, :, None].expand(keys.shape[0], -1, -1, -1)
     rank = ranks.gather(1, p.of_queries(slots)[:, 0, :, 0])
     return Stream(keys, rank, 0, None if p.valid is None else p.valid.expand(keys.shape).gather(1, keys))
 

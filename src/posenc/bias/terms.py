@@ -97,7 +97,7 @@ def runs(index: Tensor) -> list[ColumnRun]:
     ends = counts.cumsum(0)
     regular = (counts >= SHORTEST_RUN) & ((steps == 0) | (steps == 1))
     if not bool(regular.any()):
-        return [ColumnRun(0, len(index), None, 0)]
+        return [ColumnRun(0, index.shape[0], None, 0)]
     pieces, at = [], 0
     for step, start, end in torch.stack((steps, ends - counts, ends))[:, regular].T.tolist():
         start = max(start, at)  # neighbouring runs share an entry
@@ -105,8 +105,8 @@ def runs(index: Tensor) -> list[ColumnRun]:
             pieces.append((at, start, None))
         pieces.append((start, end + 1, step))
         at = end + 1
-    if at < len(index):
-        pieces.append((at, len(index), None))
+    if at < index.shape[0]:
+        pieces.append((at, index.shape[0], None))
     rows = index[torch.tensor([start for start, *_ in pieces])].tolist()
     return [ColumnRun(*piece, row) for piece, row in zip(pieces, rows, strict=True)]
 
@@ -120,7 +120,7 @@ class _Index:
         self.rows: Tensor = count - 1 - rows if self.flipped else rows
         self.runs: list[ColumnRun] = runs(self.rows)
         # a row per distance, in order: the table is sliced by distance
-        self.direct: bool = len(rows) == count and self.runs == [ColumnRun(0, count, 1, 0)]
+        self.direct: bool = rows.shape[0] == count and self.runs == [ColumnRun(0, count, 1, 0)]
 
     def oriented(self, table: Tensor) -> Tensor:
         return table.flip(-2) if self.flipped else table
@@ -572,7 +572,7 @@ class SlopeTerm(Term):
 
     def add(self, out: Tensor, tile: Tile, fresh: bool) -> None:
         slopes, distance = self.slopes[:, None, slice(*tile.keys)], self.distances(tile)
-        torch.mul(distance, -slopes.expand(len(out), -1, -1), out=out) if fresh else out.addcmul_(
+        torch.mul(distance, -slopes.expand(out.shape[0], -1, -1), out=out) if fresh else out.addcmul_(
             distance, slopes, value=-1
         )
 

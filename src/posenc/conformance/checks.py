@@ -525,28 +525,28 @@ class AtIds(nn.Module):
 
 
 def _to_compile(tested: EncodingUnderTest, *lengths: int) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """The smallest model that the complete encoding acts in, and inputs of these lengths."""
+    """The smallest model that the complete encoding acts in, and inputs of these lengths, the first of two rows, the next
+    of three."""
     model = tested.model(tested.shallow)
-    if tested.is_text:
-        return model, [(tokens(2, n),) for n in lengths]
-    return AtIds(model), [(tokens(2, n), tested.ids(n)[None]) for n in lengths]
+    given = [(tokens(rows, n), tested.ids(n)[None]) for rows, n in enumerate(lengths, start=2)]
+    return (model, [(x,) for x, _ in given]) if tested.is_text else (AtIds(model), given)
 
 
 def compiled_is_eager(tested: EncodingUnderTest) -> None:
-    """torch.compile in one graph, for any length."""
+    """torch.compile in one graph, for any batch and length."""
     torch._dynamo.reset()
     model, inputs = _to_compile(tested, LENGTH, LENGTH + 4)
     compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
     for given in inputs:
-        equal(compiled(*given), model(*given), f"compiled, {given[0].shape[1]} tokens")
+        equal(compiled(*given), model(*given), f"compiled, {tuple(given[0].shape)} tokens")
 
 
 def exported_is_eager(tested: EncodingUnderTest) -> None:
-    """torch.export for any length."""
-    tested.require_cache()
+    """torch.export for any batch and length."""
     model, inputs = _to_compile(tested, LENGTH, LENGTH + 6)
-    length = {1: torch.export.Dim("length", min=2, max=40)}
-    exported = torch.export.export(model, inputs[0], dynamic_shapes=tuple(length for _ in inputs[0])).module()
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=40)
+    sizes = ({0: batch, 1: length}, {1: length})[: len(inputs[0])]
+    exported = torch.export.export(model, inputs[0], dynamic_shapes=sizes).module()
     equal(exported(*inputs[1]), model(*inputs[1]), "exported")
 
 

@@ -216,6 +216,7 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
         order = arguments.pop("order", range(len(parts)))
         return cls(*(parts[i] for i in order), **arguments)
     parameters = cls.arguments()
+    heads = None if "heads" in parameters else arguments.pop("heads", None)
     for argument, value in arguments.items():
         if argument not in parameters:
             raise unknown(f"argument in the spec of {name!r}:", argument, parameters)
@@ -227,7 +228,15 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
     if missing:
         raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
     check_affordable(str(name), cls, {}, arguments)
-    return cls(**arguments)
+    made = cls(**arguments)
+    return made if heads is None else made.heads(_range(name, heads))
+
+
+def _range(name: object, heads: Any) -> slice:
+    """The heads of a spec."""
+    if not isinstance(heads, (list, tuple)) or len(heads) != 2 or not all(isinstance(at, int) for at in heads):
+        raise InputError(f"spec of {name!r}: heads={shown(heads)}: give the first head and the end, such as [4, 8]")
+    return slice(*heads)
 
 
 def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:

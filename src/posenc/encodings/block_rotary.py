@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
-from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
+from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter, refuse_in_onnx
 from posenc.errors import InputError, check_word
 from posenc.functional import Layout
 from posenc.positions import Positions
@@ -90,12 +90,15 @@ class LieRE(Encoding):
     def turning(self, coordinates: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
         """The rotation at (batch or 1, n, axes) coordinates, of (batch, num_kv_heads, group, n, blocks, block) in float64.
         Angles are float64, as positions may be large."""
+        refuse_in_onnx(type(self).__name__, "the exponential and the eigenvectors of a matrix", "mixed_rope")
         where = exact(coordinates.to(self.generator.device))
         one = self.multiples(layer)
         if one is None:
             angles = torch.einsum("bna,haxcd->bhnxcd", where, self.generators(layer))
             rotations = torch.matrix_exp(angles.contiguous())  # which takes no other strides
-            return lambda x: torch.einsum("bhnxcd,bhgnxd->bhgnxc", rotations.expand(len(x), *rotations.shape[1:]), x)
+            return lambda x: torch.einsum(
+                "bhnxcd,bhgnxd->bhgnxc", rotations.expand(x.shape[0], *rotations.shape[1:]), x
+            )
         generator, multiples = one
         # exp(t A) = U exp(-i t w) U^H for the Hermitian i A = U w U^H: eigenvectors once, a phase per token
         speeds, vectors = torch.linalg.eigh(generator * 1j)
@@ -218,6 +221,7 @@ class STRING(AxialRotary):
         """P, (num_kv_heads, head_dim, head_dim), in float32 or better."""
         upper = self.skew[self.own_layer(layer)].triu(1).to(torch.promote_types(dtype, torch.float32))
         skew, identity = upper - upper.mT, torch.eye(self.head_dim, device=upper.device, dtype=upper.dtype)
+        refuse_in_onnx(type(self).__name__, "the solution of a linear system", "axial_rope")
         return torch.linalg.solve(identity + skew, identity - skew)  # the factors commute
 
     def in_basis(self, x: Tensor, basis: Tensor) -> Tensor:

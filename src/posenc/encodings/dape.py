@@ -48,6 +48,7 @@ class DAPE(Encoding):
         "is its bias without the network."
     )
     equal_to = "the authors' code"
+    mixes_heads = True
 
     num_heads: int
     _: KW_ONLY
@@ -87,15 +88,15 @@ class DAPE(Encoding):
         both, flat = (scores + bias).flatten(2), (scores.flatten(2), bias.expand_as(scores).flatten(2))
         hidden = mlp.bias_in[layer].to(scores)[:, None]
         for weight, x in zip((of_scores, of_bias), flat, strict=True):
-            hidden = torch.baddbmm(hidden, weight.expand(len(x), -1, -1), x)
-        weight = mlp.weight_out[layer].to(scores).expand(len(scores), -1, -1)
+            hidden = torch.baddbmm(hidden, weight.expand(x.shape[0], -1, -1), x)
+        weight = mlp.weight_out[layer].to(scores).expand(scores.shape[0], -1, -1)
         more = torch.baddbmm(both, weight, leaky_relu(hidden, inplace=True))
         return (more + mlp.bias_out[layer].to(scores)[:, None]).unflatten(2, scores.shape[2:])
 
     def of_pairs(self, scores: Tensor, first_query: int, first_key: int, positions: Positions, layer: int) -> Tensor:
         """The bias that is adapted, (1 or batch, num_heads, queries, keys)."""
         # a bias of the distance takes sizes and dtype from queries and keys
-        sizes = len(scores), self.num_heads
+        sizes = scores.shape[0], self.num_heads
         q, k = (scores.new_empty(()).expand(*sizes, n, 1) for n in (positions.num_queries, positions.num_keys))
         (term,) = self.adapted.effects(positions, layer).terms(q, k)
         keys = slice(first_key, first_key + scores.shape[3])

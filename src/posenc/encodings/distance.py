@@ -321,16 +321,20 @@ class Sandwich(_DistanceBias):
     _: KW_ONLY
     dim_bar: int = 128
     base: float = 10000.0
+    factor: Tensor = field(init=False)
 
     def setup(self) -> None:
         check_even("dim_bar", self.dim_bar)
         self.frequencies: list[float] = frequency_curve(self.dim_bar, base=self.base).tolist()
 
+    def tables(self) -> dict[str, Tensor]:
+        return {"factor": self.num_heads / (8 * (torch.arange(self.num_heads, dtype=torch.float64, device="cpu") + 1))}
+
     def of_distance(self, head: Tensor, distance: Tensor, layer: int, dtype: torch.dtype) -> Tensor:
         distance, total = exact(distance), torch.zeros((), device=distance.device)
         for frequency in self.frequencies:  # one at a time: a grid of distances is not multiplied by their number
             total = total + torch.cos(distance * frequency)
-        return (total * self.num_heads / (8 * (head + 1))).to(dtype)
+        return (total * self.factor.to(distance.device)[head]).to(dtype)
 
 
 @dataclass(eq=False, repr=False)

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from posenc.bias import KeyValues
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
+from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter, refuse_in_onnx
 from posenc.errors import InputError, check_devices, check_positive, unknown
 from posenc.functional import intercepted, no_second_derivatives, transformed
 from posenc.positions import Positions
@@ -105,7 +105,7 @@ def trajectory(initial: Tensor, dynamics: Dynamics, last: int, known: Tensor | N
     matrices = dynamics.matrices()
     one = exact(torch.ones((), device=initial.device))
     states = [known[-1]]
-    for position in range(len(known) - 1, last):
+    for position in range(known.shape[0] - 1, last):
         states.append(advance(states[-1], position * one, one, dynamics, matrices)[0])
     return torch.cat((known, torch.stack(states)[1:]))
 
@@ -192,10 +192,10 @@ def _along(known: Tensor, arriving: Tensor, dynamics: Dynamics, totals: list[Ten
     width = dynamics.widths(one)
     for start in reversed(range(0, len(gradients), BLOCK)):
         at = torch.arange(start, min(start + BLOCK, len(gradients)), device=known.device)
-        _, seen = advance(known[at], at, one.expand(len(at)), dynamics, dynamics.matrices())
+        _, seen = advance(known[at], at, one.expand(at.shape[0]), dynamics, dynamics.matrices())
         active = [(hidden > 0).to(hidden).unbind() for _, hidden in seen]
         pulled = []  # for each position, of its stages
-        for index in reversed(range(len(at))):
+        for index in reversed(range(at.shape[0])):
             gradient, of_position = _before(gradient, [stage[index] for stage in active], width, dynamics)
             pulled.append(of_position)
             gradient = gradient + gradients[start + index]
@@ -310,6 +310,7 @@ class FLOATER(Encoding):
     )
     sequential = True
     equal_to = "torchdiffeq's solvers"
+    mixes_heads = True
 
     num_heads: int
     _: KW_ONLY
@@ -401,6 +402,7 @@ class FLOATER(Encoding):
             rows = max(ids.shape[0], k.shape[0])
             ids = torch.cat((ids.expand(rows, -1), k.expand(rows, -1)), 1)
         check_devices("FLOATER", ids, *self.parameters())
+        refuse_in_onnx("FLOATER", "its flow, which takes a step for each position", "learned")
         if ids.requires_grad:
             raise InputError("FLOATER: positions that need a gradient; its flow has none for them: pass ids.detach()")
         eager = not torch.compiler.is_compiling() and not intercepted()
@@ -439,7 +441,7 @@ class FLOATER(Encoding):
         continued where a longer one is wanted, as in generation."""
         last = positions.shared("largest position", lambda: int(max(positions.q.max(), positions.k.max())))
         self._current()
-        if self._known is None or len(self._known) <= last:
+        if self._known is None or self._known.shape[0] <= last:
             device = self.initial.device.type
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
                 self._known = trajectory(*self._system(), last, self._known)
@@ -456,7 +458,7 @@ class FLOATER(Encoding):
         weight1, bias1, weight2, bias2 = (exact(layer) for layer in dynamics[:4])
 
         def slope(t: Tensor, p: Tensor) -> Tensor:
-            at = t.expand(len(p), 1)
+            at = t.expand(p.shape[0], 1)
             seen = linear(torch.cat((p, at), -1), weight1, bias1).relu()
             return linear(torch.cat((seen, at), -1), weight2, bias2)
 

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,13 @@ class HeadRotary(AxesRotary):
             raise InputError(f"schedules: {len(self.schedules)} of them, which must divide the {heads} key heads")
         self.attention_factor = common_factor(self.ladders())
 
+    def _of_heads(self, first: int, end: int) -> dict[str, Any]:
+        assert isinstance(self.schedules, list)
+        heads = kv_heads_of(self.num_heads, self.num_kv_heads)
+        each = [schedule for schedule in self.schedules for _ in range(heads // len(self.schedules))]
+        group = self.num_heads // heads
+        return super()._of_heads(first, end) | {"schedules": each[first // group : end // group]}
+
     def ladders(self) -> list[frequencies.Frequencies]:
         """The frequencies of each schedule."""
         assert isinstance(self.schedules, list)
@@ -73,7 +80,7 @@ class HeadRotary(AxesRotary):
 
     def tables(self) -> dict[str, Tensor]:
         ladders = torch.stack([made.inv_freq for made in self.ladders()])
-        repeats = kv_heads_of(self.num_heads, self.num_kv_heads) // len(ladders)
+        repeats = kv_heads_of(self.num_heads, self.num_kv_heads) // ladders.shape[0]
         return {"frequency": ladders.repeat_interleave(repeats, 0)[..., None]}
 
 
@@ -137,6 +144,14 @@ class LearnedRotary(AxesRotary):
     def rotate(self, q: Tensor, k: Tensor, positions: Positions, layer: int = 0) -> tuple[Tensor, Tensor]:
         self._check_groups(k)
         return super().rotate(q, k, positions, layer)
+
+    def heads(self, part: slice) -> Self:
+        if self.groups > 1:
+            raise InputError(
+                f"learned_rope with groups={self.groups} does not know the number of heads: make one for each process, with its "
+                "part of log_scale"
+            )
+        return super().heads(part)
 
     def _check_groups(self, k: Tensor) -> None:
         if k.shape[1] % self.groups:
@@ -205,7 +220,7 @@ class FoPE(AxesRotary):
         check_positive(rope_theta=self.rope_theta)
         check_numbers(0, gain=self.gain)
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
-        inputs = len(self.tables()["frequency"])
+        inputs = self.tables()["frequency"].shape[0]
         if inputs == 0:
             raise InputError(f"train_length={self.train_length}: no frequency completes a rotation; pass at least 7")
         outputs = min(inputs, max(self.head_dim // 4, 1)) if self.pairs is None else self.pairs
@@ -270,6 +285,7 @@ class RoPEPlusPlus(Rotary):
         "Take it in place of `rope` for twice the query heads from the same projections and the same cached keys."
     )
     equal_to = "the authors' code"
+    heads_together = 2
 
     def quarter_turn(self, q: Tensor) -> Tensor:
         """Queries (batch, heads, n, head_dim) with those of every second head turned by -90 degrees."""

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -55,6 +55,12 @@ class Mapped(Encoding):
 
     def extra_repr(self) -> str:
         return str(self.map)
+
+    def heads(self, part: slice) -> Self:
+        return type(self)(self.encoding.heads(part), self.map)
+
+    def reset_parameters(self) -> None:
+        self.encoding.reset_parameters()
 
     def branches(self, layer: int = 0) -> Sequence[Branch]:
         return self.map.branches

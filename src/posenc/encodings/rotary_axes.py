@@ -329,7 +329,7 @@ class MRotary(AxesRotary):
     def tables(self) -> dict[str, Tensor]:
         assert self.sections is not None
         inv_freq = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).inv_freq
-        pairs = torch.arange(len(inv_freq), device="cpu")
+        pairs = torch.arange(inv_freq.shape[0], device="cpu")
         _, height, width = self.sections
         if self.interleaved:
             turn = pairs % 3
@@ -451,7 +451,7 @@ def extents(coordinates: Tensor, documents: Tensor | None) -> Tensor:
     if documents is None:
         return coordinates.amax(1, keepdim=True) + 1
     _, index = documents.unique(return_inverse=True)
-    rows = max(len(coordinates), len(index))
+    rows = max(coordinates.shape[0], index.shape[0])
     index = index[..., None].expand(rows, -1, coordinates.shape[-1])
     coordinates = coordinates.expand(rows, -1, -1)
     largest = coordinates.new_zeros(rows, int(index.max()) + 1, coordinates.shape[-1])

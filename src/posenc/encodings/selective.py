@@ -55,6 +55,7 @@ class SelectiveAttention(Encoding):
         "quadratic time, with `fox` linear."
     )
     equal_to = "x-transformers"
+    mixes_heads = True
     causal_only = True
 
     head_dim: int
@@ -111,7 +112,7 @@ class Selection(Score):
 
     def __init__(self, queries: Tensor, keys: Tensor, positions: Positions, tokens: Positions) -> None:
         self.queries, self.keys, self.positions, self.tokens = queries, keys, positions, tokens
-        self.batch, self.num_queries, self.num_keys = len(keys), positions.num_queries, positions.num_keys
+        self.batch, self.num_queries, self.num_keys = keys.shape[0], positions.num_queries, positions.num_keys
         order = order_of(positions)
         here = torch.arange(positions.num_keys, device=keys.device)
         self.first: Tensor = (order.first == here).gather(1, order.rank)  # keys that are the first of their documents

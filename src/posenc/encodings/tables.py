@@ -129,8 +129,8 @@ class AxialTable(Absolute):
         self.second: nn.Parameter = normal_parameter(self.columns, self.dim - self.first_dim, init_std=self.init_std)
 
     def codes(self, positions: Positions) -> Tensor:
-        remedy, columns = "make it larger (max_positions=), or pass beyond='clamp'", len(self.second)
-        ids = rows_of(self, positions, (len(self.first), columns), self.beyond, remedy)
+        remedy, columns = "make it larger (max_positions=), or pass beyond='clamp'", self.second.shape[0]
+        ids = rows_of(self, positions, (self.first.shape[0], columns), self.beyond, remedy)
         return torch.cat((embedding(ids // columns, self.first), embedding(ids % columns, self.second)), -1)
 
 

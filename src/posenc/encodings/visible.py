@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -57,6 +57,10 @@ class Window(Encoding):
         if len(lengths) > 1 or 0 in lengths:
             raise InputError(f"before={self.before}, after={self.after}: give one number per head in both, or one")
         self.num_heads: int | None = lengths.pop() if lengths else None
+
+    def _of_heads(self, first: int, end: int) -> dict[str, Any]:
+        given = {"before": self.before, "after": self.after}
+        return {name: side[first:end] if isinstance(side, (list, tuple)) else side for name, side in given.items()}
 
     def restrict(self, positions: Positions, layer: int = 0) -> Positions:
         limits = zip(positions.window or (None, None), self.sides, strict=True)

@@ -163,7 +163,7 @@ class WindowTable(_PatchBias):
         """(head, row) -> the entry of a layer's tables of all sizes, one after another and the special rows last, in
         float32 or better."""
         table = self.table[self.own_layer(layer)].to(torch.promote_types(q.dtype, torch.float32))
-        planes, special = table.split((len(table) - self.special_rows, self.special_rows))
+        planes, special = table.split((table.shape[0] - self.special_rows, self.special_rows))
         table = torch.cat([*(self.at_size(planes, *size) for size in sizes), special])
         return lambda head, row: table[row, head]
 
@@ -185,7 +185,9 @@ class WindowTable(_PatchBias):
             height, width, start = of_size[i[..., -1]].unbind(-1)
             return start + _row(i[..., :2] - j[..., :2], height, width)
 
-        places = torch.cat((grid.q.expand(len(numbers), -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1)
+        places = torch.cat(
+            (grid.q.expand(numbers.shape[0], -1, -1), numbers.expand(-1, grid.num_queries)[..., None]), -1
+        )
         return row, replace(grid, q=places).with_known(diagonal=grid.diagonal)
 
     def resized(self, height: int, width: int) -> "WindowTable":

@@ -60,7 +60,7 @@ def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
     """
     given = as_numbers(name, index)
     index = given[None] if given.dim() == 1 else given
-    fits = index.dim() == 2 and 0 not in index.shape and (rows == 1 or len(index) in (1, rows))
+    fits = index.dim() == 2 and 0 not in index.shape and (rows == 1 or index.shape[0] in (1, rows))
     if not fits or not holds_integers(index):
         raise InputError(f"{name}={shown(given)}: pass integers (m,), or (batch, m) for the {rows} rows")
     if not torch.compiler.is_compiling():
@@ -74,9 +74,9 @@ def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
 
 def select(x: Tensor, index: Tensor) -> Tensor:
     """The tokens of (rows or 1, n, ...) at (rows or 1, m) indices, in their order."""
-    if len(index) == 1:
+    if index.shape[0] == 1:
         return x[:, index[0]]
-    return x.expand(len(index), *x.shape[1:]).take_along_dim(index.view(*index.shape, *[1] * (x.dim() - 2)), 1)
+    return x.expand(index.shape[0], *x.shape[1:]).take_along_dim(index.view(*index.shape, *[1] * (x.dim() - 2)), 1)
 
 
 def check_range(first: int, end: int | None, count: int) -> None:
@@ -118,7 +118,7 @@ def documents_of(
         raise InputError("packed() takes exactly one of lengths, cu_seqlens and document_ids")
     if cu_seqlens is not None:
         edges = _token_counts("cu_seqlens", cu_seqlens, device)
-        if len(edges) < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 0 or int(edges[-1]) == 0:
+        if edges.shape[0] < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 0 or int(edges[-1]) == 0:
             raise InputError(
                 f"cu_seqlens={shown(edges.tolist())}: must start at 0 and never fall, one more entry than documents, with a "
                 "token in one of them"
@@ -129,7 +129,7 @@ def documents_of(
         if int(sizes.min()) < 1:
             raise InputError(f"lengths={shown(sizes.tolist())}: each document needs at least one token")
     if document_ids is None:
-        document_ids = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+        document_ids = torch.repeat_interleave(torch.arange(sizes.shape[0], device=sizes.device), sizes)
     documents = as_numbers("document_ids", document_ids)
     documents = documents[None] if documents.dim() == 1 else documents
     if documents.dim() != 2 or not holds_integers(documents) or 0 in documents.shape:
@@ -174,10 +174,10 @@ def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tens
     by_document = documents is not None and given.dim() > 0
     compiling, fits = torch.compiler.is_compiling(), given.numel() > 0 and holds_integers(given)
     lengths = given.reshape(-1, given.shape[-1] if by_document and fits else 1)
-    fits = fits and given.dim() <= 1 + by_document and (rows == 1 or len(lengths) in (1, rows))
+    fits = fits and given.dim() <= 1 + by_document and (rows == 1 or lengths.shape[0] in (1, rows))
     if documents is not None and by_document and fits:
         fits = compiling or int(documents.max()) < lengths.shape[1]
-        most = max(len(lengths), len(documents))
+        most = max(lengths.shape[0], documents.shape[0])
         index = documents.clamp(0, lengths.shape[1] - 1).expand(most, -1)
         lengths = lengths.expand(most, -1).gather(1, index)
     if not fits:
@@ -199,7 +199,7 @@ def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tens
 
 def _token_counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
     numbers = as_numbers(name, counts, device)
-    if not holds_integers(numbers) or numbers.dim() != 1 or len(numbers) == 0:
+    if not holds_integers(numbers) or numbers.dim() != 1 or numbers.shape[0] == 0:
         raise InputError(f"{name}={shown(counts)}: pass a list of integers, numbers of tokens")
     return numbers.long()
 

@@ -56,15 +56,15 @@ class Patches:
     def of(cls, sizes: Sequence[Size], intervals: Sequence[float], device: torch.device) -> "Patches":
         table = torch.tensor(sizes, dtype=torch.long, device=device).view(-1, 3)
         count = table.prod(1)
-        image = torch.repeat_interleave(torch.arange(len(count), device=device), count)
-        index = torch.arange(len(image), device=device) - (count.cumsum(0) - count)[image]
+        image = torch.repeat_interleave(torch.arange(count.shape[0], device=device), count)
+        index = torch.arange(image.shape[0], device=device) - (count.cumsum(0) - count)[image]
         _, height, width = table[image].unbind(1)
         interval = torch.tensor(intervals, dtype=torch.float32, device=device)
         return cls(table, interval, image, index, index // (height * width), index // width % height, index % width)
 
     def largest(self, values: Tensor) -> Tensor:
         """Of (tokens,) values the largest of each image, (images,)."""
-        return values.new_zeros(len(self.sizes)).scatter_reduce(0, self.image, values, "amax", include_self=False)
+        return values.new_zeros(self.sizes.shape[0]).scatter_reduce(0, self.image, values, "amax", include_self=False)
 
     def smallest(self, values: Tensor) -> Tensor:
         """Of (tokens,) values the smallest of each image, (images,)."""
@@ -357,7 +357,7 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
     begins = torch.ones_like(kinds, dtype=torch.bool)
     begins[1:] = (kinds.diff() != 0) | (sequence.diff() != 0)
     first = begins.nonzero()[:, 0]
-    edges = [*first.tolist(), len(kinds)]
+    edges = [*first.tolist(), kinds.shape[0]]
     runs = zip(edges, edges[1:], kinds[first].tolist(), sequence[first].tolist(), places[first].tolist(), strict=False)
     segments: list[tuple[int, int, int | None]] = []  # tokens, sequence, which image
     sizes: list[Size] = []
@@ -390,7 +390,7 @@ def coordinates_of(kinds: Tensor, sequence: Tensor, places: Tensor, grids: Mappi
         starts.append(following[of])
         following[of] += length if image is None else extents[image]
     lengths = torch.tensor([length for length, _, _ in segments], dtype=torch.long, device=kinds.device)
-    index = torch.arange(len(kinds), device=kinds.device)
+    index = torch.arange(kinds.shape[0], device=kinds.device)
     index -= torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
     start = torch.repeat_interleave(torch.tensor(starts, dtype=local.dtype, device=kinds.device), lengths)[:, None]
     coordinates = (start + index[:, None]).expand(-1, local.shape[1]).clone()

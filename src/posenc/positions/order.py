@@ -28,10 +28,10 @@ def order_of(positions: Positions) -> Order:
 
 def _in_order(p: Positions) -> Order:
     q, k = p.q_order, p.k_order
-    rows = max(len(x) for x in (q, k, p.valid, p.k_document, p.q_document) if x is not None)
+    rows = max(x.shape[0] for x in (q, k, p.valid, p.k_document, p.q_document) if x is not None)
     q, k = q.expand(rows, -1), k.expand(rows, -1)
-    low = torch.minimum(k.amin(), q.amin())
-    span = torch.maximum(k.amax(), q.amax()) - low + 1
+    low = torch.minimum(k.min(), q.min())
+    span = torch.maximum(k.max(), q.max()) - low + 1
     document = torch.zeros_like(k)
     q_key, k_key = q - low, k - low
     if p.k_document is not None and p.q_document is not None:
@@ -94,5 +94,5 @@ def convolved(x: Tensor, weight: Tensor, positions: Positions) -> Tensor:
 
 def at(x: Tensor, index: Tensor) -> Tensor:
     """The tokens of x (batch or 1, heads, n, width) with these indices, (rows, m)."""
-    rows = max(len(x), len(index))
+    rows = max(x.shape[0], index.shape[0])
     return x.expand(rows, -1, -1, -1).gather(2, index[:, None, :, None].expand(rows, x.shape[1], -1, x.shape[3]))

@@ -142,6 +142,11 @@ class Positions:
         check_flags(causal=causal)
         check_integers(1, n=n)
         if isinstance(offset, Tensor):
+            if torch.compiler.is_exporting():
+                raise InputError(
+                    "offset is a tensor: its values give the number of keys, which an exported program cannot read; pad the "
+                    "cache on the left and pass Positions.from_mask(mask, num_queries)"
+                )
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
                 raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
             device = offset.device if device is None else device
@@ -209,8 +214,8 @@ class Positions:
         """These positions on several axes, where some tokens have no place, see `from_ids`."""
         mask = as_numbers("placed", placed, self.k.device)
         mask = as_mask("placed", mask[None] if mask.dim() == 1 else mask)
-        rows = self.k.shape[0] if len(self.k) == len(self.q) else 1
-        if self.k.dim() != 3 or mask.shape[1] != self.num_keys or len(mask) not in (1, rows):
+        rows = self.k.shape[0] if self.k.shape[0] == self.q.shape[0] else 1
+        if self.k.dim() != 3 or mask.shape[1] != self.num_keys or mask.shape[0] not in (1, rows):
             raise InputError(
                 f"placed of shape {tuple(mask.shape)}: pass (n,) or (batch, n) for all {self.num_keys} keys, of positions on "
                 "several axes"
@@ -331,7 +336,7 @@ class Positions:
         check_integers(0, prefix=prefix)
         images = sizes_of(sizes)
         rows = [patch_coordinates(size, prefix, device) for size in images]
-        ids, lengths = torch.cat(rows)[None], torch.tensor([len(row) for row in rows], device=rows[0].device)
+        ids, lengths = torch.cat(rows)[None], torch.tensor([row.shape[0] for row in rows], device=rows[0].device)
         documents = valid = placed = None
         if len(images) > 1 and padded:
             ids = pad_sequence(rows, batch_first=True)
@@ -513,7 +518,10 @@ class Positions:
         valid = torch.ones_like(self.k_order, dtype=torch.bool) if self.valid is None else self.valid
         prefix = prefix_mask(prefix_lengths, self.k_document, valid, self.batch)
         if self.num_queries < self.num_keys and not torch.compiler.is_compiling():
-            slots, rows = (self.q_order - self.k_order[:, :1]).clamp(0, self.num_keys - 1), max(self.batch, len(prefix))
+            slots, rows = (
+                (self.q_order - self.k_order[:, :1]).clamp(0, self.num_keys - 1),
+                max(self.batch, prefix.shape[0]),
+            )
             inside = prefix.expand(rows, -1).gather(1, slots.expand(rows, -1)).sum(1)
             if bool(((inside > 0) & (inside < prefix.sum(1))).any()):
                 raise InputError(
@@ -887,8 +895,8 @@ class Positions:
             facts = [f"{fact} from {first}" for fact, first in zip(facts, self.start, strict=True)]
         if self.q.dim() == 3:
             facts.append(f"{self.q.shape[2]} axes")
-        if len(self.q) > 1:
-            facts.append(f"{len(self.q)} rows")
+        if self.q.shape[0] > 1:
+            facts.append(f"{self.q.shape[0]} rows")
         properties = {"causal": self.causal, "padded": self.valid is not None, "packed": self.k_document is not None}
         properties |= {"some tokens without a place": self.q_placed is not None or self.k_placed is not None}
         properties |= {"with a prefix": self.prefix is not None, f"window {self.window}": self.window is not None}
@@ -948,7 +956,7 @@ class Positions:
         """The number, of (images, ...) one for each of `images`, that belongs to each query's and each key's image:
         (batch or 1, n or 1, ...) twice."""
         numbers = torch.tensor(values, device=self.q.device)
-        if len(numbers) == 1 or self.q_document is None or self.k_document is None:
+        if numbers.shape[0] == 1 or self.q_document is None or self.k_document is None:
             return numbers[:, None], numbers[:, None]
         return numbers[self.q_document], numbers[self.k_document]
 

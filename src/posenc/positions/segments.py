@@ -182,7 +182,7 @@ def _in_blocks(table: list[int], blocks: VisibleBlocks, batch: int) -> list[int]
     """The part of rectangles that lies in visible blocks, as rectangles: of each run of visible blocks of keys, for as many
     blocks of queries as have it."""
     found: list[int] = []
-    by_row = batch > 1 and max(len(x) for x in blocks if x is not None) > 1
+    by_row = batch > 1 and max(x.shape[0] for x in blocks if x is not None) > 1
     for row, q0, q1, k0, k1, *rest in Segments(table, True):
         for at in range(batch) if row < 0 and by_row else [row]:
             of_q, q_edges = _edges_of(_row(blocks.q, at)[q0:q1], q0)

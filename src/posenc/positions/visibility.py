@@ -84,7 +84,7 @@ class Hidden(NamedTuple):
         runs = []
         for row, tokens in enumerate(mask):
             at = tokens.nonzero()
-            if len(at) > 0:
+            if at.shape[0] > 0:
                 runs.append((row if mask.shape[0] > 1 else -1, int(at[0]), int(at[-1]) + 1))
         return cls(mask, runs) if runs else None
 

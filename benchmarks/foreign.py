@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases of other projects' test suites, on posenc: their parameters, as facts, with formulas written here or with the
+project's function where it is installed; write benchmarks/foreign.json and the counts of docs/conform.md.
+
+    python benchmarks/foreign.py [PROJECT ...]      (make foreign)
+
+Where a suite's grid has thousands of cases, a fixed seed draws some of it. Formulas are in float64.
+"""
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Positions, attention
+from posenc.bias import Modifier, SoftCap
+
+ROOT = Path(__file__).parents[1]
+PAGE, DATA = ROOT / "docs" / "conform.md", ROOT / "benchmarks" / "foreign.json"
+BEGIN, END = "<!-- foreign: written by benchmarks/foreign.py -->", "<!-- end of foreign -->"
+
+
+class Case(NamedTuple):
+    """run: the largest difference from what the suite expects. bound: what counts as equal."""
+
+    name: str
+    run: Callable[[], float]
+    bound: float = 1e-10
+
+
+def drawn(count: int, seed: int, **choices: list[Any]) -> Iterator[dict[str, Any]]:
+    """So many cases of a grid, each once."""
+    pick, seen = random.Random(seed), set()
+    while len(seen) < count:
+        case = {name: pick.choice(values) for name, values in choices.items()}
+        key = json.dumps(case)
+        if key not in seen:
+            seen.add(key)
+            yield case
+
+
+def off(ours: Tensor, wanted: Tensor) -> float:
+    assert ours.shape == wanted.shape, (ours.shape, wanted.shape)
+    return float((ours.double() - wanted.double()).detach().abs().max())
+
+
+def named(case: dict[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in case.items())
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, change: Callable[[Tensor], Tensor], visible: Tensor | None) -> Tensor:
+    """softmax(change(q k^T / sqrt(d))) v with keys repeated for each query head; rows that see nothing are 0."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = change(q @ k.mT / math.sqrt(q.shape[-1]))
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v
+
+
+# -------------------------------------------------------------------- Dao-AILab/flash-attention
+
+SIZES = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256)]
+LARGE = [(1023, 1024), (1024, 1023)]
+WIDTHS = [32, 40, 59, 64, 96, 111, 128, 160, 192, 224, 256]
+
+
+class RowSlopes(Encoding):
+    """ALiBi with given slopes, (batch, heads), as flash-attention takes them, after its soft cap."""
+
+    def __init__(self, slopes: Tensor) -> None:
+        super().__init__()
+        self.slopes = slopes
+
+    def modify(self, positions: Positions, layer: int = 0) -> Modifier:
+        q, k, slopes = positions.q_order, positions.k_order, self.slopes
+
+        def lowered(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score - slopes[b, h] * (q[b.clamp(max=q.shape[0] - 1), i] - k[b.clamp(max=k.shape[0] - 1), j]).abs()
+
+        return Modifier(lowered)
+
+
+class Capped(Encoding):
+    """A soft cap."""
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def modify(self, positions: Positions, layer: int = 0) -> Modifier:
+        return SoftCap(self.cap)
+
+
+def _encoding(cap: float, slopes: Tensor | None) -> Encoding | None:
+    parts = ([Capped(cap)] if cap else []) + ([] if slopes is None else [RowSlopes(slopes)])
+    return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _at_the_end(
+    queries: int, keys: int, causal: bool, window: tuple[int | None, int | None]
+) -> tuple[Tensor, Positions]:
+    """Visibility and positions of queries that are the last of the keys, or begin before the first of them."""
+    distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    before, after = window
+    after = 0 if causal else after
+    if before is not None:
+        visible &= distance <= before
+    if after is not None:
+        visible &= -distance <= after
+    where = torch.arange(keys - queries, keys)[None], torch.arange(keys)[None]
+    causal = causal and queries <= keys  # else a window says it
+    positions = _in_slots(*where, None).with_causal(causal)
+    return visible, positions if before is None and (after is None or causal) else positions.with_window(before, after)
+
+
+def flash_attention_output() -> Iterator[Case]:
+    grid = {"d": WIDTHS, "heads": [(6, 6), (6, 1), (6, 3)], "causal": [False, True], "local": [False, True], "alibi": [False, True],
+            "softcap": [0.0, 50.0]}  # fmt: skip
+    for number, case in enumerate([*drawn(146, 0, size=SIZES, **grid), *drawn(4, 1, size=LARGE, **grid)]):
+
+        def run(case: dict[str, Any] = case, number: int = number) -> float:
+            (queries, keys), (heads, kv_heads), d = case["size"], case["heads"], case["d"]
+            torch.manual_seed(number)
+            leaves = numbers(2, heads, queries, d), numbers(2, kv_heads, keys, d), numbers(2, kv_heads, keys, d)
+            slopes = 0.3 * torch.rand(2, heads, dtype=torch.float64) if case["alibi"] else None
+            sides = (
+                (int(torch.randint(0, keys, ())), int(torch.randint(0, keys, ()))) if case["local"] else (None, None)
+            )
+            visible, positions = _at_the_end(queries, keys, case["causal"], sides)
+            distance = (torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)).abs()
+
+            def change(scores: Tensor) -> Tensor:
+                scores = case["softcap"] * (scores / case["softcap"]).tanh() if case["softcap"] else scores
+                return scores if slopes is None else scores - slopes[..., None, None] * distance
+
+            trains = number % 3 == 0
+            results = []
+            for ours in (True, False):
+                q, k, v = (x.clone().requires_grad_(trains) for x in leaves)
+                encoding = _encoding(case["softcap"], slopes)
+                out = attention(q, k, v, encoding, positions) if ours else dense(q, k, v, change, visible)
+                results.append([out.detach(), *(torch.autograd.grad(out.square().sum(), (q, k, v)) if trains else ())])
+            return max(off(a, b) for a, b in zip(*results, strict=True))
+
+        yield Case(named(case), run, 1e-9)
+
+
+CACHES = [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (128, 128)]
+
+
+def turned(x: Tensor, at: Tensor, width: int, interleaved: bool, base: float = 10000.0) -> Tensor:
+    """The first `width` channels of x (batch, heads, n, d) rotated by the angles of positions (batch, n)."""
+    angles = at[:, None, :, None].double() * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    cos, sin = angles.cos(), angles.sin()
+    a, b = (x[..., 0:width:2], x[..., 1:width:2]) if interleaved else x[..., :width].chunk(2, -1)
+    pair = a * cos - b * sin, a * sin + b * cos
+    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat((rotated, x[..., width:]), -1)
+
+
+def flash_attention_kvcache() -> Iterator[Case]:
+    grid = {
+        "size": CACHES, "d": [32, 59, 64, 80, 128, 256], "heads": [(6, 6), (6, 1), (6, 3)], "causal": [False, True],
+        "local": [False, True], "alibi": [False, True], "new": [False, True], "leftpad": [False, True],
+        "rotary": [0.0, 0.5, 1.0], "interleaved": [False, True],
+    }  # fmt: skip
+    for number, case in enumerate(drawn(400, 1, **grid)):
+
+        def run(case: dict[str, Any] = case, number: int = number) -> float:
+            (queries, slots), (heads, kv_heads), d = case["size"], case["heads"], case["d"]
+            torch.manual_seed(number)
+            q, k, v = numbers(2, heads, queries, d), numbers(2, kv_heads, slots, d), numbers(2, kv_heads, slots, d)
+            filled = torch.randint(queries, slots + 1, (2,))  # the new keys among them
+            pad = (
+                torch.stack([torch.randint(0, int(n) - queries + 1, ()) for n in filled])
+                if case["leftpad"]
+                else 0 * filled
+            )
+            slopes = 0.3 * torch.rand(2, heads, dtype=torch.float64) if case["alibi"] else None
+            width = int(case["rotary"] * d) // 16 * 16 if case["new"] else 0
+            slot = torch.arange(slots)[None].expand(2, -1)
+            valid = (slot >= pad[:, None]) & (slot < filled[:, None])
+            last = filled[:, None] - queries + torch.arange(queries)  # of each query, its slot
+            sides = (
+                (int(torch.randint(0, slots, ())), int(torch.randint(0, slots, ()))) if case["local"] else (None, None)
+            )
+            distance = last[:, :, None] - slot[:, None]
+            visible = valid[:, None].expand(-1, queries, -1)
+            before, after = sides[0], 0 if case["causal"] else sides[1]
+            visible = visible if before is None else visible & (distance <= before)
+            visible = visible if after is None else visible & (-distance <= after)
+            turn = (lambda x, at: turned(x, at, width, case["interleaved"])) if width else lambda x, at: x
+            lower = 0.0 if slopes is None else slopes[..., None, None] * distance.abs()[:, None]
+            wanted = dense(turn(q, last), turn(k, slot), v, lambda scores: scores - lower, visible[:, None])
+
+            k, v = (
+                x.masked_fill(~valid[:, None, :, None], torch.nan) for x in (k, v)
+            )  # what is not filled is not read
+            positions = _in_slots(last, slot, valid).with_causal(case["causal"])
+            positions = positions if sides == (None, None) else positions.with_window(before, after)
+            encoding = _encoding(0.0, slopes)
+            if width and d % 2:  # a head that no encoding rotates
+                angles = [at[:, None, :, None] * posenc.frequencies.default(width).inv_freq for at in (last, slot)]
+                layout = "interleaved" if case["interleaved"] else "half"
+                q, k = (
+                    posenc.functional.rotary(x, a.cos(), a.sin(), layout=layout)
+                    for x, a in zip((q, k), angles, strict=True)
+                )
+            elif width:
+                rotary = posenc.Rotary(d, rotary_dim=width, layout="interleaved" if case["interleaved"] else "half")
+                encoding = rotary if encoding is None else rotary + encoding
+            return off(attention(q, k, v, encoding, positions), wanted)
+
+        yield Case(named(case), run, 1e-9)
+
+
+def _in_slots(queries: Tensor, keys: Tensor, valid: Tensor | None) -> Positions:
+    """Queries and keys at the slots of a cache, (batch or 1, n), some of which are filled."""
+    return Positions(q=queries, k=keys, q_order=queries, k_order=keys, valid=valid)
+
+
+def flash_attention_rotary() -> Iterator[Case]:
+    grid = {"d": [32, 64, 128, 256], "fraction": [0.5, 1.0], "interleaved": [False, True], "offset": ["none", "int", "rows"],
+            "inplace": [False, True], "dtype": ["float16", "bfloat16", "float64"]}  # fmt: skip
+    for number, case in enumerate(drawn(144, 2, **grid)):
+
+        def run(case: dict[str, Any] = case, number: int = number) -> float:
+            torch.manual_seed(number)
+            d, width, dtype = case["d"], int(case["fraction"] * case["d"]), getattr(torch, case["dtype"])
+            x = torch.randn(2, 4, 217, d, dtype=torch.float64).to(dtype)
+            start = {"none": torch.zeros(2), "int": torch.full((2,), 17), "rows": torch.randint(0, 218, (2,))}[
+                case["offset"]
+            ]
+            at = start.long()[:, None] + torch.arange(217)
+            frequencies = posenc.frequencies.default(width).inv_freq
+            angles = at[:, None, :, None] * frequencies
+            layout = "interleaved" if case["interleaved"] else "half"
+            wanted = turned(x.double(), at, width, case["interleaved"])
+            precise = torch.float64 if dtype == torch.float64 else torch.float32
+            ours = posenc.functional.rotary(
+                x.clone(), angles.cos().to(precise), angles.sin().to(precise), layout=layout, inplace=case["inplace"]
+            )
+            return off(ours, wanted)
+
+        unit = {
+            "float64": 1e-12,
+            "float16": 1.1 * 2.0**-9,
+            "bfloat16": 1.1 * 2.0**-6,
+        }  # half the step of numbers below 8
+        yield Case(named(case), run, unit[case["dtype"]])
+
+
+# -------------------------------------------------------------------- pytorch/pytorch, test_flex_attention.py
+
+
+class Modified(Encoding):
+    """A score function of FlexAttention's signature."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def modify(self, positions: Positions, layer: int = 0) -> Modifier:
+        return Modifier(self.function)
+
+
+def score_functions(heads: int) -> dict[str, Callable[..., Tensor]]:
+    torch.manual_seed(0)
+    offset, bias = torch.rand(heads, dtype=torch.float64), torch.rand(128, 128, dtype=torch.float64)
+    hidden = -math.inf
+    return {
+        "identity": lambda s, b, h, i, j: s,
+        "times two": lambda s, b, h, i, j: s * 2,
+        "squared": lambda s, b, h, i, j: s * s,
+        "causal": lambda s, b, h, i, j: torch.where(i >= j, s, hidden),
+        "inverse causal": lambda s, b, h, i, j: torch.where(i <= j, s, hidden),
+        "relative bias": lambda s, b, h, i, j: s + (i - j),
+        "relative causal": lambda s, b, h, i, j: torch.where(i <= j, s + (i - j), hidden),
+        "alibi": lambda s, b, h, i, j: s + (j - i) * torch.exp2(-(h + 1) * 8.0 / 8),
+        "head offset": lambda s, b, h, i, j: s * offset[h],
+        "captured bias": lambda s, b, h, i, j: s + bias[i, j],
+        "trig": lambda s, b, h, i, j: s.cos().sin() + torch.tan(b.double()),
+        "trig, two branches": lambda s, b, h, i, j: s.cos() * s.sin() + torch.tan(b.double()),
+        "soft cap": lambda s, b, h, i, j: 20 * (s / 20).tanh(),
+    }  # fmt: skip
+
+
+def flex_attention() -> Iterator[Case]:
+    for heads in ((8, 8), (8, 2), (8, 1)):
+        for length in ((128, 128), (128, 64), (33, 77)):
+            for name, function in score_functions(8).items():
+                for backend in ("auto", "reference"):
+
+                    def run(heads=heads, length=length, function=function, backend=backend) -> float:  # type: ignore[no-untyped-def]
+                        torch.manual_seed(1)
+                        q, k, v = numbers(2, heads[0], length[0], 64), *numbers(2, 2, heads[1], length[1], 64)
+                        at = [torch.arange(n).view([-1 if axis == place else 1 for axis in range(4)])
+                              for place, n in enumerate((2, heads[0], *length))]  # fmt: skip
+                        wanted = dense(q, k, v, lambda scores: function(scores, *at), None)
+                        p = Positions.cross(Positions.arange(length[0]), Positions.arange(length[1]))
+                        return off(attention(q, k, v, Modified(function), p, backend=backend), wanted)
+
+                    yield Case(f"{name} heads={heads} lengths={length} {backend}", run)
+
+
+# -------------------------------------------------------------------- facebookresearch/xformers, test_rope_padded.py
+
+
+def xformers_rope_padded() -> Iterator[Case]:
+    grid = [(adjacents, dim, padding, groups, scale) for adjacents in (True, False) for dim in (100, 4098)
+            for padding in (87, 18300) for groups in (1, 3) for scale in (1.0, 2.0)]  # fmt: skip
+    for adjacents, dim, padding, groups, scale in grid:
+
+        def run(adjacents=adjacents, dim=dim, padding=padding, groups=groups, scale=scale) -> float:  # type: ignore[no-untyped-def]
+            torch.manual_seed(1)
+            lengths = torch.tensor([27, padding - 5, padding // 2])
+            layout = "interleaved" if adjacents else "half"
+            schedule = {"name": "linear", "factor": scale} if scale > 1 else {"name": "default"}
+            rotary, worst = posenc.Rotary(dim, layout=layout, schedule=schedule), 0.0
+            for length, new in zip(lengths.tolist(), (2, 1, 1), strict=True):
+                q, k = numbers(1, 10 * groups, new, dim), numbers(1, 2 * groups, new, dim)
+                at = torch.arange(length - new, length)[None]
+                out = rotary.rotate(q, k, Positions.from_ids(at))
+                wanted = (turned(x, at / scale, dim, adjacents) for x in (q, k))
+                worst = max(worst, *(off(a, b) for a, b in zip(out, wanted, strict=True)))
+            return worst
+
+        yield Case(f"adjacents={adjacents} dim={dim} padding={padding} groups={groups} scale={scale}", run)
+    for length in (512, 2**16):
+
+        def prefill(length: int = length) -> float:
+            q, k, at = numbers(1, 2, length, 32), numbers(1, 1, length, 32), torch.arange(length)[None]
+            out = posenc.Rotary(32, layout="interleaved").rotate(q, k, Positions.from_ids(at))
+            return max(off(a, turned(x, at, 32, True)) for a, x in zip(out, (q, k), strict=True))
+
+        yield Case(f"prefill {length}", prefill)
+
+
+# -------------------------------------------------------------------- installed: transformers, x-transformers
+
+FAMILIES = {"qwen2_vl": ("qwen2_vl", "Qwen2VLModel"), "qwen3_vl": ("qwen3_vl", "Qwen3VLModel"),
+            "glm4v": ("qwen3_vl", "Glm4vModel")}  # fmt: skip
+
+
+def transformers_rope_index() -> Iterator[Case]:
+    """Random prompts of text, images and videos; time beyond a video's last row is counted as transformers counts it."""
+    for family, (rule, cls) in FAMILIES.items():
+        for number in range(40):
+
+            def run(family: str = family, rule: str = rule, cls: str = cls, number: int = number) -> float:
+                pick = random.Random(number)
+                model = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), cls)
+                functions = ("get_rope_index", "get_vision_position_ids", "compute_3d_position_ids")
+                vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=2)
+                body: dict[str, Any] = {name: getattr(model, name) for name in functions} | {"rope_deltas": None}
+                theirs = type(family, (), body | {"config": SimpleNamespace(vision_config=vision)})()
+                kinds, images, videos = [0] * pick.randint(1, 4), [], []
+                for _ in range(pick.randint(0, 3)):
+                    frames, height, width, video = (
+                        pick.randint(1, 5),
+                        pick.randint(1, 5),
+                        pick.randint(1, 5),
+                        pick.random() < 0.5,
+                    )
+                    frames = frames if video else 1
+                    (videos if video else images).append([frames, 2 * height, 2 * width])
+                    runs = frames if video and rule == "qwen3_vl" else 1  # each frame after a time stamp
+                    for _ in range(runs):
+                        kinds += [2 if video else 1] * (frames // runs * height * width) + [0] * pick.randint(1, 3)
+                ids = torch.tensor([kinds])
+                tables = [torch.tensor(table) if table else None for table in (images, videos)]
+                want, _ = theirs.get_rope_index(
+                    torch.zeros_like(ids),
+                    ids,
+                    image_grid_thw=tables[0],
+                    video_grid_thw=tables[1],
+                    attention_mask=torch.ones_like(ids),
+                )
+                options = {} if rule == "qwen3_vl" else {"count_frames": False}
+                ours = Positions.multimodal(
+                    ids, rule, image_grid_thw=tables[0], video_grid_thw=tables[1], image_token_id=1, video_token_id=2,
+                    spatial_merge_size=2, **options,
+                )  # fmt: skip
+                return off(ours.q, want.permute(1, 2, 0))
+
+            yield Case(f"{family} prompt {number}", run, 0.0)
+
+
+def x_transformers_biases() -> Iterator[Case]:
+    def bias_of(encoding: Encoding, heads: int, n: int) -> Tensor:
+        q = torch.zeros(1, heads, n, 8)
+        (term,) = encoding.effects(Positions.arange(n)).terms(q, q)
+        return term.blocks(q.device)(0, n, slice(0, n))[0]
+
+    for heads in (1, 4, 6, 8, 12):
+
+        def alibi(heads: int = heads) -> float:
+            theirs = import_module("x_transformers.x_transformers").AlibiPositionalBias(heads=heads, total_heads=heads)
+            return off(bias_of(posenc.ALiBi(heads), heads, 33), theirs(33, 33))
+
+        yield Case(f"ALiBi of {heads} heads", alibi, 1e-5)
+    for causal in (False, True):
+        for buckets, farthest in ((32, 128), (16, 64), (32, 20)):
+
+            def t5(causal: bool = causal, buckets: int = buckets, farthest: int = farthest) -> float:
+                cls = import_module("x_transformers.x_transformers").RelativePositionBias
+                theirs = cls(scale=1.0, causal=causal, num_buckets=buckets, max_distance=farthest, heads=4)
+                ours = posenc.T5(4, num_buckets=buckets, max_distance=farthest, bidirectional=not causal)
+                with torch.no_grad():
+                    ours.table.copy_(theirs.relative_attention_bias.weight.T)
+                    seen = (
+                        torch.ones(77, 77, dtype=torch.bool).tril() if causal else torch.ones(77, 77, dtype=torch.bool)
+                    )
+                    return off(bias_of(ours, 4, 77) * seen, theirs(77, 77) * seen)
+
+            yield Case(f"T5 causal={causal} buckets={buckets} max_distance={farthest}", t5, 1e-6)
+
+
+# -------------------------------------------------------------------- all of them
+
+SUITES: dict[str, tuple[str, str, Callable[[], Iterator[Case]]]] = {
+    "flash-attention, output": ("tests/test_flash_attn.py", "head widths, grouped queries, causal, windows, slopes per row, soft cap; every third with gradients", flash_attention_output),
+    "flash-attention, KV cache": ("tests/test_flash_attn.py", "ragged caches, left padding, new keys, rotary of a part, slopes, windows; unfilled slots hold NaN", flash_attention_kvcache),
+    "flash-attention, rotary": ("tests/layers/test_rotary.py", "layouts, fractions, offsets of rows, in place, half precision", flash_attention_rotary),
+    "PyTorch FlexAttention": ("test/inductor/test_flex_attention.py", "score functions, grouped queries, unlike lengths, on auto and reference", flex_attention),
+    "xformers": ("tests/test_rope_padded.py", "rotated caches of widths 100 and 4098, positions to 18,299, linear scaling; prefill", xformers_rope_padded),
+    "transformers, get_rope_index": ("tests/models", "M-RoPE of random prompts with images and videos, by its functions", transformers_rope_index),
+    "x-transformers": ("tests/test_x_transformers.py", "ALiBi and T5's buckets, by its classes", x_transformers_biases),
+}  # fmt: skip
+"""Project -> its file, what varies, and the cases."""
+
+
+def outcome(case: Case) -> tuple[bool, float | str]:
+    """Whether posenc agrees, and the largest difference, or the error."""
+    try:
+        difference = case.run()
+    except Exception as error:
+        return False, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return difference <= case.bound, difference
+
+
+def measure(project: str) -> dict[str, Any]:
+    cases = list(SUITES[project][2]())
+    outcomes = {case.name: outcome(case) for case in cases}
+    exact = {case.name for case in cases if case.bound < 1e-4}  # not rounded to half precision
+    differences = [
+        value for name, (agrees, value) in outcomes.items() if agrees and name in exact and isinstance(value, float)
+    ]
+    return {
+        "cases": len(outcomes), "agree": sum(agrees for agrees, _ in outcomes.values()), "largest": max(differences, default=0.0),
+        "disagree": {name: value for name, (agrees, value) in outcomes.items() if not agrees},
+    }  # fmt: skip
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The counts by project, as Markdown."""
+    cases, agree = (sum(row[key] for row in rows.values()) for key in ("cases", "agree"))
+    lines = [
+        f"{agree} of {cases} cases agree.",
+        "",
+        "| project | what varies | cases | agree | largest difference |",
+        "|---|---|---|---|---|",
+    ]
+    for project, row in rows.items():
+        path, what, _ = SUITES[project]
+        lines.append(f"| {project} (`{path}`) | {what} | {row['cases']} | {row['agree']} | {row['largest']:.0e} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
+    for project in sys.argv[1:] or SUITES:
+        rows[project] = measure(project)
+        print(project, {key: value for key, value in rows[project].items() if key != "disagree"}, flush=True)
+        for name, value in rows[project]["disagree"].items():
+            print("   ", name, value)
+        rows = {project: rows[project] for project in SUITES if project in rows}
+        DATA.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

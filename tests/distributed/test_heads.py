@@ -1,0 +1,206 @@
+"""Encodings of some heads (tensor parallelism), parameters that FSDP divides, and classes that PyTorch makes."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import posenc
+from posenc import InputError, Positions, attention
+from posenc.conformance.fixtures import DECODER, EncodingUnderTest, attention_inputs, named
+from posenc.encoding import gates_of
+from test_conformance import VARIANTS
+
+EVERY = pytest.mark.parametrize("name", posenc.ENCODINGS)
+MIXING = {"dape", "selective_attention", "floater"}
+HEADS, KV, GROUP = DECODER.num_heads, DECODER.kv_heads, DECODER.num_heads // DECODER.kv_heads
+
+
+def drawn(name):
+    """An encoding for a decoder of 4 heads, 2 of keys, whose parameters are drawn."""
+    return EncodingUnderTest(named(name)).model(DECODER).encoding
+
+
+def results(encoding, inputs, positions, layer=0):
+    """The output, and the gradients of the inputs and of the parameters by name."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    q, k, v, x = leaves
+    out = attention(q, k, v, encoding, positions, gates=gates_of(encoding, x, layer) or None, layer=layer)
+    weight = torch.linspace(-1, 1, out.shape[-1] * out.shape[-2], dtype=out.dtype).view(out.shape[-2:])
+    (out * weight).sum().backward()
+    of_parameters = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in encoding.named_parameters()}
+    return out.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves], of_parameters
+
+
+class Shares(nn.Module):
+    """Projections of a host, for encodings that share them: of all heads, or of some."""
+
+    def __init__(self, heads, kv_heads, dim=DECODER.dim, width=DECODER.width):
+        super().__init__()
+        self.query, self.key = (nn.Linear(dim, n * width).double() for n in (heads, kv_heads))
+
+
+def shared(encoding, host, first, end):
+    width = DECODER.width
+
+    def part(linear, a, b):
+        return lambda x: nn.functional.linear(
+            x, linear.weight[a * width : b * width], linear.bias[a * width : b * width]
+        )
+
+    encoding.share([(part(host.query, first, end), part(host.key, first // GROUP, end // GROUP))] * DECODER.num_layers)
+
+
+REFUSED = MIXING | {"learned_rope:groups=2:layout=interleaved"}
+SERVED = [
+    name
+    for name in (*posenc.ENCODINGS, *VARIANTS, "head_rope:schedules=default|linear\\:factor=2")
+    if not REFUSED & {name, *name.replace("+", " ").replace("/", " ").replace(":", " ").split()}
+]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_parts_of_the_heads_are_one_process(name):
+    torch.manual_seed(0)
+    positions, encoding, host = Positions.arange(7, causal=True), drawn(name), Shares(HEADS, KV)
+    inputs = attention_inputs(DECODER, positions)
+    shared(encoding, host, 0, HEADS)
+    want, of_inputs, of_parameters = results(encoding, inputs, positions)
+    summed = {key: torch.zeros_like(x) for key, x in of_parameters.items()}
+    outs, grads = [], []
+    for first in range(0, HEADS, GROUP):
+        part = encoding.heads(slice(first, first + GROUP))
+        shared(part, host, first, first + GROUP)
+        of_keys = slice(first // GROUP, first // GROUP + 1)
+        given = [inputs[0][:, first : first + GROUP], inputs[1][:, of_keys], inputs[2][:, of_keys], inputs[3]]
+        out, of_given, of_part = results(part, given, positions)
+        outs.append(out)
+        grads.append(of_given)
+        for key, x in of_part.items():  # what is cut has a place in the gradient of all, the rest is summed
+            where = [slice(None) if n == m else slice(m * first // HEADS, m * first // HEADS + n) for n, m in zip(x.shape, summed[key].shape, strict=True)]  # fmt: skip
+            summed[key][tuple(where)] += x
+    torch.testing.assert_close(torch.cat(outs, 1), want, rtol=0, atol=1e-12)
+    for at in range(3):
+        torch.testing.assert_close(torch.cat([each[at] for each in grads], 1), of_inputs[at], rtol=0, atol=1e-11)
+    torch.testing.assert_close(grads[0][3] + grads[1][3], of_inputs[3], rtol=0, atol=1e-11)
+    for key, x in of_parameters.items():
+        torch.testing.assert_close(summed[key], x, rtol=0, atol=1e-11, msg=key)
+
+
+def test_windows_of_a_width_per_head_are_cut():
+    part = (posenc.Window([2, 3, None, 5]) + posenc.ALiBi(4)).heads(slice(2, 4))
+    window, alibi = part
+    assert window.before == [None, 5]
+    torch.testing.assert_close(alibi.slopes, posenc.ALiBi(4).slopes[2:])
+
+
+@pytest.mark.parametrize("name", ["alibi", "sandwich", "grape_a", "mixed_rope", "swin", "fope", "rope+alibi/t5"])
+def test_a_part_has_a_spec_and_moves_with_its_model(name):
+    encoding = named(name)(DECODER)
+    part = encoding.heads(slice(2, 4))
+    again = posenc.from_spec(part.spec())
+    assert again.spec() == part.spec()
+    again.load_state_dict(part.state_dict())
+    for other in (again, pickle.loads(pickle.dumps(part)), copy.deepcopy(part)):
+        other.bfloat16().to(torch.float32)
+        want = dict(part.named_buffers())
+        assert want.keys() == dict(other.named_buffers()).keys()
+        for key, x in other.named_buffers():
+            if key not in other.state_dict():  # a table, which no dtype rounds
+                torch.testing.assert_close(x, want[key], rtol=0, atol=0)
+    halves = encoding.heads(slice(0, 4)).heads(slice(2, None)) if encoding.known_as != "per_layer" else part
+    assert halves.spec() == part.spec()
+    assert "heads 2 to 3 of 4" in repr(part) or not hasattr(part, "num_heads")
+
+
+def test_slices_that_are_none_or_cut_groups_are_refused():
+    grouped = posenc.create("mixed_rope", head_dim=8, num_heads=8, num_kv_heads=4)
+    with pytest.raises(
+        InputError,
+        match=r"^heads=1:5 of 8: cuts query heads that belong together, 2 by 2; begin and end at multiples of 2$",
+    ):
+        grouped.heads(slice(1, 5))
+    with pytest.raises(InputError, match="cuts query heads that belong together, 2 by 2"):
+        posenc.create("rope_pp", head_dim=8).heads(slice(1, 3))
+    for part in (slice(4, 4), slice(6, 12), slice(8, 9)):
+        with pytest.raises(InputError, match=r"^heads=\d+:\d+ of 8: name some of them, such as slice\(0, 4\)$"):
+            posenc.ALiBi(8).heads(part)
+    for part in (3, slice(0, 4, 2), [0, 1]):
+        with pytest.raises(InputError, match=r"pass a range of query heads, such as slice\(4, 8\)$"):
+            posenc.ALiBi(8).heads(part)
+    for name in MIXING:
+        with pytest.raises(InputError, match="mixes the scores of all heads"):
+            (named(name)(DECODER) + posenc.NoPE()).heads(slice(0, 2))
+    with pytest.raises(InputError, match="does not know the number of heads"):
+        posenc.LearnedRotary(8, groups=2).heads(slice(0, 2))
+    with pytest.raises(InputError, match=r"heads=\[1\]: give the first head and the end"):
+        posenc.from_spec({"name": "alibi", "num_heads": 8, "heads": [1]})
+
+
+# -------------------------------------------------------------------- parameters that are drawn again
+
+
+@EVERY
+def test_reset_parameters_gives_a_fresh_one(name):
+    torch.manual_seed(3)
+    fresh = named(name)(DECODER).state_dict()
+    with torch.device("meta"):
+        encoding = EncodingUnderTest(named(name)).make(DECODER)
+    encoding.to_empty(device="cpu")
+    for x in encoding.state_dict().values():
+        x.fill_(7)
+    torch.manual_seed(3)
+    encoding.reset_parameters()
+    assert encoding.state_dict().keys() == fresh.keys()
+    for key, x in encoding.state_dict().items():
+        torch.testing.assert_close(x, fresh[key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["rope+t5", "t5/alibi", "fope@rerope:window=3", "learned_rope@rerope:window=3"])
+def test_reset_parameters_reaches_every_part(name):
+    encoding = named(name)(DECODER)
+    for x in encoding.state_dict().values():
+        x.fill_(7)
+    encoding.reset_parameters()
+    assert not any(bool((x == 7).all()) for x in encoding.state_dict().values())
+
+
+def test_reset_parameters_of_a_part_draws_as_one_process_does():
+    torch.manual_seed(0)
+    full = posenc.create("t5", num_heads=4)
+    part = full.heads(slice(2, 4))
+    torch.manual_seed(0)
+    part.reset_parameters()
+    assert torch.equal(part.table, full.table[2:])
+
+
+# -------------------------------------------------------------------- classes that PyTorch makes
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@EVERY
+def test_parametrization_leaves_the_name(name):
+    encoding = named(name)(DECODER)
+    spec, constant = encoding.spec(), encoding.constant
+    first = next((key for key, _ in encoding.named_parameters(recurse=False)), None)
+    if first is None:
+        return
+    parametrize.register_parametrization(encoding, first, Doubled())
+    assert type(encoding).__name__.startswith("Parametrized")
+    assert encoding.spec() == spec
+    assert encoding.constant == constant
+    assert type(posenc.from_spec(spec)) is posenc.ENCODINGS[name]
+
+
+def test_a_users_class_inherits_no_name():
+    class Mine(posenc.ALiBi):
+        pass
+
+    assert Mine(4).known_as == "Mine"

@@ -1,0 +1,236 @@
+"""Parameters that FSDP divides, DTensors, tensor parallelism in processes, and docs/distributed.md as it is printed."""
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.multiprocessing.spawn import spawn
+
+import posenc
+from posenc import InputError, Positions, attention, linear_attention
+from posenc.conformance.fixtures import DECODER, EncodingUnderTest, named
+from posenc.distributed import shard
+from posenc.encoding import gates_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
+SHARDED = ["t5", "learned", "shaw", "deberta_v2", "fire", "transformer_xl", "fox", "mixed_rope", "alibi"]
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+class Layer(nn.Module):
+    """Attention with one projection for queries, keys and values."""
+
+    def __init__(self, encoding):
+        super().__init__()
+        self.encoding, self.qkv = encoding, nn.Linear(16, 3 * 16)
+
+    def forward(self, x):
+        positions = Positions.arange(x.shape[1], causal=True)
+        width = DECODER.width
+        self.encoding.share([(nn.Linear(16, 16), nn.Linear(16, 16))] * 2)
+        x = self.encoding.embed(x, positions)
+        q, k, v = self.qkv(x).unflatten(-1, (3, -1, width)).permute(2, 0, 3, 1, 4)
+        keys = slice(None, None, 2) if self.encoding.known_as in ("fox", "mixed_rope") else slice(None)
+        return attention(q, k[:, keys], v[:, keys], self.encoding, positions, gates=gates_of(self.encoding, x) or None)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_an_encoding_is_sharded_with_the_module_that_calls_it(mesh, name):
+    torch.manual_seed(0)
+    layer, x = Layer(named(name)(DECODER)), torch.randn(2, 7, 16)
+    spec = layer.encoding.spec()
+    torch.manual_seed(1)
+    want = layer(x)
+    fully_shard(layer, mesh=mesh)
+    torch.manual_seed(1)
+    out = layer(x)
+    torch.testing.assert_close(out, want)
+    out.square().sum().backward()
+    assert all(p.grad is not None or name in ("shaw", "deberta_v2") for p in layer.encoding.parameters())
+    assert layer.encoding.spec() == spec
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_an_encoding_that_is_sharded_alone_says_so(mesh, name):
+    layer = Layer(named(name)(DECODER))
+    spec = layer.encoding.spec()
+    fully_shard(layer.encoding, mesh=mesh)
+    assert type(layer.encoding).__name__.startswith("FSDP")
+    assert layer.encoding.spec() == spec
+    assert type(posenc.from_spec(layer.encoding.spec())) is posenc.ENCODINGS[name]
+    if not list(layer.encoding.parameters()):
+        return
+    x, q = torch.randn(2, 7, 16), torch.randn(2, 4, 7, 4)
+    calls = [lambda: attention(q, q, q, layer.encoding, causal=True)]
+    if "gates" in layer.encoding.sites():
+        calls = [lambda: gates_of(layer.encoding, x)]
+    if "embed" in layer.encoding.sites():
+        calls = [lambda: layer.encoding.effects(Positions.arange(7)).embedded(x)]
+    for call in calls:
+        with pytest.raises(
+            InputError, match=rf"^{name}: its parameters are sharded here, .* as in fully_shard\(layer\), whose"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("name", ["t5", "fope", "transformer_xl", "learned"])
+def test_fsdps_recipe_from_meta(mesh, name):
+    torch.manual_seed(5)
+    fresh = named(name)(DECODER).state_dict()
+    with torch.device("meta"):
+        encoding = EncodingUnderTest(named(name)).make(DECODER)
+    fully_shard(encoding, mesh=mesh)
+    encoding.to_empty(device="cpu")
+    torch.manual_seed(5)
+    encoding.reset_parameters()
+    for key, x in encoding.state_dict().items():
+        full = x.full_tensor() if hasattr(x, "full_tensor") else x
+        torch.testing.assert_close(full, fresh[key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("encoding", [None, posenc.ALiBi(4), posenc.T5(4), posenc.Rotary(4)])
+def test_dtensors_are_refused_in_a_sentence(mesh, encoding):
+    q = distribute_tensor(torch.randn(2, 4, 7, 4), mesh, [Shard(1)])
+    for call in (attention, posenc.explain, linear_attention):
+        with pytest.raises(
+            InputError, match=r"^q is a DTensor: pass this process's part, q\.to_local\(\), .*encoding\.heads\(slice"
+        ):
+            call(q, q, q, encoding, causal=True)
+    x = distribute_tensor(torch.randn(2, 7, 16), mesh, [Shard(0)])
+    with pytest.raises(InputError, match=r"^x is a DTensor"):
+        gates_of(named("fox")(DECODER), x)
+
+
+# -------------------------------------------------------------------- processes
+
+
+def in_processes(act, *given, world_size=2):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(_process, (world_size, port, act, given), world_size)
+
+
+def _process(rank, world_size, port, act, given):
+    torch.set_num_threads(1)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ.update(address)
+    act(rank, world_size, *given)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Copied(torch.autograd.Function):
+    """The input of a layer that processes share: its gradient is summed over them."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+def parts_of_heads(rank, world_size, names):
+    """Each process computes its heads of a layer of 4, and its part of the output projection."""
+    dist.init_process_group("gloo")
+    for name in names:
+        torch.manual_seed(0)
+        full = EncodingUnderTest(named(name)).model(DECODER).encoding
+        x = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
+        weights = torch.randn(4, 16, 4, 4, dtype=torch.float64)  # of queries, keys, values and the output
+
+        def layer(encoding, x, weights):
+            positions, (wq, wk, wv, wo) = Positions.arange(7, causal=True), weights
+            q, k, v = (torch.einsum("bnd,dhw->bhnw", x, w) for w in (wq, wk, wv))
+            out = attention(q, k, v, encoding, positions, gates=gates_of(encoding, x) or None)
+            return torch.einsum("bhnw,dhw->bnd", out, wo)
+
+        want = layer(full, x, weights)
+        want.square().sum().backward()
+        (of_x,), of_full = (x.grad.clone(),), {key: p.grad for key, p in full.named_parameters()}
+        full.zero_grad(), x.grad.zero_()
+
+        first, end = rank * 4 // world_size, (rank + 1) * 4 // world_size
+        part = full.heads(slice(first, end))
+        out = layer(part, Copied.apply(x), weights[:, :, first:end])
+        total = out.detach().clone()
+        dist.all_reduce(total)
+        torch.testing.assert_close(total, want.detach(), rtol=0, atol=1e-11)
+        (2 * total * out).sum().backward()
+        torch.testing.assert_close(x.grad, of_x, rtol=0, atol=1e-9)
+        for key, p in part.named_parameters():
+            if of_full[key] is None:
+                continue
+            if p.shape == of_full[key].shape:  # shared by all heads
+                dist.all_reduce(p.grad)
+                mine = of_full[key]
+            else:
+                axis = next(at for at, (n, m) in enumerate(zip(p.shape, of_full[key].shape, strict=True)) if n != m)
+                mine = of_full[key].chunk(world_size, axis)[rank]
+            torch.testing.assert_close(p.grad, mine, rtol=0, atol=1e-9)
+
+
+def without_kv_groups(name):
+    return not ({"num_kv_heads"} & set(posenc.ENCODINGS[name].arguments()))
+
+
+@pytest.mark.slow
+def test_tensor_parallelism_is_one_process():
+    names = [name for name in ("alibi", "t5", "shaw", "fire", "sink", "kerple", "fox", "tupe_r", "transformer_xl", "swin", "cope", "rope_pp", "grape_a", "wall") if without_kv_groups(name)]  # fmt: skip
+    in_processes(parts_of_heads, names)
+
+
+def as_printed(rank, world_size, code):
+    torch.manual_seed(0)
+    model = posenc.Transformer(posenc.TransformerConfig(17, dim=16, num_layers=2, num_heads=4), "rope+t5").double()
+    tokens = torch.randint(17, (2, 16))
+    names = {"model": model, "tokens": tokens}
+    exec(code.replace("init_process_group()", 'init_process_group("gloo")'), names)
+    want = model(tokens)
+    torch.testing.assert_close(names["logits"], shard(want, names["local"]), rtol=0, atol=1e-11)
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_is_printed():
+    code = next(
+        block
+        for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+        if "full.shard" in block
+    )
+    in_processes(as_printed, code)
+
+
+def heads_as_printed(rank, world_size, code):
+    dist.init_process_group("gloo")
+    names = {"posenc": posenc, "torch": torch, "dist": dist, "Positions": Positions}
+    exec(code, names)
+    torch.testing.assert_close(names["encoding"].slopes, posenc.ALiBi(32).slopes.chunk(world_size)[rank])
+    assert names["out"].shape == (2, 32 // world_size, 7, 16)
+
+
+@pytest.mark.slow
+def test_the_pages_part_of_the_heads_runs_as_it_is_printed():
+    code = next(
+        block
+        for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+        if ".heads(" in block
+    )
+    in_processes(heads_as_printed, code)
