@@ -171,8 +171,8 @@ class KVCache:
                     x.scatter_(2, _slots(more, positions), more)
                 else:
                     x[:, :, before:tokens] = more
-        self._layers[layer] = stored = _Layer(tensors, tokens, rotated)
-        return stored.filled(tokens)
+        self._layers[layer] = made = _Layer(tensors, tokens, rotated)
+        return made.filled(tokens)
 
 
 def _rotated(

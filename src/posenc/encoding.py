@@ -390,7 +390,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
         of_keys: int | None = getattr(self, "num_kv_heads", None)
         changed = {"num_heads": end - first}
         if of_keys is not None:
-            changed["num_kv_heads"] = of_keys * (end - first) // self.num_heads
+            heads: int = getattr(self, "num_heads")  # noqa: B009
+            changed["num_kv_heads"] = of_keys * (end - first) // heads
         return {name: value for name, value in changed.items() if name in self.arguments()}
 
     # ---------------------------------------------------------------- hooks

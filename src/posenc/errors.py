@@ -103,7 +103,7 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
         if value is None:
             continue
         if not is_integer(value):
-            if torch.jit.is_tracing():
+            if torch._C._get_tracing_state() is not None:
                 raise InputError(
                     f"{name}={shown(value)}: torch.jit.trace makes tensors of sizes; use torch.export.export, or "
                     "torch.onnx.export(..., dynamo=True)"

@@ -529,7 +529,9 @@ def _to_compile(tested: EncodingUnderTest, *lengths: int) -> tuple[nn.Module, li
     of three."""
     model = tested.model(tested.shallow)
     given = [(tokens(rows, n), tested.ids(n)[None]) for rows, n in enumerate(lengths, start=2)]
-    return (model, [(x,) for x, _ in given]) if tested.is_text else (AtIds(model), given)
+    if tested.is_text:
+        return model, [(x,) for x, _ in given]
+    return AtIds(model), [*given]
 
 
 def compiled_is_eager(tested: EncodingUnderTest) -> None:

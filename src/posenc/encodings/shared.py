@@ -18,7 +18,7 @@ def check_beyond(beyond: str, *more: str) -> None:
     check_word("beyond", beyond, (*more, "error", "clamp"))
 
 
-@torch.compiler.assume_constant_result  # which Dynamo, the exporter's second try, calls as it is
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # which Dynamo, the exporter's second try, calls as it is
 def _in_onnx() -> bool:
     return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
 
