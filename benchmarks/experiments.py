@@ -37,6 +37,7 @@ LEADERS = (
     "wall", "local_nope:window=16:every=2",
 )  # fmt: skip
 """The twelve best of the leaderboard at the longest length, by their mean score."""
+THREE = "none", "rope", "alibi"
 SIXTEEN = (*BASELINES, *LEADERS)
 NINE = (*BASELINES[:2], "alibi", *LEADERS[:6])
 RATES = (1, 0.5, 1 / 1.4, 1.4, 2)
@@ -112,6 +113,17 @@ EXPERIMENTS: dict[str, Trials] = {
             of_task("indirect_indexing", 1500), of_task("a5", 1500), of_task("parity", 600), of_task("reverse", 600),
         ),
         8,
+    ),
+    "baselines": Trials(
+        "how many steps do the baselines take to learn a task?",
+        tuple(
+            replace(of_task(name, steps), encodings=THREE)
+            for name, steps in {
+                "flip_flop": 600, "n_back_1": 300, "n_back_2": 600, "reverse": 300, "parity": 300, "selective_copy": 300,
+                "a5": 600, "indirect_indexing": 600, "n_back_3": 600, "n_back_4": 600,
+            }.items()
+        ),
+        1,
     ),
     "sizes": Trials(
         "does the order change with size?",
