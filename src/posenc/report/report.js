@@ -1,5 +1,5 @@
 "use strict";
-// The figures of a report with their buttons and boxes, and tables that are sorted and filtered.
+// The figures of a report with their buttons and boxes.
 posenc.report = (() => {
   const { draw, plot } = posenc, { element } = plot;
   const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -100,36 +100,6 @@ posenc.report = (() => {
   new ResizeObserver(all).observe(document.querySelector("main"));
   addEventListener("beforeprint", all);
 
-  // ------------------------------------------------------------------ tables
-
-  const key = cell => {
-    const text = cell.dataset.value ?? (cell.firstChild?.textContent ?? "").trim(), found = Number.parseFloat(text.replace("−", "-"));
-    return Number.isNaN(found) ? text.toLowerCase() : found;
-  };
-  const order = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
-
-  function sort(found, column, head) {
-    const body = found.tBodies[0], up = head.getAttribute("aria-sort") !== "ascending";
-    const rows = [...body.rows].sort((a, b) => (up ? 1 : -1) * order(key(a.cells[column]), key(b.cells[column])));
-    for (const each of found.tHead.rows[0].cells) each.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    body.append(...rows);
-  }
-
-  for (const found of document.querySelectorAll("table.sortable")) {
-    [...found.tHead.rows[0].cells].forEach((head, column) => {
-      if (head.dataset.plain !== undefined) return;
-      const words = [...head.childNodes].filter(node => node.nodeName !== "SMALL"), button = element("button", { type: "button" }, ...words);
-      button.addEventListener("click", () => sort(found, column, head));
-      head.prepend(button);
-    });
-  }
-  for (const input of document.querySelectorAll("input[data-filters]")) {
-    const rows = [...document.getElementById(input.dataset.filters).tBodies[0].rows];
-    input.addEventListener("input", () => {
-      for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(input.value.trim().toLowerCase());
-    });
-  }
   all();
   return { shown, probes };
 })();
