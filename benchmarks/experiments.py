@@ -2,8 +2,8 @@
 
     python benchmarks/experiments.py budget --out DIR [--seeds 1] [--share 1/2]
 
-trains the models of an experiment that DIR does not have yet, the first seed of all settings first, says how long it will take, and
-adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
+trains the models of an experiment that DIR does not have yet, the shortest trainings first and of these the first seed, says how long
+it will take, and adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
 several machines, each with its share, are merged with --merge. One process trains; more: --workers.
 """
 
@@ -119,8 +119,8 @@ EXPERIMENTS: dict[str, Trials] = {
         tuple(
             replace(of_task(name, steps), encodings=THREE)
             for name, steps in {
-                "flip_flop": 600, "n_back_1": 300, "n_back_2": 600, "reverse": 300, "parity": 300, "selective_copy": 300,
-                "a5": 600, "indirect_indexing": 600, "n_back_3": 600, "n_back_4": 600,
+                "n_back_1": 300, "reverse": 300, "parity": 300, "selective_copy": 300, "flip_flop": 600, "indirect_indexing": 600,
+                "a5": 600, "n_back_2": 600, "n_back_3": 600, "n_back_4": 600,
             }.items()
         ),
         1,
@@ -137,7 +137,7 @@ EXPERIMENTS: dict[str, Trials] = {
 
 
 class Planned(Study[Run, RunRecord]):
-    """The plans of an experiment in one folder, seed by seed, and within a seed plan by plan."""
+    """The plans of an experiment in one folder, the shortest trainings first, seed by seed, and within a seed plan by plan."""
 
     name = "compare"
     unit = "runs"
@@ -156,7 +156,10 @@ class Planned(Study[Run, RunRecord]):
             study.check()
 
     def cells(self) -> list[Run]:
-        return sorted((cell for study in self.studies.values() for cell in study.cells()), key=lambda cell: cell.seed)
+        return sorted(
+            (cell for study in self.studies.values() for cell in study.cells()),
+            key=lambda cell: (cell.settings.steps, cell.seed),
+        )
 
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()

@@ -85,13 +85,13 @@ class Judged:
 
 
 def findings() -> tuple[Finding, ...]:
-    rows = json.loads((FOLDER / "findings.json").read_text(encoding="utf-8"))
+    rows = json.loads((FOLDER / "findings.json").read_text(encoding="utf-8"))["findings"]
     return tuple(Finding(**{**row, "values": tuple(row["values"])}) for row in rows)
 
 
 def claims() -> list[Json]:
     """id, claim, verdict and answer in English and Chinese (.._zh); kind: true, partly or false."""
-    rows: list[Json] = json.loads((FOLDER / "claims.json").read_text(encoding="utf-8"))
+    rows: list[Json] = json.loads((FOLDER / "claims.json").read_text(encoding="utf-8"))["claims"]
     return rows
 
 
