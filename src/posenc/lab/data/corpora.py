@@ -75,7 +75,7 @@ def chinese() -> Files:
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        raise InputError(f"data='chinese': needs the texts of a package: pip install 'posenc[chinese]'") from None
+        raise InputError("data='chinese': needs the texts of a package: pip install 'posenc[chinese]'") from None
     if distribution.version != version:
         raise InputError(
             f"data='chinese': {name} {distribution.version} is installed, and the text is that of {version}: pip install 'posenc[chinese]'"
