@@ -28,7 +28,7 @@ from posenc.lab.compare import Comparison, experiment
 from posenc.lab.experiment import LEADERBOARD, TEN
 from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
 from posenc.lab.results import Aggregate, Ranking
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, different, fisher, found
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, contrast, different, fisher, found
 from posenc.report.leaderboard import mean_score
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +43,7 @@ PAGES = tuple(
 )
 ERRORS = ROOT / "benchmarks/error_rates.json"
 SIZES, LONGER = ROOT / "benchmarks/ablations.json", ROOT / "benchmarks/longer_training.json"
+BUDGETS = ROOT / "benchmarks/budgets.json"
 DIGITS = 5
 LAST = 10
 """Batches at the end of a training, whose mean loss is compared at equal time."""
@@ -84,17 +85,75 @@ def worlds(results: Json) -> list[World]:
     for of in (sizes["models"][key] for key in ("size*4", "size*16")):
         levels = {name: (level["1"]["mean"], level["8"]["mean"]) for name, level in of["ten"]["levels"].items()}
         made.append(World(of["ten"]["parameters"]["rope"], of["settings"]["steps"], len(of["ten"]["seeds"]), levels))
-    boards = [board for name in ("budget", "sizes") for board in replication.experiments(name)]
-    texts = [board.results["tasks"]["text"] for board in boards]
-    return made + [world(text, text["data"]["name"].partition(":")[0]) for text in texts]
+    budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"]
+    return made + [
+        World(
+            of["parameters"],
+            of["steps"],
+            len(of["seeds"]),
+            {name: tuple(ends) for name, ends in of["losses"].items()},
+            of["text"],
+        )
+        for of in budgets
+    ]
 
 
-def world(text: Json, name: str = "") -> World:
+def world(text: Json) -> World:
     """Of a comparison of text, as results.json has it."""
     rows = {row["name"]: row for row in text["arms"] if row["trained"]}
     losses = {name: tuple(row["lengths"][at]["loss"]["mean"] for at in (0, -1)) for name, row in rows.items()}
     first = next(iter(rows.values()))
-    return World(first["parameters"], text["settings"]["steps"], len(first["seeds"]), losses, name)
+    return World(first["parameters"], text["settings"]["steps"], len(first["seeds"]), losses)
+
+
+def measured_budgets() -> Json:
+    """benchmarks/budgets.json, from the archives of the experiments on budgets and sizes: of each setting the losses at the training
+    length and at the longest, how far each encoding is behind `rope` at the training length, and its gain from far context."""
+    made = []
+    for board in (board for name in ("budget", "sizes") for board in replication.experiments(name)):
+        text, ranking = board.results["tasks"]["text"], board.rankings["text"]
+        rows = {row["name"]: row for row in text["arms"] if row["trained"]}
+        values, names = measured(ranking, ranking.settings.trained_at, ranking.seeds), [v.name for v in ranking.trained]
+        behind = {name: contrast(values, at, names.index("rope")) for at, name in enumerate(names) if name != "rope"}
+        made.append(
+            {
+                "text": text["data"]["name"].partition(":")[0],
+                "steps": text["settings"]["steps"],
+                "seeds": text["seeds"],
+                "parameters": rows["rope"]["parameters"],
+                "losses": world(text).losses,
+                "behind_rope": {
+                    name: {end: getattr(e, end) for end in ("mean", "low", "high")} for name, e in behind.items()
+                },
+                "gain": {name: row["gain"] for name, row in rows.items() if "gain" in row},
+            }
+        )
+    return {"worlds": sorted(made, key=lambda of: (of["parameters"], of["steps"]))}
+
+
+def budgets(board: Board) -> str:
+    """Losses by the number of steps, the gap against RoPE, and what far context is worth."""
+    made = json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"]
+    if not made:
+        return "Not run yet."
+    head, rows = ["encoding"], []
+    for of in made:
+        at = f"{of['steps']} steps"
+        head += [f"{at}: 1×, 8×", "− `rope` at 1×", "gain from far"]
+    for name in sorted(made[-1]["losses"], key=lambda name: made[-1]["losses"][name][0]):
+        cells = []
+        for of in made:
+            cells.append(", ".join(f"{loss:.3f}" for loss in of["losses"][name]) if name in of["losses"] else "–")
+            gap, gain = of["behind_rope"].get(name), of["gain"].get(name)
+            cells.append(f"{gap['mean']:+.3f} ± {(gap['high'] - gap['low']) / 2:.3f}" if gap else "–")
+            cells.append(
+                f"{gain['mean']:+.3f} ± {(gain['high'] - gain['low']) / 2:.3f}, {gain['use']}" if gain else "–"
+            )
+        rows.append([f"`{name}`", *(cell.replace("-", "−") for cell in cells)])
+    where = "; ".join(
+        f"{of['text']}, {of['parameters'] / 1e6:.1f} M, {of['steps']} steps: {len(of['seeds'])} seeds" for of in made
+    )
+    return f"{where}.\n\n{table(head, rows)}"
 
 
 def lag(name: str, need: Need, world: World) -> float:
@@ -392,7 +451,10 @@ def judged_findings(board: Board) -> list[replication.Judged]:
 
 def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
-    made = {each.__name__: each(board) for each in (facts, advice, gains, summary, removed, scores, luck, equal_time)}
+    made = {
+        each.__name__: each(board)
+        for each in (facts, advice, gains, summary, removed, scores, luck, equal_time, budgets)
+    }
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
     tasks = "\n\n".join(f"### {task}\n\n{of_task(task, board)}" for task in board.rankings)
@@ -446,6 +508,7 @@ def main() -> None:
         print(path)
     board = Board.read(options.archives)
     RESULTS.write_bytes(packed(board.results))
+    BUDGETS.write_text(json.dumps(_rounded(measured_budgets())) + "\n", encoding="utf-8")
     made = tables(board)
     for page in PAGES:
         page.write_text(written(page.read_text(encoding="utf-8"), made), encoding="utf-8")

@@ -12,6 +12,7 @@ from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.text import Settings
 from posenc.report.compare import page, styles, trade_off
+from posenc.report.html import asset
 from posenc.report.leaderboard import _tenths
 
 HOSTILE = "<img src=x onerror=alert(1)>.txt"
@@ -32,6 +33,31 @@ def report(tmp_path_factory):
         render=page,
     )
     return directory / "report.html", results
+
+
+def test_a_box_around_a_table_gets_an_input_a_choice_and_sorted_columns(new_tab):
+    rows = {"b": "reversed", "a": "confirmed", "c": "reversed", "d": "Loose"}
+    cells = "".join(f"<tr><td><a></a>{claim}</td><td>{verdict}</td></tr>" for claim, verdict in rows.items())
+    tab = new_tab()
+    tab.set_content(
+        f'<div class="sortable" data-find="Find" data-all="all"><table><thead><tr><th>claim</th><th>verdict</th></tr></thead><tbody>{cells}</tbody>'
+        f"</table></div><script>{asset('tables.js')}</script>"
+    )
+
+    def claims():
+        return tab.locator("tbody tr:visible td:first-child").all_inner_texts()
+
+    assert claims() == [*"bacd"]
+    assert tab.locator("option").all_inner_texts() == ["all", "reversed"]
+    tab.select_option("select", "reversed")
+    assert claims() == [*"bc"]
+    tab.fill("input", "C")
+    assert claims() == [*"c"]
+    tab.fill("input", "")
+    tab.select_option("select", "")
+    for expected in ("abcd", "dcba"):
+        tab.click("th button >> nth=0")
+        assert claims() == [*expected]
 
 
 def test_it_is_one_file_with_every_number(report):

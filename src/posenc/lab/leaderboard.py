@@ -26,7 +26,10 @@ from posenc.lab.study import Progress, Results, Study, difference, run
 
 __all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 
-TASKS = ("text", "copy", "addition", "recall", "sort", "dyck", "induction")
+TASKS = (
+    "text", "copy", "addition", "recall", "sort", "dyck", "induction", "reverse", "parity", "flip_flop", "n_back_1", "n_back_2",
+    "n_back_3", "n_back_4", "selective_copy", "indirect_indexing", "a5",
+)  # fmt: skip
 """Of the preset leaderboard."""
 End = Literal["trained", "longest"]
 ENDS: tuple[End, End] = "trained", "longest"

@@ -9,6 +9,7 @@ from typing import Any
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
 from posenc.report.compare import Results, page, settings_of, styles, trade_off, winners
+from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_files, stdout
 
@@ -16,6 +17,10 @@ __all__ = ["mean_score", "pages", "show_tasks"]
 
 OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs")
 """What the page of a task takes from the results of all."""
+
+
+SPAN = 2.0
+"""Nats per byte of the axes after several numbers of steps; what is farther away is left out."""
 
 
 def pages(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Callable[[Results], str]]:
@@ -57,13 +62,17 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
     lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
     command = partial(_of_one, results["command"])
     scores = {name: {arm["name"]: _ends(arm, settings[name]) for arm in of["arms"]} for name, of in tasks.items()}
-    figures = {"dots": dots.figures}
+    gains = {arm["name"]: arm["gain"] for of in tasks.values() for arm in of["arms"] if "gain" in arm}
+    budgets = _budgets(results.get("budgets", ()), style)
+    figures = {"dots": dots.figures} | ({"budgets": budgets.plots[0].figures} if budgets else {})
     return rendered(
         "leaderboard.html",
         figures,
         r=results,
         file_of=file_of,
         panel=panel,
+        budgets=budgets,
+        gains=gains,
         winners=lines,
         command=command,
         sizes=sizes,
@@ -72,6 +81,34 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
         costs={name: _costs(tasks, settings, name) for name in (row["encoding"] for row in results["table"])},
         margins={name: s.criterion.margin for name, s in settings.items()},
     )
+
+
+def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) -> Panel | None:
+    """What encodings score on text after several numbers of steps, one of which a slider selects; None: there is one number alone.
+    worlds: each {"title", "losses": {encoding: [at the training length, at the longest]}}."""
+    if len(worlds) < 2:
+        return None
+    steps = Choice("steps", "Trained for:", [world["title"] for world in worlds], ordered=True)
+    losses = [loss for world in worlds for loss in world["losses"].values()]
+    least = [min(ends) for ends in zip(*losses, strict=True)]
+    near = [loss for loss in losses if loss[1] <= least[1] + SPAN]
+    most = [max(ends) for ends in zip(*near, strict=True)]
+    axes = [
+        axis(f"loss at the {of} length, nats per byte", low=low, high=high)
+        for of, low, high in zip(("training", "longest"), least, most, strict=True)
+    ]
+
+    def dots(at: int) -> Figure:
+        known = {name: loss for name, loss in worlds[at]["losses"].items() if loss in near}
+        points = [
+            point(
+                name, *loss, style.get(name, {"colour": PALETTE[0], "dash": []}), text=f"{loss[0]:.3f}, {loss[1]:.3f}"
+            )
+            for name, loss in known.items()
+        ]
+        return lines(points, *axes, height=460)
+
+    return Panel("of-steps", "Text by the number of training steps", [plot("budgets", [steps], dots)], key=False)
 
 
 def _ends(arm: Mapping[str, Any], s: Experiment) -> dict[str, Any]:

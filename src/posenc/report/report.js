@@ -12,7 +12,7 @@ posenc.report = (() => {
   function chosen(element) {  // the figure for the numbers of the buttons that are selected
     const own = figures[name(element)];
     if (own.kind) return own;
-    const number = of => element.closest(".panel").querySelector(`select[data-choice="${of}"], input[data-choice="${of}"]:checked`)?.value ?? 0;
+    const number = of => element.closest(".panel").querySelector(`select[data-choice="${of}"], input[type="range"][data-choice="${of}"], input[data-choice="${of}"]:checked`)?.value ?? 0;
     return own[element.dataset.by.split(" ").filter(Boolean).map(number).join(" ")];
   }
 
@@ -83,6 +83,11 @@ posenc.report = (() => {
     plot.readable(one, () => probes[name(one)], (row, column) => words(one, row, column));
     one.querySelector("details").addEventListener("toggle", () => show(one));
   }
+  document.addEventListener("input", ({ target }) => {
+    if (!target.dataset.texts) return;
+    target.ariaValueText = target.nextElementSibling.value = target.dataset.texts.split("|")[target.value];
+    target.closest(".panel").querySelectorAll(".plot").forEach(show);
+  });
   document.addEventListener("change", ({ target }) => {
     if (target.dataset.choice) target.closest(".panel").querySelectorAll(".plot").forEach(show);
     if (target.dataset.method) {
