@@ -8,6 +8,7 @@ several machines, each with its share, are merged with --merge. One process trai
 """
 
 import argparse
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,9 @@ from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.report.terminal import Display
 
+sys.path.append(str(Path(__file__).parent))
+from replication import findings
+
 BASE = "rope:rope_theta=30"
 """RoPE with a base for a training length of 128."""
 BASELINES = ("none", "rope", BASE, "alibi")
@@ -41,6 +45,10 @@ THREE = "none", "rope", "alibi"
 SIXTEEN = (*BASELINES, *LEADERS)
 NINE = (*BASELINES[:2], "alibi", *LEADERS[:6])
 RATES = (1, 0.5, 1 / 1.4, 1.4, 2)
+NEW = (
+    "n_back_1", "reverse", "parity", "selective_copy", "flip_flop", "indirect_indexing", "a5", "n_back_2", "n_back_3", "n_back_4",
+)  # fmt: skip
+"""Tasks of the leaderboard that have only these archives."""
 TEXTS = ("prose", "code", "chinese")
 NEAR = (2, 8, 32, 128, 512, 1024)
 FAR = (2, 8, 32, 128, 512, 2048, 4096)
@@ -70,8 +78,16 @@ def faster(rate: str, by: float) -> Settings:
     return TEXT.changed(**{rate: by * getattr(TEXT, rate)})
 
 
-def of_task(name: str, steps: int) -> Plan:
-    return Plan(f"{name}-{steps}", TASKS[name]().changed(steps=steps))
+def of_task(name: str, steps: int | None = None) -> Plan:
+    """For the steps of the task, unless others are given."""
+    settings = TASKS[name]() if steps is None else TASKS[name]().changed(steps=steps)
+    return Plan(f"{name}-{settings.steps}", settings)
+
+
+def with_findings(name: str) -> Plan:
+    """A task with the encodings of the published findings about it, too."""
+    named = [each for finding in findings() if finding.task == name for each in (finding.better, finding.worse)]
+    return replace(of_task(name), encodings=tuple(dict.fromkeys((*SIXTEEN, *named))))
 
 
 EXPERIMENTS: dict[str, Trials] = {
@@ -106,24 +122,9 @@ EXPERIMENTS: dict[str, Trials] = {
         3,
     ),
     "recall": Trials("how many trainings learn to recall, and when?", (of_task("recall", 2000),), 16),
-    "tasks": Trials(
-        "where recency is not enough",
-        (
-            of_task("flip_flop", 600), *(of_task(f"n_back_{n}", 600) for n in (1, 2, 3, 4)), of_task("selective_copy", 600),
-            of_task("indirect_indexing", 1500), of_task("a5", 1500), of_task("parity", 600), of_task("reverse", 600),
-        ),
-        8,
-    ),
+    "tasks": Trials("where recency is not enough", tuple(map(with_findings, NEW)), 8),
     "baselines": Trials(
-        "how many steps do the baselines take to learn a task?",
-        tuple(
-            replace(of_task(name, steps), encodings=THREE)
-            for name, steps in {
-                "n_back_1": 300, "reverse": 300, "parity": 300, "selective_copy": 300, "flip_flop": 600, "indirect_indexing": 600,
-                "a5": 600, "n_back_2": 600, "n_back_3": 600, "n_back_4": 600,
-            }.items()
-        ),
-        1,
+        "do the steps of a task give its baselines a chance?", tuple(replace(of_task(name), encodings=THREE) for name in NEW), 1
     ),
     "sizes": Trials(
         "does the order change with size?",

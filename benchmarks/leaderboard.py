@@ -39,7 +39,14 @@ from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
 PAGES = tuple(
-    ROOT / page for page in ("docs/leaderboard.md", "benchmarks/leaderboard.md", "docs/claims.md", "docs/claims.zh.md")
+    ROOT / page
+    for page in (
+        "docs/leaderboard.md",
+        "benchmarks/leaderboard.md",
+        "docs/claims.md",
+        "docs/claims.zh.md",
+        "docs/synthetic-lab.md",
+    )
 )
 ERRORS = ROOT / "benchmarks/error_rates.json"
 SIZES, LONGER = ROOT / "benchmarks/ablations.json", ROOT / "benchmarks/longer_training.json"
@@ -96,6 +103,18 @@ def worlds(results: Json) -> list[World]:
         )
         for of in budgets
     ]
+
+
+def baselines(board: Board) -> str:
+    """What the baselines score at the training length of the tasks that have no archives of the leaderboard, after their steps."""
+    known = {task: each for other in replication.experiments("baselines") for task, each in other.rankings.items()}
+    rows = []
+    for task, ranking in known.items():
+        of = {variant.name: ranking.level(variant, ranking.settings.trained_at).mean for variant in ranking.trained}
+        guess = ranking.chance[ranking.settings.trained_at] or 0
+        scores = [_percent(of[name]) if name in of else "–" for name in ("none", "rope", "alibi")]
+        rows.append([f"`{task}`", str(ranking.settings.steps), _percent(guess), *scores])
+    return table(["task", "steps", "guessing, %", "`none`", "`rope`", "`alibi`"], rows)
 
 
 def world(text: Json) -> World:
@@ -453,7 +472,7 @@ def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
     made = {
         each.__name__: each(board)
-        for each in (facts, advice, gains, summary, removed, scores, luck, equal_time, budgets)
+        for each in (facts, advice, gains, summary, removed, scores, luck, equal_time, budgets, baselines)
     }
     made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
