@@ -57,7 +57,7 @@ TEXT = Settings(steps=480, windows=200, contexts=NEAR)
 
 @dataclass(frozen=True)
 class Plan:
-    """Trainings under one setting. folder: of their archives."""
+    """Trainings under one setting. folder: of their archives; that of a text begins with its name and a hyphen."""
 
     folder: str
     settings: Experiment

@@ -132,6 +132,8 @@ def measured_budgets() -> Json:
     for board in (board for name in ("budget", "sizes") for board in replication.experiments(name)):
         text, ranking = board.results["tasks"]["text"], board.rankings["text"]
         rows = {row["name"]: row for row in text["arms"] if row["trained"]}
+        if "rope" not in rows:
+            continue
         values, names = measured(ranking, ranking.settings.trained_at, ranking.seeds), [v.name for v in ranking.trained]
         behind = {name: contrast(values, at, names.index("rope")) for at, name in enumerate(names) if name != "rope"}
         made.append(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import ComparisonStudy
+from posenc.lab.data.corpora import CORPORA
 from posenc.lab.leaderboard import Leaderboard, against
 from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import Estimate, chances, contrast, fisher, found
@@ -104,8 +105,9 @@ class Board:
     seeds: int
 
     @classmethod
-    def read(cls, folder: Path) -> "Board":
-        comparisons, table = against(folder, ())
+    def read(cls, folder: Path, data: str | None = None) -> "Board":
+        """data: as of `posenc compare`; None: the default of the tasks."""
+        comparisons, table = against(folder, (), data=data)
         records = {run: stored.record for run, stored in table.runs.items()}
         studies = [ComparisonStudy(comparison, corpus, Checkpoints("", 0), table) for comparison, corpus in comparisons]
         board = Leaderboard(studies)
@@ -117,8 +119,11 @@ class Board:
 
 
 def experiments(name: str) -> list[Board]:
-    """The archives of an experiment, one of each of its settings; none where it has not been run."""
-    return [Board.read(folder) for folder in sorted((EXPERIMENTS / name).glob("*")) if any(folder.glob("*.json.gz"))]
+    """The archives of an experiment, one of each of its settings; none where it has not been run. The folder of a text begins with
+    its name."""
+    folders = [folder for folder in sorted((EXPERIMENTS / name).glob("*")) if any(folder.glob("*.json.gz"))]
+    texts = {folder: folder.name.partition("-")[0] for folder in folders}
+    return [Board.read(folder, text if text in CORPORA else None) for folder, text in texts.items()]
 
 
 def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:
