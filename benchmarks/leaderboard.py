@@ -109,11 +109,14 @@ def baselines(board: Board) -> str:
     """What the baselines score at the training length of the tasks that have no archives of the leaderboard, after their steps."""
     known = {task: each for other in replication.experiments("baselines") for task, each in other.rankings.items()}
     rows = []
-    for task, ranking in known.items():
-        of = {variant.name: ranking.level(variant, ranking.settings.trained_at).mean for variant in ranking.trained}
-        guess = ranking.chance[ranking.settings.trained_at] or 0
-        scores = [_percent(of[name]) if name in of else "–" for name in ("none", "rope", "alibi")]
-        rows.append([f"`{task}`", str(ranking.settings.steps), _percent(guess), *scores])
+    for task in (task for task in TASKS if task not in board.rankings):
+        ranking, of, guess = known.get(task), {}, "–"
+        if ranking is not None:
+            at = ranking.settings.trained_at
+            of = {variant.name: _percent(ranking.level(variant, at).mean) for variant in ranking.trained}
+            guess = _percent(ranking.chance[at] or 0)
+        scores = [of.get(name, "–") for name in ("none", "rope", "alibi")]
+        rows.append([f"`{task}`", str(experiment(task)().steps), guess, *scores])
     return table(["task", "steps", "guessing, %", "`none`", "`rope`", "`alibi`"], rows)
 
 

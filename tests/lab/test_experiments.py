@@ -122,3 +122,12 @@ def test_budgets_of_a_text_go_from_shares_to_the_page(experiments, monkeypatch, 
     text = leaderboard.budgets(None)
     assert text.startswith("code, 0.0 M, 1 steps: 2 seeds; code, 0.0 M, 2 steps: 2 seeds.")
     assert text.count("\n| `") == 2
+
+
+def test_the_baselines_were_measured_after_the_steps_of_their_tasks(experiments):
+    folders = [*(FILE.parent / "experiments/baselines").iterdir()]
+    assert len(folders) > 5
+    for folder in folders:
+        for part in read(folder):
+            assert part.settings == experiments.TASKS[part.task]().to_dict()
+            assert {*part.runs} <= {*experiments.THREE}
