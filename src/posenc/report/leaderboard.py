@@ -100,10 +100,9 @@ def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) ->
 
     def dots(at: int) -> Figure:
         known = {name: loss for name, loss in worlds[at]["losses"].items() if loss in near}
+        plain = {"colour": PALETTE[0], "dash": []}
         points = [
-            point(
-                name, *loss, style.get(name, {"colour": PALETTE[0], "dash": []}), text=f"{loss[0]:.3f}, {loss[1]:.3f}"
-            )
+            point(name, loss[0], loss[1], style.get(name, plain), text=f"{loss[0]:.3f}, {loss[1]:.3f}")
             for name, loss in known.items()
         ]
         return lines(points, *axes, height=460)
