@@ -4,7 +4,8 @@
 
 trains the models of an experiment that DIR does not have yet, the shortest trainings first and of these the first seed, says how long
 it will take, and adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
-several machines, each with its share, are merged with --merge. One process trains; more: --workers.
+several machines, each with its share, are merged with --merge. One process trains; more: --workers. The folders of
+DIR/archives, copied to benchmarks/experiments, are what python benchmarks/leaderboard.py writes into the pages.
 """
 
 import argparse

@@ -40,6 +40,8 @@ def parts(leaderboard):
 def test_the_tables_are_those_of_the_results(leaderboard, parts):
     if any(part.data != load("pydoc").digest for part in parts if part.task == "text"):
         pytest.skip("Python's text is another one here")
+    budgets = json.loads(leaderboard.BUDGETS.read_text(encoding="utf-8"))
+    assert leaderboard._rounded(leaderboard.measured_budgets()) == budgets
     board = leaderboard.Board.read(leaderboard.ARCHIVES)
     made = leaderboard.tables(board)
     for path in leaderboard.PAGES:
