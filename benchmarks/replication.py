@@ -193,7 +193,7 @@ WORDS = {
     "claim": "说法", "verdict": "结论", "here": "这里的结果", "published": "原文的数字", "size": "原文的模型", "source": "出处",
     "common": "常见说法", "perplexity": "困惑度", "accuracy": "准确率", "error": "错误率", "heads": "头数", "against": "对",
     "layers": "层", "layer": "层", " of width ": "，宽 ", "length ": "长度 ", "tokens": "词元", "tasks": "个任务", "translation": "翻译", " to ": " 到 ",
-    "in the mean of the": "，平均", "as with twice as many": "相当于两倍", "{one} and {other} of {count} trainings learned it": "{count} 次训练中有 {one} 次和 {other} 次学会",
+    " in the mean of the tasks": "（各任务平均）", "as with twice as many": "相当于两倍", "{one} and {other} of {count} trainings learned it": "{count} 次训练中有 {one} 次和 {other} 次学会",
     "against the training length": "相对于训练长度", "steps": "步", "seeds": "个种子", "seed": "个种子",
 }  # fmt: skip
 
