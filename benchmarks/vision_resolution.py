@@ -29,7 +29,12 @@ def measured(data: str, folder: Path, workers: int) -> dict:
     corpus, settings = PRESETS["standard"].settings.changed(**CHANGED).load(data)
     with Display() as display:
         found = compare(
-            Comparison(CORE, SEEDS, settings), corpus, folder / data, workers=workers, progress=display, render=page
+            Comparison(CORE, SEEDS, settings),
+            corpus,
+            folder / data,
+            workers=workers,
+            progress=display,
+            pages={"report.html": page},
         )
     if not found["complete"]:
         raise SystemExit(f"{data}: interrupted; the same command goes on from there")

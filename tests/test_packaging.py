@@ -215,6 +215,14 @@ def test_wheel_holds_the_library_and_its_data_alone(distributions):
     assert core == ["torch>=2.13"]
 
 
+def test_an_index_takes_what_is_built(distributions):
+    """Its metadata are valid, and its description is rendered without a warning."""
+    pytest.importorskip("twine", reason="the extra dev has it")
+    made = [*distributions.glob("*.whl"), *distributions.glob("*.tar.gz")]
+    assert len(made) == 2
+    run(sys.executable, "-m", "twine", "check", "--strict", *made)
+
+
 def test_sdist_makes_the_same_wheel(distributions):
     with wheel(distributions) as ours, wheel(distributions / "again") as again:
         assert {entry.filename: entry.CRC for entry in ours.infolist()} == {

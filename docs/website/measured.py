@@ -111,7 +111,8 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
         "command": "posenc compare --preset leaderboard",
         "runs": {"kept_from_before": 0},
     }
-    return {name: make(whole) for name, make in report.pages(tuple(results["tasks"])).items()}
+    made = report.files(tuple(results["tasks"])).items()
+    return {name: str(make(whole)) for name, make in made if name.endswith(".html")}
 
 
 def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc.lab.synthetic.experiment": ("Generated tasks", ()),
     "posenc.lab.data": ("Data of comparisons", ("load", "Corpus", "draw", "with_copies")),
     "posenc.report.explorer": ("The explorer", ("page", "block", "fields")),
+    "posenc.report.plots": ("Figures of results", ()),
     "posenc.report.predict": ("The page that predicts", ("Weights", "page", "passages", "trained")),
 }  # fmt: skip
 """What has a page: its title, and its names in their order; (): those of the module's `__all__` that no other page names."""

@@ -28,6 +28,7 @@ if _TYPE_CHECKING:
     from posenc.pretrained.load import load
     from posenc.pretrained.nbce import nbce_generate
     from posenc.pretrained.vision.resize import resize
+    from posenc.report import plots
     from posenc.transformer import Transformer, TransformerConfig
     from posenc.vision import VisionConfig, VisionTransformer
 
@@ -36,7 +37,7 @@ if _TYPE_CHECKING:
 __all__ = [
     "Encoding", "Explanation", "InputError", "KVCache", "PerLayer", "Positions", "Sum", "Transformer", "TransformerConfig",
     "VisionConfig", "VisionTransformer", "analysis", "attention", "cite", "convert_layout", "doctor", "evaluate", "explain",
-    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "position_maps",
+    "extend", "finetune", "frequencies", "functional", "hf", "linear_attention", "load", "nbce_generate", "plots", "position_maps",
     "re_rotate", "resize", "restore", "to_gguf", "to_hf",
 ]  # fmt: skip
 __all__ += encodings.__all__
@@ -64,7 +65,7 @@ _LAZY = {
 transformers, which is optional and slow to import."""
 
 
-_MODULES = {"analysis": "posenc.analysis", "hf": "posenc.pretrained.hf"}
+_MODULES = {"analysis": "posenc.analysis", "hf": "posenc.pretrained.hf", "plots": "posenc.report.plots"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -206,7 +206,9 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
         "rope+fading.py:Fade:slope=3+deeper/my.py:Fade",
     )
     settings = replace(tiny, num_layers=2)
-    results = compare(Comparison(encodings, 1, settings), corpus, tmp_path / "out", engine=InProcess(), render=page)
+    results = compare(
+        Comparison(encodings, 1, settings), corpus, tmp_path / "out", engine=InProcess(), pages={"report.html": page}
+    )
     assert results["complete"]
     assert {variant["encoding"] for variant in results["arms"]} == {"none", *encodings}
     report = (tmp_path / "out" / "report.html").read_text()
@@ -241,7 +243,7 @@ def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_pa
 def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
     one = replace(tiny, factors=(1,))
     odd = replace(corpus, name="caf\udce9.txt")
-    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, engine=InProcess(), render=page)
+    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, engine=InProcess(), pages={"report.html": page})
     assert {variant["name"] for variant in results["arms"]} == {"none", "rope"}
     text = (tmp_path / "report.html").read_text()
     assert "times as long" not in text
@@ -359,7 +361,9 @@ def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, 
         pages.append(results)
         return page(results)
 
-    results = compare(Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=InProcess(), render=render)
+    results = compare(
+        Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=InProcess(), pages={"report.html": render}
+    )
     assert [(p["complete"], p["running"], p["runs"]["finished"], p["seeds_finished"]) for p in pages] == [
         (False, True, 2, 1), (False, True, 4, 2), (True, False, 6, 3),
     ]  # fmt: skip
@@ -368,7 +372,7 @@ def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, 
     assert results["seeds_finished"] == 3
     assert "First results" not in (tmp_path / "report.html").read_text()
     pages.clear()
-    compare(Comparison(("rope", "t5"), 3, tiny), corpus, tmp_path, engine=InProcess(), render=render)
+    compare(Comparison(("rope", "t5"), 3, tiny), corpus, tmp_path, engine=InProcess(), pages={"report.html": render})
     assert [p["seeds_finished"] for p in pages] == [1, 2, 3]  # the new one's seeds come one by one
 
 

@@ -252,6 +252,7 @@ def test_names_cannot_inject_markup():
 
 
 def test_the_terminal_shows_every_task(found, tmp_path, capsys):
+    (tmp_path / "report.html").touch()
     show(found, str(tmp_path))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines()[:-2])) <= 140
@@ -314,7 +315,13 @@ def measured(tmp_path_factory):
     model = small_model("llama", vocab_size=512, max_position_embeddings=128)
     directory = tmp_path_factory.mktemp("measured")
     return directory, evaluate(
-        model, small_tokenizer(), directory=directory, render=page, name="small", depths=(0.0, 1.0), **settings
+        model,
+        small_tokenizer(),
+        directory=directory,
+        pages={"report.html": page},
+        name="small",
+        depths=(0.0, 1.0),
+        **settings,
     )
 
 

@@ -47,10 +47,9 @@ class Bench(Command):
         from posenc.lab.bench import study
         from posenc.lab.bench.measure import BenchSettings, Effort
         from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, plan
-        from posenc.lab.bench.table import markdown
         from posenc.lab.machine import check_present
         from posenc.lab.study import run
-        from posenc.report.bench import page, show
+        from posenc.report.bench import FILES, show
         from posenc.report.terminal import Display
 
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -72,7 +71,7 @@ class Bench(Command):
                 self.out,
                 progress=progress,
                 command=self.typed,
-                pages={"table.md": markdown, "report.html": page},
+                pages=FILES,
                 begin=lambda: record(self.out, self, **resolved),
             ),
             show,

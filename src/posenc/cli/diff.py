@@ -23,7 +23,9 @@ class Diff(WithOutput):
     length: Annotated[int, "training length, in positions"] = 4096
     at: Annotated[float | None, "compare phases of tokens N apart (default: factor times length)", How("N")] = None
     out: Annotated[
-        str | None, "also write the JSON and a page with figures, report.html, into this folder", How("DIR")
+        str | None,
+        "also write a page with figures, report.html, its tables and its first figure into this folder",
+        How("DIR"),
     ] = None
 
     @classmethod
@@ -42,9 +44,11 @@ class Diff(WithOutput):
         shape = self.head_dim, self.base
         difference = diff(self.first, self.second, *shape, factor=self.factor, length=self.length, at=self.at)
         if self.out is not None:
-            from posenc.report.diff import page
+            from posenc.report.diff import files
 
-            Folder(self.out).write("report.html", page(difference, self.typed))
+            folder = Folder(self.out)
+            for name, content in files(difference, self.typed).items():
+                folder.write(name, content)
         return self.emit(difference.to_dict(), text(difference))
 
 

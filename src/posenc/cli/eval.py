@@ -74,7 +74,7 @@ class Eval(WithModel, StudyCommand):
         from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.files import Folder
         from posenc.lab.tracking import Tracking
-        from posenc.report.evaluate import page, show
+        from posenc.report.evaluate import FILES, show
         from posenc.report.terminal import Display
 
         refuse_launcher("an evaluation", "its cells")
@@ -104,7 +104,7 @@ class Eval(WithModel, StudyCommand):
                 attention=self.attention,
                 progress=progress,
                 command=self.typed,
-                render=page,
+                pages=FILES,
                 begin=lambda: record(self.out, self, **resolved),
                 **self.given,
             ),

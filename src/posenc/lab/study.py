@@ -32,6 +32,8 @@ C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
 Results = Mapping[str, Any]
+Page = Callable[[Results], str | bytes | None]
+"""What makes a file of the results; None: there is none."""
 """The content of results.json."""
 
 
@@ -257,7 +259,7 @@ def run(
     engine: Engine | None = None,
     progress: Progress | None = None,
     command: str = "",
-    pages: Mapping[str, Callable[[Results], str]] | None = None,
+    pages: Mapping[str, Page] | None = None,
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),
@@ -303,7 +305,7 @@ def _run(
     engine: Engine,
     progress: Progress,
     command: str,
-    pages: Mapping[str, Callable[[Results], str]],
+    pages: Mapping[str, Page],
 ) -> dict[str, Any]:
     started, estimate = time.perf_counter(), None
     shared: Shared[C, M] = Shared(study if engine.in_process else study.remote())
@@ -353,7 +355,8 @@ def _run(
         results |= _checked(study, "sentences", study.sentences(results))
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
         for name, make in pages.items():
-            store.write(name, make(results))
+            if (content := make(results)) is not None:
+                store.write(name, content)
         return results
 
     read()

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.lab.bench.measure import TIME
-from posenc.lab.bench.table import MODE_NAMES, in_ratio, machine_line, notes, ratio, tables
+from posenc.lab.bench.table import MODE_NAMES, in_ratio, machine_line, markdown, notes, ratio, tables
+from posenc.lab.study import Results
+from posenc.report.drawn import beside
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, axis, intervals, line, lines
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_files, stdout  # before rich: it reports what to install if that is missing
@@ -14,13 +16,16 @@ from posenc.report.terminal import print_files, stdout  # before rich: it report
 from rich.markup import escape
 from rich.table import Table as Grid
 
-Results = Mapping[str, Any]
-
 POSENC, OTHER = {"colour": PALETTE[0]}, {"colour": "#7f8894", "hollow": True}
 
 
-def page(results: Results) -> str:
-    """report.html for the results."""
+def figures_of(results: Results) -> dict[str, Panel]:
+    """All figures by name."""
+    return _panels(results)[0]
+
+
+def _panels(results: Results) -> tuple[dict[str, Panel], str]:
+    """The figures, and how posenc compares in the first."""
     timed = [trial for trial in results["trials"] if trial["what"] == TIME and any(r["ratio"] for r in trial["rows"])]
     rounds: dict[tuple[Any, ...], list[Any]] = {}
     for trial in timed:
@@ -42,9 +47,14 @@ def page(results: Results) -> str:
         case = Choice("case", "Case:", list(curves))
         draw = plot("length", [case], lambda at: ratio_by_length(list(curves.values())[at]))
         panels["length"] = Panel("by-length", "Time by length", [draw], key=False)
+    return panels, sentence(names[first], rounds[of[first]]) if of else ""
+
+
+def page(results: Results) -> str:
+    """report.html for the results."""
+    panels, verdict = _panels(results)
     facts = {"tables": tables(results), "notes": notes(results), "machine": machine_line(results)}
     figures = {plot.name: plot.figures for panel in panels.values() for plot in panel.plots}
-    verdict = sentence(names[first], rounds[of[first]]) if of else ""
     return rendered("speed.html", figures, r=results, panels=panels, sentence=verdict, **facts)
 
 
@@ -120,6 +130,9 @@ def ratio_by_length(trials: Rows) -> Figure:
     return lines(series, axis("tokens", log=True, ticks=ticks), over, spread=True)
 
 
+FILES = beside(page, tables, figures_of, md=markdown)
+
+
 def show(results: Results, directory: str) -> None:
     """The tables, what is not in them, and the files, on stdout."""
     out = stdout()
@@ -128,7 +141,7 @@ def show(results: Results, directory: str) -> None:
         grid = Grid(box=None, pad_edge=False, header_style="bold")
         for index, title in enumerate(table.head):
             grid.add_column(title, justify="right" if index > 1 else "left", no_wrap=index > 1)
-        for row in table.rows:
+        for row in table.texts:
             grid.add_row(*map(escape, row))
         out.print(grid)
     for note in notes(results):
@@ -136,4 +149,4 @@ def show(results: Results, directory: str) -> None:
     out.print()
     out.print(machine_line(results), markup=False, soft_wrap=True)
     out.print("Ratios are of the same round: median (least..greatest). Lower is better.", markup=False)
-    print_files(out, directory, Report="report.html", Numbers="results.json", Table="table.md")
+    print_files(out, directory)

@@ -3,7 +3,8 @@
 and ways to use one without training it again."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -13,18 +14,19 @@ from posenc.errors import summary
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.statistics import Estimate
+from posenc.lab.study import Page, Results
 from posenc.lab.synthetic.experiment import Synthetic
+from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.position_maps import MAPS
+from posenc.report.drawn import beside
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, about, plot, rendered
 from posenc.report.terminal import print_files, stdout
 from posenc.spec import parse
 
-__all__ = ["page", "show"]
-
-Results = Mapping[str, Any]
+__all__ = ["figures_of", "files", "page", "show", "tables"]
 
 TEMPLATES = {Settings: "compare_text.html", ImageSettings: "compare_vision.html", Synthetic: "compare_synthetic.html"}
 """The templates of the pages of some experiments; others have compare.html."""
@@ -57,6 +59,44 @@ def page(results: Results, *, may_import: bool = False) -> str:
         described=_described(results),
         busy=busy(results),
     )
+
+
+def files(*, may_import: bool = False) -> dict[str, Page]:
+    """The files of a comparison beside results.json. may_import: as in `page`."""
+    return beside(
+        partial(page, may_import=may_import),
+        partial(tables, may_import=may_import),
+        partial(figures_of, may_import=may_import),
+    )
+
+
+def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
+    """All figures by name. may_import: as in `page`."""
+    s, variants = settings_of(results, may_import), results["arms"]
+    if not variants:
+        return {}
+    curves = Plot("training", [], {"": training(variants, styles(variants))})
+    return {**panels(results, s, styles(variants)), "training": Panel("training", "Loss in training", [curves])}
+
+
+def tables(results: Results, *, may_import: bool = False) -> list[Table]:
+    """The ranked table with what each variant costs. may_import: as in `page`."""
+    s = settings_of(results, may_import)
+    shown = columns(results, s) if results["arms"] else []
+    costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
+        "training, s": lambda v: f"{v['training_seconds']:.1f}",
+        "activations, MiB": lambda v: f"{v['memory_bytes'] / 2**20:.0f}",
+        "parameters": lambda v: str(v["parameters"]),
+    }
+    rows: list[list[Cell]] = []
+    for rank, variant in enumerate(results["arms"]):
+        cells = [column.cells[rank] if column.interval else column.cells[rank][0] for column in shown]
+        of_cost = [of(variant) if variant["trained"] else "–" for of in costs.values()]
+        rows.append([variant["name"], *cells, variant["verdict"], *of_cost])
+    unit = "points of a hundred" if s.criterion.higher_is_better else f"nats per {s.unit}"
+    head = ["encoding", *(column.title for column in shown), "verdict", *costs]
+    return [Table("Which positional encoding?", unit, head, rows)]
 
 
 def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[str, Panel]:
@@ -106,12 +146,12 @@ def winners(results: Results, s: Experiment) -> str:
 def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     """The answer, the ranked table, and where the files are, on stdout. may_import: as in `page`."""
     from rich import markup
-    from rich.table import Table
+    from rich.table import Table as Grid
 
     out, s = stdout(), settings_of(results, may_import)
     for sentence in results["answer"]:
         out.print(f"- {sentence}", markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Grid(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     table.add_column("encoding", no_wrap=True)
     shown = columns(results, s)
@@ -128,7 +168,7 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
     out.print(f"Changes in {better} is better; ± is half a 95 % interval.", markup=False)
     if note := busy(results):
         out.print(f"{note[0].upper()}{note[1:]}.", markup=False)
-    print_files(out, directory, Report="report.html", Numbers="results.json")
+    print_files(out, directory)
 
 
 def busy(results: Results) -> str:

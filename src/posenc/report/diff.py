@@ -9,24 +9,40 @@ from markupsafe import Markup
 
 from posenc.errors import InputError
 from posenc.frequencies.difference import COLUMNS, TENTH, Difference
+from posenc.lab.table import Table
+from posenc.report.drawn import beside
 from posenc.report.explorer import block, checked, fields
 from posenc.report.figures import DASHES, PALETTE, Figure, axis, line, lines
-from posenc.report.html import rendered
+from posenc.report.html import Panel, Plot, rendered
 
 
-def page(difference: Difference, command: str = "") -> str:
-    """report.html for two schedules. command: that made it."""
+def files(difference: Difference, command: str = "") -> dict[str, str | bytes]:
+    """The files of a comparison of two schedules by name. command: that made it."""
+    d, at = difference, {"": next(iter(figures(difference).values()))}
+    table = Table(" and ".join(d.schedules), "", COLUMNS, [pair.cells() for pair in d.pairs])
+    panels = {"stretch": Panel("stretch", "", [Plot("stretch", [], at)])}
+    made = beside(lambda _: page(d, command), lambda _: [table], lambda _: panels)
+    return {name: content for name, make in made.items() if (content := make({})) is not None}
+
+
+def figures(difference: Difference) -> dict[str, Figure]:
+    """The figures of the page by name."""
     d = difference
     stretches = [pair.stretches for pair in d.pairs]
     waves = [(*pair.wavelengths, d.length / pair.turns) for pair in d.pairs]
     phases = [[0.0 if pair.same else pair.phase] for pair in d.pairs]
-    shown = {
+    return {
         "stretch": by_pair(d.legend, stretches, "times slower than plain RoPE", {}),
         "wavelength": by_pair(
             [*d.legend, "as trained"], waves, "wavelength (positions)", {d.length: "training length"}
         ),
         "phase": by_pair(["difference"], phases, "radians", {2 * math.pi: "one turn", TENTH: "36°"}),
     }
+
+
+def page(difference: Difference, command: str = "") -> str:
+    """report.html for two schedules. command: that made it."""
+    d, shown = difference, figures(difference)
     return rendered("diff.html", shown, d=d, columns=COLUMNS, command=command, explorer=explorer(d), methods=methods(d))
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posenc.lab.evals.results import difference, spelled
+from posenc.lab.study import Results
+from posenc.lab.table import Cell, Table
 from posenc.report import attention as attention_report
+from posenc.report.drawn import beside
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, heat, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
 from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
@@ -24,9 +27,8 @@ from posenc.report.terminal import (  # before rich: the error states what to in
 # isort: split
 from rich.markup import escape
 
-__all__ = ["page", "show"]
+__all__ = ["FILES", "figures_of", "page", "show", "tables"]
 
-Results = Mapping[str, Any]
 Task = Mapping[str, Any]
 
 BASES = {"none": DASHES[0], "cut_off": DASHES[1]}
@@ -91,12 +93,11 @@ MEASURES = {
 def page(results: Results) -> str:
     """report.html for what results.json holds."""
     style = styles(methods(results))
-    sections = [_section(f"task-{number}", task, results, style) for number, task in enumerate(results["tasks"])]
+    sections = _sections(results, style)
     attention = attention_report.panels(results["attention"], style) if results["attention"] else {}
     panels = [*(panel for section in sections for panel in section.panels.values()), *attention.values()]
     with_figures = [section for section in sections if section.panels]
-    several = (section for section in with_figures if len({cell["depth"] for _, cell in section.cells}) > 1)
-    first = next(several, next(iter(with_figures), None))
+    first = _first(with_figures)
     return rendered(
         "eval.html",
         {plot.name: plot.figures for panel in panels for plot in panel.plots},
@@ -115,6 +116,46 @@ def page(results: Results) -> str:
         difference=difference,
         spelled=spelled,
     )
+
+
+def _sections(results: Results, style: Mapping[str, Style]) -> list["Section"]:
+    return [_section(f"task-{number}", task, results, style) for number, task in enumerate(results["tasks"])]
+
+
+def _first(sections: Sequence["Section"]) -> "Section | None":
+    """Whose figure is at the top: a task with several depths."""
+    several = (section for section in sections if len({cell["depth"] for _, cell in section.cells}) > 1)
+    return next(several, next(iter(sections), None))
+
+
+def figures_of(results: Results) -> dict[str, Panel]:
+    """All figures by name, that at the top of the page first."""
+    style = styles(methods(results))
+    sections = [section for section in _sections(results, style) if section.panels]
+    first = _first(sections)
+    sections.sort(key=lambda section: section is not first)
+    found = {panel.id: panel for section in sections for panel in section.panels.values()}
+    return found | (attention_report.panels(results["attention"], style) if results["attention"] else {})
+
+
+def tables(results: Results) -> list[Table]:
+    """One per task: every method at the lengths and depths that the terminal shows."""
+    found = []
+    for task in results["tasks"]:
+        measure = _measures(results, task)[0]
+        names, titles, rows = _table(results, task, measure)
+        cells = [[*head, *map(_apart, numbers)] for head, numbers in rows]
+        found.append(Table(spelled(task["task"]), measure.axis, [*names, *titles], cells, names=len(names)))
+    return found
+
+
+def _apart(cell: str) -> Cell:
+    """A number in brackets' company, as `_in_brackets` writes them, as both."""
+    mean, _, interval = cell.partition(" (")
+    return (mean, f"({interval}") if interval else mean
+
+
+FILES = beside(page, tables, figures_of)
 
 
 def methods(results: Results) -> list[str]:
@@ -343,7 +384,7 @@ def show(results: Results, directory: str) -> None:
     out.print()
     out.print(f"{'In brackets: 95 % intervals; a' if bracketed else 'A'} dash was not measured.", markup=False)
     out.print(f"Computed in {results['model']['precision']}.", markup=False)
-    print_files(out, directory, Report="report.html", Numbers="results.json")
+    print_files(out, directory)
 
 
 def _longer(at: Mapping[str, Any]) -> TableRows:

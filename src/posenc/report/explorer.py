@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SCRIPTS = (
     *(f"explorer/{name}" for name in ("trained", "options", "frequencies", "codes", "maps", "biases")), "address",
     *(f"explorer/{name}" for name in ("state", "model")), "draw", "plot",
-    *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula", "saving", "path", "play", "explorer")),
+    *(f"explorer/{name}" for name in ("views", "words", "tokens", "clocks", "controls", "formula")), "saving",
+    *(f"explorer/{name}" for name in ("path", "play", "explorer")),
 )  # fmt: skip
 """In this order: formulas, state, values, drawing, and the page."""
 HIDDEN = {"default", "explicit", "longrope"}

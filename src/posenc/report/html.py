@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import unescape
 from importlib.resources import files
 from typing import Any
 
@@ -34,9 +35,25 @@ def filled(name: str, **values: Any) -> str:
 def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
     """A template with its values and figures. figures: name -> a figure of `posenc.report.figures`, for the element
     "plot-<name>", or the figures of a `Plot`."""
-    scripts = [asset(f"{script}.js") for script in ("draw", "plot", "report", "tables")]
-    drawn = scripts[2:] if values.get("explorer") else scripts  # the explorer brings the others
-    return filled(name, **values, scripts=drawn, figures=plain(figures))
+    scripts = [asset(f"{script}.js") for script in ("draw", "plot", "saving", "report")]
+    drawn = scripts[-1:] if values.get("explorer") else scripts  # the explorer brings the others
+    return anchored(filled(name, **values, scripts=drawn, figures=plain(figures)))
+
+
+def anchored(page: str) -> str:
+    """A page whose headings without an id have one, of their words, and a link to themselves."""
+    ids = set(re.findall(r'\bid="([^"]+)"', page))
+
+    def linked(match: re.Match[str]) -> str:
+        level, inside = match.groups()
+        words = "-".join(re.findall(r"\w+", unescape(re.sub(r"<[^>]+>", "", inside)).lower())) or "section"
+        id = next(id for id in itertools.chain([words], (f"{words}-{n}" for n in itertools.count(2))) if id not in ids)
+        ids.add(id)
+        return f'<h{level} id="{id}">{inside} <a class="anchor" href="#{id}" aria-label="Link to this section">#</a></h{level}>'
+
+    head, main, rest = page.partition("<main>")
+    body, end, scripts = rest.rpartition("</main>")
+    return head + main + re.sub(r"<h([23])>(.*?)</h\1>", linked, body, flags=re.DOTALL) + end + scripts
 
 
 # -------------------------------------------------------------------- figures with buttons

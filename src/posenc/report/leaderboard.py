@@ -8,12 +8,15 @@ from typing import Any
 
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
-from posenc.report.compare import Results, page, settings_of, styles, trade_off, winners
+from posenc.lab.study import Page, Results
+from posenc.lab.table import Cell, Table
+from posenc.report.compare import page, settings_of, styles, trade_off, winners
+from posenc.report.drawn import beside
 from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import print_files, stdout
 
-__all__ = ["mean_score", "pages", "show_tasks"]
+__all__ = ["figures_of", "files", "mean_score", "show_tasks", "tables"]
 
 OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs")
 """What the page of a task takes from the results of all."""
@@ -23,8 +26,8 @@ SPAN = 2.0
 """Nats per byte of the axes after several numbers of steps; what is farther away is left out."""
 
 
-def pages(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Callable[[Results], str]]:
-    """The files of the report: report.html with the table, and for each task a page as of a comparison of it alone.
+def files(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Page]:
+    """The files of the report: those of the table, and for each task a page as of a comparison of it alone.
     may_import: as in `posenc.report.compare.page`."""
     table = partial(table_page, may_import=may_import)
 
@@ -36,7 +39,10 @@ def pages(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Callab
 
         return made
 
-    return {"report.html": table, **{file_of(task): of(task) for task in tasks}}
+    return {
+        **beside(table, tables, partial(figures_of, may_import=may_import)),
+        **{file_of(task): of(task) for task in tasks},
+    }
 
 
 def file_of(task: str) -> str:
@@ -50,28 +56,22 @@ def _of_all(results: Results) -> dict[str, Any]:
 
 def table_page(results: Results, *, may_import: bool = False) -> str:
     """report.html: every encoding's dot and score in every task."""
-    tasks = {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["arms"]}
+    tasks = _measured(results)
     settings = {name: settings_of(of, may_import) for name, of in tasks.items()}
-    style = styles([arm for of in tasks.values() for arm in of["arms"]])
-    task = Choice("task", "Task:", list(tasks))
-    dots = plot(
-        "dots", [task], lambda at: trade_off(list(tasks.values())[at]["arms"], list(settings.values())[at], style)
-    )
-    panel = Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)
+    drawn = figures_of(results, may_import=may_import)
+    gains = {arm["name"]: arm["gain"] for of in tasks.values() for arm in of["arms"] if "gain" in arm}
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
     lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
     command = partial(_of_one, results["command"])
     scores = {name: {arm["name"]: _ends(arm, settings[name]) for arm in of["arms"]} for name, of in tasks.items()}
-    gains = {arm["name"]: arm["gain"] for of in tasks.values() for arm in of["arms"] if "gain" in arm}
-    budgets = _budgets(results.get("budgets", ()), style)
-    figures = {"dots": dots.figures} | ({"budgets": budgets.plots[0].figures} if budgets else {})
+    figures = {plot.name: plot.figures for panel in drawn.values() for plot in panel.plots}
     return rendered(
         "leaderboard.html",
         figures,
         r=results,
         file_of=file_of,
-        panel=panel,
-        budgets=budgets,
+        panel=drawn["dots"],
+        budgets=drawn.get("budgets"),
         gains=gains,
         winners=lines,
         command=command,
@@ -81,6 +81,36 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
         costs={name: _costs(tasks, settings, name) for name in (row["encoding"] for row in results["table"])},
         margins={name: s.criterion.margin for name, s in settings.items()},
     )
+
+
+def _measured(results: Results) -> dict[str, Results]:
+    return {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["arms"]}
+
+
+def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
+    """Every encoding's dot, by task. may_import: as in `posenc.report.compare.page`."""
+    tasks = _measured(results)
+    settings = [settings_of(of, may_import) for of in tasks.values()]
+    arms = [of["arms"] for of in tasks.values()]
+    style = styles([arm for of in arms for arm in of])
+    dots = plot("dots", [Choice("task", "Task:", [*tasks])], lambda at: trade_off(arms[at], settings[at], style))
+    panels = {"dots": Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)}
+    budgets = _budgets(results.get("budgets", ()), style)
+    return panels | ({"budgets": budgets} if budgets else {})
+
+
+def tables(results: Results) -> list[Table]:
+    """By task, how probably an encoding is within the tolerance of the best; the mean of its scores."""
+    ends = {"trained": "training length", "longest": "longest length"}
+    tasks = results["settings"]["tasks"]
+    head = ["encoding", *(f"{task}, {end}" for task in tasks for end in ends.values())]
+    rows: list[list[Cell]] = []
+    for row in results["table"]:
+        near: list[Cell] = [_percent(row["near_best"][task].get(at)) for task in tasks for at in ends]
+        scores = [mean_score(row[at]).partition(" ") for at in ENDS]
+        rows.append([row["encoding"], *near, *((mean, half) if half else mean for mean, _, half in scores)])
+    unit = "probability in percent to be within the tolerance of the best; mean of the scores in points of a hundred"
+    return [Table("Positional encodings by task", unit, [*head, "mean score", "mean score, longest length"], rows)]
 
 
 def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) -> Panel | None:
@@ -176,7 +206,7 @@ def show_tasks(results: Results, directory: str) -> None:
         for at in ends:
             where = "training length" if at == "trained" else "longest length"
             out.print(f"Left out of the mean: {task} at the {where}, which nobody learned.", markup=False)
-    print_files(out, directory, Report="report.html", Numbers="results.json")
+    print_files(out, directory)
 
 
 def _percent(share: float | None) -> str:

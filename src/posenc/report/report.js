@@ -1,10 +1,10 @@
 "use strict";
-// The figures of a report with their buttons and boxes.
+// The figures of a report with their buttons and boxes, and tables that are sorted and filtered. All of both can be saved or copied,
+// and what was chosen stands in the address: "by-size.measure=1&sort=ranking.2.descending&find=rope&only=rope&only=none".
 posenc.report = (() => {
-  const { draw, plot } = posenc, { element } = plot;
+  const { draw, plot, saving } = posenc, { element } = plot;
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const plots = [...document.querySelectorAll(".plot")], probes = {}, shown = {};
-  const linked = decodeURIComponent(location.hash).match(/^#only=(.*)$/);  // a row of another page leads to its curves
   const hidden = new Set(), boxes = [...document.querySelectorAll("input[data-method]")];  // names whose box is not ticked
 
   const name = element => element.id.slice("plot-".length);
@@ -16,14 +16,24 @@ posenc.report = (() => {
     return own[element.dataset.by.split(" ").filter(Boolean).map(number).join(" ")];
   }
 
+  function slid(range) {  // the words of a slider's position
+    range.ariaValueText = range.nextElementSibling.value = range.dataset.texts.split("|")[range.value];
+  }
+
   function show(element) {
     const figure = chosen(element), canvas = element.querySelector("canvas"), colours = draw.theme(element);
     canvas.style.height = figure.height ? `${figure.height}px` : "";
     const seen = (figure.series || []).filter(one => !hidden.has(one.name));
     shown[name(element)] = { figure, series: seen };
-    probes[name(element)] = figure.kind === "heat" ? heat(canvas, colours, figure) : draw.lines(canvas, colours, { ...figure, series: seen });
-    element.querySelector(".legend").replaceChildren(...legend(element, figure, seen, colours).map(plot.legend));
+    const probe = drawn(figure, seen, canvas, colours);
+    probes[name(element)] = probe;
+    const boxed = boxes.length && seen.every(one => boxes.some(box => box.dataset.method === one.name));
+    element.querySelector(".legend").replaceChildren(...(boxed ? [] : legend(figure, seen, colours, probe)).map(plot.legend));
     if (element.querySelector("details").open) plot.table(element.querySelector("table"), table(element));
+  }
+
+  function drawn(figure, series, canvas, colours) {
+    return figure.kind === "heat" ? heat(canvas, colours, figure) : draw.lines(canvas, colours, { ...figure, series });
   }
 
   function heat(canvas, colours, { x, y, z, texts, low, high, down, marks }) {
@@ -33,11 +43,10 @@ posenc.report = (() => {
     });
   }
 
-  function legend(element, figure, series, colours) {
+  function legend(figure, series, colours, probe) {
     if (figure.kind === "heat") return [{ ramp: draw.gradient(colours.up, figure.down), texts: figure.ends }];
-    if (boxes.length && series.every(one => boxes.some(box => box.dataset.method === one.name))) return [];
     if (series.every(one => one.points)) return figure.legend || [];
-    return series.length > 1 && !probes[name(element)].labelled ? series.map(one => ({ stroke: one.colour, dashed: one.dash?.length, text: one.name })) : [];
+    return series.length > 1 && !probe.labelled ? series.map(one => ({ stroke: one.colour, dashed: one.dash?.length, text: one.name })) : [];
   }
 
   const range = (low, high) => (low === undefined || low === null ? "" : ` (${draw.number(low)} to ${draw.number(high)})`);
@@ -85,7 +94,7 @@ posenc.report = (() => {
   }
   document.addEventListener("input", ({ target }) => {
     if (!target.dataset.texts) return;
-    target.ariaValueText = target.nextElementSibling.value = target.dataset.texts.split("|")[target.value];
+    slid(target);
     target.closest(".panel").querySelectorAll(".plot").forEach(show);
   });
   document.addEventListener("change", ({ target }) => {
@@ -94,17 +103,164 @@ posenc.report = (() => {
       tick(target.dataset.method, target.checked);
       all();
     }
+    remember();
   });
   document.addEventListener("click", ({ target }) => {
     if (!target.dataset.show) return;
     for (const box of target.closest(".key").querySelectorAll("input")) tick(box.dataset.method, target.dataset.show === "all");
     all();
+    remember();
   });
-  if (linked && boxes.some(box => box.dataset.method === linked[1])) for (const box of boxes) tick(box.dataset.method, [linked[1], "none"].includes(box.dataset.method));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
   new ResizeObserver(all).observe(document.querySelector("main"));
   addEventListener("beforeprint", all);
 
+  // ------------------------------------------------------------------ tables
+
+  const key = cell => {
+    const text = cell.dataset.value ?? (cell.firstChild?.textContent ?? "").trim(), found = Number.parseFloat(text.replace("−", "-"));
+    return Number.isNaN(found) ? text.toLowerCase() : found;
+  };
+  const sorted = new Map();  // the id of a table -> column and direction
+  const order = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
+
+  function sort(found, column, up) {
+    const body = found.tBodies[0], head = found.tHead.rows[0].cells[column];
+    const rows = [...body.rows].sort((a, b) => (up ? 1 : -1) * order(key(a.cells[column]), key(b.cells[column])));
+    for (const each of found.tHead.rows[0].cells) each.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    body.append(...rows);
+  }
+
+  for (const found of document.querySelectorAll("table.sortable")) {
+    [...found.tHead.rows[0].cells].forEach((head, column) => {
+      if (head.dataset.plain !== undefined) return;
+      const words = [...head.childNodes].filter(node => node.nodeName !== "SMALL"), button = element("button", { type: "button" }, ...words);
+      button.addEventListener("click", () => {
+        sort(found, column, head.getAttribute("aria-sort") !== "ascending");
+        sorted.set(found.id, [column, head.getAttribute("aria-sort")]);
+        remember();
+      });
+      head.prepend(button);
+    });
+  }
+  for (const input of document.querySelectorAll("input[data-filters]")) {
+    const rows = [...document.getElementById(input.dataset.filters).tBodies[0].rows];
+    input.addEventListener("input", () => {
+      for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(input.value.trim().toLowerCase());
+      remember();
+    });
+  }
+
+  // ------------------------------------------------------------------ what was chosen, in the address
+
+  const choices = () => [...document.querySelectorAll(".panel select[data-choice], .panel input[type=range][data-choice], .panel input[data-choice]:checked")];
+  const usual = new Map(choices().map(choice => [choiceName(choice), choice.value]));
+
+  function choiceName(choice) {
+    return `${choice.closest(".panel").id}.${choice.dataset.choice}`;
+  }
+
+  function remember() {
+    const now = new URLSearchParams(), find = document.querySelector("input[data-filters]");
+    for (const choice of choices()) if (usual.get(choiceName(choice)) !== choice.value) now.set(choiceName(choice), choice.value);
+    for (const [id, [column, direction]] of sorted) now.append("sort", `${id}.${column}.${direction}`);
+    if (find?.value) now.set("find", find.value);
+    if (hidden.size) for (const box of boxes) if (box.checked && !now.getAll("only").includes(box.dataset.method)) now.append("only", box.dataset.method);
+    history.replaceState(null, "", `#${now}`);
+  }
+
+  function recall() {
+    const asked = new URLSearchParams(location.hash.slice(1)), only = asked.getAll("only");
+    if (!location.hash.includes("=")) return;  // a heading's
+    for (const [key, value] of asked) {
+      const [id, name] = key.split(".");
+      for (const choice of document.getElementById(id)?.querySelectorAll(`[data-choice="${CSS.escape(name ?? "")}"]`) ?? []) {
+        if (choice.tagName === "SELECT" && choice.options[value]) choice.value = value;
+        else if (choice.type === "range") { choice.value = value; slid(choice); }
+        else if (choice.value === value) choice.checked = true;
+      }
+    }
+    for (const one of asked.getAll("sort")) {
+      const [id, column, direction] = one.split("."), found = document.getElementById(id);
+      if (!found?.matches("table.sortable") || !found.tHead.rows[0].cells[column]) continue;
+      sort(found, Number(column), direction !== "descending");
+      sorted.set(id, [column, direction]);
+    }
+    if (boxes.some(box => only.includes(box.dataset.method))) for (const box of boxes) tick(box.dataset.method, only.includes(box.dataset.method));
+    const find = document.querySelector("input[data-filters]");
+    if (find && asked.has("find")) {
+      find.value = asked.get("find");
+      find.dispatchEvent(new Event("input"));
+    }
+  }
+
+  // ------------------------------------------------------------------ pictures and tables to take along
+
+  function buttons(words, kinds, take) {
+    const said = element("span", { role: "status" }), line = element("p", { className: "saving" }, words);
+    for (const kind of kinds) {
+      const button = element("button", { type: "button" }, kind);
+      button.addEventListener("click", async () => { said.textContent = await take(kind); });
+      line.append(button);
+    }
+    line.append(said);
+    return line;
+  }
+
+  async function save(one, kind) {
+    const { figure, series } = shown[name(one)], title = one.querySelector("canvas").getAttribute("aria-label"), file = `posenc-${name(one)}.${kind.toLowerCase()}`;
+    let probe;
+    const view = {
+      height: figure.height,
+      draw: (canvas, colours) => { probe = drawn(figure, series, canvas, colours); },
+      legend: (_, colours) => legend(figure, series, colours, probe),
+    };
+    const text = saving.svg(view, title, null, draw.theme(one), document.title);
+    saving.file(file, kind === "SVG" ? new Blob([text], { type: "image/svg+xml" }) : await saving.png(text));
+    return `Saved as ${file}.`;
+  }
+
+  const WRITERS = {
+    Markdown(rows) {
+      const [head, ...body] = rows.map(row => `| ${row.map(cell => cell.replaceAll("|", "\\|")).join(" | ")} |`);
+      return [head, `|${rows[0].map((_, at) => (at ? " ---: |" : " --- |")).join("")}`, ...body].join("\n");
+    },
+    CSV: rows => rows.map(row => row.map(cell => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell)).join(",")).join("\n"),
+    LaTeX(rows) {
+      const signs = { "\\": "\\textbackslash{}", "±": "$\\pm$", "−": "$-$", "–": "--", "×": "$\\times$", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "$<$", ">": "$>$" };
+      const [head, ...body] = rows.map(row => `${row.map(cell => cell.replace(/[\\±−–×~^<>&%$#_{}]/g, c => signs[c] ?? `\\${c}`)).join(" & ")} \\\\`);
+      return [`\\begin{tabular}{l${"r".repeat(rows[0].length - 1)}}`, "\\toprule", head, "\\midrule", ...body, "\\bottomrule", "\\end{tabular}"].join("\n");
+    },
+  };
+
+  const rowsOf = found => [...found.rows].filter(row => !row.hidden).map(row => [...row.cells].map(cell => {
+    const copy = cell.cloneNode(true);
+    for (const part of copy.querySelectorAll("details")) part.remove();
+    for (const part of copy.querySelectorAll("small, .pill, br")) part.before(" ");
+    return copy.textContent.replace(/\s+/g, " ").trim();
+  }));
+
+  async function copied(found, kind) {
+    const text = `${WRITERS[kind](rowsOf(found))}\n`;
+    try {
+      await navigator.clipboard.writeText(text);
+      return `The table is copied as ${kind}.`;
+    } catch {
+      const file = `posenc-${found.id || "table"}.${{ Markdown: "md", CSV: "csv", LaTeX: "tex" }[kind]}`;
+      saving.file(file, new Blob([text], { type: "text/plain" }));
+      return `This page may not write to the clipboard. Saved as ${file}.`;
+    }
+  }
+
+  for (const one of plots) one.querySelector(".readout").after(buttons("Save:", ["SVG", "PNG"], kind => save(one, kind)));
+  for (const found of document.querySelectorAll("main .scroll > table")) found.parentElement.after(buttons("Copy:", Object.keys(WRITERS), kind => copied(found, kind)));
+
+  recall();
+  addEventListener("hashchange", () => {
+    recall();
+    all();
+  });
   all();
   return { shown, probes };
 })();

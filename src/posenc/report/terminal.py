@@ -164,7 +164,18 @@ def stdout() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
-def print_files(out: Console, directory: str | Path, **files: str) -> None:
-    """The paths of the result files."""
-    for what, name in files.items():
-        out.print(f"{what + ':':8} {(Path(printable(str(directory))) / name).resolve()}", markup=False, soft_wrap=True)
+FILES = {
+    "Report": ("report.html",), "Numbers": ("results.json",), "Tables": ("table.md", "table.csv", "table.tex"),
+    "Figure": ("figure.svg", "figure.png"),
+}  # fmt: skip
+"""What a study writes."""
+
+
+def print_files(out: Console, directory: str | Path) -> None:
+    """The paths of a study's files that are there."""
+    for what, names in FILES.items():
+        there = [name for name in names if (Path(directory) / name).exists()]
+        if there:
+            path = (Path(printable(str(directory))) / there[0]).resolve()
+            rest = "".join(f", {Path(name).suffix}" for name in there[1:])
+            out.print(f"{what + ':':8} {path}{rest}", markup=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from posenc.lab.experiment import Execution
 from posenc.lab.leaderboard import against, archive, compare_tasks
 from posenc.lab.results import RunRecord
 from posenc.lab.store import Store
-from posenc.report.leaderboard import pages, show_tasks
+from posenc.report.leaderboard import files, show_tasks
 
 SIZES = {"length": 4, "steps": 60, "batch_size": 4, "dim": 8, "num_heads": 2, "num_layers": 1, "factors": (1, 2)}
 TASKS, ENCODINGS = ("sort", "text"), ("none", "rope")
@@ -160,7 +160,7 @@ def test_an_encoding_is_placed_in_the_table(trained, archives, tmp_path, capsys)
     file = tmp_path / "fade.py"
     file.write_text(FADE)
     placed, table = against(archives, [f"{file}:Fade"])
-    results = run(tmp_path / "out", placed, table=table, pages=pages(TASKS))
+    results = run(tmp_path / "out", placed, table=table, pages=files(TASKS))
     assert results["runs"] == {"planned": 12, "finished": 12, "kept_from_before": 8}
     assert len(list((tmp_path / "out/cells").iterdir())) == 4 + 2  # of the table's, one of a task is trained here, too
     assert {row["encoding"] for row in results["table"]} == {*ENCODINGS, f"{file}:Fade"}

@@ -19,7 +19,7 @@ from posenc.lab.results import RunRecord
 from posenc.lab.store import Store
 from posenc.lab.text import PRESETS
 from posenc.report.compare import page, show
-from posenc.report.leaderboard import pages, show_tasks
+from posenc.report.leaderboard import files, show_tasks
 
 TINY = {
     "length": 4,
@@ -64,7 +64,7 @@ def planned(task, seeds=2, **changes):
 
 def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsys):
     comparison, corpus = planned("sort")
-    results = compare(comparison, corpus, tmp_path, engine=InProcess(), render=page)
+    results = compare(comparison, corpus, tmp_path, engine=InProcess(), pages={"report.html": page})
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (results["task"], results["complete"]) == ("sort", True)
     for variant in results["arms"]:
@@ -99,7 +99,7 @@ def test_a_task_of_a_file_is_compared(task_of_file, tmp_path):
     assert again == comparison.settings
     run = Run.of("rope", 0, comparison.settings, corpus.digest)
     render = partial(page, may_import=True)
-    results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), render=render)
+    results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), pages={"report.html": render})
     assert results["task"] == task_of_file
     with pytest.raises(InputError, match="names code, and a text from a file runs none"):
         page(json.loads((tmp_path / "out/results.json").read_text()))
@@ -127,7 +127,7 @@ def test_tasks_that_are_none_are_refused(task_of_file, task, message):
 def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), **changes):
     comparisons = [planned(task, seeds, **changes) for task in tasks]
     return compare_tasks(
-        comparisons, folder, engine=InProcess(), pages=pages(tasks), share=share, merge=merge, command="posenc <b>"
+        comparisons, folder, engine=InProcess(), pages=files(tasks), share=share, merge=merge, command="posenc <b>"
     )
 
 
@@ -152,7 +152,7 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
         assert "posenc &lt;b&gt;" in text
         assert len(text.encode()) < 5e5
     text = (tmp_path / "merged" / "report.html").read_text()
-    assert 'href="copy.html#only=rope"' in text
+    assert 'href="copy.html#only=rope&amp;only=none"' in text
     assert "posenc &#39;&lt;b&gt;&#39; --encodings rope<" in text
     dots = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))["dots"]
     for figure, task in zip(dots.values(), ("sort", "copy"), strict=True):
@@ -173,7 +173,7 @@ def test_a_slider_selects_the_number_of_steps_where_there_is_more_than_one(tmp_p
         {"title": f"{steps} steps", "losses": {"rope": [1 - at, 2 - at], "floater": [1, 9], "new": [0.5, 0.6]}}
         for at, steps in enumerate((120, 480))
     ]
-    make = pages(("sort",))["report.html"]
+    make = files(("sort",))["report.html"]
     for shown in (worlds, worlds[:1], []):
         text = make(results | {"budgets": shown})
         figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))

@@ -41,7 +41,7 @@ def finished(small, tmp_path_factory):
         folder,
         engine=create("here"),
         command="posenc compare '<b>'",
-        render=page,
+        pages={"report.html": page},
     )
     return settings, corpus, folder, actual
 

@@ -2,30 +2,13 @@
 """Results as tables: one for each kind of measurement, a column per length, a row per candidate."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from posenc.lab.bench.measure import DIFFERS, LEFT_OUT, MEASURED, MEMORY, MISSING
+from posenc.lab.table import Cell, Table
 
 MODE_NAMES = {"forward": "Forward", "train": "Forward and backward", "decode": "Decoding one token"}
 Results = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Table:
-    """What was measured of one family in one mode and dtype. unit: of the cells. rows: case ("" as in the row above), name
-    of the candidate, and a cell per length, "" where it was not measured."""
-
-    title: str
-    unit: str
-    head: list[str]
-    rows: list[list[str]]
-
-    def __str__(self) -> str:
-        """In markdown."""
-        marks = ["---"] * 2 + ["---:"] * (len(self.head) - 2)
-        rows = [[case and f"`{case}`", *cells] for case, *cells in self.rows]
-        return "\n".join("| " + " | ".join(row) + " |" for row in (self.head, marks, *rows))
 
 
 FAMILIES = {
@@ -49,12 +32,12 @@ def tables(results: Results) -> list[Table]:
 
 def _table(what: str, family: str, mode: str, dtype: str, trials: Sequence[Results]) -> Table:
     lengths = sorted({trial["length"] for trial in trials})
-    by_candidate: dict[tuple[str, str], dict[int, str]] = {}
+    by_candidate: dict[tuple[str, str], dict[int, Cell]] = {}
     for trial in trials:
         for row in trial["rows"]:
-            text = in_mebibytes(row) if what == MEMORY else in_ratio(row, trial["limit"])
-            by_candidate.setdefault((trial["case"], row["name"]), {})[trial["length"]] = text
-    rows: list[list[str]] = []
+            cell = in_mebibytes(row) if what == MEMORY else ratio_and_ends(row, trial["limit"])
+            by_candidate.setdefault((trial["case"], row["name"]), {})[trial["length"]] = cell
+    rows: list[list[Cell]] = []
     previous = ""
     for (case, name), cells in by_candidate.items():
         rows.append(["" if case == previous else case, name, *(cells.get(length, "") for length in lengths)])
@@ -62,17 +45,24 @@ def _table(what: str, family: str, mode: str, dtype: str, trials: Sequence[Resul
     head = ["case", "", *(f"n = {length}" for length in lengths)]
     if what == MEMORY:
         title = f"Peak memory: {FAMILIES[family]}, {MODE_NAMES[mode].lower()}, {dtype}"
-        return Table(title, "MiB above inputs and weights", head, rows)
-    return Table(f"{MODE_NAMES[mode]}: {FAMILIES[family]}, {dtype}", f"time over {trials[0]['limit']}", head, rows)
+        return Table(title, "MiB above inputs and weights", head, rows, names=2)
+    unit = f"time over {trials[0]['limit']}"
+    return Table(f"{MODE_NAMES[mode]}: {FAMILIES[family]}, {dtype}", unit, head, rows, names=2)
 
 
-def in_ratio(row: Results, limit: str) -> str:
-    """ "1.05 (1.02..1.09)"; the cell of the limit is its time."""
+def ratio_and_ends(row: Results, limit: str) -> Cell:
+    """As ("1.05", "(1.02..1.09)"); the cell of the limit is its time."""
     if row["name"] == limit and row["seconds"] is not None:
         return in_seconds(row["seconds"]["median"])
     if row["ratio"] is not None:
-        return f"{ratio(row['ratio']['median'])} ({ratio(row['ratio']['low'])}..{ratio(row['ratio']['high'])})"
+        return ratio(row["ratio"]["median"]), f"({ratio(row['ratio']['low'])}..{ratio(row['ratio']['high'])})"
     return in_words(row)
+
+
+def in_ratio(row: Results, limit: str) -> str:
+    """ "1.05 (1.02..1.09)"; that of the limit is its time."""
+    cell = ratio_and_ends(row, limit)
+    return " ".join(cell) if isinstance(cell, tuple) else cell
 
 
 def in_mebibytes(row: Results) -> str:
@@ -138,8 +128,7 @@ def machine_line(results: Results) -> str:
 def markdown(results: Results) -> str:
     """All tables, and below them what is not in them."""
     parts = [machine_line(results)]
-    for table in tables(results):
-        parts += [f"**{table.title}** ({table.unit})", str(table)]
+    parts += [table.markdown() for table in tables(results)]
     if reasons := notes(results):
         parts.append("Not measured, or not right:")
         parts.append("\n".join(f"- {note}" for note in reasons))

@@ -42,7 +42,7 @@ from posenc.lab.evals.config import (
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
 from posenc.lab.machine import describe, free_bytes, measurable, peak
-from posenc.lab.study import Progress, Results, Study, run, versions
+from posenc.lab.study import Page, Progress, Results, Study, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating
@@ -555,7 +555,7 @@ def evaluate(
     attention: bool = True,
     progress: Progress | None = None,
     command: str = "",
-    render: Callable[[Results], str] | None = None,
+    pages: Mapping[str, Page] | None = None,
     begin: Callable[[], object] = lambda: None,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -566,7 +566,8 @@ def evaluate(
         tokenizer: the model's tokenizer.
         preset: see `posenc.lab.evals.config.PRESETS`; None: the settings are complete.
         directory: finished cells are stored there, and those that are there already are not measured again;
-            results.json comes beside them, and report.html if `render` makes it. None: nothing is written.
+            results.json comes beside them. None: nothing is written.
+        pages: file name -> what makes it of the results, such as `posenc.report.evaluate.FILES`.
         name: of the model; also what `posenc.load` takes if an engine's workers load it themselves.
         engine: where cells are measured, see `posenc.lab.engines`; None: in this process.
         attention: also measure attention patterns, see `posenc.lab.evals.attention`.
@@ -586,7 +587,6 @@ def evaluate(
     chosen = settings_of(preset, **settings)
     name = name or str(getattr(unwrap(model).config, "name_or_path", ""))
     study = Evaluation(model, tokenizer, chosen, name, attention)
-    pages = {"report.html": render} if render is not None else {}
     return run(study, directory, engine=engine, progress=progress, command=command, pages=pages, begin=begin)
 
 

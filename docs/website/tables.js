@@ -1,5 +1,5 @@
-// Tables that are sorted by a click on a heading and filtered by words: <table class="sortable"> with an <input data-filters="its id">,
-// or a box <div class="sortable" data-find="words of the input" data-all="words of the choice of all"> around a table, which gets both.
+// Tables of the site that are sorted by a click on a heading and filtered by words: those in a box <div class="sortable" data-find="words
+// of the input" data-all="words of the choice of all">, which gets both.
 {
   const key = cell => {
     const text = cell.dataset.value ?? ((cell.firstChild?.textContent ?? "").trim() || cell.textContent.trim());
@@ -16,7 +16,7 @@
     body.append(...rows);
   }
 
-  for (const found of document.querySelectorAll("table.sortable, div.sortable table")) {
+  for (const found of document.querySelectorAll("div.sortable table")) {
     [...found.tHead.rows[0].cells].forEach((head, column) => {
       if (head.dataset.plain !== undefined) return;
       const button = document.createElement("button");
@@ -24,12 +24,6 @@
       button.append(...[...head.childNodes].filter(node => node.nodeName !== "SMALL"));
       button.addEventListener("click", () => sort(found, column, head));
       head.prepend(button);
-    });
-  }
-  for (const input of document.querySelectorAll("input[data-filters]")) {
-    const rows = [...document.getElementById(input.dataset.filters).tBodies[0].rows];
-    input.addEventListener("input", () => {
-      for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(input.value.trim().toLowerCase());
     });
   }
   for (const box of document.querySelectorAll("div.sortable")) {

@@ -1,0 +1,232 @@
+"""Tables and figures to take along: the files beside a report, its buttons and its address, and `posenc.plots`."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+import posenc
+from posenc.errors import InputError
+from posenc.lab import data
+from posenc.lab.compare import Comparison, compare
+from posenc.lab.engines import InProcess
+from posenc.lab.table import Table, as_csv, latex
+from posenc.report import bench, evaluate
+from posenc.report.compare import columns, files, settings_of
+from report.eval_results import results as eval_results
+
+NAMES = ["report.html", "table.md", "table.csv", "table.tex", "figure.svg", "figure.png"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from lab.conftest import TEXT, TINY
+
+    directory = tmp_path_factory.mktemp("files")
+    comparison = Comparison(("none", "rope", "t5"), 2, replace(TINY, factors=(1, 2, 4)))
+    compare(comparison, data.corpus(TEXT, "text.txt"), directory, engine=InProcess(), pages=files())
+    return directory
+
+
+def bench_results():
+    def row(name, ratio, package="x"):
+        of = None if ratio is None else {"median": ratio, "low": ratio * 0.9, "high": ratio * 1.1}
+        return {"name": name, "package": package, "status": "measured", "note": "", "error": None, "ratio": of,
+                "seconds": {"median": 1e-3, "low": 1e-3, "high": 1e-3}, "bytes": 2**20}  # fmt: skip
+
+    trials = [
+        {"what": "time", "family": "attention", "mode": "forward", "dtype": "float32", "case": case, "length": length,
+         "limit": "plain SDPA", "rows": [row("plain SDPA", 1.0), row("posenc", 1.1, None), row("other & co", 2.0)]}
+        for case in ("rope", "t5") for length in (64, 128)
+    ]  # fmt: skip
+    machine = {"cpu": "a processor", "cores": 2, "instruction_set": "AVX2", "python": "3.11"}
+    settings = {"clock": "cpu", "threads": 1, "flush_denormal": False}
+    return {
+        "kind": "bench", "trials": trials, "machine": machine, "settings": settings, "versions": {"torch": "2"}, "cases": {},
+        "created": "2026-11-26", "complete": True, "command": "", "seconds": 1.0,
+    }  # fmt: skip
+
+
+def test_a_comparison_writes_its_tables_and_its_figure(folder):
+    results = json.loads((folder / "results.json").read_text())
+    assert {*NAMES} <= {path.name for path in folder.iterdir()}
+    rows = list(csv.DictReader((folder / "table.csv").open()))
+    assert [row["encoding"] for row in rows] == [arm["name"] for arm in results["arms"]]
+    for row, arm in zip(rows, results["arms"], strict=True):
+        assert float(row["loss at 16"]) == pytest.approx(arm["lengths"][0]["loss"]["mean"], abs=6e-4)
+        change = arm["lengths"][2]["change"]
+        assert float(row["change at 64"]) == pytest.approx(change["mean"], abs=6e-4)
+        assert float(row["change at 64 (interval)"]) == pytest.approx((change["high"] - change["low"]) / 2, abs=6e-4)
+    markdown, tex = ((folder / f"table.{end}").read_text() for end in ("md", "tex"))
+    for column in columns(results, settings_of(results, False)):
+        assert column.title in markdown
+        for mean, _ in column.cells:
+            assert mean in markdown
+            assert mean.replace("−", "$-$").replace("–", "--").replace("%", r"\%") in tex
+    assert tex.count(r"\\") == 1 + len(rows)
+    assert (folder / "figure.svg").read_text().startswith("<?xml")
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_results_give_the_same_files(folder):
+    results = json.loads((folder / "results.json").read_text())
+    for name, make in files().items():
+        content = make(results)
+        assert (content if isinstance(content, bytes) else content.encode()) == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(("made", "of"), [(eval_results, evaluate.FILES), (bench_results, bench.FILES)])
+def test_evaluations_and_benchmarks_have_the_same_files(made, of):
+    results = made()
+    assert [*of] == NAMES
+    rows = list(csv.DictReader(io.StringIO(of["table.csv"](results))))
+    text = of["table.md"](results)
+    assert rows
+    for row in rows:
+        assert all(value in text for name, value in row.items() if value and "interval" not in name and name != "table")
+        assert not any(re.search(r"\d \(|–|%", value) for name, value in row.items() if name != "table")
+    assert r"\toprule" in of["table.tex"](results)
+    assert of["figure.png"](results).startswith(b"\x89PNG")
+
+
+def test_a_table_names_its_rows_in_full_and_escapes_what_latex_reads():
+    table = Table(
+        "Time & cost", "ms", ["case", "name", "a_b"], [["x|y", "rope", ("−1 %", "± 2")], ["", "~", "–"]], names=2
+    )
+    assert [*csv.reader(io.StringIO(as_csv([table])))] == [
+        ["case", "name", "a_b (%)", "a_b (%) (interval)"], ["x|y", "rope", "-1", "2"], ["x|y", "~", "", ""],
+    ]  # fmt: skip
+    assert r"x|y & rope & $-$1 \% $\pm$ 2 \\" in latex([table])
+    assert r"a\_b" in latex([table])
+    assert r"| `x\|y` | rope | −1 % ± 2 |" in table.markdown()
+
+
+# -------------------------------------------------------------------- posenc.plots
+
+
+def sources(folder):
+    return {"compare": folder, "eval": eval_results(), "bench": bench_results()}
+
+
+@pytest.mark.parametrize("kind", ["compare", "eval", "bench"])
+def test_every_figure_of_a_page_is_drawn_with_its_numbers(folder, kind):
+    results = sources(folder)[kind]
+    listed = posenc.plots.figures(results)
+    assert listed
+    panels = posenc.plots.OF_KIND[kind](
+        json.loads((folder / "results.json").read_text()) if kind == "compare" else results
+    )
+    for plot in (plot for panel in panels.values() for plot in panel.plots):
+        assert [*listed[plot.name].values()] == [[*choice.texts] for choice in plot.choices]
+        for numbers, figure in plot.figures.items():
+            chosen = {c.name: c.texts[int(n)] for c, n in zip(plot.choices, numbers.split(), strict=True)}
+            drawing = posenc.plots.draw(results, plot.name, **chosen)
+            axes = drawing.axes[0]
+            assert axes.get_xlabel() == figure["x"]["label"]
+            if figure["kind"] == "heat":
+                assert axes.images[0].get_array().shape == (len(figure["z"]), len(figure["z"][0]))
+                continue
+            drawn = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+            for one in figure["series"]:
+                assert [*drawn[one["name"]].get_xdata()] == pytest.approx([*one["x"]], rel=1e-4)
+                values = [y for y in one["y"] if y is not None]
+                assert [y for y in drawn[one["name"]].get_ydata() if y == y] == pytest.approx(values, rel=1e-4)
+
+
+def test_a_figure_is_drawn_on_given_axes(folder):
+    from matplotlib.figure import Figure
+
+    drawing = Figure()
+    left, right = drawing.subplots(1, 2)
+    assert posenc.plots.draw(folder, ax=right) is drawing
+    assert right.lines
+    assert not left.lines
+
+
+def test_what_is_no_result_or_figure_is_refused(folder, tmp_path):
+    with pytest.raises(InputError, match=r"name the results\.json of a run, or its folder"):
+        posenc.plots.figures(tmp_path)
+    with pytest.raises(InputError, match="of no kind that has figures; expected compare"):
+        posenc.plots.figures({"kind": "predict"})
+    with pytest.raises(InputError, match="change"):
+        posenc.plots.draw(folder, "chnge")
+    with pytest.raises(InputError, match="colour"):
+        posenc.plots.draw(folder, "change", colour="red")
+    with pytest.raises(InputError, match="rise"):
+        posenc.plots.draw(folder, "change", measure="rice")
+
+
+# -------------------------------------------------------------------- the page
+
+
+@pytest.mark.browser
+def test_tables_are_copied_and_figures_saved(folder, new_tab):
+    tab = new_tab(viewport={"width": 1280, "height": 900})
+    tab.goto((folder / "report.html").as_uri())
+    tab.evaluate("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    names = tab.evaluate(
+        "[...document.querySelectorAll('#ranking tbody tr td:first-child')].map(cell => cell.firstChild.textContent)"
+    )
+    bar = tab.locator(".scroll:has(#ranking) + .saving")
+    copied = {}
+    for kind in ("Markdown", "CSV", "LaTeX"):
+        bar.get_by_role("button", name=kind).click()
+        tab.wait_for_function(f"document.body.textContent.includes('The table is copied as {kind}.')")
+        copied[kind] = tab.evaluate("window.copied")
+    rows = [*csv.reader(io.StringIO(copied["CSV"]))]
+    assert len(rows) == 1 + len(names)
+    assert len({len(row) for row in rows}) == 1
+    assert copied["Markdown"].count("\n") == 2 + len(names)
+    assert copied["LaTeX"].count(r" \\") == 1 + len(names)
+    with tab.expect_download() as saved:
+        tab.locator("#plot-change .saving").get_by_role("button", name="SVG").click()
+    text = saved.value.path().read_text()
+    assert saved.value.suggested_filename == "posenc-change.svg"
+    assert "Loss by length" in text
+    assert all(name in text for name in ("none", "rope", "t5"))
+    with tab.expect_download() as saved:
+        tab.locator("#plot-change .saving").get_by_role("button", name="PNG").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.browser
+def test_the_address_has_what_was_chosen(folder, new_tab):
+    tab = new_tab(viewport={"width": 1280, "height": 900})
+    page = (folder / "report.html").as_uri()
+    tab.goto(page)
+    assert tab.evaluate("location.hash") == ""
+    tab.locator("#by-size label:has-text('rise')").click()
+    tab.locator("#ranking th button").nth(1).click()
+    tab.locator("#ranking th button").nth(1).click()
+    tab.locator("input[data-method=t5]").first.click()
+    hash = tab.evaluate("location.hash")
+    assert hash == "#by-size.measure=1&sort=ranking.1.descending&only=" + hash.partition("only=")[2]
+    shown = """() => ({
+        sort: document.querySelector('#ranking th[aria-sort]').cellIndex,
+        order: [...document.querySelectorAll('#ranking tbody td:first-child')].map(cell => cell.textContent),
+        rise: document.querySelector('#by-size input:checked').value,
+        ticked: [...document.querySelectorAll('input[data-method]:checked')].map(box => box.dataset.method),
+        drawn: posenc.report.shown.change.series.map(one => one.name),
+    })"""
+    before = tab.evaluate(shown)
+    assert "t5" not in before["ticked"]
+    again = new_tab(viewport={"width": 1280, "height": 900})
+    again.goto(page + hash)
+    assert again.evaluate(shown) == before
+    odd = new_tab(viewport={"width": 1280, "height": 900})
+    odd.goto(f"{page}#sort=nothing.9.up&only=nobody&by-size.measure=7&x.y=2")
+    assert odd.evaluate("[...document.querySelectorAll('input[data-method]')].every(box => box.checked)")
+    assert odd.locator("#ranking th[aria-sort]").count() == 0
+
+
+def test_every_heading_has_an_address(folder):
+    text = (folder / "report.html").read_text()
+    headings = re.findall(r"<h[23][^>]*>", text)
+    ids = re.findall(r'<h[23] id="([^"]+)"', text)
+    assert len(headings) == len(ids) == len({*ids})
+    assert [*re.findall(r'class="anchor" href="#([^"]+)"', text)] == ids
+    every = re.findall(r'\bid="([^"]+)"', text.partition("<script")[0])
+    assert len(every) == len({*every})
