@@ -2,12 +2,14 @@
 
     python benchmarks/experiments.py budget --out DIR [--seeds 1] [--share 1/2]
 
-trains the models of an experiment that DIR does not have yet, the first seed of all settings first, says how long it will take, and
-adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
-several machines, each with its share, are merged with --merge. One process trains; more: --workers.
+trains the models of an experiment that DIR does not have yet, the shortest trainings first and of these the first seed, says how long
+it will take, and adds what is finished to the archives in DIR/archives, a folder for each of its settings. Run again, it goes on; the archives of
+several machines, each with its share, are merged with --merge. One process trains; more: --workers. The folders of
+DIR/archives, copied to benchmarks/experiments, are what python benchmarks/leaderboard.py writes into the pages.
 """
 
 import argparse
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +31,9 @@ from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.report.terminal import Display
 
+sys.path.append(str(Path(__file__).parent))
+from replication import findings
+
 BASE = "rope:rope_theta=30"
 """RoPE with a base for a training length of 128."""
 BASELINES = ("none", "rope", BASE, "alibi")
@@ -37,9 +42,14 @@ LEADERS = (
     "wall", "local_nope:window=16:every=2",
 )  # fmt: skip
 """The twelve best of the leaderboard at the longest length, by their mean score."""
+THREE = "none", "rope", "alibi"
 SIXTEEN = (*BASELINES, *LEADERS)
 NINE = (*BASELINES[:2], "alibi", *LEADERS[:6])
 RATES = (1, 0.5, 1 / 1.4, 1.4, 2)
+NEW = (
+    "n_back_1", "reverse", "parity", "selective_copy", "flip_flop", "indirect_indexing", "a5", "n_back_2", "n_back_3", "n_back_4",
+)  # fmt: skip
+"""Tasks of the leaderboard that have only these archives."""
 TEXTS = ("prose", "code", "chinese")
 NEAR = (2, 8, 32, 128, 512, 1024)
 FAR = (2, 8, 32, 128, 512, 2048, 4096)
@@ -48,7 +58,7 @@ TEXT = Settings(steps=480, windows=200, contexts=NEAR)
 
 @dataclass(frozen=True)
 class Plan:
-    """Trainings under one setting. folder: of their archives."""
+    """Trainings under one setting. folder: of their archives; that of a text begins with its name and a hyphen."""
 
     folder: str
     settings: Experiment
@@ -69,8 +79,16 @@ def faster(rate: str, by: float) -> Settings:
     return TEXT.changed(**{rate: by * getattr(TEXT, rate)})
 
 
-def of_task(name: str, steps: int) -> Plan:
-    return Plan(f"{name}-{steps}", TASKS[name]().changed(steps=steps))
+def of_task(name: str, steps: int | None = None) -> Plan:
+    """For the steps of the task, unless others are given."""
+    settings = TASKS[name]() if steps is None else TASKS[name]().changed(steps=steps)
+    return Plan(f"{name}-{settings.steps}", settings)
+
+
+def with_findings(name: str) -> Plan:
+    """A task with the encodings of the published findings about it, too."""
+    named = [each for finding in findings() if finding.task == name for each in (finding.better, finding.worse)]
+    return replace(of_task(name), encodings=tuple(dict.fromkeys((*SIXTEEN, *named))))
 
 
 EXPERIMENTS: dict[str, Trials] = {
@@ -105,13 +123,9 @@ EXPERIMENTS: dict[str, Trials] = {
         3,
     ),
     "recall": Trials("how many trainings learn to recall, and when?", (of_task("recall", 2000),), 16),
-    "tasks": Trials(
-        "where recency is not enough",
-        (
-            of_task("flip_flop", 600), *(of_task(f"n_back_{n}", 600) for n in (1, 2, 3, 4)), of_task("selective_copy", 600),
-            of_task("indirect_indexing", 1500), of_task("a5", 1500), of_task("parity", 600), of_task("reverse", 600),
-        ),
-        8,
+    "tasks": Trials("where recency is not enough", tuple(map(with_findings, NEW)), 8),
+    "baselines": Trials(
+        "do the steps of a task give its baselines a chance?", tuple(replace(of_task(name), encodings=THREE) for name in NEW), 1
     ),
     "sizes": Trials(
         "does the order change with size?",
@@ -125,7 +139,7 @@ EXPERIMENTS: dict[str, Trials] = {
 
 
 class Planned(Study[Run, RunRecord]):
-    """The plans of an experiment in one folder, seed by seed, and within a seed plan by plan."""
+    """The plans of an experiment in one folder, the shortest trainings first, seed by seed, and within a seed plan by plan."""
 
     name = "compare"
     unit = "runs"
@@ -144,7 +158,10 @@ class Planned(Study[Run, RunRecord]):
             study.check()
 
     def cells(self) -> list[Run]:
-        return sorted((cell for study in self.studies.values() for cell in study.cells()), key=lambda cell: cell.seed)
+        return sorted(
+            (cell for study in self.studies.values() for cell in study.cells()),
+            key=lambda cell: (cell.settings.steps, cell.seed),
+        )
 
     def facts(self, cell: Run) -> Mapping[str, Any]:
         return cell.facts()

@@ -22,93 +22,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posenc.errors import listed
-from posenc.lab.checkpoint import Checkpoints
-from posenc.lab.compare import Comparison, ComparisonStudy, experiment
+from posenc.lab.compare import Comparison, experiment
 from posenc.lab.experiment import LEADERBOARD, TEN
-from posenc.lab.leaderboard import ENDS, TASKS, End, Leaderboard, against, archive, end
-from posenc.lab.results import Aggregate, Ranking, collect
-from posenc.lab.statistics import BENJAMINI_HOCHBERG, chances, contrast, different, fisher, found
+from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
+from posenc.lab.results import Aggregate, Ranking
+from posenc.lab.statistics import BENJAMINI_HOCHBERG, contrast, different, fisher, found
 from posenc.report.leaderboard import mean_score
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path += [str(ROOT / folder) for folder in ("docs", "benchmarks")]
+import replication  # noqa: E402
+from replication import Board, Json, World, measured  # noqa: E402
 from website.encodings import titled  # noqa: E402
 
 ARCHIVES, RESULTS = ROOT / "benchmarks/leaderboard", ROOT / "benchmarks/leaderboard.json.gz"
-PAGES = ROOT / "docs/leaderboard.md", ROOT / "benchmarks/leaderboard.md"
+PAGES = tuple(
+    ROOT / page
+    for page in (
+        "docs/leaderboard.md",
+        "benchmarks/leaderboard.md",
+        "docs/claims.md",
+        "docs/claims.zh.md",
+        "docs/synthetic-lab.md",
+    )
+)
 ERRORS = ROOT / "benchmarks/error_rates.json"
 SIZES, LONGER = ROOT / "benchmarks/ablations.json", ROOT / "benchmarks/longer_training.json"
+BUDGETS = ROOT / "benchmarks/budgets.json"
 DIGITS = 5
 LAST = 10
+"""Batches at the end of a training, whose mean loss is compared at equal time."""
 LEAST = 20
 """Probabilities of which a share is stated."""
-"""Batches at the end of a training, whose mean loss is compared at equal time."""
 MARK = "<!-- {}: written by python benchmarks/leaderboard.py -->"
 MOST_SEEDS = 100
-
-Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A published finding, as: on a task, at a multiple of the training length, `better` is better than `worse`."""
-
-    claim: str
-    source: str
-    task: str
-    factor: int
-    better: str
-    worse: str
-
-
-FINDINGS = (
-    Finding("without positions, models copy longer sequences than with added codes", "Kazemnejad 2023", "copy", 2, "none", "sinusoidal"),
-    Finding("the same, for addition", "Kazemnejad 2023", "addition", 2, "none", "sinusoidal"),
-    Finding("and longer than with T5's bias", "Kazemnejad 2023", "copy", 2, "none", "t5"),
-    Finding("and longer than with RoPE", "Kazemnejad 2023", "copy", 2, "none", "rope"),
-    Finding("ALiBi extrapolates to sequences longer than in training, sinusoidal codes do not", "Press 2022", "text", 8, "alibi", "sinusoidal"),
-    Finding("and RoPE does not", "Press 2022", "text", 8, "alibi", "rope"),
-    Finding("ALiBi's receptive field is short: it recalls less from afar than T5's bias", "Chi 2023", "recall", 8, "t5", "alibi"),
-    Finding("KERPLE extrapolates better than ALiBi", "Chi 2022", "text", 8, "kerple", "alibi"),
-    Finding("FIRE extrapolates better than ALiBi", "Li 2024", "text", 8, "fire", "alibi"),
-    Finding("xPos extrapolates better than RoPE", "Sun 2023", "text", 8, "xpos", "rope"),
-    Finding("random positions in training let learned codes copy longer sequences", "Ruoss 2023", "copy", 2, "randomized+learned", "learned"),
-    Finding("FLOATER extrapolates to longer sequences better than sinusoidal codes", "Liu 2020", "text", 8, "floater", "sinusoidal"),
-    Finding("queries scaled by log n extrapolate better", "Chiang 2022", "text", 8, "rope+log_n", "rope"),
-    Finding("FoX predicts better than RoPE", "Lin 2025", "text", 1, "fox", "rope"),
-    Finding("and extrapolates better", "Lin 2025", "text", 8, "fox", "rope"),
-    Finding("DAPE improves on KERPLE, past the training length too", "Zheng 2024", "text", 8, "dape", "kerple"),
-    Finding("PoPE extrapolates better than RoPE", "Gopalakrishnan 2025", "text", 8, "pope", "rope"),
-    Finding("PaTH recalls better than RoPE", "Yang 2025", "recall", 1, "path", "rope"),
-    Finding("stick-breaking recalls further than RoPE", "Tan 2025", "recall", 8, "stick_breaking", "rope"),
-    Finding("selective attention predicts better than the same without it", "Leviathan 2025", "text", 1, "selective_attention", "none"),
-    Finding("PaTH predicts better than RoPE", "Yang 2025", "text", 1, "path", "rope"),
-    Finding("and better than FoX", "Yang 2025", "text", 1, "path", "fox"),
-    Finding("Selective RoPE predicts better than RoPE", "Movahedi 2026", "text", 1, "selective_rope", "rope"),
-    Finding("FIRE extrapolates better than KERPLE", "Li 2024", "text", 8, "fire", "kerple"),
-    Finding("and better than T5's bias", "Li 2024", "text", 8, "fire", "t5"),
-    Finding("PoPE predicts better than RoPE", "Gopalakrishnan 2025", "text", 1, "pope", "rope"),
-    Finding("FoPE extrapolates better than RoPE", "Hua 2024", "text", 8, "fope", "rope"),
-    Finding("GRAPE-A predicts better than ALiBi", "Zhang 2025", "text", 1, "grape_a", "alibi"),
-    Finding("without positions, models copy longer sequences than with ALiBi", "Kazemnejad 2023", "copy", 2, "none", "alibi"),
-    Finding("layers without positions among RoPE layers extrapolate better", "Yang 2025b", "text", 8, "rope_nope:every=2", "rope"),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class World:
-    """Where text was measured: models of a size after a number of steps. losses: at the training length and at the longest."""
-
-    parameters: int
-    steps: int
-    seeds: int
-    losses: Mapping[str, tuple[float, float]]
-
-    def __str__(self) -> str:
-        return f"{self.parameters / 1e6:.1f} M, {self.steps} steps, {self.seeds} seed{'s' * (self.seeds > 1)}"
 
 
 @dataclass(frozen=True)
@@ -133,19 +82,102 @@ NEEDS = (
 )
 
 
-def worlds(results: Json, sizes: Json, longer: Json) -> list[World]:
-    """Every size and budget of text: of the board's results, of the larger models and of the longer training."""
-    text = results["tasks"]["text"]
-    rows = {row["name"]: row for row in text["arms"] if row["trained"]}
-    losses = {name: tuple(row["lengths"][at]["loss"]["mean"] for at in (0, -1)) for name, row in rows.items()}
-    made = [World(rows["rope"]["parameters"], text["settings"]["steps"], len(rows["rope"]["seeds"]), losses)]
+def worlds(results: Json) -> list[World]:
+    """Every size and budget of text: of the board's results, of the longer training, of the larger models, and of the experiments
+    on budgets and sizes."""
+    sizes, longer = (json.loads(path.read_text(encoding="utf-8")) for path in (SIZES, LONGER))
+    made = [world(results["tasks"]["text"])]
     named = {name: tuple(of[at] for at in (0, -1)) for name, of in longer["loss"].items() if " + " not in name}
     made.append(World(made[0].parameters, longer["steps"], len(longer["seeds"]), named))
-    for of in (sizes[key] for key in ("size*4", "size*16")):
+    for of in (sizes["models"][key] for key in ("size*4", "size*16")):
         levels = {name: (level["1"]["mean"], level["8"]["mean"]) for name, level in of["ten"]["levels"].items()}
-        world = World(of["ten"]["parameters"]["rope"], of["settings"]["steps"], len(of["ten"]["seeds"]), levels)
-        made.append(world)
-    return made
+        made.append(World(of["ten"]["parameters"]["rope"], of["settings"]["steps"], len(of["ten"]["seeds"]), levels))
+    budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"]
+    return made + [
+        World(
+            of["parameters"],
+            of["steps"],
+            len(of["seeds"]),
+            {name: tuple(ends) for name, ends in of["losses"].items()},
+            of["text"],
+        )
+        for of in budgets
+    ]
+
+
+def baselines(board: Board) -> str:
+    """What the baselines score at the training length of the tasks that have no archives of the leaderboard, after their steps."""
+    known = {task: each for other in replication.experiments("baselines") for task, each in other.rankings.items()}
+    rows = []
+    for task in (task for task in TASKS if task not in board.rankings):
+        ranking, of, guess = known.get(task), {}, "–"
+        if ranking is not None:
+            at = ranking.settings.trained_at
+            of = {variant.name: _percent(ranking.level(variant, at).mean) for variant in ranking.trained}
+            guess = _percent(ranking.chance[at] or 0)
+        scores = [of.get(name, "–") for name in ("none", "rope", "alibi")]
+        rows.append([f"`{task}`", str(experiment(task)().steps), guess, *scores])
+    return table(["task", "steps", "guessing, %", "`none`", "`rope`", "`alibi`"], rows)
+
+
+def world(text: Json) -> World:
+    """Of a comparison of text, as results.json has it."""
+    rows = {row["name"]: row for row in text["arms"] if row["trained"]}
+    losses = {name: tuple(row["lengths"][at]["loss"]["mean"] for at in (0, -1)) for name, row in rows.items()}
+    first = next(iter(rows.values()))
+    return World(first["parameters"], text["settings"]["steps"], len(first["seeds"]), losses)
+
+
+def measured_budgets() -> Json:
+    """benchmarks/budgets.json, from the archives of the experiments on budgets and sizes: of each setting the losses at the training
+    length and at the longest, how far each encoding is behind `rope` at the training length, and its gain from far context."""
+    made = []
+    for board in (board for name in ("budget", "sizes") for board in replication.experiments(name)):
+        text, ranking = board.results["tasks"]["text"], board.rankings["text"]
+        rows = {row["name"]: row for row in text["arms"] if row["trained"]}
+        if "rope" not in rows:
+            continue
+        values, names = measured(ranking, ranking.settings.trained_at, ranking.seeds), [v.name for v in ranking.trained]
+        behind = {name: contrast(values, at, names.index("rope")) for at, name in enumerate(names) if name != "rope"}
+        made.append(
+            {
+                "text": text["data"]["name"].partition(":")[0],
+                "steps": text["settings"]["steps"],
+                "seeds": text["seeds"],
+                "parameters": rows["rope"]["parameters"],
+                "losses": world(text).losses,
+                "behind_rope": {
+                    name: {end: getattr(e, end) for end in ("mean", "low", "high")} for name, e in behind.items()
+                },
+                "gain": {name: row["gain"] for name, row in rows.items() if "gain" in row},
+            }
+        )
+    return {"worlds": sorted(made, key=lambda of: (of["parameters"], of["steps"]))}
+
+
+def budgets(board: Board) -> str:
+    """Losses by the number of steps, the gap against RoPE, and what far context is worth."""
+    made = json.loads(BUDGETS.read_text(encoding="utf-8"))["worlds"]
+    if not made:
+        return "Not run yet."
+    head, rows = ["encoding"], []
+    for of in made:
+        at = f"{of['steps']} steps"
+        head += [f"{at}: 1×, 8×", "− `rope` at 1×", "gain from far"]
+    for name in sorted(made[-1]["losses"], key=lambda name: made[-1]["losses"][name][0]):
+        cells = []
+        for of in made:
+            cells.append(", ".join(f"{loss:.3f}" for loss in of["losses"][name]) if name in of["losses"] else "–")
+            gap, gain = of["behind_rope"].get(name), of["gain"].get(name)
+            cells.append(f"{gap['mean']:+.3f} ± {(gap['high'] - gap['low']) / 2:.3f}" if gap else "–")
+            cells.append(
+                f"{gain['mean']:+.3f} ± {(gain['high'] - gain['low']) / 2:.3f}, {gain['use']}" if gain else "–"
+            )
+        rows.append([f"`{name}`", *(cell.replace("-", "−") for cell in cells)])
+    where = "; ".join(
+        f"{of['text']}, {of['parameters'] / 1e6:.1f} M, {of['steps']} steps: {len(of['seeds'])} seeds" for of in made
+    )
+    return f"{where}.\n\n{table(head, rows)}"
 
 
 def lag(name: str, need: Need, world: World) -> float:
@@ -164,27 +196,6 @@ def advised(need: Need, measured: Sequence[World]) -> tuple[str, list[World]] | 
         if len(known) > 1 and (worst := max(lag(name, need, world) for world in known)) <= MARGIN:
             found.append((worst, name, known))
     return min(found, key=lambda each: each[:2])[1:] if found else None
-
-
-@dataclass(frozen=True)
-class Board:
-    """The runs in the archives. results: as of `posenc compare`; rankings: by task."""
-
-    results: Json
-    rankings: Mapping[str, Ranking]
-    seeds: int
-
-    @classmethod
-    def read(cls, folder: Path) -> "Board":
-        comparisons, table = against(folder, ())
-        records = {run: stored.record for run, stored in table.runs.items()}
-        studies = [ComparisonStudy(comparison, corpus, Checkpoints("", 0), table) for comparison, corpus in comparisons]
-        board = Leaderboard(studies)
-        rankings = {
-            s.name: Ranking(collect({run: record for run, record in records.items() if run.settings == s}), s, corpus)
-            for s, corpus in ((comparison.settings, corpus) for comparison, corpus in comparisons)
-        }
-        return cls(board.results(records), rankings, comparisons[0][0].seeds)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:
@@ -215,8 +226,7 @@ def facts(board: Board) -> str:
 
 def advice(board: Board) -> str:
     """What the rule of `advised` says, and for which sizes and budgets."""
-    sizes, longer = (json.loads(path.read_text(encoding="utf-8")) for path in (SIZES, LONGER))
-    measured, rows = worlds(board.results, sizes["models"], longer), []
+    measured, rows = worlds(board.results), []
     for need in NEEDS:
         found = advised(need, measured)
         if found is None:
@@ -415,45 +425,10 @@ def _of_seeds(ranking: Ranking, name: str) -> list[str]:
     return [f"{100 * share:.0f}" for share in right.tolist()]
 
 
-def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:
-    """What the encodings score under a condition, (encodings, seeds, examples)."""
-    return torch.stack([v.values(condition, seeds, ranking.criterion.key) for v in ranking.trained])
-
-
 def _pairs(ranking: Ranking, seeds: int) -> int:
     """How many pairs of encodings differ at the longest length, by the first seeds."""
     values = measured(ranking, ranking.settings.conditions[-1], range(seeds))
     return int(different(values, BENJAMINI_HOCHBERG, jumps=ranking.jumps).sum()) // 2
-
-
-def findings(board: Board) -> str:
-    """Each published finding, what was measured, and whether it is the same."""
-    chosen = [each for each in FINDINGS if each.task in board.rankings and _has(board.rankings[each.task], each)]
-    rows, gaps, by_chance = [], [], []
-    for each in chosen:
-        ranking = board.rankings[each.task]
-        values, names = measured(ranking, each.factor, ranking.seeds), [v.name for v in ranking.trained]
-        one, other = names.index(each.better), names.index(each.worse)
-        gaps.append(contrast(values, one, other, jumps=ranking.jumps))
-        by_chance.append(chances(values, jumps=ranking.jumps)[one, other])
-    for each, gap, sure in zip(chosen, gaps, found(torch.stack(by_chance)).tolist(), strict=True):
-        ranking = board.rankings[each.task]
-        better = ranking.criterion.worse * gap.mean < 0
-        here = f"{each.task}, {ranking.settings.size_at(each.factor)}: `{each.better}` − `{each.worse}` {ranking.criterion.difference(gap)}"
-        if ranking.jumps:  # an exact test of whether trainings learn, beside the mean of those that did and did not
-            of = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
-            one, other, count = of[each.better], of[each.worse], len(ranking.seeds)
-            here += (
-                f"; {one} and {other} of {count} trainings learned it (Fisher's p = {fisher(one, other, count):.2f})"
-            )
-        verdict = ("yes" if better else "reverse") if sure else "not measurable"
-        rows.append([f"{each.claim} ({each.source})", here, verdict])
-    return table(["finding", "here", "found"], rows, text=3)
-
-
-def _has(ranking: Ranking, finding: Finding) -> bool:
-    names = {variant.name for variant in ranking.trained}
-    return {finding.better, finding.worse} <= names and finding.factor in ranking.settings.conditions
 
 
 def errors(rates: Json) -> str:
@@ -492,12 +467,19 @@ def _near(rates: Json, at: int) -> list[str]:
     ]
 
 
+def judged_findings(board: Board) -> list[replication.Judged]:
+    """By the board, and by the experiment on other tasks."""
+    others = {task: each for other in replication.experiments("tasks") for task, each in other.rankings.items()}
+    return replication.judged({**others, **board.rankings}, worlds(board.results)[1:])
+
+
 def tables(board: Board) -> dict[str, str]:
     """Every table of the page, by name."""
     made = {
         each.__name__: each(board)
-        for each in (facts, advice, gains, summary, removed, scores, findings, luck, equal_time)
+        for each in (facts, advice, gains, summary, removed, scores, luck, equal_time, budgets, baselines)
     }
+    made |= replication.tables(judged_findings(board))
     made["errors"] = errors(json.loads(ERRORS.read_text(encoding="utf-8")))
     tasks = "\n\n".join(f"### {task}\n\n{of_task(task, board)}" for task in board.rankings)
     return made | {"tasks": tasks}
@@ -550,8 +532,10 @@ def main() -> None:
         print(path)
     board = Board.read(options.archives)
     RESULTS.write_bytes(packed(board.results))
+    BUDGETS.write_text(json.dumps(_rounded(measured_budgets())) + "\n", encoding="utf-8")
+    made = tables(board)
     for page in PAGES:
-        page.write_text(written(page.read_text(encoding="utf-8"), tables(board)), encoding="utf-8")
+        page.write_text(written(page.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -139,6 +139,11 @@ def longer_context():
         f"file in bfloat16, and [{there.mean:.3f} ± {(there.high - there.low) / 2:.3f}](../benchmarks/quality.md) on eight other documents in float32"
     )
     assert STORIES["model"]["dtype"] == "bfloat16"
+    exact = read("evaluations/yarn_float32.json")
+    assert (exact["model"]["dtype"], exact["settings"]["samples"]) == ("float32", STORIES["settings"]["samples"])
+    (at,) = exact["longer"]
+    assert at["length"] == STORIES["longer"][0]["length"]
+    yield f"the same eight pieces give {gap(by_method(at, 'perplexity')['yarn'])['mean']:.3f} again"
     assert len(ours) == STORIES["settings"]["samples"] == 8
     yield f"on eight of its sequences of {max(p['length'] for p in STORIES['longer'])} tokens"
     assert STORIES["settings"]["samples"] == 8
@@ -535,6 +540,27 @@ def test_all_but_one_encoding_take_linear_memory_with_a_cache():
             positions = Positions.arange(1, n - 1, causal=True)
             size.append(posenc.explain(k[:, :, :1], k, k, encoding, positions, gates=gates).extra_bytes)
         assert size[1] <= 2.5 * size[0] + 2**20, name
+
+
+def test_what_both_scores_of_ruler_are():
+    tasks = {task["task"]: task["methods"] for task in read("evaluations/ruler_generated.json")["tasks"]}
+    of = {name: {each["method"]: each["by_length"][0] for each in methods} for name, methods in tasks.items()}
+    one, four = (of[name]["none"] for name in ("niah_single_1", "niah_multikey_1"))
+    for each in (one, four):
+        assert (each["length"], each["n"]) == (1024, 4)
+    text = page("evaluate.md")
+    assert (
+        f"all right in {one['exact']['hits']} of {one['n']} answers of `niah_single_1`, while the number is in the generated text of "
+        f"{one['score']['hits']} of {one['n']}; of `niah_multikey_1` it is {four['exact']['hits']} of {four['n']} by both"
+    ) in text
+    assert four["exact"]["hits"] == four["score"]["hits"]
+    for methods in of.values():
+        against = methods["control"]["against_none"]
+        assert [methods["control"][key]["hits"] for key in ("exact", "score")] == [
+            methods["none"][key]["hits"] for key in ("exact", "score")
+        ]
+        assert max(abs(against["loss"][end]) for end in ("low", "high")) < 1e-5
+    assert "its loss differs by less than 0.00001 nats" in text
 
 
 COMMON = (

@@ -126,7 +126,7 @@ def test_the_advice_is_that_of_the_rule():
     board = module_from_spec(spec)
     sys.modules["leaderboard_of_the_readme"] = board
     spec.loader.exec_module(board)
-    measured = board.worlds(BOARD, SIZES, read("longer_training.json"))
+    measured = board.worlds(BOARD)
     found = [board.advised(need, measured) for need in board.NEEDS]
     assert [name for name, _ in found] == list(ADVICE)[:3] == ["rope", "rope+alibi", "stick_breaking"]
     assert [len(known) for _, known in found] == [4, 3, 2]

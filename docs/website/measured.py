@@ -22,6 +22,7 @@ LONGER = {
     "stories15M": ROOT / "benchmarks" / "evaluations" / "longer_stories15M.json",
     "SmolLM2-135M": ROOT / "benchmarks" / "evaluations" / "longer_SmolLM2.json",
 }
+LONGER_TRAINING, BUDGETS = (ROOT / "benchmarks" / path for path in ("longer_training.json", "budgets.json"))
 DECODING = ROOT / "benchmarks" / "decoding_maps.json"
 CONFIGS = ROOT / "benchmarks" / "published_configs.json"
 VISION = ROOT / "benchmarks" / "vision_resolution.md"
@@ -101,6 +102,7 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     results["table"] = [row | {"title": titled(row["encoding"])} for row in results["table"]]
     arms = [arm for of in results["tasks"].values() for arm in of["arms"] if arm["trained"]]
     whole = results | {
+        "budgets": _budgets(results),
         "complete": True,
         "running": False,
         "created": "in several sessions",
@@ -111,6 +113,21 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     }
     made = report.files(tuple(results["tasks"])).items()
     return {name: str(make(whole)) for name, make in made if name.endswith(".html")}
+
+
+def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The losses on text after each number of steps that was measured with models of this size."""
+    text, longer = results["tasks"]["text"], _read(LONGER_TRAINING)
+    rows = {arm["name"]: arm for arm in text["arms"] if arm["trained"]}
+    first = {name: [arm["lengths"][at]["loss"]["mean"] for at in (0, -1)] for name, arm in rows.items()}
+    named = {name: [of[0], of[-1]] for name, of in longer["loss"].items() if name in rows}
+    made = [("Python's reference", text["settings"]["steps"], first), ("Python's reference", longer["steps"], named)]
+    made += [
+        (of["text"], of["steps"], of["losses"])
+        for of in _read(BUDGETS)["worlds"]
+        if of["parameters"] == rows["rope"]["parameters"]
+    ]
+    return [{"title": f"{steps} steps on {name}", "losses": losses} for name, steps, losses in made]
 
 
 def loss_by_length(name: str) -> tuple[list[int], list[float]]:

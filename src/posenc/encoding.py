@@ -361,18 +361,16 @@ class Encoding(nn.Module, metaclass=_Hooked):
                 f"{self.known_as} mixes the scores of all heads, so that no process can compute but some: leave it out"
             )
         count: int | None = getattr(self, "num_heads", None)
-        bounds = (part.start or 0, part.stop) if count is None else part.indices(count)[:2]
-        _check_part(self, part, count, *bounds)
-        if count is None:
-            return deepcopy(self)
-        return self._cut(*bounds, count)
+        first, end, _ = (part.start or 0, part.stop, 1) if count is None else part.indices(count)
+        _check_part(self, part, count, first, end)
+        return deepcopy(self) if count is None else self._cut(first, end, count)
 
     def _cut(self, first: int, end: int, count: int) -> Self:
         """The part of heads first .. end - 1 of `count`."""
         with torch.device("meta"):
             made = _written(type(self))(**self._given() | self._of_heads(first, end))
         of = self._part or _Heads(self._given(), 0, count, count)
-        vars(made)["_part"] = _Heads(of.arguments, of.first + first, of.first + end, of.count)
+        vars(made)["_part"] = _Heads(of.arguments, of.first + first, of.first + end, of.heads)
         here = _Heads({}, first, end, count)
         for name, x in (*self.named_parameters(), *self.named_buffers()):
             owner, _, leaf = name.rpartition(".")
@@ -599,7 +597,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
     def extra_repr(self) -> str:
         given = [f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name)]
         part = self._part
-        return ", ".join([*given, *([] if part is None else [f"heads {part.first} to {part.end - 1} of {part.count}"])])
+        return ", ".join([*given, *([] if part is None else [f"heads {part.first} to {part.end - 1} of {part.heads}"])])
 
     def __add__(self, other: "Encoding") -> "Sum":
         return Sum(self, other)
@@ -670,18 +668,18 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
 
 class _Heads(NamedTuple):
-    """Which heads an encoding has: first .. end - 1 of `count`, of the encoding that these arguments make."""
+    """Which heads an encoding has: first .. end - 1 of all `heads`, of the encoding that these arguments make."""
 
     arguments: dict[str, Any]
     first: int
     end: int
-    count: int
+    heads: int
 
     def cut(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """What of a tensor over all heads, or over the key heads, belongs to the part, whose tensor has this shape."""
         for axis, size in enumerate(shape):
             if x.shape[axis] != size:
-                x = x.narrow(axis, x.shape[axis] * self.first // self.count, size)
+                x = x.narrow(axis, x.shape[axis] * self.first // self.heads, size)
         return x
 
 

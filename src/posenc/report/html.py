@@ -62,12 +62,13 @@ def anchored(page: str) -> str:
 @dataclass(frozen=True)
 class Choice:
     """Radio buttons. words: before the buttons. texts: on the buttons. chosen: the number of the one that is selected at
-    first."""
+    first. ordered: texts are points of a scale, which a slider selects."""
 
     name: str
     words: str
     texts: Sequence[str]
     chosen: int = 0
+    ordered: bool = False
 
 
 @dataclass(frozen=True)

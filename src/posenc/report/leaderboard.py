@@ -12,6 +12,7 @@ from posenc.lab.study import Page, Results
 from posenc.lab.table import Cell, Table
 from posenc.report.compare import page, settings_of, styles, trade_off, winners
 from posenc.report.drawn import beside
+from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
 
@@ -19,6 +20,10 @@ __all__ = ["figures_of", "files", "mean_score", "show_tasks", "tables"]
 
 OF_ALL = ("complete", "running", "created", "seconds", "estimated_seconds", "command", "runs")
 """What the page of a task takes from the results of all."""
+
+
+SPAN = 2.0
+"""Nats per byte of the axes after several numbers of steps; what is farther away is left out."""
 
 
 def files(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Page]:
@@ -53,18 +58,21 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
     """report.html: every encoding's dot and score in every task."""
     tasks = _measured(results)
     settings = {name: settings_of(of, may_import) for name, of in tasks.items()}
-    panel = figures_of(results, may_import=may_import)["dots"]
+    drawn = figures_of(results, may_import=may_import)
+    gains = {arm["name"]: arm["gain"] for of in tasks.values() for arm in of["arms"] if "gain" in arm}
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
     lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
     command = partial(_of_one, results["command"])
     scores = {name: {arm["name"]: _ends(arm, settings[name]) for arm in of["arms"]} for name, of in tasks.items()}
-    figures = {plot.name: plot.figures for plot in panel.plots}
+    figures = {plot.name: plot.figures for panel in drawn.values() for plot in panel.plots}
     return rendered(
         "leaderboard.html",
         figures,
         r=results,
         file_of=file_of,
-        panel=panel,
+        panel=drawn["dots"],
+        budgets=drawn.get("budgets"),
+        gains=gains,
         winners=lines,
         command=command,
         sizes=sizes,
@@ -86,7 +94,9 @@ def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel
     arms = [of["arms"] for of in tasks.values()]
     style = styles([arm for of in arms for arm in of])
     dots = plot("dots", [Choice("task", "Task:", [*tasks])], lambda at: trade_off(arms[at], settings[at], style))
-    return {"dots": Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)}
+    panels = {"dots": Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)}
+    budgets = _budgets(results.get("budgets", ()), style)
+    return panels | ({"budgets": budgets} if budgets else {})
 
 
 def tables(results: Results) -> list[Table]:
@@ -101,6 +111,33 @@ def tables(results: Results) -> list[Table]:
         rows.append([row["encoding"], *near, *((mean, half) if half else mean for mean, _, half in scores)])
     unit = "probability in percent to be within the tolerance of the best; mean of the scores in points of a hundred"
     return [Table("Positional encodings by task", unit, [*head, "mean score", "mean score, longest length"], rows)]
+
+
+def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) -> Panel | None:
+    """What encodings score on text after several numbers of steps, one of which a slider selects; None: there is one number alone.
+    worlds: each {"title", "losses": {encoding: [at the training length, at the longest]}}."""
+    if len(worlds) < 2:
+        return None
+    steps = Choice("steps", "Trained for:", [world["title"] for world in worlds], ordered=True)
+    losses = [loss for world in worlds for loss in world["losses"].values()]
+    least = [min(ends) for ends in zip(*losses, strict=True)]
+    near = [loss for loss in losses if loss[1] <= least[1] + SPAN]
+    most = [max(ends) for ends in zip(*near, strict=True)]
+    axes = [
+        axis(f"loss at the {of} length, nats per byte", low=low, high=high)
+        for of, low, high in zip(("training", "longest"), least, most, strict=True)
+    ]
+
+    def dots(at: int) -> Figure:
+        known = {name: loss for name, loss in worlds[at]["losses"].items() if loss in near}
+        plain = {"colour": PALETTE[0], "dash": []}
+        points = [
+            point(name, loss[0], loss[1], style.get(name, plain), text=f"{loss[0]:.3f}, {loss[1]:.3f}")
+            for name, loss in known.items()
+        ]
+        return lines(points, *axes, height=460)
+
+    return Panel("of-steps", "Text by the number of training steps", [plot("budgets", [steps], dots)], key=False)
 
 
 def _ends(arm: Mapping[str, Any], s: Experiment) -> dict[str, Any]:

@@ -12,8 +12,12 @@ posenc.report = (() => {
   function chosen(element) {  // the figure for the numbers of the buttons that are selected
     const own = figures[name(element)];
     if (own.kind) return own;
-    const number = of => element.closest(".panel").querySelector(`select[data-choice="${of}"], input[data-choice="${of}"]:checked`)?.value ?? 0;
+    const number = of => element.closest(".panel").querySelector(`select[data-choice="${of}"], input[type="range"][data-choice="${of}"], input[data-choice="${of}"]:checked`)?.value ?? 0;
     return own[element.dataset.by.split(" ").filter(Boolean).map(number).join(" ")];
+  }
+
+  function slid(range) {  // the words of a slider's position
+    range.ariaValueText = range.nextElementSibling.value = range.dataset.texts.split("|")[range.value];
   }
 
   function show(element) {
@@ -88,6 +92,11 @@ posenc.report = (() => {
     plot.readable(one, () => probes[name(one)], (row, column) => words(one, row, column));
     one.querySelector("details").addEventListener("toggle", () => show(one));
   }
+  document.addEventListener("input", ({ target }) => {
+    if (!target.dataset.texts) return;
+    slid(target);
+    target.closest(".panel").querySelectorAll(".plot").forEach(show);
+  });
   document.addEventListener("change", ({ target }) => {
     if (target.dataset.choice) target.closest(".panel").querySelectorAll(".plot").forEach(show);
     if (target.dataset.method) {
@@ -145,7 +154,7 @@ posenc.report = (() => {
 
   // ------------------------------------------------------------------ what was chosen, in the address
 
-  const choices = () => [...document.querySelectorAll(".panel select[data-choice], .panel input[data-choice]:checked")];
+  const choices = () => [...document.querySelectorAll(".panel select[data-choice], .panel input[type=range][data-choice], .panel input[data-choice]:checked")];
   const usual = new Map(choices().map(choice => [choiceName(choice), choice.value]));
 
   function choiceName(choice) {
@@ -168,6 +177,7 @@ posenc.report = (() => {
       const [id, name] = key.split(".");
       for (const choice of document.getElementById(id)?.querySelectorAll(`[data-choice="${CSS.escape(name ?? "")}"]`) ?? []) {
         if (choice.tagName === "SELECT" && choice.options[value]) choice.value = value;
+        else if (choice.type === "range") { choice.value = value; slid(choice); }
         else if (choice.value === value) choice.checked = true;
       }
     }

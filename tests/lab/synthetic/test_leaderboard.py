@@ -167,6 +167,31 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     assert ("Left out of the mean" in out) == any(merged["not_learned"].values())
 
 
+def test_a_slider_selects_the_number_of_steps_where_there_is_more_than_one(tmp_path):
+    results = run_tasks(tmp_path, tasks=("sort",), seeds=1)
+    worlds = [
+        {"title": f"{steps} steps", "losses": {"rope": [1 - at, 2 - at], "floater": [1, 9], "new": [0.5, 0.6]}}
+        for at, steps in enumerate((120, 480))
+    ]
+    make = files(("sort",))["report.html"]
+    for shown in (worlds, worlds[:1], []):
+        text = make(results | {"budgets": shown})
+        figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))
+        assert ('<input type="range"' in text) == ("budgets" in figures) == (len(shown) > 1)
+        if shown == worlds:
+            assert 'data-texts="120 steps|480 steps"' in text
+            assert [
+                {dot["name"]: (*dot["x"], *dot["y"]) for dot in figure["series"]}
+                for figure in figures["budgets"].values()
+            ] == [
+                {"rope": (1, 2), "new": (0.5, 0.6)},
+                {"rope": (0, 1), "new": (0.5, 0.6)},
+            ]
+    arm = results["tasks"]["sort"]["arms"][0]
+    arm["gain"] = {"mean": 0.0312, "low": 0.02, "high": 0.04, "use": "reads far"}
+    assert "+0.031<small>reads far</small>" in make(results)
+
+
 def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path):
     run_tasks(tmp_path / "one", seeds=1)
 

@@ -3,6 +3,8 @@
 
 import copy
 import json
+import re
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -38,6 +40,8 @@ def parts(leaderboard):
 def test_the_tables_are_those_of_the_results(leaderboard, parts):
     if any(part.data != load("pydoc").digest for part in parts if part.task == "text"):
         pytest.skip("Python's text is another one here")
+    budgets = json.loads(leaderboard.BUDGETS.read_text(encoding="utf-8"))
+    assert leaderboard._rounded(leaderboard.measured_budgets()) == budgets
     board = leaderboard.Board.read(leaderboard.ARCHIVES)
     made = leaderboard.tables(board)
     for path in leaderboard.PAGES:
@@ -64,9 +68,51 @@ def test_a_row_can_be_repeated(parts):
 
 
 def test_findings_are_of_what_is_compared(leaderboard):
-    for finding in leaderboard.FINDINGS:
-        assert {finding.better, finding.worse} <= set(LEADERBOARD)
-        assert finding.factor in experiment(finding.task)().conditions
+    findings, claims = leaderboard.replication.findings(), leaderboard.replication.claims()
+    assert len(findings) >= 40
+    assert any(each.level for each in findings)
+    for each in findings:
+        assert {each.better, each.worse} <= set(LEADERBOARD)
+        assert each.at in experiment(each.task)().conditions
+        assert re.fullmatch(r"\d{4}\.\d{5}", each.arxiv)
+        assert bool(each.measure) == bool(each.values)
+    ids = [each.id for each in findings] + [each["id"] for each in claims]
+    assert len(set(ids)) == len(ids)
+    for name in ("claims.md", "claims.zh.md"):
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert re.findall(r'<a id="([^"]+)"', page) == ids
+
+
+@pytest.fixture(scope="module")
+def rankings(leaderboard, parts):
+    if any(part.data != load("pydoc").digest for part in parts if part.task == "text"):
+        pytest.skip("Python's text is another one here")
+    return leaderboard.Board.read(leaderboard.ARCHIVES).rankings
+
+
+def test_a_finding_the_other_way_round_has_the_other_verdict(leaderboard, rankings, monkeypatch):
+    replication = leaderboard.replication
+    one = {of.finding.id: of for of in replication.judged(rankings, [])}
+    assert one["path-fox"].verdict == one["fire-kerple"].verdict == one["pope-level"].verdict == "reversed"
+    assert one["kerple-alibi"].verdict == one["stick-breaking-level"].verdict == "confirmed"
+    assert one["pope-indexing"].verdict == "not measured"
+    swapped = [replace(each, better=each.worse, worse=each.better) for each in replication.findings()]
+    monkeypatch.setattr(replication, "findings", lambda: tuple(swapped))
+    other = {of.finding.id: of for of in replication.judged(rankings, [])}
+    turned = {"confirmed": "reversed", "reversed": "confirmed"}
+    for id, of in one.items():
+        assert other[id].verdict == (of.verdict if of.finding.level else turned.get(of.verdict, of.verdict))
+
+
+def test_a_verdict_that_another_size_turns_says_so(leaderboard, rankings):
+    replication = leaderboard.replication
+    pair = {"kerple": (1.0, 1.0), "alibi": (1.0, 1.2)}
+    of = {}
+    for name, losses in {"same": pair, "turned": {**pair, "alibi": (1.0, 0.9)}}.items():
+        found = replication.judged(rankings, [replication.World(10**7, 1000, 1, losses)])
+        of[name] = next(each for each in found if each.finding.id == "kerple-alibi")
+    assert (of["same"].verdict, of["turned"].verdict) == ("confirmed", "changes with size or budget")
+    assert "10.0 M, 1000 steps, 1 seed: +0.100" in replication.here(of["turned"], replication.same)
 
 
 @pytest.fixture(scope="module")

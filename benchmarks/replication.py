@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does it replicate? Published findings (findings.json, as data before the runs that judge them) and common claims (claims.json), each
+with a verdict: docs/claims.md and its Chinese edition. `python benchmarks/leaderboard.py` writes them."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.lab.checkpoint import Checkpoints
+from posenc.lab.compare import ComparisonStudy
+from posenc.lab.data.corpora import CORPORA
+from posenc.lab.leaderboard import Leaderboard, against
+from posenc.lab.results import Ranking, collect
+from posenc.lab.statistics import Estimate, chances, contrast, fisher, found
+
+FOLDER = Path(__file__).parent
+EXPERIMENTS = FOLDER / "experiments"
+"""Archives of benchmarks/experiments.py: EXPERIMENT/SETTINGS/TASK-SEED.json.gz."""
+CONFIRMED, REVERSED, CHANGES, OPEN, MISSING = (
+    "confirmed", "reversed", "changes with size or budget", "not measurable", "not measured",
+)  # fmt: skip
+VERDICTS = CONFIRMED, REVERSED, CHANGES, OPEN, MISSING
+LEAST = 2
+"""Trainings of each encoding by which a finding is judged."""
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A published finding, as: on a task, under a condition, `better` is better than `worse`; of the same encoding: it scores no
+    worse than under the condition of training. measure, values: as published, of `better` and of `worse`, or one gain. size: of
+    the published models."""
+
+    id: str
+    claim: str
+    claim_zh: str
+    source: str
+    arxiv: str
+    size: str
+    measure: str
+    values: tuple[str, ...]
+    task: str
+    at: int
+    better: str
+    worse: str
+
+    @property
+    def level(self) -> bool:
+        return self.better == self.worse
+
+
+@dataclass(frozen=True)
+class World:
+    """Where text was measured: models of a size after a number of steps. losses: at the training length and at the longest.
+    text: the corpus."""
+
+    parameters: int
+    steps: int
+    seeds: int
+    losses: Mapping[str, tuple[float, float]]
+    text: str = ""
+
+    def __str__(self) -> str:
+        text = f", {self.text}" * bool(self.text)
+        return f"{self.parameters / 1e6:.1f} M, {self.steps} steps, {self.seeds} seed{'s' * (self.seeds > 1)}{text}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finding and its verdict. gap: how much higher `better` scores than `worse`, or under the condition than in training; None:
+    not measured. learned: how many of how many trainings learned a task that jumps, and Fisher's chance. others: the gap of
+    the worlds where it is on the other side."""
+
+    finding: Finding
+    verdict: str
+    ranking: Ranking | None = None
+    gap: Estimate | None = None
+    learned: tuple[int, int, int, float] | None = None
+    others: Sequence[tuple[World, float]] = ()
+
+
+def findings() -> tuple[Finding, ...]:
+    rows = json.loads((FOLDER / "findings.json").read_text(encoding="utf-8"))["findings"]
+    return tuple(Finding(**{**row, "values": tuple(row["values"])}) for row in rows)
+
+
+def claims() -> list[Json]:
+    """id, claim, verdict and answer in English and Chinese (.._zh); kind: true, partly or false."""
+    rows: list[Json] = json.loads((FOLDER / "claims.json").read_text(encoding="utf-8"))["claims"]
+    return rows
+
+
+@dataclass(frozen=True)
+class Board:
+    """The runs in archives. results: as of `posenc compare`; rankings: by task."""
+
+    results: Json
+    rankings: Mapping[str, Ranking]
+    seeds: int
+
+    @classmethod
+    def read(cls, folder: Path, data: str | None = None) -> "Board":
+        """data: as of `posenc compare`; None: the default of the tasks."""
+        comparisons, table = against(folder, (), data=data)
+        records = {run: stored.record for run, stored in table.runs.items()}
+        studies = [ComparisonStudy(comparison, corpus, Checkpoints("", 0), table) for comparison, corpus in comparisons]
+        board = Leaderboard(studies)
+        rankings = {
+            s.name: Ranking(collect({run: record for run, record in records.items() if run.settings == s}), s, corpus)
+            for s, corpus in ((comparison.settings, corpus) for comparison, corpus in comparisons)
+        }
+        return cls(board.results(records), rankings, comparisons[0][0].seeds)
+
+
+def experiments(name: str) -> list[Board]:
+    """The archives of an experiment, one of each of its settings; none where it has not been run. The folder of a text begins with
+    its name."""
+    folders = [folder for folder in sorted((EXPERIMENTS / name).glob("*")) if any(folder.glob("*.json.gz"))]
+    texts = {folder: folder.name.partition("-")[0] for folder in folders}
+    return [Board.read(folder, text if text in CORPORA else None) for folder, text in texts.items()]
+
+
+def measured(ranking: Ranking, condition: int, seeds: Sequence[int]) -> Tensor:
+    """What the encodings score under a condition, (encodings, seeds, examples)."""
+    return torch.stack([v.values(condition, seeds, ranking.criterion.key) for v in ranking.trained])
+
+
+def judged(rankings: Mapping[str, Ranking], worlds: Sequence[World]) -> list[Judged]:
+    """Every finding. The chance that one or more of the differences found is false is at most 5 % (Holm); a level is confirmed where
+    its interval ends below the tolerance. worlds: other sizes and budgets of text."""
+    known, by_chance = {}, {}
+    for each in findings():
+        ranking = rankings.get(each.task)
+        if ranking is None or each.at not in ranking.settings.conditions or len(ranking.seeds) < LEAST:
+            continue
+        names = [variant.name for variant in ranking.trained]
+        if not {each.better, each.worse} <= set(names):
+            continue
+        if each.level:
+            gap = ranking.change(ranking.trained[names.index(each.better)], each.at)
+        else:
+            values, pair = (
+                measured(ranking, each.at, ranking.seeds),
+                (names.index(each.better), names.index(each.worse)),
+            )
+            gap = contrast(values, *pair, jumps=ranking.jumps)
+            by_chance[each] = chances(values, jumps=ranking.jumps)[pair]
+        known[each] = gap
+    sure = dict(zip(by_chance, found(torch.stack([*by_chance.values()])).tolist(), strict=True)) if by_chance else {}
+    return [
+        _judge(each, rankings[each.task], known[each], sure, worlds) if each in known else Judged(each, MISSING)
+        for each in findings()
+    ]
+
+
+def _judge(
+    each: Finding, ranking: Ranking, gap: Estimate, sure: Mapping[Finding, bool], worlds: Sequence[World]
+) -> Judged:
+    m, learned = ranking.criterion, None
+    others: list[tuple[World, float]] = []
+    rises = (gap.low, gap.high) if m.worse > 0 else (-gap.high, -gap.low)  # for the worse
+    if each.level:
+        verdict = CONFIRMED if rises[1] < m.tolerance else REVERSED if rises[0] > m.tolerance else OPEN
+    else:
+        verdict = OPEN if not sure[each] else CONFIRMED if m.worse * gap.mean < 0 else REVERSED
+        if ranking.jumps:  # an exact test of whether trainings learn, beside the mean of those that did and did not
+            of = {variant.name: len(ranking.learned(variant)) for variant in ranking.trained}
+            one, other, count = of[each.better], of[each.worse], len(ranking.seeds)
+            learned = one, other, count, fisher(one, other, count)
+    ends = ranking.settings.trained_at, ranking.settings.conditions[-1]
+    if each.task == "text" and each.at in ends and verdict in (CONFIRMED, REVERSED):
+        at = ends.index(each.at)
+        for world in worlds:
+            if {each.better, each.worse} <= world.losses.keys():
+                there = world.losses[each.better][at] - world.losses[each.worse][0 if each.level else at]
+                held = there < m.tolerance if each.level else there < 0
+                if held != (verdict == CONFIRMED):
+                    others.append((world, there))
+        verdict = CHANGES if others else verdict
+    return Judged(each, verdict, ranking, gap, learned, others)
+
+
+# ---------------------------------------------------------------- the page
+
+WORDS = {
+    "confirmed": "证实", "reversed": "相反", "changes with size or budget": "随大小或步数而变", "not measurable": "测不出", "not measured": "未测",
+    "claim": "说法", "verdict": "结论", "here": "这里的结果", "published": "原文的数字", "size": "原文的模型", "source": "出处",
+    "common": "常见说法", "perplexity": "困惑度", "accuracy": "准确率", "error": "错误率", "heads": "头数", "against": "对",
+    "layers": "层", "layer": "层", " of width ": "，宽 ", "length ": "长度 ", "tokens": "词元", "tasks": "个任务", "translation": "翻译", " to ": " 到 ",
+    " in the mean of the tasks": "（各任务平均）", "as with twice as many": "相当于两倍", "{one} and {other} of {count} trainings learned it": "{count} 次训练中有 {one} 次和 {other} 次学会",
+    "against the training length": "相对于训练长度", "steps": "步", "seeds": "个种子", "seed": "个种子",
+}  # fmt: skip
+
+
+def chinese(text: str) -> str:
+    for english, word in sorted(WORDS.items(), key=lambda pair: -len(pair[0])):
+        text = text.replace(english, word)
+    return text
+
+
+def same(text: str) -> str:
+    return text
+
+
+def number(finding: Finding, say: Callable[[str], str]) -> str:
+    return f"{say(finding.measure)} {say(' against ').join(map(say, finding.values))}" if finding.values else "–"
+
+
+def here(of: Judged, say: Callable[[str], str]) -> str:
+    each, ranking, gap = of.finding, of.ranking, of.gap
+    if ranking is None or gap is None:
+        return "–"
+    m, s = ranking.criterion, ranking.settings
+    at = f"{each.task}, {s.spelled(each.at) if each.task == 'flip_flop' else s.size_at(each.at)}"
+    if each.level:
+        return f"{at}: `{each.better}` {m.difference(gap)} {say('against the training length')}"
+    text = f"{at}: `{each.better}` − `{each.worse}` {m.difference(gap)}"
+    if of.learned:
+        one, other, count, chance = of.learned
+        learned = say("{one} and {other} of {count} trainings learned it").format(one=one, other=other, count=count)
+        text += f"; {learned} (Fisher's p = {chance:.2f})"
+    for world, there in of.others:
+        text += f"; {say(str(world))}: {there:+.3f}".replace("-", "−")
+    return text
+
+
+COLOURS = {CONFIRMED: "confirmed", REVERSED: "reversed", CHANGES: "mixed", OPEN: "open", MISSING: "open"}
+COLOURS |= {"true": "confirmed", "false": "reversed", "partly": "mixed"}
+
+
+def cell(id: str, claim: str, kind: str) -> str:
+    """A claim with its permalink. kind: that of its verdict, by which the site colours it."""
+    return f'<a id="{id}" class="{COLOURS[kind]}"></a>{claim} [#](#{id})'
+
+
+def rows(all_judged: Iterable[Judged], language: str) -> str:
+    """The table of all findings and claims."""
+    say = chinese if language == "zh" else same
+    suffix = "_zh" if language == "zh" else ""
+    head = [say(word) for word in ("claim", "verdict", "here", "published", "size", "source")]
+    lines = [head, ["---"] * len(head)]
+    for of in all_judged:
+        each = of.finding
+        claim = each.claim_zh if language == "zh" else each.claim
+        source = f"[{each.source}](https://arxiv.org/abs/{each.arxiv})"
+        verdict = f"**{say(of.verdict)}**"
+        lines.append(
+            [cell(each.id, claim, of.verdict), verdict, here(of, say), number(each, say), say(each.size) or "–", source]
+        )
+    for each in claims():
+        claim, verdict = f"**{each['claim' + suffix]}**", f"**{each['verdict' + suffix]}**"
+        lines.append(
+            [cell(each["id"], claim, each["kind"]), verdict, each["answer" + suffix] or "–", "–", "–", say("common")]
+        )
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def counts(all_judged: Sequence[Judged], language: str) -> str:
+    """How many findings have each verdict."""
+    say = chinese if language == "zh" else same
+    of = {verdict: sum(each.verdict == verdict for each in all_judged) for verdict in VERDICTS}
+    if language == "zh":
+        return f"{len(all_judged)} 条已发表的结果：" + "，".join(f"{say(v)} {n}" for v, n in of.items()) + "。"
+    return f"{len(all_judged)} published findings: " + ", ".join(f"{n} {v}" for v, n in of.items()) + "."
+
+
+def tables(all_judged: Sequence[Judged]) -> dict[str, str]:
+    """What docs/claims.md and docs/leaderboard.md have of this."""
+    return {
+        "replication": rows(all_judged, "en"),
+        "replication_zh": rows(all_judged, "zh"),
+        "counts": counts(all_judged, "en"),
+        "counts_zh": counts(all_judged, "zh"),
+    }
