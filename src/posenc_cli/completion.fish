@@ -261,7 +261,7 @@ complete -c posenc -n '_shtab_posenc_using bench' -l print-config -d 'print all 
 complete -c posenc -n '_shtab_posenc_using bench' -l json -d 'print the results as JSON'
 complete -c posenc -n '_shtab_posenc_using bench' -l yes -d 'start a run of more than an hour without asking'
 complete -c posenc -n '_shtab_posenc_using bench; and test $_shtab_posenc_npos -ge 0' -ka "t5 t5_causal alibi shaw xlnet tupe deberta rope call rotary tables fox selective_rope mamba3_rope carope projected_relative grape_a dape selective_attention wall path stick_breaking rope+rove cope fope rope_pp learned_rope head_rope pope chunks attention frontier" -d 'what to measure (default: all but frontier)'
-complete -c posenc -n '_shtab_posenc_using; and test $_shtab_posenc_npos -eq 0' -a explore -d 'Write the interactive page: every encoding and extension, computed in the browser.'
+complete -c posenc -n '_shtab_posenc_using; and test $_shtab_posenc_npos -eq 0' -a explore -d 'Write the interactive page: encodings and extensions, computed in the browser.'
 complete -c posenc -n '_shtab_posenc_using explore' -s h -l help -d 'show this help message and exit'
 complete -c posenc -n '_shtab_posenc_using explore' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'the file to write (default: posenc-explorer.html)'
 complete -c posenc -n '_shtab_posenc_using explore' -l open -l no-open -d 'show it in the browser'

@@ -20,7 +20,7 @@ _shtab_posenc_commands() {
     diff:'Compare two frequency schedules of RoPE: what each does to every pair of channels.'
     doctor:'Report how a pretrained model encodes positions, and what is wrong with it.'
     eval:'Measure retrieval (passkey, needle in a haystack ...) and perplexity of a pretrained model on long contexts.'
-    explore:'Write the interactive page: every encoding and extension, computed in the browser.'
+    explore:'Write the interactive page: encodings and extensions, computed in the browser.'
     extend:'Extend the context window of a pretrained model (RoPE scaling), or its image size; verify it and save it.'
     list:'List encodings, patterns of layers, RoPE scaling, position maps, methods and tasks, or show all about some of them.'
     predict:'Train small models and write a page in which they predict, past their training length.'
