@@ -499,7 +499,7 @@ def summarised(
     program: str, version: str, asked: dict[str, Answer], found: dict[str, Answer], types: list[str] | None, pool: Pool
 ) -> Answer:
     """Answers and failures of a program; what config-only reads of them goes into its record. types: of models that it has;
-    None: it said so when it was asked."""
+    None: it answered so when it was asked."""
     from transformers import CONFIG_MAPPING
 
     from posenc.pretrained.programs import PROGRAMS, RULED, TRANSFORMERS, NotKnown, ProgramFails

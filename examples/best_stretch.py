@@ -44,7 +44,7 @@ def main(folder="best-stretch", model="demo", length=12288, samples=8, text="pyd
         "generate": False,
         "attention": False,
     }
-    print(table(posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, render=page)))
+    print(table(posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, pages={"report.html": page})))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,15 @@ def main(folder: str = "lost-in-the-middle", model: str = "demo", items: int = 2
     tasks = [f"facts:items={items}", f"facts:items={items}:query_aware=true"]
     chosen = {"methods": METHODS, "lengths": [512], "depths": [0, 0.17, 0.33, 0.5, 0.67, 0.83, 1], "samples": samples}
     results = posenc.evaluate(
-        lm, tokenizer, tasks=tasks, **chosen, generate=False, attention=False, name=model, directory=folder, render=page
+        lm,
+        tokenizer,
+        tasks=tasks,
+        **chosen,
+        generate=False,
+        attention=False,
+        name=model,
+        directory=folder,
+        pages={"report.html": page},
     )
     print(table(results))
 

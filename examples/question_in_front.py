@@ -43,7 +43,15 @@ def main(folder: str = "question-in-front", model: str = "demo", samples: int = 
     lm, tokenizer = posenc.load(model, dtype=torch.bfloat16)
     chosen = {"methods": [], "lengths": [4096], "depths": [0, 0.5, 1], "samples": int(samples)}
     results = posenc.evaluate(
-        lm, tokenizer, tasks=TASKS, **chosen, generate=False, attention=False, name=model, directory=folder, render=page
+        lm,
+        tokenizer,
+        tasks=TASKS,
+        **chosen,
+        generate=False,
+        attention=False,
+        name=model,
+        directory=folder,
+        pages={"report.html": page},
     )
     print(table(results))
 

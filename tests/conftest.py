@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)  # the suite runs in several processes
 # a shell's background job, and what it starts, would ignore it
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("COLUMNS", None)  # the width of the terminal that the suite was started in
 settings.register_profile("posenc", deadline=None, print_blob=True)
 settings.load_profile("posenc")
 

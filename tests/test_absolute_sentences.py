@@ -144,6 +144,18 @@ DATA = {
     "No document is both trained and tested on": "lab/test_packing.py::test_the_cut_is_where_a_document_starts_if_one_starts_near",
 }
 DISTRIBUTED = {
+    "one that cuts heads which share a key head is refused": "distributed/test_heads.py::test_slices_that_are_none_or_cut_groups_are_refused",
+    "A parameter that all heads share": "distributed/test_heads.py::test_parts_of_the_heads_are_one_process",
+    "`embed` acts on an input that all processes have": "distributed/test_heads.py::test_parts_of_the_heads_are_one_process",
+    "Encodings with nothing per head are copied": "distributed/test_heads.py::test_parts_of_the_heads_are_one_process",
+    "FLOATER mix heads, and are refused": "distributed/test_heads.py::test_slices_that_are_none_or_cut_groups_are_refused",
+    "DTensors are refused": "distributed/test_sharded_parameters.py::test_dtensors_are_refused_in_a_sentence",
+    "Outputs and all gradients equal those of one process": "distributed/test_heads.py::test_parts_of_the_heads_are_one_process",
+    "are no `forward`": "distributed/test_sharded_parameters.py::test_an_encoding_that_is_sharded_alone_says_so",
+    "then `reset_parameters()` of each module": "distributed/test_sharded_parameters.py::test_fsdps_recipe_from_meta",
+    "Every encoding has it": "distributed/test_heads.py::test_reset_parameters_gives_a_fresh_one",
+    "under the same seed to the same numbers": "distributed/test_heads.py::test_reset_parameters_gives_a_fresh_one",
+    "Tables need nothing": "distributed/test_heads.py::test_reset_parameters_gives_a_fresh_one",
     "act on each part as on the complete sequence": "distributed/test_shards.py::test_attention_on_shards_is_that_of_the_unsharded_sequence",
     "gathers all keys and values of one layer at a time": PLAIN,
     "so that all do the same causal work": "distributed/test_shards.py::test_zigzag_gives_everyone_the_same_work",
@@ -152,6 +164,11 @@ DISTRIBUTED = {
     "all parameters' gradients equal those of one process": "distributed/test_processes.py::test_every_encoding_is_the_same_on_shards",
 }
 PADDING = {
+    "takes each draft's parent": PLAIN,
+    "No table covers the cache": "positions/test_draft_tree.py::test_siblings_share_a_position_and_the_cache_is_in_no_table",
+    "Each row may have its parents": "positions/test_draft_tree.py::test_rows_with_caches_of_several_lengths_and_a_tree_each",
+    "equals that of each path alone": "positions/test_draft_tree.py::test_each_draft_is_as_its_path_alone",
+    "what counts the tokens of a line is refused": "positions/test_draft_tree.py::test_bad_trees",
     "the same output as each sequence alone": "test_conformance.py::test_every_encoding_conforms",
     "A query that sees no key gives zeros": "test_attention.py::test_rows_that_see_nothing_are_zero_with_finite_gradients",
     "are documents of no tokens": "positions/test_positions.py::test_documents_of_no_tokens_are_none",

@@ -185,6 +185,7 @@ def test_links_lead_somewhere(path):
 
 
 def headings(path: Path) -> set[str]:
-    """What GitHub makes of a page's headings in addresses."""
-    found = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in found}
+    """What GitHub makes of a page's headings in addresses, and the names that stand in it."""
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {*re.findall(r'<a id="([^"]+)"', text)} | {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in found}

@@ -315,7 +315,7 @@ TESTED = (
     r"^\[.*$",
     r"\(\d layers, .* seeds\.",
     r"^- \*\*You do research.*$",
-    r"0\.1 less means .* about 10 %",
+    r"0\.1 less means about 10 %",
     r"float64",
     r"At 4096 tokens T5's bias needs \d+ MiB in the forward pass, the best of the others measured \[\d+\]",
     r"\[Extend \d+ types",

@@ -140,7 +140,7 @@ def _cached_positions(cache: object, positions: Positions | None, q: Tensor, key
 
 def _is_small(q: Tensor, k: Tensor) -> bool:
     """Whether what a call adds to PyTorch's attention is worth remembering from layer to layer."""
-    if q.dim() != 4 or k.dim() != 4:
+    if q.dim() != 4 or k.dim() != 4 or torch.compiler.is_compiling():  # a graph is for any length
         return False
     return q.shape[2] == 1 or (q.device.type == "cpu" and q.shape[2] * k.shape[2] <= sdpa.SHORT)
 

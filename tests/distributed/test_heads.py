@@ -94,7 +94,7 @@ def test_windows_of_a_width_per_head_are_cut():
     part = (posenc.Window([2, 3, None, 5]) + posenc.ALiBi(4)).heads(slice(2, 4))
     window, alibi = part
     assert window.before == [None, 5]
-    torch.testing.assert_close(alibi.slopes, posenc.ALiBi(4).slopes[2:])
+    torch.testing.assert_close(alibi.slope_table, posenc.ALiBi(4).slope_table[2:])
 
 
 @pytest.mark.parametrize("name", ["alibi", "sandwich", "grape_a", "mixed_rope", "swin", "fope", "rope+alibi/t5"])

@@ -88,7 +88,7 @@ CHANGES = {
     "texts": (Synthetic, "draw", lambda self, part, generator: draw(self, part, generator.manual_seed(1)), 4),
     "test": (Synthetic, "evaluate", scored_otherwise, 4),
     "version": (posenc, "__version__", "9.9", 0),
-    "same function by another name": (distance, "alibi_slopes", lambda num_heads: slopes(num_heads), 0),
+    "same function by another name": (distance, "alibi_slopes", lambda *given, **more: slopes(*given, **more), 0),
     "other rounding": (distance, "alibi_slopes", times(slopes, 1 + 1e-6), 0),
 }
 

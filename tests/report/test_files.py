@@ -16,6 +16,7 @@ from posenc.lab.engines import InProcess
 from posenc.lab.table import Table, as_csv, latex
 from posenc.report import bench, evaluate
 from posenc.report.compare import columns, files, settings_of
+from posenc.report.plots import _figures_of
 from report.eval_results import results as eval_results
 
 NAMES = ["report.html", "table.md", "table.csv", "table.tex", "figure.svg", "figure.png"]
@@ -116,9 +117,7 @@ def test_every_figure_of_a_page_is_drawn_with_its_numbers(folder, kind):
     results = sources(folder)[kind]
     listed = posenc.plots.figures(results)
     assert listed
-    panels = posenc.plots.OF_KIND[kind](
-        json.loads((folder / "results.json").read_text()) if kind == "compare" else results
-    )
+    panels = _figures_of(kind, json.loads((folder / "results.json").read_text()) if kind == "compare" else results)
     for plot in (plot for panel in panels.values() for plot in panel.plots):
         assert [*listed[plot.name].values()] == [[*choice.texts] for choice in plot.choices]
         for numbers, figure in plot.figures.items():

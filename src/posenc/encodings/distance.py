@@ -194,9 +194,9 @@ class ALiBi(_DistanceBias):
             return super().bias(q, k, positions, layer)
         check_heads(self, q, self.num_heads)
         positions.require_one_axis(type(self).__name__)
-        if len(self.slope_table) != q.shape[0]:
+        if self.slope_table.shape[0] != q.shape[0]:
             raise InputError(
-                f"slopes of {len(self.slope_table)} rows: q has a batch of {q.shape[0]}; give one row for each"
+                f"slopes of {self.slope_table.shape[0]} rows: q has a batch of {q.shape[0]}; give one row for each"
             )
         rows = self.slope_table.to(q.device, torch.promote_types(q.dtype, torch.float32))
         return KeySlope(rows[..., None].expand(-1, -1, k.shape[2]), positions)
@@ -235,7 +235,7 @@ class GridALiBi(ALiBi):
             return super().bias(q, k, positions, layer)
         if self.by_row:
             raise InputError(
-                f"slopes of {len(self.slope_table)} rows: on a grid GridALiBi takes (num_heads,), one for each head"
+                f"slopes of {self.slope_table.shape[0]} rows: on a grid GridALiBi takes (num_heads,), one for each head"
             )
         check_heads(self, q, self.num_heads)
         dtype = torch.promote_types(q.dtype, torch.float32)

@@ -58,7 +58,7 @@ def latex(tables: Sequence[Table]) -> str:
 
 def as_csv(tables: Sequence[Table]) -> str:
     """All rows under one head: the table's title where there are several tables, then the columns of all of them. An interval has a
-    column of its own. A number is written as programs read it, percent in the column's name, and what was not measured is empty."""
+    separate column. A number is written plainly, percent in the column's name, and what was not measured is empty."""
     lines: list[dict[str, str]] = []
     for table in tables:
         above: list[str] = []

@@ -623,7 +623,7 @@ class Positions:
         blocks = DraftTree(table, index, (slots + 1).clamp(0, n))
         first = self.q[:, :1]
         of_drafts = (first + depth).to(self.q)
-        rows = max(len(of_drafts), len(slots))
+        rows = max(of_drafts.shape[0], slots.shape[0])
         at = of_drafts.expand(rows, -1).gather(1, slots.expand(rows, -1).clamp(0, n - 1))
         k = torch.where(slots < 0, self.k, at)
         return replace(self, q=of_drafts, k=k, blocks=(*self.blocks, blocks)).with_known()
@@ -636,7 +636,7 @@ class Positions:
     def _refuse_tree(self, why: str) -> None:
         if self.is_tree:
             raise InputError(
-                f"{why}, and the drafts of a tree are no line: pass each path of the tree as a row of its own"
+                f"{why}, and the drafts of a tree are no sequence: pass each path of the tree as a separate row"
             )
 
     def _check_blocks(self, blocks: VisibleBlocks, size: int) -> None:

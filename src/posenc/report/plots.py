@@ -4,27 +4,24 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posenc.errors import InputError, shown, unknown
-from posenc.lab.study import Results
-from posenc.report import bench, compare, evaluate, leaderboard
-from posenc.report.drawn import drawn, figure_of, plots_of
-from posenc.report.html import Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
+    from posenc.lab.study import Results
+    from posenc.report.html import Panel
+
 __all__ = ["draw", "figures"]
 
-OF_KIND = {
-    "compare": compare.figures_of, "leaderboard": leaderboard.figures_of, "eval": evaluate.figures_of, "bench": bench.figures_of,
-}  # fmt: skip
-"""The kind of a study -> what makes the figures of its results."""
+KINDS = "compare", "leaderboard", "eval", "bench"
+"""Of the studies that have figures."""
 
 
-def figures(results: Results | str | Path) -> dict[str, dict[str, list[str]]]:
+def figures(results: "Results | str | Path") -> dict[str, dict[str, list[str]]]:
     """The figures of a report, the first one first: name -> the choices that `draw` takes for it, each with its values, of which
     the page shows one at first.
 
@@ -33,10 +30,12 @@ def figures(results: Results | str | Path) -> dict[str, dict[str, list[str]]]:
     Raises:
         InputError: a file that is no results.json of these.
     """
+    from posenc.report.drawn import plots_of
+
     return {plot.name: {c.name: [*c.texts] for c in plot.choices} for plot in plots_of(_panels(results))}
 
 
-def draw(results: Results | str | Path, name: str = "", ax: "Axes | None" = None, **choices: str) -> "Drawing":
+def draw(results: "Results | str | Path", name: str = "", ax: "Axes | None" = None, **choices: str) -> "Drawing":
     """A figure of a report, as its page shows it, such as `draw("posenc-compare", "change", measure="change")`.
 
     Args:
@@ -49,6 +48,8 @@ def draw(results: Results | str | Path, name: str = "", ax: "Axes | None" = None
     Raises:
         InputError: an unknown name, choice or value.
     """
+    from posenc.report.drawn import drawn, figure_of, plots_of
+
     plots = {plot.name: plot for plot in plots_of(_panels(results))}
     if not plots:
         raise InputError(
@@ -66,7 +67,7 @@ def draw(results: Results | str | Path, name: str = "", ax: "Axes | None" = None
     return drawn(figure_of(plot, choices), ax)
 
 
-def _panels(results: Results | str | Path) -> Mapping[str, Panel]:
+def _panels(results: "Results | str | Path") -> "Mapping[str, Panel]":
     if isinstance(results, str | Path):
         path = Path(results)
         path = path / "results.json" if path.is_dir() else path
@@ -78,6 +79,14 @@ def _panels(results: Results | str | Path) -> Mapping[str, Panel]:
         read = results
     kind = read.get("kind") if isinstance(read, Mapping) else None
     kind = "leaderboard" if kind == "compare" and "tasks" in read else kind
-    if kind not in OF_KIND:
-        raise InputError(f"results={shown(kind)}: of no kind that has figures; expected {', '.join(OF_KIND)}")
-    return OF_KIND[kind](read)
+    if kind not in KINDS:
+        raise InputError(f"results={shown(kind)}: of no kind that has figures; expected {', '.join(KINDS)}")
+    return _figures_of(kind, read)
+
+
+def _figures_of(kind: str, results: "Results") -> "Mapping[str, Panel]":
+    from posenc.report import bench, compare, evaluate, leaderboard  # not before they are needed: they need the lab
+
+    modules: dict[str, Any] = dict(zip(KINDS, (compare, leaderboard, evaluate, bench), strict=True))
+    panels: Mapping[str, Panel] = modules[kind].figures_of(results)
+    return panels

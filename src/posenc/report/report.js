@@ -198,13 +198,13 @@ posenc.report = (() => {
   // ------------------------------------------------------------------ pictures and tables to take along
 
   function buttons(words, kinds, take) {
-    const said = element("span", { role: "status" }), line = element("p", { className: "saving" }, words);
+    const status = element("span", { role: "status" }), line = element("p", { className: "saving" }, words);
     for (const kind of kinds) {
       const button = element("button", { type: "button" }, kind);
-      button.addEventListener("click", async () => { said.textContent = await take(kind); });
+      button.addEventListener("click", async () => { status.textContent = await take(kind); });
       line.append(button);
     }
-    line.append(said);
+    line.append(status);
     return line;
   }
 

@@ -245,7 +245,7 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
     ("arguments", "message"),
     [
         (["alibbi"], "unknown case 'alibbi': did you mean 'alibi'?"),
-        (["--mode", "backward"], "unknown mode 'backward'"),
+        (["--mode", "backward"], "unknown choice 'backward'"),
         (["--n", "0"], "--n 0: must be at least 2"),
         (["--n", "many"], "--n: invalid int value: 'many'"),
         (["--threads", "0"], "--threads 0: must lie between 1 and"),
@@ -349,9 +349,9 @@ SLOPES = distance.alibi_slopes
 @pytest.mark.parametrize(
     ("owner", "name", "changed", "again"),
     [
-        (distance, "alibi_slopes", lambda heads: 50 * SLOPES(heads), True),
+        (distance, "alibi_slopes", lambda *given, **more: 50 * SLOPES(*given, **more), True),
         (distance.ALiBi, "bias", slower(distance.ALiBi.bias), True),
-        (distance, "alibi_slopes", lambda heads: SLOPES(heads), False),
+        (distance, "alibi_slopes", lambda *given, **more: SLOPES(*given, **more), False),
         (posenc, "__version__", "9.9", False),
     ],
     ids=["slopes", "more calls", "another name", "another version"],

@@ -232,6 +232,6 @@ def test_the_command_refuses_and_writes_nothing(arguments, message, archives, tm
 def test_folders_that_are_no_table_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="has no files TASK-SEED"):
         against(tmp_path, ["alibi"])
-    monkeypatch.setattr("posenc.__file__", str(tmp_path / "site-packages/posenc/__init__.py"))
+    monkeypatch.setattr("posenc.lab.leaderboard.__file__", str(tmp_path / "site-packages/posenc/lab/leaderboard.py"))
     with pytest.raises(InputError, match="against=leaderboard: is in posenc's repository alone"):
         against("leaderboard", ["alibi"])
