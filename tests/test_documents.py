@@ -188,4 +188,6 @@ def headings(path: Path) -> set[str]:
     """What GitHub makes of a page's headings in addresses, and the names that stand in it."""
     text = path.read_text(encoding="utf-8")
     found = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {*re.findall(r'<a id="([^"]+)"', text)} | {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in found}
+    return {*re.findall(r'<a id="([^"]+)"', text)} | {
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in found
+    }

@@ -78,7 +78,7 @@ def listed(
     if search:
         words = _words(" ".join(search))
         rows = {each: [row for row in of_kind if words <= _searched(row, words)] for each, of_kind in rows.items()}
-    if names:
+    if names and any(rows.values()):
         names = [name.removeprefix("@") for name in names]
         known = {row["name"] for of_kind in rows.values() for row in of_kind}
         for name in names:

@@ -246,7 +246,7 @@ def test_other_models_have_no_four_terms():
 
 def test_bad_tokens_are_refused():
     for tokens in (TOKENS[0], TOKENS.float(), TOKENS[:, :1], TOKENS[:0]):
-        with pytest.raises(InputError, match=r"tokens: .*pass integers, \(texts, length\)"):
+        with pytest.raises(InputError, match=r"tokens: .*pass integers, \(batch, length\)"):
             four_terms(ours(), tokens)
     for model in (ours(), theirs("gpt2")):
         with pytest.raises(InputError, match=r"tokens: ids \d+ to 5\d; the model's vocabulary is 0 to 49"):

@@ -126,7 +126,10 @@ def wrong(case: Case, files: Path) -> tuple[int, list[str]]:
         mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # an odd name is not asked for there
     ):
         code = cli.main(arguments)
-    message, left = err.getvalue(), sorted(path.name for path in here.iterdir())
+    message, left = (
+        err.getvalue(),
+        sorted(path.name for path in here.rglob("*") if path.is_file() and path.name != ".lock"),
+    )
     faults = [] if code in (0, 1, 2) else [f"exit code {code}"]
     if code == 2:
         name = case.argument.strip("-").replace("-", "_").rstrip("s")

@@ -25,8 +25,13 @@ NOT_OF_THE_CODE = {"merge", "spread", "init_std", "scaled", *OF_THE_MODEL} - {"t
 """Arguments that say how codes meet the model, or how weights start."""
 
 
-CAUSAL = {"window": {"after"}, "stick_breaking": {"remainder"}, "learned_rope": {"groups"}}
-"""What the page leaves out: keys after the query are hidden, nothing is added to the output, and heads turn alike."""
+CAUSAL = {
+    "alibi": {"bias_max", "slopes"},
+    "window": {"after"},
+    "stick_breaking": {"remainder"},
+    "learned_rope": {"groups"},
+}
+"""What the page leaves out: other slopes than the paper's, keys after the query, what is added to the output, heads that differ."""
 
 
 # ------------------------------------------------------------------ what there is

@@ -47,7 +47,7 @@ def test_it_trains_and_writes_the_page(capsys, tmp_path, monkeypatch, text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fox"], "unknown encoding on the page 'fox'"),
+        (["fox"], "unknown choice 'fox'"),
         (["--length", "4"], "--length 4: must be from 8 to 512"),
         (["--steps", "0"], "--steps 0: must be from 1"),
         (["--seed", "-1"], "--seed -1: must be from 0"),

@@ -18,9 +18,12 @@ def check_beyond(beyond: str, *more: str) -> None:
     check_word("beyond", beyond, (*more, "error", "clamp"))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # which Dynamo, the exporter's second try, calls as it is
 def _in_onnx() -> bool:
     return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+
+
+# Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
+_in_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refuse_in_onnx(name: str, what: str, other: str) -> None:
