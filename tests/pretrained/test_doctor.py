@@ -633,7 +633,7 @@ def test_the_distances_of_layers_with_a_window_end_there():
     local, full = doctor(small_model("gemma3_text")).model.rotations.values()
     assert (local.tokens, full.tokens) == (24, 64)
     text = str(doctor(small_model("mistral", sliding_window=16)))
-    assert "never complete a turn in the window of 16 tokens; the base bound fails nowhere within it" in text
+    assert "never complete a rotation in the window of 16 tokens; the base bound fails nowhere within it" in text
     assert "never complete a turn in 64 tokens; the base bound fails" in str(doctor(small_model("mistral")))
 
 

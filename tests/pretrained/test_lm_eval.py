@@ -205,7 +205,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("perplexity:protocol=sliding", r"does not read in windows"), ("copying", r"does not give these tokens")],
+    [("perplexity:protocol=sliding", r"does not evaluate in windows"), ("copying", r"does not give these tokens")],
 )
 def test_what_lm_eval_cannot_read_is_refused(tokenizer, text, message):
     cell = {"task": text, "length": 600, "depth": None, "samples": 1, "seeds": [0]}
