@@ -1,5 +1,5 @@
 # make demo   compare positional encodings on real text and say where the report is
-# make test   the test suite, but for its slow tests: 16 minutes on two idle cores
+# make test   the test suite, but for its slow tests: 26 minutes on two idle cores
 # make test-all   the whole of it
 # make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types

@@ -366,7 +366,11 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
             return visible, None
         return visible | blind, blind
 
-    if end - first < positions.num_queries or positions.num_queries * positions.num_keys > SHORT:
+    if (
+        torch.compiler.is_compiling()
+        or end - first < positions.num_queries
+        or positions.num_queries * positions.num_keys > SHORT
+    ):
         return make()
     return positions.shared("visible", make)
 
