@@ -248,7 +248,9 @@ class Ray:
                             total, result = ray.get(reference)
                         except ray.exceptions.RayTaskError as error:
                             cause = getattr(error, "cause", None)  # the job's error without Ray's wrapping
-                            raise (cause if isinstance(cause, Exception) else RuntimeError(str(error))) from None
+                            if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
+                                raise cause from None
+                            raise RuntimeError(str(error)) from None  # such as what a worker cannot import
                         except ray.exceptions.RayError:  # its workers died
                             dead.append(work.name(work.jobs[index]))
                             continue
