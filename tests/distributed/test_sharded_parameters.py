@@ -208,29 +208,25 @@ def as_printed(rank, world_size, code):
     torch.testing.assert_close(names["logits"], shard(want, names["local"]), rtol=0, atol=1e-11)
 
 
+def printed(words):
+    """The page's block of code that has these words."""
+    blocks = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return next(block for block in blocks if words in block)
+
+
 @pytest.mark.slow
 def test_the_page_runs_as_it_is_printed():
-    code = next(
-        block
-        for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-        if "full.shard" in block
-    )
-    in_processes(as_printed, code)
+    in_processes(as_printed, printed("full.shard"))
 
 
 def heads_as_printed(rank, world_size, code):
     dist.init_process_group("gloo")
     names = {"posenc": posenc, "torch": torch, "dist": dist, "Positions": Positions}
     exec(code, names)
-    torch.testing.assert_close(names["encoding"].slopes, posenc.ALiBi(32).slopes.chunk(world_size)[rank])
+    torch.testing.assert_close(names["encoding"].slope_table, posenc.ALiBi(32).slope_table.chunk(world_size)[rank])
     assert names["out"].shape == (2, 32 // world_size, 7, 16)
 
 
 @pytest.mark.slow
 def test_the_pages_part_of_the_heads_runs_as_it_is_printed():
-    code = next(
-        block
-        for block in re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-        if ".heads(" in block
-    )
-    in_processes(heads_as_printed, code)
+    in_processes(heads_as_printed, printed(".heads("))
