@@ -2,7 +2,6 @@
 
 import json
 from importlib.util import module_from_spec, spec_from_file_location
-from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +32,7 @@ def test_an_example_asks_for_what_its_table_shows(name, monkeypatch, capsys):
     module.main()
     assert capsys.readouterr().out.strip() == module.table(results)
     assert ["none", *asked["methods"]] == results["settings"]["methods"]
-    assert SimpleNamespace(**asked).render is module.page
+    assert asked["pages"] == {"report.html": module.page}
 
 
 def test_the_fuller_run_on_smollm2_has_an_interval_to_every_number():
