@@ -12,7 +12,7 @@ from posenc.encodings.mapped import Turned
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
-from posenc.pretrained.attach import Attachment, CappedScores, Design, check_attention, combined, softmax_scale
+from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.fit import Fit, Fitting
@@ -405,8 +405,6 @@ def _parts(layer: Layer, chosen: Plan, rotation: Encoding | None) -> tuple[Encod
         parts.append(rotation)
     if layer.window is None:
         parts += chosen.attention.values()
-    if layer.softcap is not None:
-        parts.append(CappedScores(layer.softcap))
     return tuple(parts)
 
 
