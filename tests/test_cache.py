@@ -140,7 +140,7 @@ def test_a_verified_path_of_a_tree_is_the_text(text, padding, trains):
     mask[0, :padding] = 0
     cache = KVCache()
     line = [*range(past), *(past + draft for draft in path)]
-    text_alone = tuple(x[:, :, line] for x in given[:3]) + (given[3][:, line],)
+    text_alone = (*(x[:, :, line] for x in given[:3]), given[3][:, line])
     with torch.set_grad_enabled(trains):
         start = Positions.from_mask(mask, causal=True) if padding else cache.positions(past)
         attend(encoding, part(given, 0, past), start, cache)

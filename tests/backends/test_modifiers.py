@@ -166,7 +166,7 @@ def test_prefix_and_cache_and_scores_of_an_encoding_are_capped():
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, float("inf"), float("nan"), "50", True])
 def test_softcap_is_a_positive_number(cap):
-    with pytest.raises(InputError, match="^softcap="):
+    with pytest.raises(InputError, match=r"^softcap="):
         attention(*tensors(5, 5), softcap=cap)
 
 
