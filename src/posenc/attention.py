@@ -369,7 +369,8 @@ def prepare(
     if not 0 <= dropout_p < 1:
         raise InputError(f"dropout_p={dropout_p}: a probability below 1")
     head_dim = q.shape[-1]
-    terms, factor = [], float(head_dim**-0.5)
+    terms: list[Score] = []
+    factor = float(head_dim**-0.5)
     values: Values | None = None
     branches: list[Rotated] = []
     modifiers: list[Modifier] = []
@@ -387,14 +388,20 @@ def prepare(
         positions = effects.positions
         if keys_rotated:
             _check_keys_unread(encoding, layer)
-        terms, constant = effects.terms(q, k), effects.adds_constants
-        v, values = _with_values(q, v, effects, keys_rotated)
-        modifiers = effects.modifiers()
+        acts = effects.sites
+        if "bias" in acts:
+            terms, constant = effects.terms(q, k), effects.adds_constants
+        if "values" in acts or "rotate_values" in acts:
+            v, values = _with_values(q, v, effects, keys_rotated)
+        if "modify" in acts:
+            modifiers = effects.modifiers()
         map_branches = effects.branches()
-        prefix = effects.prefix(q, v)
-        if prefix is not None and of_queries is not None:
-            projected = of_queries.zeroed(q)  # padding sees the prefix, whatever it holds
-        sink = effects.sink(projected) if sink is None else sink
+        if "prefix_kv" in acts:
+            prefix = effects.prefix(q, v)
+            if prefix is not None and of_queries is not None:
+                projected = of_queries.zeroed(q)  # padding sees the prefix, whatever it holds
+        if "sink" in acts and sink is None:
+            sink = effects.sink(projected)
         factor = effects.scale(head_dim) if scale is None else scale
         if map_branches:
             reads_all = bool(terms) or values is not None or bool(given)
@@ -409,7 +416,7 @@ def prepare(
                 raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
         else:
             q, k = effects.rotated(q, k)
-        products = effects.products(q, k, factor)
+        products = effects.products(q, k, factor) if "scores" in acts else []
         if products:
             if map_branches:
                 raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")

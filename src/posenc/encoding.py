@@ -895,12 +895,13 @@ class Effects:
         self.acting, self.positions = acting, positions
         gates = iter(positions.gates)
         self.parts: list[_Part] = []
+        self.sites: set[str] = set()
         for part, layer in acting:
-            here = positions
+            here, sites = positions, part.sites()
             if positions.gates:
                 here = positions.with_gates(tuple(islice(gates, part._num_gates(layer))))
-            self.parts.append(_Part(part, layer, here, part.sites()))
-        self.sites = {site for part in self.parts for site in part.sites}
+            self.parts.append(_Part(part, layer, here, sites))
+            self.sites.update(sites)
 
     def at(self, positions: Positions) -> "Effects":
         """The same encodings at other positions."""
@@ -919,7 +920,9 @@ class Effects:
         return self if positions is self.positions and not gates else self.at(positions.with_gates(gates))
 
     def _with(self, site: str) -> list[_Part]:
-        return [part for part in self.parts if site in part.sites] if site in self.sites else []
+        if site not in self.sites:
+            return []
+        return self.parts if len(self.parts) == 1 else [part for part in self.parts if site in part.sites]
 
     def _in_turn(self, site: str) -> list[_Part]:
         """The parts with a site in the order in which they rotate."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, lower, obstacle, run
+from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, attend_again, lower, obstacle, run
 from posenc.backends.precision import slower_than_float32, steps_slower_than_float32
 from posenc.backends.problem import Attend, Costs, Plan, Problem
 from posenc.backends.reference import Reference
@@ -236,7 +236,9 @@ def _fused(problem: Problem) -> Plan:
         out, lse = run(problem, lowered)
         return out if problem.sink is None else problem.with_sink(out, lse)
 
-    return Plan(compute, partial(_fused_costs, problem, lowered))
+    constant = problem.constant and problem.sink is None and problem.dropout_p == 0 and not problem.branches
+    again = partial(attend_again, problem, lowered) if constant else None
+    return Plan(compute, partial(_fused_costs, problem, lowered), again)
 
 
 def _fused_costs(problem: Problem, lowered: Lowered) -> Costs:
