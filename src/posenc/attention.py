@@ -375,7 +375,7 @@ def prepare(
     branches: list[Rotated] = []
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
-    products: list[Score] = []
+    of_product: float | None = None
     constant = True
     of_queries, of_keys = positions.hidden()
     projected = q = left_out(of_queries, q)
@@ -420,14 +420,18 @@ def prepare(
         if products:
             if map_branches:
                 raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")
-            terms, q, k, constant = products + terms, q[..., :1], k[..., :1], False
+            pair = products[0].factors()
+            if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
+                q, k, of_product = pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0
+            else:
+                terms, q, k, constant, of_product = products + terms, q[..., :1], k[..., :1], False, 0.0
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
-    of_product = 0.0 if products else factor
+    scale = factor if of_product is None else of_product
     problem = Problem(
-        q, k, v, terms, values, positions, of_product, logit, dropout_p, branches, modifiers=modifiers, constant=constant
+        q, k, v, terms, values, positions, scale, logit, dropout_p, branches, modifiers=modifiers, constant=constant
     )
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)

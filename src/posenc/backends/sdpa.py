@@ -94,7 +94,9 @@ class SDPA:
         if problem.q.shape[2] == 1:
             if not _is_row(problem):
                 return _masked(problem, refused)
-            run = partial(REFERENCE.attend, problem) if _is_step(problem) else partial(_at_once, problem, REFERENCE.rows)
+            run = (
+                partial(REFERENCE.attend, problem) if _is_step(problem) else partial(_at_once, problem, REFERENCE.rows)
+            )
             return Plan(run, partial(_row_costs, problem, refused))
         if problem.sink is not None and torch.compiler.is_compiling():
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
