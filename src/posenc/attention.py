@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from posenc.errors import (
     shown,
     unknown,
 )
-from posenc.functional import RunRotation, exactly, intercepted, transformed
+from posenc.functional import exactly, intercepted, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import EVERYTHING, Branch, Hidden, left_out
@@ -183,7 +183,8 @@ def _again(
     return _Again(plan.again(), not problem.constant, rotates, keys_rotated, turn, positions.hidden())
 
 
-class _Again(NamedTuple):
+@dataclass(frozen=True)
+class _Again:
     """A plan, and what comes before it in each layer.
 
     attend: (q, k, v, terms) -> the output. asks: for the terms, which are None where they are constant. rotates: there is a
@@ -201,21 +202,21 @@ class _Again(NamedTuple):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int
     ) -> Tensor:
-        attend, asks, rotates, keys_rotated, turn, (of_queries, of_keys) = self
+        of_queries, of_keys = self.hidden
         if of_queries is not None:
             q = of_queries.left_out(q)
         if of_keys is not None:
             k, v = of_keys.left_out(k), of_keys.left_out(v)
-        terms = None
-        if encoding is not None and (asks or (rotates and turn is None)):
+        rotates, terms = self.rotates and self.turn is None, None
+        if encoding is not None and (self.asks or rotates):
             effects = encoding.effects(positions, layer)
-            if asks:
+            if self.asks:
                 terms = effects.terms(q, k)
-            if rotates and turn is None:
-                q, k = (effects.queries_rotated(q), k) if keys_rotated else effects.rotated(q, k)
-        if turn is not None:
-            q = turn(q)
-        return attend(q, k, v, terms)
+            if rotates:
+                q, k = (effects.queries_rotated(q), k) if self.keys_rotated else effects.rotated(q, k)
+        if self.turn is not None:
+            q = self.turn(q)
+        return self.attend(q, k, v, terms)
 
 
 def _again_by_branches(problem: Problem, encoding: Encoding, positions: Positions, q: Tensor) -> Again | None:

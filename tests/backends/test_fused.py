@@ -1,8 +1,7 @@
 """The fused operator against the reference, forward and backward, in tiles small enough that there are many."""
 
-from functools import partial
-
 import math
+from functools import partial
 
 import pytest
 import torch

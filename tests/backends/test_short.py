@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import sys
 import weakref
 
 import pytest
@@ -102,7 +103,7 @@ def test_the_layers_of_a_pass_repeat_the_plan_of_the_first(name, layout, monkeyp
     positions = Positions.arange(300, causal=True) if layout == "long" else POSITIONS[layout]()
     given = [x.float() for x in inputs(positions)]
     outs = [attention(*given, encoding, positions, layer=layer) for layer in range(3)]
-    monkeypatch.setattr("posenc.attention.prepare", None)
+    monkeypatch.setattr(sys.modules["posenc.attention"], "prepare", None)
     for layer, out in enumerate(outs):
         assert_close(attention(*given, encoding, positions, layer=layer), out)
 
