@@ -158,6 +158,8 @@ def _memory(
         return None
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
         return None
+    if positions.q.requires_grad or positions.k.requires_grad:  # what is made of them is no constant
+        return None
     if type(layer) is not int or layer < 0 or not (scale is None or type(scale) is float):
         return None
     if encoding is None:

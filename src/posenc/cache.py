@@ -188,7 +188,8 @@ def _rotated(
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
     # what the first layer was found to do, the others do without its validation
-    memory = None if transformed() or "rotate_values" in sites else part.memory(new)
+    plain = not (transformed() or new.k.requires_grad or "rotate_values" in sites)
+    memory = part.memory(new) if plain else None
     key = "turn", k.shape, k.dtype, k.device
     turn = None if memory is None else memory.get(key)
     if turn is not None:

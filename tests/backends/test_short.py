@@ -102,10 +102,27 @@ def test_the_layers_of_a_pass_repeat_the_plan_of_the_first(name, layout, monkeyp
     encoding = made(name)
     positions = Positions.arange(300, causal=True) if layout == "long" else POSITIONS[layout]()
     given = [x.float() for x in inputs(positions)]
-    outs = [attention(*given, encoding, positions, layer=layer) for layer in range(3)]
+    outs = [attention(*given, encoding, positions, layer=layer) for layer in range(2)]
     monkeypatch.setattr(sys.modules["posenc.attention"], "prepare", None)
     for layer, out in enumerate(outs):
         assert_close(attention(*given, encoding, positions, layer=layer), out)
+
+
+@pytest.mark.parametrize("count", [6, 300])
+@pytest.mark.parametrize("name", ["alibi", "rope+alibi", "rope"])
+def test_positions_that_learn_are_read_in_each_layer(name, count):
+    encoding, grads = made(name), []
+    at = torch.arange(count, dtype=torch.float64) * 1.5
+    given = inputs(Positions.from_ids(at))
+    for backend in ("auto", "reference"):
+        leaf = at.clone().requires_grad_()
+        positions = Positions.from_ids(leaf, causal=True)
+        with torch.no_grad():
+            attention(*given, encoding, positions, backend=backend)
+        outs = [attention(*given, encoding, positions, layer=layer, backend=backend) for layer in range(2)]
+        grads += torch.autograd.grad(sum(out.square().sum() for out in outs), [leaf])
+    assert_close(*grads, rtol=1e-8, atol=1e-8)
+    assert grads[0].abs().max() > 0
 
 
 def test_plans_of_positions_that_live_long_keep_no_encoding():
