@@ -71,7 +71,8 @@ def require_fit(
     """
     if not isinstance(positions, Positions):
         raise InputError(
-            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+            "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart",
+            positions=positions,
         )
     batch = positions.batch
     for name, tensor, count in (
@@ -82,7 +83,7 @@ def require_fit(
         if tensor is None:
             continue
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
-            raise InputError(f"{name}={shown(tensor)}: pass a tensor (batch, ..., seq, channels)")
+            raise InputError("pass a tensor (batch, ..., seq, channels)", argument=name, value=tensor)
         if tensor.shape[-2] != count:
             if tensor.dim() == 4 and tensor.shape[1] == count:
                 raise swapped(name, tensor, f"positions are for {count} {'keys' if name == 'k' else 'queries'}")
@@ -355,7 +356,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
             InputError: no range of heads, one that cuts heads which share a key head, or an encoding that mixes heads.
         """
         if not isinstance(part, slice) or part.step not in (None, 1):
-            raise InputError(f"heads={shown(part)}: pass a range of query heads, such as slice(4, 8)")
+            raise InputError("pass a range of query heads, such as slice(4, 8)", heads=part)
         if self.mixes_heads:
             raise InputError(
                 f"{self.known_as} mixes the scores of all heads, so that no process can compute but some: leave it out"
@@ -752,7 +753,7 @@ def _as_json(value: Any, origin: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_json(item, f"{origin}[{i}]") for i, item in enumerate(value)]
     raise InputError(
-        f"{origin}={shown(value)}: spec() takes numbers, strings, lists, dicts and encodings; override spec()"
+        "spec() takes numbers, strings, lists, dicts and encodings", "override spec()", argument=origin, value=value
     )
 
 
@@ -780,10 +781,10 @@ def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positi
 
 def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None:
     if layer < 0:
-        raise InputError(f"layer={layer}: must be at least 0")
+        raise InputError("must be at least 0", layer=layer)
     if num_layers is not None and layer >= num_layers:
         raise InputError(
-            f"layer={layer}: {encoding.known_as} was made with num_layers={num_layers}; pass at most {num_layers - 1}"
+            f"{encoding.known_as} was made with num_layers={num_layers}", f"pass at most {num_layers - 1}", layer=layer
         )
 
 
@@ -811,7 +812,7 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
         InputError: x of another shape, a layer that the encoding does not have, or gates that are none.
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
-        raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
+        raise InputError("pass the input of the layer's projections, (batch, seq, dim)", x=x)
     parts = encoding._leaves_in(layer)
     require_values(encoding, x)
     gates: list[Tensor] = []
@@ -852,7 +853,7 @@ def checked_gates(
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
         if not fits or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
             raise InputError(
-                f"gates={shown(gate)}: pass (batch, heads, num_keys, width) of a floating dtype, batch {k.shape[0]}"
+                f"pass (batch, heads, num_keys, width) of a floating dtype, batch {k.shape[0]}", gates=gate
             )
         if gate.shape[2] != k.shape[2]:
             raise InputError(
@@ -863,7 +864,7 @@ def checked_gates(
         gate = left_out(hidden, gate)
         looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
         if looks and not intercepted() and not bool(gate.isfinite().all()):
-            raise InputError(f"gates={shown(gate)}: not finite; check the layer's input and the weights of {encoding}")
+            raise InputError("not finite", f"check the layer's input and the weights of {encoding}", gates=gate)
         checked.append(gate.expand(k.shape[0], -1, -1, -1))
     return tuple(checked)
 
@@ -1164,7 +1165,7 @@ class Composite(Encoding):
             raise InputError(f"{type(self).__name__}() needs at least one encoding")
         for part in parts:
             if not isinstance(part, Encoding):
-                raise InputError(f"parts={shown(part)}: pass encodings, such as posenc.create('rope', head_dim=64)")
+                raise InputError("pass encodings, such as posenc.create('rope', head_dim=64)", parts=part)
         self.parts: nn.ModuleList = nn.ModuleList(parts)
         self.max_positions = min((p.max_positions for p in parts if p.max_positions is not None), default=None)
         self.shift_invariant = all(part.shift_invariant for part in parts)

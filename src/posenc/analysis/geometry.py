@@ -119,12 +119,12 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """
     codes = codes_of(subject, **options)
     if codes.of == "distance":
-        raise InputError(f"{codes.name}: its codes are of distances, and no position has a code to compare")
+        raise InputError("its codes are of distances, and no position has a code to compare", argument=codes.name)
     positions = positions_of(codes, length, 3)  # two have no p_(m-k) beside p_(m+k)
     values, length = codes(positions), len(positions)
     power = float(values.pow(2).sum(-1).mean())
     if power == 0:
-        raise InputError(f"{codes.name}: every code is zero, so there is nothing to compare")
+        raise InputError("every code is zero, so there is nothing to compare", argument=codes.name)
     values = values / math.sqrt(power)
     dots = [(values[: length - k] * values[k:]).sum(-1) for k in range(length)]
     mean, spread = torch.stack([k.mean() for k in dots]), torch.stack([k.std(correction=0) for k in dots])
@@ -267,7 +267,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     codes = codes_of(subject, **options)
     check_numbers(shift=shift)
     if shift == 0:
-        raise InputError(f"shift={shift}: how many positions to move by, not 0")
+        raise InputError("how many positions to move by, not 0", shift=shift)
     steps = math.ceil(abs(shift))
     at = positions_of(codes, length, 2 * steps + 4)
     at = at[: -2 * steps] if shift > 0 else at[2 * steps :]

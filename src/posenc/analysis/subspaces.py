@@ -179,7 +179,7 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
         kind = getattr(encoding, "name", None) or getattr(getattr(subject, "config", None), "model_type", "model")
         return *tables(subject, length), str(kind)
     if not isinstance(subject, tuple) or len(subject) != 2:
-        raise InputError("subject: pass a model, or a pair (token table, codes)")
+        raise InputError("pass a model, or a pair (token table, codes)", argument="subject")
     words, codes = subject
     words = words.weight if isinstance(words, nn.Embedding) else words
     if words.dim() != 2 or len(words) < 2 or not bool(words.isfinite().all()):
@@ -188,7 +188,7 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
     check_integers(2, length=length)
     read = codes_of(codes, dim=words.shape[1]) if isinstance(codes, str) else codes_of(codes)
     if read.of != "position":
-        raise InputError(f"{read.name}: it has no code per position, so there is nothing to compare with tokens")
+        raise InputError("it has no code per position, so there is nothing to compare with tokens", argument=read.name)
     vectors = read(torch.arange(read.limit or 512 if length is None else length))
     if vectors.shape[1] != words.shape[1]:
         raise InputError(f"codes are {vectors.shape[1]} wide and token vectors {words.shape[1]}: give both one width")
@@ -198,7 +198,7 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
 def _centred(name: str, x: Tensor) -> Tensor:
     centred = x - x.mean(0)
     if float(centred.norm()) <= 1e-12 * float(x.norm()):
-        raise InputError(f"{name}: all alike, so that they have no directions to compare")
+        raise InputError("all alike, so that they have no directions to compare", argument=name)
     return centred
 
 

@@ -558,9 +558,7 @@ class Modifier:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise InputError(
-                f"function={shown(self.function)}: pass a function (score, batch, head, query, key) -> score"
-            )
+            raise InputError("pass a function (score, batch, head, query, key) -> score", function=self.function)
 
     def __call__(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         hidden = score < HIDDEN
@@ -584,7 +582,7 @@ class SoftCap(Modifier):
 
     def __init__(self, cap: float) -> None:
         if not (isinstance(cap, (int, float)) and 0 < cap < torch.inf):
-            raise InputError(f"cap={shown(cap)}: pass a positive number, such as 50.0")
+            raise InputError("pass a positive number, such as 50.0", cap=cap)
         super().__init__(lambda score, b, h, i, j: cap * torch.tanh(score / cap))
         object.__setattr__(self, "cap", float(cap))
 

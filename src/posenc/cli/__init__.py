@@ -77,8 +77,7 @@ def _main(argv: Sequence[str] | None) -> int:
             sys.stdout.flush()
         return code
     except InputError as error:
-        message = one_line(error)
-        say(f"error: {with_flags(message, command) if command else message}", error)
+        say(f"error: {one_line(with_flags(error, command) if command else error)}", error)
         return USAGE
     except Mistake as error:
         say(f"error: {one_line(error)}", error)

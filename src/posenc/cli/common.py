@@ -98,7 +98,7 @@ def check_limits(options: Command, **limits: tuple[float, float]) -> None:
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
-            raise InputError(f"{name}={value}: must be from {least} to {most}")
+            raise InputError(f"must be from {least} to {most}", argument=name, value=value)
 
 
 def make_engine(options: StudyCommand, local: str = "local", **more: Any) -> "Engine":
@@ -114,8 +114,9 @@ def refuse_launcher(study: str, parts: str) -> None:
     processes = os.environ.get("WORLD_SIZE", "1")
     if "RANK" in os.environ and processes not in ("", "1"):
         raise InputError(
-            f"WORLD_SIZE={processes}: {study} runs in one process; start it without a launcher, and with --engine ray to "
-            f"distribute {parts}"
+            f"{study} runs in one process",
+            f"start it without a launcher, and with --engine ray to distribute {parts}",
+            WORLD_SIZE=processes,
         )
 
 
@@ -123,8 +124,9 @@ def check_unchanged(what: str, setting: str, expected: str | None, actual: str) 
     """Refuse data or a model whose digest is not that of a config.yaml."""
     if expected not in (None, actual):
         raise InputError(
-            f"{what}: has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}; restore it, or leave "
-            f"{setting} out to use its current content"
+            f"has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}",
+            f"restore it, or leave {setting} out to use its current content",
+            argument=what,
         )
 
 

@@ -172,7 +172,7 @@ def _single(
     dim, heads = shape["dim"], shape["num_heads"]
     unknown_width = "head_dim" in parameters and "head_dim" not in options and shape["head_dim"] is None
     if unknown_width and dim is not None and heads is not None:
-        raise InputError(f"dim={dim} and num_heads={heads}: must divide evenly; or pass head_dim")
+        raise InputError("must divide evenly", "or pass head_dim", dim=dim, num_heads=heads)
     given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
     if missing:
@@ -189,7 +189,7 @@ def check_grid(grid: Sequence[int]) -> None:
         InputError: names it.
     """
     if len(grid) not in (2, 3):
-        raise InputError(f"grid={shown(grid)}: pass (height, width) or (frames, height, width) in patches")
+        raise InputError("pass (height, width) or (frames, height, width) in patches", grid=grid)
     for n in grid:
         check_sizes(grid=n)
 

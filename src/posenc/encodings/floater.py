@@ -480,7 +480,7 @@ def _torchdiffeq(solver: str) -> dict[str, type]:
         known: dict[str, type] = import_module("torchdiffeq._impl.odeint").SOLVERS
     except ImportError:
         raise InputError(
-            f"solver={solver!r}: 'rk4' is built in, others need torchdiffeq; pip install 'posenc[ode]'"
+            "'rk4' is built in, others need torchdiffeq", "pip install 'posenc[ode]'", solver=solver
         ) from None
     if solver not in known:
         raise unknown("solver", solver, known)

@@ -39,7 +39,7 @@ def _turns(most: str, every: int, last: str) -> str:
     """`most` in all layers but each `every`-th, which has `last`."""
     check_integers(2, every=every)
     if every > MOST_LAYERS:
-        raise InputError(f"every={every}: write at most {MOST_LAYERS} layers")
+        raise InputError(f"write at most {MOST_LAYERS} layers", every=every)
     return "/".join([most] * (every - 1) + [last])
 
 

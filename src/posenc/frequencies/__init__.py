@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-from posenc.errors import InputError, check_positive, shown, unknown
+from posenc.errors import InputError, check_positive, unknown
 from posenc.frequencies import schedules
 from posenc.frequencies.difference import Difference, compared
 from posenc.frequencies.schedules import *  # noqa: F403 - its __all__ names every schedule, once
@@ -124,9 +124,7 @@ def options_of(name: str) -> dict[str, Parameter]:
 
 def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
     if not isinstance(schedule, Mapping):
-        raise InputError(
-            f"schedule={shown(schedule)}: pass a dict, such as {{'name': 'ntk', 'factor': 4}}, or parse a text"
-        )
+        raise InputError("pass a dict, such as {'name': 'ntk', 'factor': 4}, or parse a text", schedule=schedule)
     options = dict(schedule)
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in SCHEDULES:

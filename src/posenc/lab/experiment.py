@@ -178,12 +178,12 @@ class Experiment(ABC):
         check_fields(self)
         for name, least in self.LEAST.items():
             if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
+                raise InputError(f"must be at least {least}", argument=name, value=getattr(self, name))
         for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name}={getattr(self, name)}: must be a number above 0")
+                raise InputError("must be a number above 0", argument=name, value=getattr(self, name))
         if self.head_dim is None and self.dim % self.num_heads:
-            raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
+            raise InputError(f"must be a multiple of num_heads={self.num_heads}, or give head_dim", dim=self.dim)
 
     def changed(self, **values: Any) -> Self:
         """The settings with other values; lists become tuples."""
@@ -268,7 +268,7 @@ class Experiment(ABC):
         largest, most = self.conditions[-1], self.MOST[self.tokens_by]
         if self.size_at(largest) > most:
             raise InputError(
-                f"{self.conditions_by}={largest}: tests at {self.spelled(largest)}, must be at most {most}"
+                f"tests at {self.spelled(largest)}, must be at most {most}", argument=self.conditions_by, value=largest
             )
 
     # ---------------------------------------------------------------- model, data, test
@@ -357,11 +357,11 @@ def load_experiment(target: str, *, may_import: bool) -> type[Experiment]:
     cls = load_object(target, may_import=may_import)
     if not (isinstance(cls, type) and issubclass(cls, Experiment)):
         raise InputError(
-            f"task={target}: is no subclass of posenc.lab.experiment.Experiment; docs/synthetic-lab.md has an example"
+            "is no subclass of posenc.lab.experiment.Experiment", "docs/synthetic-lab.md has an example", task=target
         )
     if isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise InputError(f"task={target}: the class does not define {missing}")
+        raise InputError(f"the class does not define {missing}", task=target)
     cls.name = target
     return cls
 
@@ -393,7 +393,7 @@ class OverLengths(Experiment):
         for factor in self.factors:
             check_value("factors", factor, int)
         if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
-            raise InputError(f"factors={' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
+            raise InputError("start at 1 and grow, as in 1 2 4 8", factors=self.factors)
 
     @property
     def conditions(self) -> tuple[int, ...]:

@@ -169,7 +169,7 @@ class Ranking:
         """What a variant scored, (seeds, examples), on a scale that has guessing at 0 and the best possible at 1."""
         chance, best = self.chance[condition], self.criterion.best
         if chance is None:
-            raise InputError(f"task={self.settings.name}: what guessing scores is not known; define Experiment.chance")
+            raise InputError("what guessing scores is not known", "define Experiment.chance", task=self.settings.name)
         values = variant.values(condition, sorted(variant.scores), self.criterion.key)
         return (values - chance) / (best - chance)
 

@@ -97,17 +97,17 @@ class Settings(OverLengths):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.targets <= self.length:
-            raise InputError(f"targets={self.targets}: must lie between 1 and length={self.length}")
+            raise InputError(f"must lie between 1 and length={self.length}", targets=self.targets)
         for context in self.contexts:
             check_value("contexts", context, int)
         ascending = list(self.contexts) == sorted(set(self.contexts))
         if self.contexts and not (ascending and self.contexts[0] >= 1 and self.contexts[-1] <= self.longest):
             raise InputError(
-                f"contexts={' '.join(map(str, self.contexts))}: must grow from 1 or more to at most {self.longest}, the longest test"
+                f"must grow from 1 or more to at most {self.longest}, the longest test", contexts=self.contexts
             )
         bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
         if self.tokenizer == "bytes" and self.vocab_size != 256:
-            raise InputError(f"vocab_size={self.vocab_size}: bytes have 256 values")
+            raise InputError("bytes have 256 values", vocab_size=self.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON's types; runs without contexts are those that they were before there were any."""
@@ -156,24 +156,28 @@ class Settings(OverLengths):
         for name in ("tokenizer", "vocab_size", "packed"):
             loaded, given = getattr(corpus, name), getattr(self, name)
             if loaded != given:
-                raise InputError(f"{name}={given!r}: must be {loaded!r}, with which the corpus was loaded")
+                raise InputError(f"must be {loaded!r}, with which the corpus was loaded", argument=name, value=given)
         test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size + 1
         if len(corpus.test) < test or len(corpus.train) < train:
             needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
             raise InputError(
-                f"data={corpus.name!r}: {len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at "
-                f"{self.longest} tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
-                "smaller length, factors, windows or batch_size"
+                f"{len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at {self.longest} "
+                f"tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
+                "smaller length, factors, windows or batch_size",
+                data=corpus.name,
             )
         if corpus.test.starts is not None and not self.packed and not inside_documents(corpus.test, self):
             raise InputError(
-                f"data={corpus.name!r}: its held-out files have no room for {self.windows} passages of {self.longest} {self.unit}s with "
-                f"{self.targets} targets each; give smaller windows, length or factors, or a longer text"
+                f"its held-out files have no room for {self.windows} passages of {self.longest} {self.unit}s with "
+                f"{self.targets} targets each",
+                "give smaller windows, length or factors, or a longer text",
+                data=corpus.name,
             )
         if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
             raise InputError(
-                f"packed=True: no document of {corpus.name} has two {self.unit}s, so there is nothing to predict; "
-                "packed=False joins documents"
+                f"no document of {corpus.name} has two {self.unit}s, so there is nothing to predict",
+                "packed=False joins documents",
+                packed=True,
             )
 
     def draw(self, part: Text | Tensor, generator: torch.Generator) -> TextBatch:

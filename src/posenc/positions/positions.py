@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_value, holds_integers, shown
+from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_value, holds_integers
 from posenc.functional import intercepted
 from posenc.positions.ids import (
     Ids,
@@ -148,7 +148,7 @@ class Positions:
                     "cache on the left and pass Positions.from_mask(mask, num_queries)"
                 )
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
-                raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
+                raise InputError("pass an int or a 1-D tensor of non-negative integers, one per row", offset=offset)
             device = offset.device if device is None else device
             offset = offset.to(device)
             q = offset[:, None] + torch.arange(n, device=device)
@@ -525,8 +525,9 @@ class Positions:
             inside = prefix.expand(rows, -1).gather(1, slots.expand(rows, -1)).sum(1)
             if bool(((inside > 0) & (inside < prefix.sum(1))).any()):
                 raise InputError(
-                    f"prefix_lengths={shown(prefix_lengths)}: the {self.num_queries} queries begin inside the prefix; read a "
-                    "prefix in one call, since its first tokens see its last ones"
+                    f"the {self.num_queries} queries begin inside the prefix",
+                    "read a prefix in one call, since its first tokens see its last ones",
+                    prefix_lengths=prefix_lengths,
                 )
         return replace(self.with_causal(True), prefix=prefix).with_known(start=self.start, span=self.span)
 
@@ -564,7 +565,7 @@ class Positions:
             check_value("table", table, Tensor)
             if table.dtype != torch.bool or table.dim() not in (2, 3):
                 raise InputError(
-                    f"table={shown(table)}: pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)"
+                    "pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)", table=table
                 )
         if self.sharding is not None:
             *_, blocks = self.sharding.full.with_blocks(size, table).blocks
@@ -595,11 +596,9 @@ class Positions:
         given = as_numbers("parents", parents, self.q.device)
         given, n = given[None] if given.dim() == 1 else given, self.num_queries
         if given.dim() != 2 or given.shape[1] != n or not holds_integers(given) or len(given) not in (1, self.batch):
-            raise InputError(f"parents={shown(parents)}: pass integers ({n},) or (batch, {n}), one for each query")
+            raise InputError(f"pass integers ({n},) or (batch, {n}), one for each query", parents=parents)
         if bool((given >= torch.arange(n, device=given.device)).any()) or bool((given < -1).any()):
-            raise InputError(
-                f"parents={shown(parents)}: a draft's parent comes before it, or is -1 for the tokens of the cache"
-            )
+            raise InputError("a draft's parent comes before it, or is -1 for the tokens of the cache", parents=parents)
         if not self.causal or self.q_document is not None or self.axes > 1 or self.window is not None or self.blocks:
             raise InputError(
                 "a tree of drafts: pass causal positions of one axis without documents, windows or blocks, as "
@@ -719,7 +718,7 @@ class Positions:
         """
         check_range(first, end, self.num_keys)
         if end is None:
-            raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
+            raise InputError(f"pass the key after the last one, at most {self.num_keys}", end=None)
         parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "k_placed", "valid", "prefix")}
         parts = {name: None if x is None else x[:, first:end] for name, x in parts.items()}
         blocks = tuple(each.select(lambda x: x, lambda x: x[:, first:end]) for each in self.blocks)
@@ -790,7 +789,7 @@ class Positions:
             InputError: no device of this machine.
         """
         if device is None:
-            raise InputError("device=None: pass a device, such as 'cpu'")
+            raise InputError("pass a device, such as 'cpu'", device=None)
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
         blocks = tuple(

@@ -241,8 +241,9 @@ def attended(
     """
     if call.output_attentions:
         raise InputError(
-            "output_attentions=True: posenc's attention is fused and has no weights to return: leave it out, or call "
-            "posenc.restore(model) if the model was extended"
+            "posenc's attention is fused and has no weights to return: leave it out, or call posenc.restore(model) "
+            "if the model was extended",
+            output_attentions=True,
         )
     chosen = windowed
     if visible.allowed is not None:

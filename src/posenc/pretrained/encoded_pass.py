@@ -92,8 +92,8 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     compiled = torch.compiler.is_compiling()
     if encoding.needs_length and not compiled and int(seen):
         raise InputError(
-            f"encoding={encoding.known_as!r}: its codes depend on the length of the text, so it cannot go on from cached keys: "
-            "pass use_cache=False"
+            "its codes depend on the length of the text, so it cannot go on from cached keys: pass use_cache=False",
+            encoding=encoding.known_as,
         )
     if isinstance(mask, dict):  # made before the pass, one for each layer type
         mask = mask.get("full_attention", next(iter(mask.values())))

@@ -19,7 +19,7 @@ import torch
 
 from posenc.errors import InputError, unknown
 from posenc.frequencies import Frequencies, stretch, yarn
-from posenc.pretrained.agreement import NOT_RUN, ProgramAnswer, as_text, readable_by_transformers_4
+from posenc.pretrained.agreement import ProgramAnswer, as_text, readable_by_transformers_4
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
 from posenc.pretrained.gguf_architectures import ARCHITECTURES as WRITTEN
@@ -111,7 +111,7 @@ def to_hf(
     inner, folder = unwrap(model), Path(directory)
     if not folder.name or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise InputError(
-            f"directory={str(folder)!r}: is {'not empty' if folder.is_dir() else 'a file'}; name a new folder"
+            f"is {'not empty' if folder.is_dir() else 'a file'}", "name a new folder", directory=str(folder)
         )
     if hasattr(inner, "encoding"):
         inner, config, report, old = _encoded(inner, folder)
@@ -184,7 +184,7 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
     command = f"vllm serve {shlex.quote(name)} --max-model-len {length}"
     served = next((each for each in answers if each.program == VLLM and each.agrees is False), None)
     if served is not None:
-        command = f"cannot serve these frequencies: {served.why.removeprefix(f'{NOT_RUN}: ')}"
+        command = f"cannot serve these frequencies: {served.why}"
     flags = llama_cpp(structure, wanted, length, written.rope_parameters)
     return (
         config,
@@ -229,9 +229,8 @@ def _with_layers(
     try:
         check_layers(structure, length)
     except InputError as error:
-        why = str(error).removeprefix("model: ")
         return tuple(
-            ProgramAnswer(LLAMA_CPP, False, f"{why}{each.why and '; '}{each.why}")
+            ProgramAnswer(LLAMA_CPP, False, f"{error.reason}{each.why and '; '}{each.why}")
             if each.program == LLAMA_CPP
             else each
             for each in answers
@@ -262,8 +261,10 @@ def _written(
     written = hf_config(structure, wanted, length, made) if wanted else structure.config
     if not writable(structure, written.rope_parameters):
         raise InputError(
-            f"method={attachment.report.method!r}: only rope_type longrope has these frequencies, which transformers refuses for "
-            f"{structure.model_type}, whose heads have several widths; take linear or yarn"
+            f"only rope_type longrope has these frequencies, which transformers refuses for {structure.model_type}, "
+            "whose heads have several widths",
+            "take linear or yarn",
+            method=attachment.report.method,
         )
     if wanted:
         _check_rotation(attachment, written, length)

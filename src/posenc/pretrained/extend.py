@@ -254,7 +254,7 @@ def plan_fit(
     except InputError as error:
         raise InputError(f"fit from start={fit.start!r}: {error}") from None
     if start.design.encodings or not start.design.rotations:
-        raise InputError(f"start={fit.start!r}: is no frequency schedule; give one, such as yarn, ntk or linear")
+        raise InputError("is no frequency schedule", "give one, such as yarn, ntk or linear", start=fit.start)
     target = start.report.new_length
     if target is None:
         raise InputError("fit depends on the new length: pass factor= or target_length=")
@@ -283,16 +283,18 @@ def target_of(structure: ModelStructure, factor: float | None, target_length: in
         InputError: both are given, or one that is shorter than the model reads already.
     """
     if factor is not None and target_length is not None:
-        raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
+        raise InputError("give one of them", factor=factor, target_length=target_length)
     if factor is not None:
         if not 1 <= factor < math.inf:
-            raise InputError(f"factor={factor}: the new length over the context length, at least 1")
+            raise InputError("the new length over the context length, at least 1", factor=factor)
         target_length = round(factor * structure.trained_length)
     loaded = structure.loaded_length
     if target_length is not None and target_length < loaded:
         raise InputError(
-            f"target_length={target_length}: the model reads {loaded} tokens already; pass target_length={2 * loaded} or "
-            f"more (factor counts from {structure.trained_length}, its length before any scaling)"
+            f"the model reads {loaded} tokens already",
+            f"pass target_length={2 * loaded} or more (factor counts from {structure.trained_length}, its length "
+            "before any scaling)",
+            target_length=target_length,
         )
     return target_length
 
@@ -388,7 +390,8 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
     wanted = len(structure.layers) * heads
     if scales and len(scales) != wanted:
         raise InputError(
-            f"scales: {len(scales)} of them, which must be {wanted}, of {heads} key heads in {len(structure.layers)} layers"
+            f"{len(scales)} of them, which must be {wanted}, of {heads} key heads in {len(structure.layers)} layers",
+            argument="scales",
         )
     return {
         number: head_rotation(structure, layer, scales[number * heads : (number + 1) * heads])
@@ -414,11 +417,12 @@ def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
     """Refuse what `posenc.attention` cannot serve."""
     if all(layer.window is not None for layer in structure.layers):
         raise InputError(
-            f"method={chosen.text!r}: every layer of this model sees at most {structure.layers[0].window} tokens; load it "
-            "with sliding_window=None to let it see more, or use a frequency schedule"
+            f"every layer of this model sees at most {structure.layers[0].window} tokens",
+            "load it with sliding_window=None to let it see more, or use a frequency schedule",
+            method=chosen.text,
         )
     if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in structure.layers):
-        raise InputError(f"method={chosen.text!r}: {structure.model_type} has learned sinks; leave softmax_n out")
+        raise InputError(f"{structure.model_type} has learned sinks", "leave softmax_n out", method=chosen.text)
 
 
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:

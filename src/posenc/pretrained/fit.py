@@ -135,11 +135,11 @@ class Fit:
         check_numbers(0, 1, task_share=self.task_share)
         check_numbers(held_out=self.held_out)
         if not 0 < self.held_out < 1:
-            raise InputError(f"held_out={self.held_out}: must lie between 0 and 1, a share of the text")
+            raise InputError("must lie between 0 and 1, a share of the text", held_out=self.held_out)
         if self.task not in (None, "repeated"):
             create(self.task)
             if self.tokenizer is None:
-                raise InputError(f"task={self.task!r}: is made of text; pass the tokenizer, too")
+                raise InputError("is made of text", "pass the tokenizer, too", task=self.task)
 
     def run(self, start: Attachment) -> Fitting:
         """Search from an extension that is planned and not attached. The model is as it was, however this ends.
@@ -208,7 +208,9 @@ class Fit:
                         loss = windows.mean(windows.held_out)
                         if not losses and not math.isfinite(loss):
                             raise InputError(
-                                f"model: its loss is {loss} before the fit; posenc.doctor(model) may find the cause"
+                                f"its loss is {loss} before the fit",
+                                "posenc.doctor(model) may find the cause",
+                                argument="model",
                             )
                         if not losses and store is not None:
                             store.behaviour = {"loss before the fit": loss}
@@ -380,7 +382,7 @@ class Gradient:
             loss = loss.detach() + part.detach()
         if not loss.isfinite() or not all(bool(p.grad.isfinite().all()) for p in self.learned if p.grad is not None):
             raise InputError(
-                f"learning_rate={fit.learning_rate}: the fit diverges, its loss is {loss.item():.4g}; lower it"
+                f"the fit diverges, its loss is {loss.item():.4g}", "lower it", learning_rate=fit.learning_rate
             )
         self.optimizer.step()
 

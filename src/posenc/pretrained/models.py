@@ -273,7 +273,7 @@ def unwrap(model: Any) -> Any:
     if hasattr(model, "get_base_model"):  # PEFT, whose adapters live inside the layers
         model = model.get_base_model()
     if not hasattr(getattr(model, "config", None), "model_type") or not hasattr(model, "base_model"):
-        raise InputError(f"model={type(model).__name__}: pass a transformers model, as AutoModelForCausalLM loads it")
+        raise InputError("pass a transformers model, as AutoModelForCausalLM loads it", model=model)
     return model
 
 
@@ -284,9 +284,7 @@ def check_model(model: Any) -> None:
         InputError: says what to pass instead.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model={type(model).__name__}: pass a transformers model, the first that posenc.load(name) returns"
-        )
+        raise InputError("pass a transformers model, the first that posenc.load(name) returns", model=model)
 
 
 def attention_layers(decoder: Any, family: Family) -> tuple[Layer, ...]:

@@ -34,11 +34,13 @@ def read(source: str) -> str:
     try:
         text = Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"source={source}: not text in UTF-8; give a plain text file, or pydoc") from None
+        raise InputError("not text in UTF-8", "give a plain text file, or pydoc", source=source) from None
     except OSError as error:
-        raise InputError(f"source={source}: {error.strerror}; give a readable text file, or pydoc") from None
+        raise InputError(
+            error.strerror or "cannot be read", "give a readable text file, or pydoc", source=source
+        ) from None
     if not text.strip():
-        raise InputError(f"source={source}: the file is empty; give one with text in it, or pydoc")
+        raise InputError("the file is empty", "give one with text in it, or pydoc", source=source)
     return text
 
 

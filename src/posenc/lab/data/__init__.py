@@ -51,7 +51,7 @@ def load(
     """
     if source in CORPORA:
         if text_column is not None:
-            raise InputError(f"text_column={text_column!r}: data={source!r} has no columns; leave it out")
+            raise InputError(f"data={source!r} has no columns", "leave it out", text_column=text_column)
         files = CORPORA[source]()
         train, test = split(files)
         return build(files.name, ((text,) for text in (*train, *test)), tokenizer, packed, data_tokens, len(train))

@@ -188,7 +188,9 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
         InputError: the model's attention cannot be set, or is not causal.
     """
     if any(not getattr(layer.module, "is_causal", True) for layer in body.layers):
-        raise InputError(f"model: attention of a {body.model_type} model is not causal; pass a causal model")
+        raise InputError(
+            f"attention of a {body.model_type} model is not causal", "pass a causal model", argument="model"
+        )
     indices = {layer.module: index for index, layer in enumerate(body.layers)}
 
     def observe(call: AttentionCall) -> Tensor:
@@ -396,7 +398,9 @@ def _sum(x: Tensor) -> Tensor:
 def _as_sample(ids: Tensor) -> Sample:
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.squeeze(0).ndim != 1:
         what = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        raise InputError(f"samples: {what} is not a text; pass a Sample or int64 ids (N,), one text at a time")
+        raise InputError(
+            f"{what} is not a text", "pass a Sample or int64 ids (N,), one text at a time", argument="samples"
+        )
     return Sample(ids.reshape(-1), ids.numel())
 
 
@@ -414,13 +418,11 @@ def _check(
     if depths is not None and len(depths) != len(texts):
         raise InputError(f"depths has {len(depths)} numbers for {len(texts)} samples: give one each")
     if not 1 <= sinks <= first_row or chunk < 1:
-        raise InputError(
-            f"sinks={sinks}, first_row={first_row}, chunk={chunk}: need 1 <= sinks <= first_row and chunk >= 1"
-        )
+        raise InputError("need 1 <= sinks <= first_row and chunk >= 1", sinks=sinks, first_row=first_row, chunk=chunk)
     for text in texts:
         if len(text.ids) <= first_row:
             raise InputError(
-                f"first_row={first_row}: a text has {len(text.ids)} tokens; give longer inputs or a lower first_row"
+                f"a text has {len(text.ids)} tokens", "give longer inputs or a lower first_row", first_row=first_row
             )
         check_tokens(body.model, text.ids)
 

@@ -73,7 +73,9 @@ class ImageSettings(Experiment):
         object.__setattr__(self, "test_sizes", sizes)
         for name, size in (("image_size", self.image_size), *(("test_sizes", size) for size in sizes)):
             if size < 1 or size % self.patch_size:
-                raise InputError(f"{name}={size}: must be a multiple of patch_size={self.patch_size}, and above 0")
+                raise InputError(
+                    f"must be a multiple of patch_size={self.patch_size}, and above 0", argument=name, value=size
+                )
 
     @property
     def side(self) -> int:
@@ -131,15 +133,19 @@ class ImageSettings(Experiment):
 
     def check_data(self, corpus: ImageCorpus) -> None:
         if (tuple(corpus.train.sizes), tuple(corpus.test.sizes)) != ((self.image_size,), self.test_sizes):
-            raise InputError(f"test_sizes={self.test_sizes}: the images were loaded for others; load them for these")
+            raise InputError("the images were loaded for others", "load them for these", test_sizes=self.test_sizes)
         if (corpus.channels, len(corpus.classes)) != (self.channels, self.num_classes):
             raise InputError(
-                f"channels={self.channels}, num_classes={self.num_classes}: the images have {corpus.channels} and "
-                f"{len(corpus.classes)}; take the settings that loading them gives"
+                f"the images have {corpus.channels} and {len(corpus.classes)}",
+                "take the settings that loading them gives",
+                channels=self.channels,
+                num_classes=self.num_classes,
             )
         if len(corpus.test) < self.images:
             raise InputError(
-                f"images={self.images}: of data {corpus.name} {corpus.held_out} images are held out; give fewer, or more data"
+                f"of data {corpus.name} {corpus.held_out} images are held out",
+                "give fewer, or more data",
+                images=self.images,
             )
 
     def example(self, condition: int) -> Tensor:
