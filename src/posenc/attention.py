@@ -386,7 +386,7 @@ def _choose(problem: Problem, name: str) -> tuple[str, Plan]:
         raise unknown("backend", name, ["auto", *BACKENDS])
     plan = BACKENDS[name].plan(problem)
     if isinstance(plan, str):
-        raise InputError(f"backend={name!r} cannot serve this: {plan}; pass backend='auto'")
+        raise InputError(f"cannot serve this: {plan}", "pass backend='auto'", backend=name)
     return name, plan
 
 

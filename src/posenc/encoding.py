@@ -687,15 +687,14 @@ class _Heads(NamedTuple):
 def _check_part(encoding: Encoding, part: slice, count: int | None, first: int, end: int | None) -> None:
     of = "" if count is None else f" of {count}"
     if count is not None and not (end is not None and 0 <= first < end and part.stop in (None, end)):
-        raise InputError(
-            f"heads={part.start}:{part.stop}{of}: name some of them, such as slice(0, {max(count // 2, 1)})"
-        )
+        raise InputError(f"name some{of}, such as slice(0, {max(count // 2, 1)})", heads=part)
     of_keys: int | None = getattr(encoding, "num_kv_heads", None)
     together = encoding.heads_together if count is None or of_keys is None else count // of_keys
     if together > 1 and (first % together or (end or 0) % together):
         raise InputError(
-            f"heads={part.start}:{part.stop}{of}: cuts query heads that belong together, {together} by {together}; begin and end "
-            f"at multiples of {together}"
+            f"cuts query heads{of} that belong together, {together} by {together}",
+            f"begin and end at multiples of {together}",
+            heads=part,
         )
 
 
@@ -845,8 +844,9 @@ def checked_gates(
     if len(given) != wanted:
         name = "no encoding" if encoding is None else encoding.known_as
         raise InputError(
-            f"gates={len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the "
-            "input of the layer's projections, with those of cached keys in front"
+            f"{len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the input of "
+            "the layer's projections, with those of cached keys in front",
+            argument="gates",
         )
     checked = []
     for gate in given:

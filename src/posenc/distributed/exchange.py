@@ -92,9 +92,7 @@ def augment_shard(encoding: Encoding, positions: Positions, batch: int) -> Posit
 
 def _sharding(positions: Positions) -> Shard:
     if not isinstance(positions, Positions) or positions.sharding is None:
-        raise InputError(
-            f"positions={type(positions).__name__} without a shard: pass positions.shard(rank, world_size)"
-        )
+        raise InputError("without a shard: pass positions.shard(rank, world_size)", positions=positions)
     return positions.sharding
 
 

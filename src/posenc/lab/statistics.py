@@ -207,7 +207,7 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     """The 95 % interval of a share, from hits among `count` independent trials (Wilson 1927): within [0, 1], and of some
     width at 0 % and 100 % too."""
     if not 0 <= hits <= count or not count:
-        raise InputError(f"hits={hits} of count={count}: pass at least 0, at most count, of at least one trial")
+        raise InputError("pass at least 0, at most count, of at least one trial", hits=hits, count=count)
     share, z2 = hits / count, Z_975**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = Z_975 * sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)

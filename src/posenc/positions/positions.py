@@ -202,8 +202,9 @@ class Positions:
         """These positions on one axis, of documents that start where a position is not above the one before it."""
         if self.num_keys < self.num_queries or self.k.dim() == 3:
             raise InputError(
-                "packed=True reads documents from positions on one axis, of all keys: for others pass document ids to "
-                "Positions.packed or multimodal, or sizes to grids"
+                "reads documents from positions on one axis, of all keys: for others pass document ids to Positions.packed or "
+                "multimodal, or sizes to grids",
+                packed=True,
             )
         documents = torch.nn.functional.pad((self.k.diff(dim=1) <= 0).cumsum(1), (1, 0))
         return replace(

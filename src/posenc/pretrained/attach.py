@@ -226,7 +226,7 @@ def attend(call: AttentionCall) -> Tensor:
     plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
     if plan is None:
         raise InputError(
-            'attn_implementation="posenc" is set by posenc.extend: load the model with another and extend it'
+            "is set by posenc.extend: load the model with another and extend it", attn_implementation="posenc"
         )
     return attended(call, plan.encoding, plan.windowed, plan.cache.get(call))
 
@@ -387,7 +387,7 @@ def _begin_pass(decoder: Any, *_: Any) -> None:
     name = decoder.config._attn_implementation
     if not name.startswith(NAME):
         raise InputError(
-            f"attn_implementation={name!r} was set on a model that posenc.extend has extended by "
-            f'{attachment.report.method}, which only attention "{NAME}" computes: call '
-            f'model.set_attn_implementation("{NAME}"), or posenc.restore(model) to undo the extension'
+            f"was set on a model that posenc.extend has extended by {attachment.report.method}, which only attention "
+            f'"{NAME}" computes: call model.set_attn_implementation("{NAME}"), or posenc.restore(model) to undo the extension',
+            attn_implementation=name,
         )

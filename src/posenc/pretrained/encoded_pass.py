@@ -143,8 +143,8 @@ def attend(call: AttentionCall) -> Tensor:
     given: Any = call.mask
     if plan is None or not isinstance(given, tuple):
         raise InputError(
-            f'attn_implementation="{NAME}" is for models with an encoding: AutoModelForCausalLM.from_config(config, '
-            'encoding="alibi"), after posenc.hf.register()'
+            'is for models with an encoding: AutoModelForCausalLM.from_config(config, encoding="alibi"), after posenc.hf.register()',
+            attn_implementation=NAME,
         )
     here, mask = given
     gates, value = _unpacked(call.value, plan.gates)

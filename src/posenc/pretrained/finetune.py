@@ -323,7 +323,7 @@ def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise InputError(f"lora={rank} needs peft: pip install 'posenc[peft]' ({error})") from None
+        raise InputError(f"needs peft: pip install 'posenc[peft]' ({error})", lora=rank) from None
     attention = {id(layer.module) for layer in structure.layers}
     names = [
         f"{path}.{name}"

@@ -280,7 +280,8 @@ class _Encoded:
         asked = config._attn_implementation
         if asked not in (None, NAME):
             raise InputError(
-                f"attn_implementation={asked!r} computes no encoding of posenc: leave it out for encoding={config.encoding!r}"
+                f"computes no encoding of posenc: leave it out for encoding={config.encoding!r}",
+                attn_implementation=asked,
             )
         config._attn_implementation = NAME
         super().__init__(config, *given, **named)  # type: ignore[call-arg]
@@ -371,7 +372,8 @@ class _Encoded:
         name, encoding = decoder.config._attn_implementation, self.acting_encoding
         if name != NAME:
             raise InputError(
-                f"attn_implementation={name!r} computes no encoding of posenc: call model.set_attn_implementation({NAME!r})"
+                f"computes no encoding of posenc: call model.set_attn_implementation({NAME!r})",
+                attn_implementation=name,
             )
         inputs = dict(zip(self._arguments, given, strict=False)) | named
         self._share(encoding)

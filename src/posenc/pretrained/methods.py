@@ -380,8 +380,9 @@ def fit_of(method: str, options: Mapping[str, Any]) -> Fit | None:
         return None
     if len(parts) > 1:
         raise InputError(
-            f"method={method!r}: fit does not combine with others; fit alone, then extend by its report's method, "
-            'f"{report.method}+log_n"'
+            "fit does not combine with others",
+            """fit alone, then extend by its report's method, f"{report.method}+log_n\"""",
+            method=method,
         )
     _, given = _read(parts[0])
     every = [("fit", given)]

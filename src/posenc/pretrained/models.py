@@ -352,9 +352,7 @@ def _rope(
     if config.model_type == "phimoe" and schedule["name"] != "default":
         short, beyond = float(parameters["short_mscale"]), float(parameters["long_mscale"])
         if "attention_factor" not in ROPE_PARAMETERS[schedule["name"]] and (short, beyond) != (1.0, 1.0):
-            raise InputError(
-                f"short_mscale={short:g} and long_mscale={beyond:g} beside rope_type {schedule['name']!r}: must be 1"
-            )
+            raise InputError(f"must be 1 beside rope_type {schedule['name']!r}", short_mscale=short, long_mscale=beyond)
         if "attention_factor" in ROPE_PARAMETERS[schedule["name"]]:
             schedule |= {"attention_factor": short}
     base, width = float(parameters["rope_theta"]), 2 * buffer.numel()

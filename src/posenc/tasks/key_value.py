@@ -121,9 +121,7 @@ class Facts(Task):
 
     def __post_init__(self) -> None:
         if self.noise and (self.items is None or self.query_aware):
-            raise InputError(
-                "give items, the number of sentences in the noise, and leave out query_aware", noise="true"
-            )
+            raise InputError("give items, the number of sentences in the noise, and leave out query_aware", noise=True)
         if self.items is not None and not 2 <= self.items <= len(DIGITS):
             raise InputError(f"give 2 to {len(DIGITS)}, or none for as many as fit", items=self.items)
 

@@ -80,7 +80,7 @@ class MultiDocument(Task):
             raise InputError(f"give 1 to {MOST}, or none for as many as fit", documents=self.documents)
         if self.query_aware + (self.ordering == "random") + self.closed_book > 1:
             raise InputError(
-                "query_aware=true, ordering=random and closed_book=true have no common prompt: give one of them"
+                "they have no common prompt: give one of them", query_aware=True, ordering="random", closed_book=True
             )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:

@@ -400,7 +400,7 @@ class FrequentWords(RulerTask):
 
     def __post_init__(self) -> None:
         if not 1 < self.alpha < math.inf:
-            raise InputError(f"alpha={self.alpha} of {self.name}: must be more than 1, or no power law sums up")
+            raise InputError("must be more than 1, or no power law sums up", alpha=self.alpha)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         if (words := int(self.least * float(self._shares(5).sum()))) > length:

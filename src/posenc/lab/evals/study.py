@@ -179,7 +179,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                     try:
                         made = [self.sample(Cell(text, NONE, length, depth, seed), index) for depth in depths]
                     except InputError as error:
-                        raise InputError(f"tasks={text} at length {length}: {error}") from None
+                        raise InputError(f"at length {length}: {error}", tasks=text) from None
                     check_tokens(self.model, made[0].ids)
 
     def reading_bytes(self) -> int:
