@@ -120,13 +120,14 @@ def refuse_launcher(study: str, parts: str) -> None:
         )
 
 
-def check_unchanged(what: str, setting: str, expected: str | None, actual: str) -> None:
+def check_unchanged(argument: str, value: object, setting: str, expected: str | None, actual: str) -> None:
     """Refuse data or a model whose digest is not that of a config.yaml."""
     if expected not in (None, actual):
         raise InputError(
             f"has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}",
             f"restore it, or leave {setting} out to use its current content",
-            argument=what,
+            argument=argument,
+            value=value,
         )
 
 

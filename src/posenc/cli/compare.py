@@ -252,7 +252,7 @@ class Compare(StudyCommand):
         data = self.data or kind.data
         corpus, settings = settings.load(data, **self._reading(kind))
         check_affordable(settings, workers, memory)
-        check_unchanged(f"--data {data}", "data_sha256", self.data_sha256, corpus.digest)
+        check_unchanged("data", data, "data_sha256", self.data_sha256, corpus.digest)
         execution = Execution(self.device, self.precision, self.compiled)
         return Comparison(encodings, seeds, settings, execution), corpus
 

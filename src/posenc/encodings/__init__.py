@@ -172,7 +172,7 @@ def _single(
     dim, heads = shape["dim"], shape["num_heads"]
     unknown_width = "head_dim" in parameters and "head_dim" not in options and shape["head_dim"] is None
     if unknown_width and dim is not None and heads is not None:
-        raise InputError("must divide evenly", "or pass head_dim", dim=dim, num_heads=heads)
+        raise InputError("must divide evenly; or pass head_dim", dim=dim, num_heads=heads)
     given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
     if missing:

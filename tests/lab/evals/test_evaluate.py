@@ -305,8 +305,8 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
     [
         ({"tasks": ("paskey",)}, r"unknown task 'paskey': did you mean 'passkey'"),
         ({"tasks": ()}, r"tasks: name at least one"),
-        ({"methods": ("yarm",)}, r"methods=yarm: unknown method 'yarm': did you mean 'yarn'"),
-        ({"methods": ("yarn", "cut_off")}, r"methods=cut_off: .*by itself"),
+        ({"methods": ("yarm",)}, r"methods='yarm': unknown method 'yarm': did you mean 'yarn'"),
+        ({"methods": ("yarn", "cut_off")}, r"methods='cut_off': .*by itself"),
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
         ({"lengths": (20, 400)}, r"tasks='passkey': at length 20: length=20: passkey needs about"),

@@ -253,7 +253,7 @@ def test_refusals_come_before_any_file(small, tmp_path):
         (Comparison(("swin",), 1, replace(settings, images=30)), "images=30: .* 8 images are held out"),
         (
             Comparison(("grid_table:beyond=error",), 1, settings),
-            "encodings=grid_table:beyond=error: .*outside the table",
+            "encodings='grid_table:beyond=error': .*outside the table",
         ),
     ):
         with pytest.raises(InputError, match=message):
