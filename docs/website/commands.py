@@ -46,7 +46,7 @@ def known() -> Known:
     from posenc.conformance.kinds import KINDS
     from posenc.lab.bench.cases import CASES
     from posenc.lab.compare import EXPERIMENTS
-    from posenc.pretrained.extend import CHOSEN
+    from posenc.lab.evals.chosen import CHOSEN
 
     return {
         "encoding": [*ENCODINGS, *PATTERNS],

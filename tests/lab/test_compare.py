@@ -18,7 +18,8 @@ from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
 from posenc.lab.machine import flushed_denormals
 from posenc.lab.measure import measure
-from posenc.lab.results import Ranking, RunRecord, VariantScores, collect, difference
+from posenc.lab.records import RunRecord, VariantScores, difference
+from posenc.lab.results import Ranking, collect
 from posenc.lab.store import LOCK, Store
 from posenc.lab.study import Progress
 from posenc.report.compare import busy, page

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from posenc.backends.triton import DTYPES, recorded
+from posenc.backends.gpus import DTYPES, recorded
 from posenc.errors import InputError, check_devices, unknown
 from posenc.functional import Layout, no_second_derivatives, overlaps, unaliased
 

@@ -112,7 +112,7 @@ class Extend(WithModel, WithOutput):
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.pretrained.extend import CHOSEN
+        from posenc.lab.evals.chosen import CHOSEN
         from posenc.pretrained.methods import METHODS
 
         width = max(map(len, METHODS))
@@ -128,8 +128,8 @@ class Extend(WithModel, WithOutput):
         )
 
     def run(self) -> int:
+        from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.pretrained.export import to_hf
-        from posenc.pretrained.extend import CHOSEN, extend
         from posenc.pretrained.finetune import Checkpoint, prepared
         from posenc.pretrained.gguf_file import check_file, to_gguf
         from posenc.pretrained.load import AUTO, HALF, STEPS_LOST, chosen_because, widen
@@ -227,10 +227,10 @@ class Extend(WithModel, WithOutput):
 
     def _auto(self) -> int:
         """Let measurements choose the method."""
+        from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.lab.evals.plan import PLAN
         from posenc.lab.study import Interrupted
         from posenc.pretrained.export import to_hf
-        from posenc.pretrained.extend import CHOSEN, extend
         from posenc.pretrained.gguf_file import check_file, to_gguf
         from posenc.report.terminal import Display
 

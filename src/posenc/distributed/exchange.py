@@ -10,7 +10,8 @@ from torch import distributed as dist
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.shards import Shard, chunks_of
+from posenc.positions.chunks import chunks_of
+from posenc.positions.positions import Shard
 
 
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:

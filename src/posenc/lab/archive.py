@@ -22,7 +22,8 @@ from posenc.errors import InputError, unknown
 from posenc.lab.experiment import Run
 from posenc.lab.files import Folder
 from posenc.lab.measure import first_steps, mean_loss
-from posenc.lab.results import CONTEXT, CURVE_POINTS, LOSS, RunRecord, VariantScores
+from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
+from posenc.lab.results import CURVE_POINTS
 from posenc.lab.store import Stored
 from posenc.lab.study import difference, identity, versions
 from posenc.spec import REFUSED, names_code, read_json

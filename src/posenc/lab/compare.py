@@ -18,7 +18,8 @@ from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import behaviour, measure, work
-from posenc.lab.results import Ranking, RunRecord, collect
+from posenc.lab.records import RunRecord
+from posenc.lab.results import Ranking, collect
 from posenc.lab.store import Stored
 from posenc.lab.study import Page, Progress, Study, run
 from posenc.lab.synthetic.tasks import TASKS

@@ -3,10 +3,10 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import isabstract
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -15,14 +15,12 @@ from posenc.encoding import Encoding
 from posenc.encodings import create, lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, check_fields, check_value
+from posenc.lab.records import Aggregate
 from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
 from posenc.positions import Positions
 from posenc.spec import Spec, load_object, source_of
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
-
-if TYPE_CHECKING:
-    from posenc.lab.results import Aggregate, Ranking
 
 __all__ = [
     "Batch", "Criterion", "Dataset", "Execution", "Experiment", "OverLengths", "Preset", "Run", "Scores", "Variant",
@@ -324,19 +322,19 @@ class Experiment(ABC):
         """What guessing scores under a condition, by the criterion; None: not known."""
         return None
 
-    def row(self, ranking: "Ranking", variant: "Aggregate") -> dict[str, Any]:
+    def row(self, variant: Aggregate) -> dict[str, Any]:
         """What results.json has of a variant besides the numbers that every experiment has."""
         return {}
 
-    def point(self, ranking: "Ranking", variant: "Aggregate", condition: int) -> dict[str, Any]:
+    def point(self, variant: Aggregate, condition: int, corpus: Any) -> dict[str, Any]:
         """The same, under one condition."""
         return {}
 
-    def remarks(self, ranking: "Ranking") -> list[str]:
+    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
         """Sentences of the answer."""
         return []
 
-    def limits(self, ranking: "Ranking") -> list[str]:
+    def limits(self, trained: Sequence[Aggregate], corpus: Any) -> list[str]:
         """Sentences on what the results do not show."""
         return []
 

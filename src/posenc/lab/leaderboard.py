@@ -18,7 +18,8 @@ from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe
-from posenc.lab.results import Ranking, RunRecord, collect
+from posenc.lab.records import RunRecord
+from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
 from posenc.lab.study import Page, Progress, Study, difference, run

@@ -2,7 +2,7 @@
 """Comparisons of text: the next token, tested past the training length."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -27,7 +27,7 @@ from posenc.lab.data.text import HELD_OUT
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
 from posenc.lab.experiment import LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant
-from posenc.lab.results import CONTEXT, Aggregate, Ranking, level
+from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import TransformerBase
 
@@ -257,9 +257,9 @@ class Settings(OverLengths):
         """The loss of predicting each token by its frequency."""
         return corpus.by_frequency
 
-    def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
+    def point(self, variant: Aggregate, condition: int, corpus: Corpus) -> dict[str, Any]:
         bits = level(variant, condition).mean / math.log(2)
-        return {"bits_per_byte": bits / ranking.corpus.bytes_per_token}
+        return {"bits_per_byte": bits / corpus.bytes_per_token}
 
     def gain(self, variant: Aggregate) -> Estimate | None:
         """By how much the loss falls from the context of training to the longest one, on the same targets; None: not measured."""
@@ -269,9 +269,9 @@ class Settings(OverLengths):
         near, far = (variant.values(context, sorted(variant.scores), CONTEXT) for context in ends)
         return estimate(near - far)
 
-    def remarks(self, ranking: Ranking) -> list[str]:
+    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
         lines, names = [], dict[str, list[str]]()
-        for variant in ranking.trained:
+        for variant in trained:
             if e := self.gain(variant):
                 names.setdefault(use(e), []).append(f"{variant.name} ({self.criterion.difference(e)})")
         if names:
@@ -281,7 +281,7 @@ class Settings(OverLengths):
             )
         return lines
 
-    def row(self, ranking: Ranking, variant: Aggregate) -> dict[str, Any]:
+    def row(self, variant: Aggregate) -> dict[str, Any]:
         contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.contexts]
         gain = self.gain(variant)
         seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
@@ -301,9 +301,9 @@ class Settings(OverLengths):
             ]
         }
 
-    def limits(self, ranking: Ranking) -> list[str]:
-        corpus, notes = ranking.corpus, []
-        for variant in ranking.trained if self.larger else ():
+    def limits(self, trained: Sequence[Aggregate], corpus: Corpus) -> list[str]:
+        notes: list[str] = []
+        for variant in trained if self.larger else ():
             encoding = self.make_encoding(variant.encoding)
             for term in encoding if isinstance(encoding, Sum) else [encoding]:
                 notes += self._term_limits(variant.name, term)

@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.errors import InputError, first_line, unknown
 from posenc.lab.experiment import Run
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.train import schedule
 
 Values = Mapping[str, float]

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_value, holds_integers
 from posenc.functional import intercepted
+from posenc.positions.chunks import runs_of
 from posenc.positions.ids import (
     Ids,
     as_indices,
@@ -28,7 +29,6 @@ from posenc.positions.ids import (
     unplaced_index,
 )  # fmt: skip
 from posenc.positions.multimodal import create_rule, multimodal_ids
-from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
     Branch,
@@ -50,6 +50,43 @@ T = TypeVar("T")
 _TENSORS = (
     "q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "q_placed", "k_placed", "prefix",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The part of a sequence that one process has, made by `Positions.shard`.
+
+    Attributes:
+        full: the positions of the full sequence.
+        rank, world_size: the process, of so many.
+        layout: "contiguous" or "zigzag", see `Positions.shard`.
+        runs: the tokens, as first and end of consecutive ones.
+        group: the processes that have the other parts; None: all there are.
+    """
+
+    full: "Positions" = field(repr=False)
+    rank: int
+    world_size: int
+    layout: str
+    runs: tuple[tuple[int, int], ...]
+    group: Any = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of this part."""
+        return sum(end - first for first, end in self.runs)
+
+    def indices(self) -> Tensor:
+        """Which tokens of the full sequence are here, (length,)."""
+        device = self.full.q.device
+        return torch.cat([torch.arange(first, end, device=device) for first, end in self.runs])
+
+    def take(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This part of a tensor over the full sequence; one that is the same for every token stays."""
+        if x.shape[dim] == 1 < self.full.num_queries:
+            return x
+        parts = [x.narrow(dim, first, end - first) for first, end in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

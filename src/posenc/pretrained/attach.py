@@ -334,6 +334,12 @@ class Attachment(ModelChange):
         self.changes += config_changes(decoder.config, deepcopy(dict(design.config)))
 
     @property
+    def not_expressed(self) -> tuple[str, ...]:
+        """The parts that no configuration of a plain model states."""
+        report = self.report
+        return (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
+
+    @property
     def config(self) -> dict[str, Any]:
         """The configuration values that the design changes, as they were."""
         return self.before(self.structure.config)

@@ -17,8 +17,7 @@ from posenc.errors import InputError, check_word, needs, unknown
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.export import llama_cpp_keys, not_expressed
-from posenc.pretrained.gguf_architectures import ARCHITECTURES, Architecture
+from posenc.pretrained.gguf_architectures import ARCHITECTURES, Architecture, llama_cpp_keys
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
 from posenc.scratch import replacing, sweep
@@ -134,7 +133,7 @@ def _rotation(
     """Keys and tensors."""
     wanted: Mapping[str, Frequencies] = {kind: rope.frequencies() for kind, rope in structure.ropes.items()}
     if attachment is not None:
-        if missing := not_expressed(attachment):
+        if missing := attachment.not_expressed:
             raise InputError(
                 f"GGUF cannot express {' and '.join(missing)}", "extend it by a frequency schedule", argument="model"
             )

@@ -14,7 +14,7 @@ from posenc.lab.compare import Comparison, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Execution
 from posenc.lab.leaderboard import against, archive, compare_tasks
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.report.leaderboard import files, show_tasks
 

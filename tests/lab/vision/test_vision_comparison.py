@@ -15,7 +15,8 @@ from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
 from posenc.lab.experiment import Run
-from posenc.lab.results import Aggregate, Ranking, RunRecord, VariantScores
+from posenc.lab.records import Aggregate, RunRecord, VariantScores
+from posenc.lab.results import Ranking
 from posenc.lab.store import Store
 from posenc.lab.train import Training
 from posenc.report.compare import page

@@ -16,7 +16,7 @@ from posenc.errors import InputError
 from posenc.lab.data.text import IGNORED
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
-from posenc.lab.results import Aggregate, Ranking, level, share
+from posenc.lab.records import Aggregate, level, share
 from posenc.transformer import TransformerBase
 
 __all__ = ["IGNORED", "SequenceBatch", "Synthetic", "SyntheticCorpus", "answered"]
@@ -242,5 +242,5 @@ class Synthetic(OverLengths):
     def chance(self, corpus: SyntheticCorpus, condition: int) -> float:
         return corpus.chance[condition]
 
-    def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
+    def point(self, variant: Aggregate, condition: int, corpus: SyntheticCorpus) -> dict[str, Any]:
         return {EXACT: asdict(share(level(variant, condition, EXACT), self.sequences))}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,9 +24,6 @@ from posenc.lab.data.sources import HUB, STRINGS, column, files, kind_of, rows_o
 from posenc.lab.machine import free_bytes
 from posenc.lab.vision.scenes import Scenes
 from posenc.positions import Positions
-
-if TYPE_CHECKING:
-    from posenc.lab.vision.experiment import ImageSettings
 
 DATA_IMAGES = 5000
 """How many images are drawn or read by default."""
@@ -134,8 +131,10 @@ class ImageCorpus:
     test: Images
 
     @classmethod
-    def of(cls, pictures: Pictures, settings: "ImageSettings") -> "ImageCorpus":
+    def of(cls, pictures: Pictures, image_size: int, test_sizes: Sequence[int], images: int) -> "ImageCorpus":
         """Cut in two, always alike: every fifth image of each class is held out.
+
+        image_size, test_sizes: sides in pixels, to train on and to test. images: how many are tested.
 
         Raises:
             InputError: more than the memory that is free.
@@ -143,19 +142,19 @@ class ImageCorpus:
         by_class = pictures.labels.argsort(stable=True)
         every_fifth = torch.arange(len(by_class)) % HELD_OUT == HELD_OUT - 1
         held_out, train = by_class[every_fifth].sort().values, by_class[~every_fifth].sort().values
-        count = min(settings.images, len(held_out))
-        pixels = len(train) * settings.image_size**2 + count * sum(size**2 for size in settings.test_sizes)
+        count = min(images, len(held_out))
+        pixels = len(train) * image_size**2 + count * sum(size**2 for size in test_sizes)
         needed, free = pixels * pictures.channels, free_bytes(torch.device("cpu"))
         if needed > free:
             raise InputError(
                 f"the images need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
                 "give a smaller image_size and test_sizes, or fewer data_images",
-                image_size=settings.image_size,
+                image_size=image_size,
             )
         tested = held_out[torch.linspace(0, len(held_out) - 1, count, dtype=torch.float64).long()]
         parts = (
             Images({size: pictures.at(size, which) for size in sizes}, pictures.labels[which])
-            for which, sizes in ((train, (settings.image_size,)), (tested, settings.test_sizes))
+            for which, sizes in ((train, (image_size,)), (tested, test_sizes))
         )
         p = pictures
         return cls(p.name, p.digest, p.classes, p.channels, p.scaled, len(held_out), *parts)
