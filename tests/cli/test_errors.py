@@ -80,4 +80,4 @@ def test_ranks(world, capsys, monkeypatch):
     for command, what in ((["compare"], "a comparison"), (["eval", "demo"], "an evaluation")):
         if world == "2":
             assert cli.main(command) == 2
-            assert f"WORLD_SIZE=2: {what} runs in one process" in capsys.readouterr().err
+            assert f"WORLD_SIZE='2': {what} runs in one process" in capsys.readouterr().err

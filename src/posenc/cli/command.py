@@ -158,11 +158,17 @@ def with_flags(error: InputError, command: type[Command]) -> str:
             return with_value(argument, value)
         if value is NO_VALUE:
             return setting.written
-        values = value if isinstance(value, (tuple, list)) else [value]
-        words = (each if isinstance(each, str) and each.split() == [each] else shown(each) for each in values)
-        return " ".join([setting.written, *words])
+        values = value if setting.many and isinstance(value, (tuple, list)) else [value]
+        return " ".join([setting.written, *map(_typed, values)])
 
     return error.text(written)
+
+
+def _typed(value: object) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, str) and value.split() == [value]:
+        return value
+    return f"{value:.12g}" if isinstance(value, float) else shown(value)
 
 
 # ---------------------------------------------------------------- files
