@@ -19,7 +19,7 @@ from posenc.frequencies import SCHEDULES, options_of, schedules
 from posenc.position_maps import FORMULAS, MAPS
 from posenc.pretrained.methods import METHODS
 from posenc.tasks import TASKS
-from posenc_cli import SHELLS
+from posenc_cli.answers import SHELLS
 from posenc_cli.arguments import Described, Known, build
 from website.encodings import FAMILIES, TITLES, family
 from website.extensions import MAP_PAGES, SCHEDULE_PAGES

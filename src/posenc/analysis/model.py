@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.analysis.codes import Codes, seeded
 from posenc.encoding import Encoding
-from posenc.encodings import create, lookup
+from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
+from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError
 from posenc.positions import Positions

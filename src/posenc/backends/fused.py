@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.backends.problem import Problem, Rotated
-from posenc.bias import Refused
+from posenc.bias.structures import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import check_devices
 from posenc.functional import no_second_derivatives

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import Command, record
 from posenc.errors import InputError, needs, printable
-from posenc_cli import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How, laid_out, room
 
 if TYPE_CHECKING:

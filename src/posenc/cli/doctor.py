@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from posenc.cli.common import WithModel, WithOutput, check_limits
 from posenc.errors import InputError, needs
-from posenc_cli import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import room
 
 

@@ -13,7 +13,7 @@ from posenc.cli.common import WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
 from posenc.scratch import replacing
 from posenc.spec import literal, parse_sum
-from posenc_cli import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How, room
 
 if TYPE_CHECKING:

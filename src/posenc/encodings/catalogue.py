@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from posenc.encoding import Encoding
-from posenc.encodings import ENCODINGS, create, create_map, lookup
+from posenc.encodings.create_encoding import ENCODINGS, create, create_map, lookup
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
 from posenc.errors import summary
 from posenc_cli.listing import bibtex

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.encodings import create, lookup
+from posenc.encodings import create
+from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, check_fields, check_value
 from posenc.lab.records import Aggregate

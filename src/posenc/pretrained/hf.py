@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from posenc.attention import attention
 from posenc.encoding import Encoding, gates_of
-from posenc.encodings import create, lookup
+from posenc.encodings import create
+from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, needs
 from posenc.functional import table_device

@@ -11,7 +11,7 @@ import torch
 
 from lab.evals.conftest import VOCABULARY
 from posenc import cli
-from posenc_cli import DONE, FAILED, USAGE
+from posenc_cli.answers import DONE, FAILED, USAGE
 from references import PATIENCE
 from references.small_models import small_model
 
