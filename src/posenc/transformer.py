@@ -76,30 +76,34 @@ class BlockConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig(BlockConfig):
-    """Shape of a `Transformer`.
-
-    vocab_size: tokens. dim: width. num_layers, num_heads. num_kv_heads: fewer than num_heads is grouped-query
-    attention; None: as many. head_dim: width of a head; None: dim / num_heads. mlp_ratio: width of the gated MLP over
-    dim, as in a two-matrix MLP of the same size. causal: decoder or encoder. tie_weights: one matrix for embedding and
-    output. dropout: on weights and residuals. norm: RMSNorm or LayerNorm, before attention and MLP (norm_first), as in most
-    models now, or after their sum with the residual stream, as in Vaswani et al. 2017. cross_attention: each block also
-    reads an encoder, see `Memory`.
-    """
+    """Shape of a `Transformer`."""
 
     vocab_size: int
+    """Tokens"""
     _: KW_ONLY
     dim: int = 128
+    """Width"""
     num_layers: int = 4
     num_heads: int = 4
     num_kv_heads: int | None = None
+    """Fewer than num_heads is grouped-query attention; None: as many"""
     head_dim: int | None = None
+    """Width of a head; None: dim / num_heads"""
     mlp_ratio: float = 4.0
+    """Width of the gated MLP over dim, as in a two-matrix MLP of the same size"""
     causal: bool = True
+    """Decoder or encoder"""
     tie_weights: bool = True
+    """One matrix for embedding and output"""
     dropout: float = 0.0
+    """On weights and residuals"""
     norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm"""
     norm_first: bool = True
+    """It is before attention and MLP, as in most models now, or after their sum with the residual stream, as in Vaswani
+    et al. 2017."""
     cross_attention: bool = False
+    """Each block also reads an encoder, see `Memory`"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

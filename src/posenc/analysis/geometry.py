@@ -193,33 +193,37 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Shift(Finding):
-    """One matrix for a shift by `shift` positions, (dim, dim), and how well it does at every position.
-
-    exact: it is made of the known frequencies, a rotation for each; otherwise it is the least-squares fit to every other
-    position. holds: it misses codes it was not fitted to by less than 1e-6 of their norm. residual: how far M p(t) is
-    from p(t + shift) there, root mean square over that of p; still: what
-    the identity misses by, and added: what adding one vector everywhere misses by. by_position: the residual at every
-    t = first, first + 1, .. fitted, rank: how many positions it was fitted to, in how many directions: as many as serve
-    positions left out. composition: how far M M p(t) is from p(t + 2 shift), over the same norm. orthogonality: the
-    largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the largest).
-    """
+    """One matrix for a shift by `shift` positions, (dim, dim), and how well it does at every position."""
 
     name: str
     of: str
     shift: float
     length: int
     exact: bool
+    """It is made of the known frequencies, a rotation for each; otherwise it is the least-squares fit to every other
+    position"""
     holds: bool
+    """It misses codes it was not fitted to by less than 1e-6 of their norm"""
     matrix: Tensor
+    """(dim, dim)"""
     residual: float
+    """How far M p(t) is from p(t + shift) there, root mean square over that of p"""
     still: float
+    """What the identity misses by"""
     added: float
+    """What adding one vector everywhere misses by"""
     by_position: Tensor
+    """(positions,), the residual at every t = first, first + 1 and on"""
     first: int
     fitted: int
+    """How many positions it was fitted to"""
     rank: int
+    """In how many directions: as many as serve positions left out"""
     composition: float
+    """How far M M p(t) is from p(t + 2 shift), over the same norm"""
     orthogonality: float
+    """The largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the
+    largest)"""
 
     def sentences(self) -> list[str]:
         dim = len(self.matrix)

@@ -85,34 +85,36 @@ def _histogram(values: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Subspaces(Finding):
-    """How the vectors of tokens and of positions lie to each other.
-
-    cosine: mean and spread of the cosine over all pairs, as they are and with each table's mean taken away; random
-    vectors have mean 0 and spread `expected` = dim^-1/2. means_cosine: between the two mean vectors. mean_energy: the
-    share of each table's energy that is its mean vector.
-    rank: leading dimensions, with 90 % of the centred codes' energy. angles: degrees between the leading `rank`
-    dimensions of both, smallest first; random_angles: of random subspaces, mean over draws.
-    overlap: share of the centred tokens' energy inside the positions' leading dimensions; in a random subspace it is
-    rank / dim, random_overlap.
-    edges, raw, centred: histograms of the cosines.
-    """
+    """How the vectors of tokens and of positions lie to each other."""
 
     name: str
     tokens: int
     positions: int
     dim: int
     cosine: Mapping[str, tuple[float, float]]
+    """Mean and spread of the cosine over all pairs, as they are and with each table's mean taken away"""
     expected: float
+    """dim^-1/2, the spread of random vectors, whose mean is 0"""
     means_cosine: float
+    """Between the two mean vectors"""
     mean_energy: Mapping[str, float]
+    """The share of each table's energy that is its mean vector"""
     rank: int
+    """Leading dimensions, with 90 % of the centred codes' energy"""
     angles: Tensor
+    """Degrees between the leading `rank` dimensions of both, smallest first"""
     random_angles: Tensor
+    """Of random subspaces, mean over draws"""
     overlap: float
+    """Share of the centred tokens' energy inside the positions' leading dimensions"""
     random_overlap: float
+    """rank / dim, that of a random subspace"""
     edges: Tensor
+    """Of the bins of the histograms of the cosines"""
     raw: Tensor
+    """The histogram of the vectors as they are"""
     centred: Tensor
+    """That of the vectors less their table's mean"""
 
     def sentences(self) -> list[str]:
         (mean, spread), (_, centred) = self.cosine["raw"], self.cosine["centred"]

@@ -95,64 +95,66 @@ class Positions:
 
     Build it once per forward pass with one of the constructors; positions and mask come from the same object, so they
     agree about padding and packing. It is immutable: methods that derive other positions return a new object.
-
-    Attributes:
-        q: positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float.
-        k: positions of the keys, in the same form.
-        q_order, k_order: (batch or 1, n) integers: a causal query sees the keys whose order is at most its own.
-            Separate from the positions, which may be shared by tokens, fractional or restart per document.
-        causal: whether order restricts what a query sees.
-        valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
-        q_valid: (batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing.
-        q_document, k_document: (batch or 1, n) integers; a query sees keys of its document. None: one document.
-        counted: whether these positions say all of what is visible. False: a mask beside them hides more, as a 4-D mask of
-            transformers does, so `visible_counts` and `lengths` refuse to count.
-        any_order: whether the positions of one causal text may fall. False: not declared, and `with_causal` refuses it.
-        q_placed, k_placed: (batch or 1, n) bool; False marks tokens without a place, such as [CLS] and registers next to
-            the patches of an image. They are at 0 on every axis, wherever others are moved; encodings neither rotate
-            them nor give them a distance. None: every token has a place, as all text has.
-        prefix: (batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`.
-        window: how many tokens before and after it a query sees, counted by their order, see `with_window`.
-        blocks: which blocks of tokens see one another, see `with_blocks`; a query sees what all of them leave.
-        branch: the branch of a position map to rotate for, see `at`. None: there is no map.
-        full_keys: the positions with all keys of the call, where these have only some of them, see `keys`.
-        sharding: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
-        gates: what an encoding made of the input of a layer, see `with_gates`; `ungated` are the positions without.
-        images: (height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the
-            images of all documents or rows, by number. None: not known, as of tokens that were moved.
-        start: (first query position, first key position) when both run contiguously by ones, identically in every
-            row, with nothing padded or packed: the case that fused paths recognise without reading a tensor.
-        diagonal: a causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the
-            orders run by ones. None: rows differ, there is a prefix, or unknown.
-        span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
     """
 
     q: Tensor
+    """Positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float"""
     k: Tensor
+    """Positions of the keys, in the same form"""
     q_order: Tensor
+    """(batch or 1, n) integers: a causal query sees the keys whose order is at most its own. Separate from the
+    positions, which may be shared by tokens, fractional or restart per document."""
     k_order: Tensor
+    """Likewise, of the keys"""
     causal: bool = False
+    """Whether order restricts what a query sees"""
     valid: Tensor | None = None
+    """(batch or 1, num_keys) bool; False marks padding. None: every key is valid."""
     q_valid: Tensor | None = None
+    """(batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing"""
     q_document: Tensor | None = None
+    """(batch or 1, n) integers; a query sees keys of its document. None: one document."""
     k_document: Tensor | None = None
+    """Likewise, of the keys"""
     q_placed: Tensor | None = None
+    """(batch or 1, n) bool; False marks tokens without a place, such as [CLS] and registers next to the patches of an
+    image. They are at 0 on every axis, wherever others are moved; encodings neither rotate them nor give them a
+    distance. None: every token has a place, as all text has."""
     k_placed: Tensor | None = None
+    """Likewise, of the keys"""
     prefix: Tensor | None = None
+    """(batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`"""
     window: Window | None = None
+    """How many tokens before and after it a query sees, counted by their order, see `with_window`"""
     blocks: tuple[VisibleBlocks, ...] = ()
+    """Which blocks of tokens see one another, see `with_blocks`; a query sees what all of them leave"""
     branch: Branch | None = None
+    """The branch of a position map to rotate for, see `at`. None: there is no map."""
     full_keys: "Positions | None" = None
+    """The positions with all keys of the call, where these have only some of them, see `keys`"""
     sharding: Shard | None = None
+    """The queries are those of one process, of a sequence that several have, see `shard`. None: of all."""
     images: tuple[tuple[int, ...], ...] | None = None
+    """(height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the images of
+    all documents or rows, by number. None: not known, as of tokens that were moved."""
     counted: bool = True
+    """Whether these positions say all of what is visible. False: a mask beside them hides more, as a 4-D mask of
+    transformers does, so `visible_counts` and `lengths` refuse to count."""
     any_order: bool = True
+    """Whether the positions of one causal text may fall. False: not declared, and `with_causal` refuses it."""
     gates: tuple[Tensor, ...] = ()
+    """What an encoding made of the input of a layer, see `with_gates`"""
     # what is known without reading a tensor is set by `with_known` alone: dataclasses.replace must not carry it over
     start: tuple[int, int] | None = field(default=None, init=False)
+    """(first query position, first key position) when both run contiguously by ones, identically in every row, with
+    nothing padded or packed: the case that fused paths recognise without reading a tensor"""
     diagonal: int | None = field(default=None, init=False)
+    """A causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the orders
+    run by ones. None: rows differ, there is a prefix, or unknown."""
     span: tuple[int, int] | None = field(default=None, init=False)
+    """(shortest, longest) distance that a query may have from a key. None: not known without reading a tensor."""
     ungated: "Positions | None" = field(default=None, init=False)
+    """The positions without gates"""
     if TYPE_CHECKING:
         _memo: dict[Hashable, Any] = field(init=False)
         _pass_cache: dict[Hashable, Any] | None = field(init=False)

@@ -45,39 +45,47 @@ TUNING = {
 
 @dataclass(frozen=True)
 class Extension(ChangeReport):
-    """What `extend` did to a model.
-
-    method: with every option that was set. trained_length: tokens the model was good for. new_length: tokens it is made for
-    now, None: the method does not depend on it. original_length: tokens before the scaling that the model was loaded with.
-    schedule, map: as data, None where there is none. stretch: how many times slower each pair turns than in plain RoPE,
-    fastest pair first. attention_factor: multiplies cos and sin. attention: other parts of the attention. exact_tokens: how
-    many from the start of any text are read exactly as before, by construction. tuning: whether the method works without
-    fine-tuning. raw_keys: the cache contains unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype, in
-    the layers that see all keys; cache_bytes_of_windows: of the others, whatever the input's length. Both are as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
-    reach: tokens within which no distance is beyond those of training, by construction; None: any number.
-    fitting: under "fit", how the stretches were found. notes: what else is worth knowing.
-    """
+    """What `extend` did to a model."""
 
     model_type: str
     method: str
+    """With every option that was set"""
     trained_length: int
+    """Tokens the model was good for"""
     new_length: int | None
+    """Tokens it is made for now, None: the method does not depend on it"""
     original_length: int
+    """Tokens before the scaling that the model was loaded with"""
     schedule: dict[str, Any] | None
+    """As data; None: there is none"""
     map: dict[str, Any] | None
+    """Likewise"""
     attention: tuple[str, ...]
+    """Other parts of the attention"""
     stretch: tuple[float, ...]
+    """How many times slower each pair turns than in plain RoPE, fastest pair first"""
     attention_factor: float
+    """Multiplies cos and sin"""
     exact_tokens: int
+    """How many from the start of any text are read exactly as before, by construction"""
     tuning: str
+    """Whether the method works without fine-tuning"""
     raw_keys: bool
+    """The cache contains unrotated keys"""
     cache_bytes_per_token: int
+    """For one sequence, in the model's dtype, in the layers that see all keys; as before"""
     cache_bytes_of_windows: int
+    """Of the other layers, whatever the input's length; as before"""
     plain: bool
+    """Plain transformers can do the same from the saved configuration"""
     layers: tuple[int, int]
+    """How many are changed, of how many"""
     reach: int | None = None
+    """Tokens within which no distance is beyond those of training, by construction; None: any number"""
     notes: tuple[str, ...] = ()
+    """What else is worth knowing"""
     fitting: Fitting | None = None
+    """Under "fit", how the stretches were found"""
 
     @property
     def expected(self) -> str:

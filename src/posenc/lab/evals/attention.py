@@ -97,37 +97,44 @@ class Retriever(NamedTuple):
 class AttentionProfile:
     """Where attention goes, as means over texts and their queries from `first_row` on; tensors are float64 on the CPU, of
     shape (layers, heads) unless stated.
-
-    rows: queries counted. longest: tokens of the longest text.
-    first, sink: mass on position 0, and on the first `sinks` tokens. nowhere: mass on no token at all (sinks of gpt-oss,
-    softmax_1). distance: mean distance of the attended tokens; distance_after: without the first `sinks`.
-    effective_keys: exp of the entropy. edges, by_distance: the distances at which bins begin (0, 1, 2, 4, 8, ..) and the
-    mass in each, (layers, heads, bins), without the sinks', so that sink + nowhere + by_distance.sum(-1) = 1.
-    needle: by depth of the needle; empty if no sample has one.
-    turning: layer type -> wavelengths. bands: per layer, mean |q_i| |k_i| of each pair, times the scale: how many nats the
-    pair can move a score, (pairs,), mean over heads; None if nothing rotates. still: the same of all channels that do
-    not rotate, (layers,).
     """
 
     model_type: str
     texts: int
     longest: int
+    """Tokens of the longest text"""
     rows: int
+    """Queries counted"""
     first_row: int
+    """Queries before it are not counted"""
     sinks: int
+    """Tokens at the start that count as sinks"""
     layers: tuple[LayerKind, ...]
     first: Tensor
+    """(layers, heads), mass on position 0"""
     sink: Tensor
+    """(layers, heads), mass on the first `sinks` tokens"""
     nowhere: Tensor
+    """(layers, heads), mass on no token at all (sinks of gpt-oss, softmax_1)"""
     distance: Tensor
+    """(layers, heads), mean distance of the attended tokens"""
     distance_after: Tensor
+    """(layers, heads), the same without the first `sinks`"""
     effective_keys: Tensor
+    """(layers, heads), exp of the entropy"""
     edges: tuple[int, ...]
+    """The distances at which bins begin: 0, 1, 2, 4, 8, """
     by_distance: Tensor
+    """(layers, heads, bins), the mass in each, without the sinks', so that sink + nowhere + by_distance.sum(-1) = 1"""
     needle: tuple[NeedleMass, ...]
+    """By depth of the needle; empty if no sample has one"""
     turning: Mapping[str, Turning]
+    """Layer type -> wavelengths"""
     bands: tuple[Tensor | None, ...]
+    """Per layer, (pairs,): mean |q_i| |k_i| of each pair, times the scale, which is how many nats the pair can move a
+    score, mean over heads; None if nothing rotates"""
     still: Tensor
+    """(layers,), the same of all channels that do not rotate"""
 
     @property
     def unfinished_share(self) -> tuple[float, ...]:
