@@ -353,7 +353,9 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     if precise != dtype:
         parts = [part.to(dtype) for part in parts]
     if layout == "interleaved":
-        parts = [torch.stack(parts, -1).flatten(-2)]
+        parts = [
+            torch.stack(parts, -1).reshape(*parts[0].shape[:-1], 2 * pairs)
+        ]  # flatten has no rule for batched gradients
     if start:
         parts.insert(0, x[..., :start].expand(*parts[0].shape[:-1], -1))
     if start + 2 * pairs < x.shape[-1]:
@@ -448,7 +450,7 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or batched(gradient):
             return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None, None
         return rotary(gradient, cos, -sin, layout=ctx.layout, start=ctx.start), None, None, None, None, None
 
@@ -515,6 +517,11 @@ def exactly(x: Tensor) -> AbstractContextManager[Any]:
 def transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is active; they need formulas instead of kernels."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def batched(gradient: Tensor) -> bool:
+    """Whether it is a batch of them, by torch.autograd.grad(..., is_grads_batched=True), which kernels don't see."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(gradient))
 
 
 def no_second_derivatives(subject: str, remedy: str) -> Callable[..., NoReturn]:
