@@ -311,7 +311,9 @@ def rotary(
         )
     if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
-    if not torch.compiler.is_compiling() and not (sin.shape[-1] == pairs and _fits(cos, x) and _fits(sin, x)):
+    if not torch.compiler.is_compiling() and not (
+        _fits(cos, x) and (sin.shape == cos.shape or (sin.shape[-1] == pairs and _fits(sin, x)))
+    ):
         raise InputError(
             f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: pass (..., seq, pairs), a row "
             "per token of x or one for all; a batch of tables, (batch, seq, pairs), needs cos[:, None]"
@@ -466,14 +468,18 @@ def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool)
 
 def _fits(table: Tensor, x: Tensor) -> bool:
     """Whether everything but the channels broadcasts."""
-    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
-    return all(n == m or n == 1 or m == 1 for n, m in pairs)
+    for n, m in zip(table.shape[-2::-1], x.shape[-2::-1], strict=False):
+        if n not in (1, m) and m != 1:
+            return False
+    return True
 
 
 def _covers(x: Tensor, table: Tensor) -> bool:
     """Whether a table that fits x makes it no larger. torch.broadcast_shapes says so, too, in 100 us."""
-    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
-    return table.dim() <= x.dim() and all(n == 1 or n == m for n, m in pairs)
+    for n, m in zip(table.shape[-2::-1], x.shape[-2::-1], strict=False):
+        if n not in (1, m):
+            return False
+    return table.dim() <= x.dim()
 
 
 def overlaps(x: Tensor) -> bool:
@@ -550,10 +556,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inp
     if inplace:
         cos, sin = unaliased(cos, x), unaliased(sin, x)
     out = x if inplace else torch.empty_like(x)
-    if not inplace and 2 * pairs < x.shape[-1]:
-        for rest in (slice(start), slice(start + 2 * pairs, None)):
-            out[..., rest] = x[..., rest]
-    x, target = (t[..., start : start + 2 * pairs] for t in (x, out))
+    target = out
+    if 2 * pairs < x.shape[-1]:
+        if not inplace:
+            for rest in (slice(start), slice(start + 2 * pairs, None)):
+                out[..., rest] = x[..., rest]
+        x, target = x[..., start : start + 2 * pairs], out[..., start : start + 2 * pairs]
     precise = _precise(x, cos)
     if layout == "interleaved" and x.dtype == precise and _is_complex(x) and _is_complex(target):
         factor = torch.complex(cos.to(precise), sin.to(precise))
