@@ -168,6 +168,10 @@ class Encoding(nn.Module, metaclass=_Hooked):
     _known_sites: ClassVar[tuple[str, ...]]
     name: ClassVar[str] = ""
     """Its name in the registry and in specs; a class without a `name` goes by its class name."""
+    title: ClassVar[str] = ""
+    """What people call it. A subclass does not inherit it."""
+    family: ClassVar[str] = ""
+    """The key of `posenc.encodings.catalogue.FAMILIES` where people look for it, if that does not follow from its hooks."""
     papers: ClassVar[tuple[str, ...]] = ()
     """Keys into papers.bib, for `cite`."""
     formula: ClassVar[tuple[str, ...]] = ()
@@ -256,10 +260,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if not _is_torchs(cls):
-            cls.name, cls.constant = (
-                vars(cls).get("name", ""),
-                vars(cls).get("constant", False),
-            )  # which are not inherited
+            for trait, default in {"name": "", "title": "", "constant": False}.items():
+                setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         cls._check_keywords(kwargs)
