@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import partial, reduce
 from itertools import islice
 from numbers import Integral, Real
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -168,6 +168,10 @@ class Encoding(nn.Module, metaclass=_Hooked):
     _known_sites: ClassVar[tuple[str, ...]]
     name: ClassVar[str] = ""
     """Its name in the registry and in specs; a class without a `name` goes by its class name."""
+    title: ClassVar[str] = ""
+    """What people call it. A subclass does not inherit it."""
+    family: ClassVar[str] = ""
+    """The key of `posenc.encodings.catalogue.FAMILIES` where people look for it, if that does not follow from its hooks."""
     papers: ClassVar[tuple[str, ...]] = ()
     """Keys into papers.bib, for `cite`."""
     formula: ClassVar[tuple[str, ...]] = ()
@@ -256,10 +260,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if not _is_torchs(cls):
-            cls.name, cls.constant = (
-                vars(cls).get("name", ""),
-                vars(cls).get("constant", False),
-            )  # which are not inherited
+            for trait, default in {"name": "", "title": "", "constant": False}.items():
+                setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         cls._check_keywords(kwargs)
@@ -571,8 +573,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
         return tuple(sites)
 
     def _sites(self) -> tuple[str, ...]:
-        more = self._set_hooks()
-        return (*self._overridden(), *more.difference(self._overridden())) if more else self._overridden()
+        used = self._overridden()
+        return (*used, *self._set_hooks().difference(used)) if vars(self).keys() & HOOKS.keys() else used
 
     def _set_hooks(self) -> set[str]:
         """The sites of hooks that were set on this object, as a test or a patch does."""
@@ -616,27 +618,30 @@ class Encoding(nn.Module, metaclass=_Hooked):
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
         been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
         learns its angles, is made in every call."""
+        memory = self.memory(positions)
+        if memory is None:
+            return make()
+        if key not in memory:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                memory[key] = _unless_learned(make)
+        value = memory[key]
+        return make() if value is _LEARNED else value
+
+    def memory(self, positions: Positions) -> dict[Hashable, Any] | None:
+        """Values by key that depend on positions and on this encoding's tables and attributes, to read and to add to: empty
+        where one of these has been set or written to since the last call. None: nothing may be remembered."""
         if torch.compiler.is_compiling() or intercepted():
-            return make()
+            return None
         facts, tables = self._facts()
-        if any(table.is_inference() for table in tables):  # these do not say when they are written to
-            return make()
-        versions = [table._version for table in tables]
+        if any(map(Tensor.is_inference, tables)):  # these do not say when they are written to
+            return None
+        versions = list(map(_VERSION, tables))
         # by a weak reference: positions that live long keep no encoding
         of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
-        remembered = of_all.get(self)
-        if remembered is None:
-            remembered = of_all[self] = {}
-        if key not in remembered:
-            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
-                remembered[key] = [facts, versions, _unless_learned(make)]
-        entry = remembered[key]
-        before, at, value = entry
-        if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
-            with torch.inference_mode(False):
-                value = _unless_learned(make)
-            entry[:] = facts, versions, value
-        return make() if value is _LEARNED else value
+        entry = of_all.get(self)
+        if entry is None or entry[0] != versions or len(entry[1]) != len(facts) or not all(map(is_, entry[1], facts)):
+            of_all[self] = entry = versions, facts, {}
+        return entry[2]
 
     def _facts(self) -> tuple[list[object], list[Tensor]]:
         """What a remembered value may depend on, tensors and attributes, also of the encodings that it is made of; and the
@@ -644,10 +649,12 @@ class Encoding(nn.Module, metaclass=_Hooked):
         tensors: list[Tensor] = []
         attributes: list[object] = []
         for part in self.modules() if self._modules else (self,):
-            tensors += [table for table in part._buffers.values() if table is not None]
-            if part._parameters:  # a value of those that learn is made in every call
-                frozen = (p for p in part._parameters.values() if p is not None)
-                tensors += [p for p in frozen if not p.requires_grad or p.is_inference()]
+            for table in part._buffers.values():
+                if table is not None:
+                    tensors.append(table)
+            for parameter in part._parameters.values():  # a value of those that learn is made in every call
+                if parameter is not None and (not parameter.requires_grad or parameter.is_inference()):
+                    tensors.append(parameter)
             attributes += vars(part).values()
         return [*tensors, *attributes], tensors
 
@@ -719,7 +726,8 @@ def _placed_as(x: Tensor, value: Tensor) -> Tensor:
 
 
 _LEARNED = object()
-_Remembered = WeakKeyDictionary[Encoding, dict[Hashable, list[Any]]]
+_VERSION = attrgetter("_version")
+_Remembered = WeakKeyDictionary[Encoding, tuple[list[int], list[object], dict[Hashable, Any]]]
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:
@@ -890,12 +898,13 @@ class Effects:
         self.acting, self.positions = acting, positions
         gates = iter(positions.gates)
         self.parts: list[_Part] = []
+        self.sites: set[str] = set()
         for part, layer in acting:
-            here = positions
+            here, sites = positions, part.sites()
             if positions.gates:
                 here = positions.with_gates(tuple(islice(gates, part._num_gates(layer))))
-            self.parts.append(_Part(part, layer, here, part.sites()))
-        self.sites = {site for part in self.parts for site in part.sites}
+            self.parts.append(_Part(part, layer, here, sites))
+            self.sites.update(sites)
 
     def at(self, positions: Positions) -> "Effects":
         """The same encodings at other positions."""
@@ -914,7 +923,9 @@ class Effects:
         return self if positions is self.positions and not gates else self.at(positions.with_gates(gates))
 
     def _with(self, site: str) -> list[_Part]:
-        return [part for part in self.parts if site in part.sites] if site in self.sites else []
+        if site not in self.sites:
+            return []
+        return self.parts if len(self.parts) == 1 else [part for part in self.parts if site in part.sites]
 
     def _in_turn(self, site: str) -> list[_Part]:
         """The parts with a site in the order in which they rotate."""
@@ -1013,6 +1024,11 @@ class Effects:
             result = part.encoding.bias(q, k, part.positions, part.layer)
             terms += validated(result, q, k, origin=f"{type(part.encoding).__name__}.bias")
         return terms
+
+    @property
+    def adds_constants(self) -> bool:
+        """Whether `terms` depend on positions alone, and are the same in every layer."""
+        return all(part.encoding.adds_constants for part in self._with("bias"))
 
     def modifiers(self) -> list[Modifier]:
         """What becomes of each score, in order; the last may take the place of the softmax."""

@@ -270,9 +270,9 @@ def refuse_distributed(**tensors: Tensor) -> None:
 def check_devices(user: str, *tensors: Tensor | None) -> None:
     """Refuse tensors some of which are on meta: PyTorch would call an operator's kernel without values, whose result is
     memory that nobody wrote to."""
-    given = [x for x in tensors if x is not None]
-    if any(x.is_meta for x in given) and not all(x.is_meta for x in given):
-        devices = {str(x.device) for x in given}
+    on_meta = {x.is_meta for x in tensors if x is not None}
+    if len(on_meta) > 1:
+        devices = {str(x.device) for x in tensors if x is not None}
         raise InputError(
             f"{user}: tensors on {' and '.join(sorted(devices))}; an encoding's parameters on meta have no values: "
             "load them, or encoding.to_empty(device=...) and then initialise"

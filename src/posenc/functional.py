@@ -311,7 +311,9 @@ def rotary(
         )
     if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
-    if not torch.compiler.is_compiling() and not (sin.shape[-1] == pairs and _fits(cos, x) and _fits(sin, x)):
+    if not torch.compiler.is_compiling() and not (
+        _fits(cos, x) and (sin.shape == cos.shape or (sin.shape[-1] == pairs and _fits(sin, x)))
+    ):
         raise InputError(
             f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: pass (..., seq, pairs), a row "
             "per token of x or one for all; a batch of tables, (batch, seq, pairs), needs cos[:, None]"
@@ -353,7 +355,9 @@ def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int) -> 
     if precise != dtype:
         parts = [part.to(dtype) for part in parts]
     if layout == "interleaved":
-        parts = [torch.stack(parts, -1).flatten(-2)]
+        parts = [
+            torch.stack(parts, -1).reshape(*parts[0].shape[:-1], 2 * pairs)
+        ]  # flatten has no rule for batched gradients
     if start:
         parts.insert(0, x[..., :start].expand(*parts[0].shape[:-1], -1))
     if start + 2 * pairs < x.shape[-1]:
@@ -448,7 +452,7 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or batched(gradient):
             return formula(gradient, cos, -sin, ctx.layout, ctx.start), None, None, None, None, None
         return rotary(gradient, cos, -sin, layout=ctx.layout, start=ctx.start), None, None, None, None, None
 
@@ -464,14 +468,15 @@ def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool)
 
 def _fits(table: Tensor, x: Tensor) -> bool:
     """Whether everything but the channels broadcasts."""
-    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
-    return all(n == m or n == 1 or m == 1 for n, m in pairs)
+    return all(n in (1, m) or m == 1 for n, m in zip(table.shape[-2::-1], x.shape[-2::-1], strict=False))
 
 
 def _covers(x: Tensor, table: Tensor) -> bool:
     """Whether a table that fits x makes it no larger. torch.broadcast_shapes says so, too, in 100 us."""
-    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
-    return table.dim() <= x.dim() and all(n == 1 or n == m for n, m in pairs)
+    for n, m in zip(table.shape[-2::-1], x.shape[-2::-1], strict=False):
+        if n not in (1, m):
+            return False
+    return table.dim() <= x.dim()
 
 
 def overlaps(x: Tensor) -> bool:
@@ -517,6 +522,11 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def batched(gradient: Tensor) -> bool:
+    """Whether it is a batch of them, by torch.autograd.grad(..., is_grads_batched=True), which kernels don't see."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(gradient))
+
+
 def no_second_derivatives(subject: str, remedy: str) -> Callable[..., NoReturn]:
     """The backward of an operator that is a backward itself: a refusal."""
 
@@ -543,10 +553,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inp
     if inplace:
         cos, sin = unaliased(cos, x), unaliased(sin, x)
     out = x if inplace else torch.empty_like(x)
-    if not inplace and 2 * pairs < x.shape[-1]:
-        for rest in (slice(start), slice(start + 2 * pairs, None)):
-            out[..., rest] = x[..., rest]
-    x, target = (t[..., start : start + 2 * pairs] for t in (x, out))
+    target = out
+    if 2 * pairs < x.shape[-1]:
+        if not inplace:
+            for rest in (slice(start), slice(start + 2 * pairs, None)):
+                out[..., rest] = x[..., rest]
+        x, target = x[..., start : start + 2 * pairs], out[..., start : start + 2 * pairs]
     precise = _precise(x, cos)
     if layout == "interleaved" and x.dtype == precise and _is_complex(x) and _is_complex(target):
         factor = torch.complex(cos.to(precise), sin.to(precise))

@@ -86,6 +86,7 @@ class Sinusoidal(Absolute):
     """
 
     name = "sinusoidal"
+    title = "sinusoidal encoding, sines and cosines"
     papers: ClassVar[tuple[str, ...]] = ("vaswani2017attention",)
     formula: ClassVar[tuple[str, ...]] = (
         r"p_{i,2c} = \sin(i \theta_c), \quad p_{i,2c+1} = \cos(i \theta_c)",
@@ -142,6 +143,7 @@ class GridSinusoidal(Absolute):
     """
 
     name = "grid_sinusoidal"
+    title = "2D sinusoidal encoding"
     papers: ClassVar[tuple[str, ...]] = ("he2022masked", "carion2020end")
     formula: ClassVar[tuple[str, ...]] = (
         r"x_i' = x_i + [p(y); p(x)], \quad i = (y, x)",
@@ -205,6 +207,7 @@ class Learned(Absolute):
     """
 
     name = "learned"
+    title = "learned position embeddings"
     papers: ClassVar[tuple[str, ...]] = ("gehring2017convolutional",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_i, \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"

@@ -85,6 +85,7 @@ class SelectiveRotary(AccumulatedRotary):
     """
 
     name = "selective_rope"
+    title = "Selective RoPE"
     papers: ClassVar[tuple[str, ...]] = ("movahedi2026selective",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \theta^{-2c/d} \sum_{t \le i} \omega_{t,c}",
@@ -163,6 +164,7 @@ class Mamba3Rotary(AccumulatedRotary):
     """
 
     name = "mamba3_rope"
+    title = "the rotation of Mamba-3"
     papers: ClassVar[tuple[str, ...]] = ("lahoti2026mamba",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \sum_{t \le i} \Delta_t\, \pi \tanh(a_c \cdot x_t)",
@@ -209,6 +211,7 @@ class CARoPE(AccumulatedRotary):
     """
 
     name = "carope"
+    title = "context-aware RoPE"
     papers: ClassVar[tuple[str, ...]] = ("veisi2025context",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \sum_{t \le i} f_t^{\,c}",

@@ -33,6 +33,7 @@ class LieRE(Encoding):
     """
 
     name = "liere"
+    title = "LieRE, learned rotations"
     papers: ClassVar[tuple[str, ...]] = ("ostmeier2024liere",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(i)\, q_i, \quad k_j' = R(j)\, k_j",
@@ -145,6 +146,7 @@ class ComRoPE(LieRE):
     """
 
     name = "comrope"
+    title = "ComRoPE, commuting rotations"
     papers: ClassVar[tuple[str, ...]] = ("yu2025comrope",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(i)\, q_i, \quad R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a A_b = A_b A_a",
@@ -192,6 +194,7 @@ class STRING(AxialRotary):
     """
 
     name = "cayley_string"
+    title = "Cayley-STRING"
     papers: ClassVar[tuple[str, ...]] = ("schenck2025learning",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_i P q_i, \quad k_j' = R_j P k_j",

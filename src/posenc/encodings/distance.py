@@ -21,6 +21,7 @@ from posenc.positions.ids import exact
 
 
 class _DistanceBias(Encoding):
+    family = "bias"
     shift_invariant = True
     bias_reads_keys = False
     num_heads: int
@@ -86,6 +87,7 @@ class T5(_DistanceBias):
     """
 
     name = "t5"
+    title = "T5's relative position bias"
     papers: ClassVar[tuple[str, ...]] = ("raffel2020exploring",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = q_i \cdot k_j + B_{h,\beta(j-i)}",
@@ -142,6 +144,7 @@ class ALiBi(_DistanceBias):
     """
 
     name = "alibi"
+    title = "attention with linear biases (ALiBi)"
     papers: ClassVar[tuple[str, ...]] = ("press2022train",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h |i - j|",
@@ -217,6 +220,8 @@ class GridALiBi(ALiBi):
     """
 
     name = "grid_alibi"
+    family = "grid"
+    title = "2D ALiBi"
     papers: ClassVar[tuple[str, ...]] = ("fuller2023croma",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h \lVert i - j \rVert",
@@ -268,6 +273,7 @@ class KERPLE(_DistanceBias):
     """
 
     name = "kerple"
+    title = "KERPLE, learned decay"
     papers: ClassVar[tuple[str, ...]] = ("chi2022kerple",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - \begin{cases} p_h \ln(1 + a_h |i - j|) & \quad \text{log} \\ "
@@ -309,6 +315,7 @@ class Sandwich(_DistanceBias):
     """
 
     name = "sandwich"
+    title = "Sandwich, products of sines"
     papers: ClassVar[tuple[str, ...]] = ("chi2023dissecting",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \frac{H}{8(h + 1)} \sum_{c} \cos((i - j) \theta_c)",
@@ -348,6 +355,7 @@ class Sines(_DistanceBias):
     """
 
     name = "sines"
+    title = "learned sine bias"
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + w_{h,1} \sin \pi t + w_{h,2} \cos \pi t",
         r"t = \frac{i - j}{L}",

@@ -298,6 +298,7 @@ class FLOATER(Encoding):
     """
 
     name = "floater"
+    title = "FLOATER, a neural ODE"
     papers: ClassVar[tuple[str, ...]] = ("liu2020learning",)
     formula: ClassVar[tuple[str, ...]] = (
         r"\frac{\mathrm{d}p}{\mathrm{d}t} = h(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",

@@ -35,6 +35,7 @@ class HeadRotary(AxesRotary):
     """
 
     name = "head_rope"
+    title = "RoPE by head"
     papers: ClassVar[tuple[str, ...]] = ("zhang2024found", "bae2026anti")
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_{h,i} q_i, \quad k_j' = R_{h,j} k_j, \quad h \text{ the key head}",
@@ -103,6 +104,7 @@ class LearnedRotary(AxesRotary):
     """
 
     name = "learned_rope"
+    title = "RoPE with learned frequencies"
     papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
@@ -191,6 +193,7 @@ class FoPE(AxesRotary):
     """
 
     name = "fope"
+    title = "Fourier position embedding"
     papers: ClassVar[tuple[str, ...]] = ("hua2024fourier",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_{i,c}' = q_{i,c} C_c(i) - q_{i,c+d/2} S_c(i), \quad q_{i,c+d/2}' = q_{i,c} S_c(i) + q_{i,c+d/2} C_c(i)",
@@ -277,6 +280,7 @@ class RoPEPlusPlus(Rotary):
     """
 
     name = "rope_pp"
+    title = "RoPE++"
     papers: ClassVar[tuple[str, ...]] = ("liu2025beyond",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \begin{cases} \mathrm{Re}\, z_{ij} & \quad h \text{ even} \\ \mathrm{Im}\, z_{ij} & \quad h \text{ odd} \end{cases}",

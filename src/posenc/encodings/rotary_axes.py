@@ -140,6 +140,7 @@ class AxialRotary(AxesRotary):
     """
 
     name = "axial_rope"
+    title = "axial RoPE, 2D RoPE"
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
@@ -294,6 +295,8 @@ class MRotary(AxesRotary):
     """
 
     name = "m_rope"
+    family = "grid"
+    title = "multimodal RoPE (M-RoPE)"
     papers: ClassVar[tuple[str, ...]] = ("wang2024qwen2vl",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
@@ -367,6 +370,7 @@ class MixedRotary(AxesRotary):
     """
 
     name = "mixed_rope"
+    title = "mixed 2D RoPE"
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_h(i))\, q_i, \quad k_j' = R(\varphi_h(j))\, k_j",
         r"\varphi_{h,c}(i) = y\, \theta_{h,c}^y + x\, \theta_{h,c}^x, \quad i = (y, x)",

@@ -32,6 +32,7 @@ class Shaw(ContentBias):
     """
 
     name = "shaw"
+    title = "Shaw's relative position vectors"
     papers: ClassVar[tuple[str, ...]] = ("shaw2018self", "wei2019nezha")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot (k_j + a_r)}{\sqrt{d}}, \quad o_i = \sum_j \alpha_{ij} (v_j + b_r)",

@@ -31,6 +31,7 @@ class StickBreaking(Encoding):
     """
 
     name = "stick_breaking"
+    title = "stick-breaking attention"
     papers: ClassVar[tuple[str, ...]] = ("tan2025scaling",)
     formula: ClassVar[tuple[str, ...]] = (
         r"p_{ij} = \beta_{ij} \prod_{t=j+1}^{i-1} (1 - \beta_{it}), \quad \beta_{ij} = \sigma\left( \frac{q_i \cdot k_j}{\sqrt{d}} \right)",

@@ -32,6 +32,7 @@ class Window(Encoding):
     """
 
     name = "window"
+    title = "sliding window"
     papers: ClassVar[tuple[str, ...]] = ("beltagy2020longformer", "child2019generating")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \begin{cases} q_i \cdot k_j / \sqrt{d} & \quad -a_h \le i - j \le b_h \\ -\infty & \quad \text{otherwise} \end{cases}",
@@ -94,6 +95,7 @@ class Chunks(Encoding):
     """
 
     name = "chunks"
+    title = "chunked attention"
     papers: ClassVar[tuple[str, ...]] = ("meta2025llama4", "child2019generating")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \begin{cases} q_i \cdot k_j / \sqrt{d} & \quad \lfloor i / c \rfloor = \lfloor j / c \rfloor \\ -\infty & \quad \text{otherwise} \end{cases}",

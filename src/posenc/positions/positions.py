@@ -3,6 +3,8 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -50,6 +52,7 @@ T = TypeVar("T")
 _TENSORS = (
     "q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "q_placed", "k_placed", "prefix",
 )  # fmt: skip
+_EVERY_TENSOR = attrgetter(*_TENSORS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -958,8 +961,11 @@ class Positions:
         return self.shared("batch", self._rows)
 
     def _rows(self) -> int:
-        tensors = [*(getattr(self, name) for name in _TENSORS), *(x for each in self.blocks for x in each)]
-        return max(x.shape[0] for x in tensors if x is not None)
+        rows = 1
+        for x in (*_EVERY_TENSOR(self), *chain.from_iterable(self.blocks)):
+            if x is not None and x.shape[0] > rows:
+                rows = x.shape[0]
+        return rows
 
     @property
     def axes(self) -> int:
@@ -1082,6 +1088,8 @@ class Positions:
             InputError: they are not a range of the queries.
         """
         check_range(first, end, self.num_queries)
+        if self.causal and self.unmasked:
+            return self.k_order[:, None, None] <= self.q_order[:, None, first:end, None]
         rows = (self.num_queries if end is None else end) - first
         b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q.device)
         return self.mask_mod()(b, h, i + first, j)
