@@ -77,3 +77,48 @@ def test_the_face_of_a_package_has_no_code(name):
         documented = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         named = isinstance(node, ast.Assign) and [target.id for target in node.targets] == ["__all__"]
         assert documented or named or isinstance(node, (ast.Import, ast.ImportFrom)), f"{name}:{node.lineno}"
+
+
+# ---------------------------------------------------------------- encodings are known by what they declare
+
+OF_ONE_KIND = {
+    "analysis/codes.py": {"Mapped"},  # a wrapper, as Sum is
+    "analysis/model.py": {"Absolute"},  # what is added to the input, with the merge
+    "analysis/scores.py": {"Rotary"},  # XPos too, which has angles but refuses to move keys
+    "analysis/target.py": {"Rotary"},  # whose frequencies the questions about a base are of
+    "lab/text.py": {"T5"},  # the last bucket
+    "lab/vision/experiment.py": {
+        "GridALiBi",
+        "GridTable",
+        "WindowTable",
+    },  # what is resized, and what has no directions
+    "pretrained/attach.py": {"Rotary"},  # as transformers' modules
+    "pretrained/convert.py": {"PoPE"},  # as wide again as its head
+    "pretrained/plain_form.py": {"Rotary"},  # as transformers' configurations
+    "pretrained/rope_config.py": {"Rotary"},
+    "report/analyze.py": {"Mapped", "Rotary", "Sinusoidal"},  # the explorer's, which it computes by itself
+    "report/predict.py": {"ALiBi", "Rotary", "Sinusoidal", "T5"},  # the page's, which it computes by itself
+}
+"""Where a module above the encodings asks for a class of them, and why. It may become shorter only."""
+
+
+def test_modules_above_ask_for_traits_and_not_for_classes():
+    classes = {
+        node.name
+        for file in (SOURCE / "posenc/encodings").glob("*.py")
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and issubclass(getattr(posenc, node.name, int), posenc.Encoding)
+    }
+    assert len(classes) > 60
+    asked = {}
+    for file in sorted((SOURCE / "posenc").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if file.parent.name != "encodings" else ():
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("isinstance", "issubclass")
+            ):
+                named = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)} & classes
+                if named:
+                    asked.setdefault(file.relative_to(SOURCE / "posenc").as_posix(), set()).update(named)
+    assert asked == OF_ONE_KIND

@@ -71,7 +71,7 @@ class Weights:
             "hidden": len(model.state_dict()["blocks.0.mlp.gate.weight"]),
             "name": encoding.known_as, "length": length, "dim": config.dim, "layers": config.num_layers,
             "heads": config.num_heads, "width": config.width, "scale": encoding.scale(config.width),
-            "base": encoding.rope_theta if isinstance(encoding, Rotary) else None,
+            "base": getattr(encoding, "rope_theta", None),
         }  # fmt: skip
         matrices, vectors = {}, {}
         for name, values in model.state_dict().items():
