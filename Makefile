@@ -1,6 +1,6 @@
 # make demo   compare positional encodings on real text and say where the report is
 # make test   the test suite, but for its slow tests
-# make test-core  those of them that need torch alone
+# make test-core  those of encodings, positions, frequencies and attention that need torch alone
 # make test-all   the whole of it
 # make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types
@@ -15,7 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
+.PHONY: demo test test-core test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -41,6 +41,11 @@ demo: $(VENV)/lab
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# by their module of src/posenc; FlexAttention is traced for each call, which takes longest
+CORE := attention bias cache encodings functional functional_rotary gates hooks linear_attention position_maps spec terms transformer vision
+test-core: $(VENV)/dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal --core -k "not flex" tests/encodings tests/frequencies tests/positions tests/rotation $(CORE:%=tests/test_%.py)
 
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""
