@@ -28,7 +28,6 @@ from posenc.errors import (
     check_integers,
     check_value,
     refuse_distributed,
-    shown,
     unknown,
 )
 from posenc.functional import exactly, intercepted, transformed
@@ -133,9 +132,9 @@ def attention(
 def _cached_positions(cache: object, positions: Positions | None, q: Tensor, keys_rotated: bool) -> Positions:
     """The positions of a call with a cache, which are checked before its tokens are stored."""
     if not isinstance(cache, KVCache):
-        raise InputError(f"cache={shown(cache)}: pass a posenc.KVCache()")
+        raise InputError("pass a posenc.KVCache()", cache=cache)
     if keys_rotated:
-        raise InputError("keys_rotated=True: a cache rotates the new keys by itself; pass them unrotated")
+        raise InputError("a cache rotates the new keys by itself", "pass them unrotated", keys_rotated=True)
     if positions is None:
         return cache.positions(q.shape[2])
     if positions.sharding is not None:
@@ -228,8 +227,10 @@ def _again_by_branches(problem: Problem, encoding: Encoding, positions: Position
     at = {branch.region: branch for branch in _merged(encoding, encoding.branches(), positions)}
     turns = []
     for branch in sorted(problem.branches, key=lambda branch: branch.first):
+        if branch.turn is None or not branch.complete:
+            return None
         of_query = encoding.effects(positions.at(at[branch.region])).token_rotation(q)
-        if branch.turn is None or not branch.complete or of_query is None:
+        if of_query is None:
             return None
         turns.append((branch.first, branch.first + branch.k.shape[2], of_query, branch.turn))
     scale = problem.scale
@@ -339,7 +340,7 @@ def _checked_shard(q: Tensor, k: Tensor, positions: Positions, causal: bool | No
             "this process's queries, keys and values; posenc.distributed.shard takes its part of an unsharded tensor"
         )
     if keys_rotated:
-        raise InputError("keys_rotated=True: a cache and the shards of a sequence exclude one another")
+        raise InputError("a cache and the shards of a sequence exclude one another", keys_rotated=True)
     return positions if causal is None else positions.with_causal(causal)
 
 
@@ -356,7 +357,7 @@ def _choose(problem: Problem, name: str) -> tuple[str, Plan]:
         raise unknown("backend", name, ["auto", *BACKENDS])
     plan = BACKENDS[name].plan(problem)
     if isinstance(plan, str):
-        raise InputError(f"backend={name!r} cannot serve this: {plan}; pass backend='auto'")
+        raise InputError(f"cannot serve this: {plan}", "pass backend='auto'", backend=name)
     return name, plan
 
 
@@ -370,7 +371,7 @@ def prepare(
         _check_numbers(scale, sink, dropout_p, layer, keys_rotated)
     positions = resolve_positions(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:
-        raise InputError(f"dropout_p={dropout_p}: a probability below 1")
+        raise InputError("a probability below 1", dropout_p=dropout_p)
     head_dim = q.shape[-1]
     terms: list[Score] = []
     factor = float(head_dim**-0.5)
@@ -434,7 +435,18 @@ def prepare(
     positions = positions.with_gates(())
     scale = factor if of_product is None else of_product
     problem = Problem(
-        q, k, v, terms, values, positions, scale, logit, dropout_p, branches, modifiers=modifiers, constant=constant
+        q,
+        k,
+        v,
+        terms,
+        values,
+        positions,
+        scale,
+        logit,
+        dropout_p,
+        branches,
+        modifiers=modifiers,
+        constant=constant,
     )
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
@@ -528,8 +540,9 @@ def _rotated(
     positions = effects.positions
     if keys_rotated:
         raise InputError(
-            "keys_rotated=True: a position map rotates a key differently for near and for far queries; keep "
-            "keys unrotated in the cache"
+            "a position map rotates a key differently for near and for far queries",
+            "keep keys unrotated in the cache",
+            keys_rotated=True,
         )
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
@@ -600,8 +613,10 @@ def _check_keys_unread(encoding: Encoding, layer: int) -> None:
     part, _ = encoding.at(layer)
     if part.bias_reads_keys and "rotate" in part.sites():
         raise InputError(
-            f"keys_rotated=True: the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
-            "rotated keys has lost; keep them unrotated (a bias that does not read them says bias_reads_keys = False)"
+            f"the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
+            "rotated keys has lost",
+            "keep them unrotated (a bias that does not read them says bias_reads_keys = False)",
+            keys_rotated=True,
         )
 
 
@@ -668,7 +683,7 @@ SDPA = {
 def _check_names(function: str, others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name in SDPA:
-            raise InputError(f"{name}={shown(value)}: {SDPA[name]}")
+            raise InputError(f"{SDPA[name]}", argument=name, value=value)
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
@@ -680,13 +695,14 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
             refuse_distributed(**{name: x})
     if isinstance(encoding, Tensor):
         raise InputError(
-            f"encoding={shown(encoding)}: the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}"
+            f"the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}", encoding=encoding
         )
     if encoding is not None and not isinstance(encoding, Encoding):
-        raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
+        raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
     if positions is not None and not isinstance(positions, Positions):
         raise InputError(
-            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+            "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart",
+            positions=positions,
         )
 
 
@@ -696,14 +712,14 @@ def _check_numbers(
     if scale is not None:
         check_value("scale", scale, float)
         if 0 < abs(scale) < LEAST_DIVISOR:
-            raise InputError(f"scale={scale}: too near 0 for float32; pass 0, or at least {LEAST_DIVISOR} either way")
+            raise InputError("too near 0 for float32", f"pass 0, or at least {LEAST_DIVISOR} either way", scale=scale)
     if sink is not None and not isinstance(sink, Tensor) and sink != -torch.inf:
         check_value("sink", sink, float)
     if type(dropout_p) is not float:
         check_value("dropout_p", dropout_p, float)
     if type(layer) is not int or layer < 0:
         check_value("layer", layer, int)
-        raise InputError(f"layer={layer}: must be at least 0")
+        raise InputError("must be at least 0", layer=layer)
     check_flags(keys_rotated=keys_rotated)
 
 

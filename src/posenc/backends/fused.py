@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.backends.problem import Attend, Problem, Rotated
-from posenc.bias import Refused
+from posenc.bias.structures import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
-from posenc.errors import check_devices
-from posenc.functional import no_second_derivatives
+from posenc.errors import InputError, check_devices
+from posenc.functional import batched, no_second_derivatives
 from posenc.positions import Positions
 from posenc.positions.segments import Rectangle, Segments, segments
 from posenc.positions.visibility import EVERYTHING, Region
@@ -250,6 +250,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, grad: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
+    if not torch.compiler.is_compiling() and (batched(grad) or batched(of_lse)):
+        raise InputError(
+            "the operator of posenc.attention takes one gradient at a time",
+            "call torch.autograd.grad for each gradient, or pass backend='reference'",
+            is_grads_batched=True,
+        )
     *inputs, out, lse = ctx.saved_tensors
     needs, always = list(ctx.needs_input_grad[0]), 2 * int(ctx.settings[0].split()[0]) + 1
     made = iter(attend_backward(inputs, *ctx.settings, [out, lse, grad, of_lse], needs))

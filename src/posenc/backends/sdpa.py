@@ -15,7 +15,8 @@ from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, attend_again, lowe
 from posenc.backends.precision import slower_than_float32, steps_slower_than_float32
 from posenc.backends.problem import Attend, Costs, Plan, Problem
 from posenc.backends.reference import Reference
-from posenc.bias import Refused, Score, dense_sum, sum_by_rows
+from posenc.bias import Score, dense_sum, sum_by_rows
+from posenc.bias.structures import Refused
 from posenc.functional import intercepted, transformed
 from posenc.positions.segments import segments
 
