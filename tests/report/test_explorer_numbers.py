@@ -231,7 +231,7 @@ def trained(name, **shape):
     return made.double()
 
 
-@pytest.mark.parametrize("name", explorer.settings()["encodings"]["On the scores, by distance and words"])
+@pytest.mark.parametrize("name", sorted(explorer.as_trained() - {"fire", "learned", "learned_rope"}))
 def test_what_a_trained_model_adds_at_each_distance(shown, name):
     found = shown(encoding=name, at="0,2,30,9,60,90", line=96, position_only="true", head=2)
     assert found["notes"] == []
