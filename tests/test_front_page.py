@@ -220,7 +220,10 @@ def dots(case):
 
 @EDITIONS
 def test_the_readme_counts_what_the_package_has(text):
-    counts = [re.search(place, text, re.MULTILINE)[1] for place in (r"^\*\*\D*\b(\d+)\+", r"\[(\d+)\+\]\(docs/encodings\.md\)")]
+    counts = [
+        re.search(place, text, re.MULTILINE)[1]
+        for place in (r"^\*\*\D*\b(\d+)\+", r"\[(\d+)\+\]\(docs/encodings\.md\)")
+    ]
     assert set(counts) == {str(len(ENCODINGS) // 10 * 10)}
     assert re.search(rf"\[[^\]]*\b{len(FAMILIES)}\b", text)
     schedules, maps = re.search(r"\[(\d+)[^\]]*\]\(docs/frequencies\.md\).{1,2}\[(\d+)", text).groups()

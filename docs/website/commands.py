@@ -19,7 +19,7 @@ from posenc.frequencies import SCHEDULES, options_of, schedules
 from posenc.position_maps import FORMULAS, MAPS
 from posenc.pretrained.methods import METHODS
 from posenc.tasks import TASKS
-from posenc_cli import SHELLS
+from posenc_cli.answers import SHELLS
 from posenc_cli.arguments import Described, Known, build
 from website.extensions import MAP_PAGES, SCHEDULE_PAGES
 from website.keywords import ALIASES, CHINESE
@@ -45,7 +45,7 @@ def known() -> Known:
     from posenc.conformance.kinds import KINDS
     from posenc.lab.bench.cases import CASES
     from posenc.lab.compare import EXPERIMENTS
-    from posenc.pretrained.extend import CHOSEN
+    from posenc.lab.evals.chosen import CHOSEN
 
     return {
         "encoding": [*ENCODINGS, *PATTERNS],

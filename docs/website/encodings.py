@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 import posenc
+from posenc.attention import Explanation
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS
-from posenc.attention import Explanation
 from posenc.encodings.catalogue import FAMILIES, SHAPE, rows
 from posenc.encodings.patterns import PATTERNS
 from posenc.spec import parse
@@ -40,6 +40,8 @@ SYMBOLS = {
 COUNT, SIDE = 2048, 14
 """Tokens of the text, and patches along a side of the image, for which costs are counted."""
 PAGES = {name: f"{name}.md" for name in ENCODINGS}
+
+
 def pages(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
     """Every encoding's page by family. wanted: whether the page at a path is."""
     order = list(FAMILIES)
@@ -180,9 +182,7 @@ def _cost(name: str) -> str:
     gates = gates_of(encoding, torch.zeros(1, COUNT, 512)) if "gates" in cls.sites() else ()
     cached = sum(gate.shape[1] * gate.shape[3] for gate in gates)
     memory = (
-        f"{found.extra_bytes / 2**20:.1f} MiB beside queries, keys, values and output"
-        if found.extra_bytes
-        else "none"
+        f"{found.extra_bytes / 2**20:.1f} MiB beside queries, keys, values and output" if found.extra_bytes else "none"
     )
     lines = [
         ("learned numbers", " and ".join(learned) or "none"),
@@ -207,11 +207,7 @@ def explained(name: str, times: float = 1) -> Explanation:
     """How attention runs with an encoding, of a text of `times` COUNT tokens or an image of `times` SIDE rows."""
     rows = round(times * SIDE)
     count = rows * SIDE if has_grid(name) else round(times * COUNT)
-    positions = (
-        posenc.Positions.grid(rows, SIDE)
-        if has_grid(name)
-        else posenc.Positions.arange(count, causal=True)
-    )
+    positions = posenc.Positions.grid(rows, SIDE) if has_grid(name) else posenc.Positions.arange(count, causal=True)
     place: dict[str, Any] = {"grid": (rows, SIDE)} if has_grid(name) else {"max_positions": count}
     encoding = posenc.create(NEEDED.get(name, name), num_layers=1, **{**_shape(name), **place})
     encoding.share([(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import posenc
 from posenc.analysis import plots
-from posenc.analysis.finding import PALETTE, SOFT, STYLE, Picture
+from posenc.analysis.finding import PALETTE, SOFT, STYLE
 from posenc.analysis.scores import Bias, PositionScores, scores
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import FAMILIES, family
@@ -102,8 +102,16 @@ def _card(row: dict[str, Any], language: str) -> str:
     name = row["name"]
     title = row["title"] if language == "en" else CHINESE.get(name, row["title"]).split(" ")[0]
     tagged = {facet: FACETS[facet][value][language == "zh"] for facet, value in facets(row).items()}
-    data = {**facets(row), "name": name, "words": " ".join((name, row["title"], row["summary"], ALIASES.get(name, ""), CHINESE.get(name, "")))}
-    data |= {"acts": ", ".join(row["acts_on"]) or "–", "source": row["extrapolates"], "use": row["use_when"].replace("`", "")}
+    data = {
+        **facets(row),
+        "name": name,
+        "words": " ".join((name, row["title"], row["summary"], ALIASES.get(name, ""), CHINESE.get(name, ""))),
+    }
+    data |= {
+        "acts": ", ".join(row["acts_on"]) or "–",
+        "source": row["extrapolates"],
+        "use": row["use_when"].replace("`", ""),
+    }
     attributes = " ".join(f'data-{key}="{escape(str(value))}"' for key, value in data.items())
     said = " · ".join(tagged[facet] for facet in ("family", "learned", "longer", "memory"))
     foreign = ' lang="en"' if language == "zh" else ""
@@ -123,7 +131,9 @@ def _said(text: str) -> str:
 def facets(row: Mapping[str, Any]) -> dict[str, str]:
     """The value of each filter for a row of the catalogue."""
     measured_as, claim = verdict(row["name"]), row["extrapolates"].startswith(("yes", "partly"))
-    longer = {"holds": "holds", "degrades": "degrades", "breaks at once": "degrades"}.get(measured_as, "claimed" if claim else "no")
+    longer = {"holds": "holds", "degrades": "degrades", "breaks at once": "degrades"}.get(
+        measured_as, "claimed" if claim else "no"
+    )
     made = posenc.create(row["name"], dim=512, num_heads=8, max_positions=64, grid=(8, 8), num_layers=1)
     return {
         "family": row["family"], "learned": "yes" if row["learned"] else "no", "longer": longer,
@@ -158,7 +168,11 @@ def curve(name: str) -> list[list[float]]:
         heads = biases[0].heads[:, biases[0].distances >= 0] if biases else _scores(name)
     lines = heads[:4].unique(dim=0) if len(heads) > 1 and not heads.isnan().any() else heads[:4]
     lines = lines - lines[:, :1]
-    return [] if not bool(lines.nan_to_num().abs().max() > 1e-9) else lines[:, [d for d in DISTANCES if d < lines.shape[1]]].tolist()
+    return (
+        []
+        if not bool(lines.nan_to_num().abs().max() > 1e-9)
+        else lines[:, [d for d in DISTANCES if d < lines.shape[1]]].tolist()
+    )
 
 
 def _scores(name: str) -> Tensor:
@@ -179,7 +193,9 @@ def thumb(name: str) -> str:
         ax = figure.add_axes((0, 0, 1, 1))
         picture.plot(*picture.findings, ax=ax, **picture.options)
         figure.draw_without_rendering()
-    drawn = [_image(each, ax.get_xlabel() != "channel") for each in ax.images] or [_line(ax, each) for each in ax.get_lines()]
+    drawn = [_image(each, ax.get_xlabel() != "channel") for each in ax.images] or [
+        _line(ax, each) for each in ax.get_lines()
+    ]
     what = f"{ax.get_ylabel()} by {ax.get_xlabel()}" if not ax.images else f"{ax.get_xlabel()} × {ax.get_ylabel()}"
     wide, high = SIZE
     return (

@@ -408,7 +408,9 @@ def test_clock_hands_turn_by_the_librarys_angles(shown, choice):
     assert pairs["known"] == known.tolist()
     assert (found["plain"] is None) == (choice.get("method", "none") == "none")
     for pair, theta in zip(found["plain"] or (), trained.tolist(), strict=bool(found["plain"])):
-        assert [pair[name] for name in ("query", "key", "between")] == pytest.approx([150 * theta, 20 * theta, 130 * theta])
+        assert [pair[name] for name in ("query", "key", "between")] == pytest.approx(
+            [150 * theta, 20 * theta, 130 * theta]
+        )
 
 
 def test_clock_hands_under_a_map_stand_at_the_distance_that_it_gives(shown):

@@ -171,9 +171,9 @@ class GridSinusoidal(Absolute):
         super().setup()
         check_word("layout", self.layout, ("concat", "interleaved", "grouped"))
         if self.axes not in (2, 3):
-            raise InputError(f"axes={self.axes}: an image has 2, a video 3; for one use Sinusoidal")
+            raise InputError("an image has 2, a video 3", "for one use Sinusoidal", axes=self.axes)
         if self.dim < 2 * self.axes:
-            raise InputError(f"dim={self.dim}: needs a pair of channels for each of {self.axes} axes")
+            raise InputError(f"needs a pair of channels for each of {self.axes} axes", dim=self.dim)
 
     def tables(self) -> dict[str, Tensor]:
         width = self.dim // (2 * self.axes) * 2

@@ -115,7 +115,7 @@ class SelectiveRotary(AccumulatedRotary):
         check_positive(rope_theta=self.rope_theta)
         check_numbers(1, 10**6, rank=self.rank, kernel_size=self.kernel_size)
         if self.dim % self.kv_heads:
-            raise InputError(f"dim={self.dim}: must be a multiple of the {self.kv_heads} key heads")
+            raise InputError(f"must be a multiple of the {self.kv_heads} key heads", dim=self.dim)
         shape = self.num_layers, self.kv_heads
         self.down: nn.Parameter = uniform(self.num_layers, self.rank, self.dim, fan_in=self.dim)
         self.up: nn.Parameter = uniform(*shape, self.pairs, self.rank, fan_in=self.rank)
@@ -188,7 +188,7 @@ class Mamba3Rotary(AccumulatedRotary):
         check_numbers(0, 1, fraction=self.fraction)
         self.pairs = int(self.head_dim * self.fraction) // 2
         if self.pairs < 1:
-            raise InputError(f"fraction={self.fraction}: leaves no pair of head_dim={self.head_dim} channels to turn")
+            raise InputError(f"leaves no pair of head_dim={self.head_dim} channels to turn", fraction=self.fraction)
         shape = self.num_layers, self.kv_heads
         self.angle: nn.Parameter = uniform(self.num_layers, self.pairs, self.dim, fan_in=self.dim)
         self.weight: nn.Parameter = uniform(*shape, self.dim, fan_in=self.dim)

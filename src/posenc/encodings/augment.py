@@ -227,8 +227,9 @@ def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:
     if not torch.compiler.is_compiling():
         if int(lengths.max()) > encoding.max_length:
             raise InputError(
-                f"max_length={encoding.max_length}: a text of {int(lengths.max())} tokens does not fit into it; "
-                "make it the longest length to prepare for"
+                f"a text of {int(lengths.max())} tokens does not fit into it",
+                "make it the longest length to prepare for",
+                max_length=encoding.max_length,
             )
         inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
         if positions.q.is_floating_point() or not bool(inside.all()):

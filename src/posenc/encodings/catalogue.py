@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from posenc.encoding import Encoding
-from posenc.encodings import ENCODINGS, create, create_map, lookup
+from posenc.encodings.create_encoding import ENCODINGS, create, create_map, lookup
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
 from posenc.errors import summary
 from posenc_cli.listing import bibtex
@@ -20,8 +20,14 @@ FAMILIES = {
     "rotary": ("Rotary", "Queries and keys, or values, rotate with their positions: RoPE and its variants."),
     "bias": ("Relative bias", "A number that depends on the distance is added to each score, as in ALiBi and T5."),
     "absolute": ("Absolute", "Each position has a code, which is combined with the input of the first layer."),
-    "scores": ("Relative scores", "Scores have terms of content and distance, as in Transformer-XL, Shaw's and DeBERTa."),
-    "content": ("Gates and forgetting", "The tokens decide what counts as far: gates, forgetting, accumulated rotations."),
+    "scores": (
+        "Relative scores",
+        "Scores have terms of content and distance, as in Transformer-XL, Shaw's and DeBERTa.",
+    ),
+    "content": (
+        "Gates and forgetting",
+        "The tokens decide what counts as far: gates, forgetting, accumulated rotations.",
+    ),
     "grid": ("Images and video", "Positions have two or three coordinates."),
     "visible": ("Windows, sinks and temperature", "Which keys a query sees, and how scores become weights."),
     "augment": ("Positions in training", "Positions are changed in training, for use with any other encoding."),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.bias import KeySlope, Positional, Relative
 from posenc.encoding import Encoding
 from posenc.encodings.shared import check_heads, normal_parameter
-from posenc.errors import InputError, as_numbers, check_word, shown
+from posenc.errors import InputError, as_numbers, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -168,11 +168,12 @@ class ALiBi(_DistanceBias):
         if self.slopes is None:
             return
         if self.bias_max != 8.0:
-            raise InputError(f"slopes={shown(self.slopes)} and bias_max={self.bias_max}: pass one of them")
+            raise InputError("pass one of them", slopes=self.slopes, bias_max=self.bias_max)
         given = as_numbers("slopes", self.slopes, "cpu", torch.float64)
         if given.dim() not in (1, 2) or given.shape[-1] != self.num_heads or not given.isfinite().all():
             raise InputError(
-                f"slopes={shown(self.slopes)}: pass finite numbers, ({self.num_heads},), one for each head, or (batch, {self.num_heads})"
+                f"pass finite numbers, ({self.num_heads},), one for each head, or (batch, {self.num_heads})",
+                slopes=self.slopes,
             )
         self.slopes = given.tolist()
 
@@ -293,7 +294,7 @@ class KERPLE(_DistanceBias):
     def setup(self) -> None:
         check_word("kind", self.kind, ("log", "power"))
         if not 0 < self.bound < 1:
-            raise InputError(f"bound={self.bound}: must lie between 0 and 1, where a starts")
+            raise InputError("must lie between 0 and 1, where a starts", bound=self.bound)
         self.p: nn.Parameter = nn.Parameter(torch.empty(self.num_layers, self.num_heads).uniform_(self.bound, 2))
         self.a: nn.Parameter = nn.Parameter(torch.empty(self.num_layers, self.num_heads).uniform_(self.bound, 1))
 

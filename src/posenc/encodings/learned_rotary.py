@@ -64,7 +64,9 @@ class HeadRotary(AxesRotary):
             self.schedules = [{"name": "linear", "factor": 1.2 + 0.6 * head / heads} for head in range(heads)]
         self.schedules = schedules_of(self.schedules)
         if not self.schedules or heads % len(self.schedules):
-            raise InputError(f"schedules: {len(self.schedules)} of them, which must divide the {heads} key heads")
+            raise InputError(
+                f"{len(self.schedules)} of them, which must divide the {heads} key heads", argument="schedules"
+            )
         self.attention_factor = common_factor(self.ladders())
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
@@ -157,7 +159,7 @@ class LearnedRotary(AxesRotary):
 
     def _check_groups(self, k: Tensor) -> None:
         if k.shape[1] % self.groups:
-            raise InputError(f"groups={self.groups}: must divide the key heads, and k has {k.shape[1]}")
+            raise InputError(f"must divide the key heads, and k has {k.shape[1]}", groups=self.groups)
 
     def plain(self, group: int = 0) -> Rotary:
         """One group's current ladder, in a `Rotary` with an "explicit" schedule.
@@ -166,7 +168,7 @@ class LearnedRotary(AxesRotary):
             InputError: a group that there is not.
         """
         if not 0 <= group < self.groups:
-            raise InputError(f"group={group}: must lie between 0 and {self.groups - 1}")
+            raise InputError(f"must lie between 0 and {self.groups - 1}", group=group)
         ladder = frequencies.Frequencies(self.vectors(0)[group, :, 0].detach().cpu())
         stretch = frequencies.stretch(ladder, self.head_dim, base=self.rope_theta).tolist()
         schedule = {"name": "explicit", "stretch": stretch, "attention_factor": self.attention_factor}
@@ -225,10 +227,10 @@ class FoPE(AxesRotary):
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         inputs = self.tables()["frequency"].shape[0]
         if inputs == 0:
-            raise InputError(f"train_length={self.train_length}: no frequency completes a rotation; pass at least 7")
+            raise InputError("no frequency completes a rotation", "pass at least 7", train_length=self.train_length)
         outputs = min(inputs, max(self.head_dim // 4, 1)) if self.pairs is None else self.pairs
         if not 1 <= outputs <= min(inputs, self.head_dim // 2):
-            raise InputError(f"pairs={self.pairs}: must lie between 1 and {min(inputs, self.head_dim // 2)}")
+            raise InputError(f"must lie between 1 and {min(inputs, self.head_dim // 2)}", pairs=self.pairs)
         start = torch.zeros(inputs, outputs)
         step = math.ceil(inputs / outputs)
         for column in range(outputs):

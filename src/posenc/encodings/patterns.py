@@ -41,7 +41,7 @@ def _turns(most: str, every: int, last: str) -> str:
     """`most` in all layers but each `every`-th, which has `last`."""
     check_integers(2, every=every)
     if every > MOST_LAYERS:
-        raise InputError(f"every={every}: write at most {MOST_LAYERS} layers")
+        raise InputError(f"write at most {MOST_LAYERS} layers", every=every)
     return "/".join([most] * (every - 1) + [last])
 
 
@@ -89,7 +89,9 @@ def irope(chunk: int = 8192, every: int = 4, rope_theta: float = 500000.0) -> st
 
 
 @_pattern(
-    "RoPE in windows, some layers without", "Gemma 3, Gemma 2 (every=2), OLMo 3 (every=4), gpt-oss (every=2)", "gemma2025gemma3"
+    "RoPE in windows, some layers without",
+    "Gemma 3, Gemma 2 (every=2), OLMo 3 (every=4), gpt-oss (every=2)",
+    "gemma2025gemma3",
 )
 def local_rope(window: int = 1024, every: int = 6, rope_theta: float = 1000000.0, local_theta: float = 10000.0) -> str:
     """RoPE in a sliding window, and RoPE of a larger base without a window in every sixth layer.

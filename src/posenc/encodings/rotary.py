@@ -53,7 +53,7 @@ class PairwiseRotary(Encoding):
         if self.rotary_dim is not None:
             check_even("rotary_dim", self.rotary_dim)
             if self.rotary_dim > self.head_dim:
-                raise InputError(f"rotary_dim={self.rotary_dim}: must be at most head_dim={self.head_dim}")
+                raise InputError(f"must be at most head_dim={self.head_dim}", rotary_dim=self.rotary_dim)
         check_positive(rope_theta=self.rope_theta)
         self.schedule = dict(self.schedule or {"name": "default"})
         self.attention_factor: float = self.frequencies().attention_factor

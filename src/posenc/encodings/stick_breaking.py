@@ -57,7 +57,10 @@ class StickBreaking(Encoding):
         if self.remainder:
             if self.num_heads is None or self.head_dim is None:
                 raise InputError(
-                    f"remainder=True with num_heads={self.num_heads}, head_dim={self.head_dim}: give both, the sizes of its values"
+                    "give num_heads and head_dim, the sizes of its values",
+                    remainder=True,
+                    num_heads=self.num_heads,
+                    head_dim=self.head_dim,
                 )
             self.rest = nn.Parameter(torch.zeros(self.num_layers, self.num_heads, self.head_dim))
 

@@ -51,7 +51,7 @@ class Hierarchical(Absolute):
     def setup(self) -> None:
         super().setup()
         if not 0 < self.alpha < 1 or self.alpha == 0.5:
-            raise InputError(f"alpha={self.alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
+            raise InputError("must lie between 0 and 1 and not be 1/2, where codes collide", alpha=self.alpha)
         check_beyond(self.beyond)
         self.max_positions = self.rows**2
         self.table: nn.Parameter = normal_parameter(self.rows, self.dim, init_std=self.init_std)

@@ -56,7 +56,7 @@ class Window(Encoding):
                 check_integers(0, **{name: width})
         lengths = {len(side) for side in self.sides if isinstance(side, Sequence)}
         if len(lengths) > 1 or 0 in lengths:
-            raise InputError(f"before={self.before}, after={self.after}: give one number per head in both, or one")
+            raise InputError("give one number per head in both, or one", before=self.before, after=self.after)
         self.num_heads: int | None = lengths.pop() if lengths else None
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
