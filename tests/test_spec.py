@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import InputError
-from posenc.encodings import lookup
+from posenc.encodings.create_encoding import lookup
 from posenc.spec import EncodingSpec, Spec, literal, load_object, parse, parse_single, parse_sum, split_list
 
 names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)

@@ -21,7 +21,8 @@ import posenc
 from hostile.test_checkpoints import little_memory
 from posenc import cli
 from posenc.cli.command import parse
-from posenc.encodings import ENCODINGS, MOST_BYTES, create
+from posenc.encodings import ENCODINGS, create
+from posenc.encodings.create_encoding import MOST_BYTES
 from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment

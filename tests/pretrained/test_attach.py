@@ -323,7 +323,7 @@ def test_another_attention_set_after_extending_is_never_silent(method: str, load
         for name in ("sdpa", "eager"):
             one.set_attn_implementation(name)
             for run in (one, partial(one.generate, max_new_tokens=2), torch.compile(one, backend="eager")):
-                with pytest.raises(InputError, match=rf"attn_implementation='{name}' was set on a model .*{method}"):
+                with pytest.raises(InputError, match=rf"attn_implementation='{name}': was set on a model .*{method}"):
                     run(x)
             torch._dynamo.reset()
         one.set_attn_implementation("posenc")

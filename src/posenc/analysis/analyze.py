@@ -160,7 +160,7 @@ def analyze(
         try:
             sections.append(_section(name, question, target))
         except InputError as error:
-            reason = str(error).removeprefix(f"{target.name}: ")
+            reason = error.reason if error.argument == target.name else str(error)
             left_out[name] = f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
     settings = {name: getattr(target, name) for name in ("kind", "length", "trained", "steps", "seed")}
     return Analysis(target.name, settings, tuple(sections), left_out, target.note)

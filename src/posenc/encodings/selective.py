@@ -43,6 +43,7 @@ class SelectiveAttention(Encoding):
     """
 
     name = "selective_attention"
+    title = "selective attention"
     papers: ClassVar[tuple[str, ...]] = ("leviathan2025selective",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s'_{ij} = s_{ij} - \begin{cases} 0 & \quad j \text{ the first key} \\ \sum_{t=j+1}^{i-1} \max(0, s^{(0)}_{tj}) & "

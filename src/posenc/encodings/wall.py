@@ -29,6 +29,7 @@ class Wall(Encoding):
     """
 
     name = "wall"
+    title = "decay by channel"
     papers: ClassVar[tuple[str, ...]] = ("averbuch2026wall",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{1}{\sqrt{d}} \sum_n q_{in} k_{jn} \prod_{t=j+1}^{i} f_{tn}",

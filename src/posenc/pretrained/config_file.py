@@ -79,7 +79,7 @@ class ConfigFile:
         for fields in (self.outer, self.raw):
             kind, layers = str(fields.get("model_type")), fields.get("num_hidden_layers") or 0
             if not is_number(layers) or not layers <= MOST_LAYERS:
-                raise InputError(f"num_hidden_layers={layers!r}: must be a number of at most {MOST_LAYERS}")
+                raise InputError(f"must be a number of at most {MOST_LAYERS}", num_hidden_layers=layers)
             if kind in CONFIG_MAPPING:
                 given = {key: value for key, value in json.loads(json.dumps(fields)).items() if key != "model_type"}
                 try:

@@ -88,26 +88,31 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
             terms = parse_sum(str(value))
             if len(terms) > 1:
                 raise InputError(
-                    f"{name}={value!r}: the explorer shows one encoding; leave out what follows the plus sign"
+                    "the explorer shows one encoding",
+                    "leave out what follows the plus sign",
+                    argument=name,
+                    value=value,
                 )
             for reason, undrawn in settings()["undrawn"].items():
                 if name == "encoding" and terms[0].name in undrawn:
                     raise InputError(
-                        f"encoding={value!r}: the explorer does not draw it, since {reason}; `posenc analyze {value}` has pictures"
+                        f"the explorer does not draw it, since {reason}",
+                        f"`posenc analyze {value}` has pictures",
+                        encoding=value,
                     )
             if terms[0].name not in names[name]:
                 raise unknown(f"{name} in the explorer", terms[0].name, names[name])
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
         if field["kind"] == "boolean" and not isinstance(value, bool):
-            raise InputError(f"{name}={value!r}: {field['meaning']}; True or False")
+            raise InputError(f"{field['meaning']}; True or False", argument=name, value=value)
         if field["kind"] in ("integer", "number"):
             low, high, even = field["min"], field["max"], field.get("step") == 2
             integer = field["kind"] == "integer"
             fits = isinstance(value, int) or (isinstance(value, float) and not integer)
             if not fits or isinstance(value, bool) or not low <= value <= high or (even and value % 2):
                 what = "an even number" if even else "an integer" if integer else "a number"
-                raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
+                raise InputError(f"{field['meaning']}; {what} from {low} to {high}", argument=name, value=value)
     return state
 
 

@@ -250,7 +250,7 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
         (["--n", "many"], "--n: invalid int value: 'many'"),
         (["--threads", "0"], "--threads 0: must lie between 1 and"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
-        (["--patience", "0"], "--patience 0.0: must be a number of seconds above 0"),
+        (["--patience", "0"], "--patience 0: must be a number of seconds above 0"),
         (["--device", "tpu"], "--device tpu: not here; pass cpu"),
         (["--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
     ],

@@ -17,7 +17,7 @@ from posenc.lab.evals.auto import TRUNCATE, decide
 from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, SERVING, Plan, planned_rounds
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained.models import record_of
-from posenc_cli import DONE, FAILED, USAGE
+from posenc_cli.answers import DONE, FAILED, USAGE
 from references.small_models import small_model
 
 CONTEXT, TARGET = 128, 256  # too short for a passkey

@@ -15,7 +15,8 @@ from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
 from posenc.lab.experiment import Run
-from posenc.lab.results import Aggregate, Ranking, RunRecord, VariantScores
+from posenc.lab.records import Aggregate, RunRecord, VariantScores
+from posenc.lab.results import Ranking
 from posenc.lab.store import Store
 from posenc.lab.train import Training
 from posenc.report.compare import page
@@ -253,7 +254,7 @@ def test_refusals_come_before_any_file(small, tmp_path):
         (Comparison(("swin",), 1, replace(settings, images=30)), "images=30: .* 8 images are held out"),
         (
             Comparison(("grid_table:beyond=error",), 1, settings),
-            "encodings=grid_table:beyond=error: .*outside the table",
+            "encodings='grid_table:beyond=error': .*outside the table",
         ),
     ):
         with pytest.raises(InputError, match=message):

@@ -98,7 +98,7 @@ def plan(
                 raise unknown(what, name, known)
     for length in lengths:
         if not 2 <= length <= LONGEST:
-            raise InputError(f"lengths={length}: must be at least 2 and at most {LONGEST} tokens")
+            raise InputError(f"must be at least 2 and at most {LONGEST} tokens", lengths=length)
     trials: list[Trial] = []
     for case in dict.fromkeys(c for name in cases or CASES for c in CASES.values() if name in (c.name, c.family)):
         for s in preset:

@@ -357,27 +357,30 @@ def select(
     inner = unwrap(model)
     if has_learned_table(inner):
         raise InputError(
-            f"method='auto': {inner.config.model_type} has a learned table of positions; name interpolate or hierarchical"
+            f"{inner.config.model_type} has a learned table of positions",
+            "name interpolate or hierarchical",
+            method="auto",
         )
     structure, context = model_structure(inner), model_structure(inner).loaded_length
     if tokenizer is None:
-        raise InputError("tokenizer=None: auto tokenizes documents; pass the tokenizer that belongs to the model")
+        raise InputError("auto tokenizes documents", "pass the tokenizer that belongs to the model", tokenizer=None)
     if plan is not None:
         given = {"minutes": minutes, "program": program, "seed": seed, "candidates": candidates, "factor": factor}
         for name, value in given.items():
             if value is not None:
-                raise InputError(f"{name}={value}: is part of the plan; leave it out")
+                raise InputError("is part of the plan", "leave it out", argument=name, value=value)
         fixed = Plan.read(plan)
         if fixed.context_length != context or target_length not in (None, fixed.target_length):
             raise InputError(
-                f"plan: is for {fixed.context_length} to {fixed.target_length} tokens, and this is a model of {context} tokens"
-                + ("" if target_length is None else f" with target_length={target_length}")
+                f"is for {fixed.context_length} to {fixed.target_length} tokens, and this is a model of {context} tokens"
+                + ("" if target_length is None else f" with target_length={target_length}"),
+                argument="plan",
             )
         target = fixed.target_length
     else:
         fixed, minutes = None, MINUTES if minutes is None else minutes
         if not 0 < minutes < math.inf:
-            raise InputError(f"minutes={minutes:g}: must be above 0")
+            raise InputError("must be above 0", minutes=minutes)
         check_word("program", program or "python", SERVING)
         check_integers(0, seed=seed)
         wanted = target_of(structure, factor, target_length)
@@ -386,12 +389,14 @@ def select(
         target = wanted
     if not context < target <= MOST_TIMES * context:
         raise InputError(
-            f"target_length={target}: the model reads {context} tokens; give more, up to {MOST_TIMES * context} tokens"
+            f"the model reads {context} tokens", f"give more, up to {MOST_TIMES * context} tokens", target_length=target
         )
     ids = torch.tensor(tokenizer(pydoc() if text is None else text, add_special_tokens=False, verbose=False).input_ids)
     if len(ids) < target:
         raise InputError(
-            f"text: has {len(ids)} tokens with this tokenizer, and target_length={target} are used; give a longer text"
+            f"has {len(ids)} tokens with this tokenizer, and target_length={target} are used",
+            "give a longer text",
+            argument="text",
         )
     progress = progress or Progress()
     with _unextended(inner), scratch() if directory is None else nullcontext(Path(directory)) as folder:
@@ -400,7 +405,7 @@ def select(
             fixed = _planned(model, tokenizer, asked, candidates, ids, text, folder, progress, command)
         costs, skipped = _screened(model, fixed.candidates, target, fixed.program)
         if gone := [method for method in fixed.candidates if method not in costs]:
-            raise InputError(f"plan: {gone[0]}: {skipped[gone[0]]}")
+            raise InputError(f"{gone[0]}: {skipped[gone[0]]}", argument="plan")
         made_in = Folder(folder)
         made_in.write(PLAN, json.dumps(asdict(fixed), indent=1))
         progress.say(str(fixed))
@@ -441,7 +446,7 @@ def _planned(
     costs, skipped = _screened(model, tried, asked.target_length, asked.program)
     if len(costs) < 2:
         why = "; ".join(f"{method}: {each}" for method, each in skipped.items())
-        raise InputError(f"candidates: {asked.program} can run none of them: {why}")
+        raise InputError(f"{asked.program} can run none of them: {why}", argument="candidates")
     new = replace(asked, candidates=tuple(costs), rounds=((LEAST_TEXTS, len(costs)),), skipped=skipped)
     if (folder / PLAN).exists():
         with suppress(InputError):

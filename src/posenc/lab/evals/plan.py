@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from posenc.errors import InputError, check_fields, check_integers, check_positive, check_word
+from posenc.errors import NO_VALUE, InputError, check_fields, check_integers, check_positive, check_word
 from posenc.lab.evals.config import NONE
 from posenc.spec import read_json
 
@@ -64,17 +64,17 @@ class Plan:
         for task in self.tasks:
             check_word("tasks", task, RETRIEVAL)
         if NONE not in self.candidates or not all(isinstance(each, str) for each in self.candidates):
-            raise InputError(f"candidates={self.candidates}: must be names of methods, and none among them")
+            raise InputError("must be names of methods, and none among them", candidates=self.candidates)
         if not self.rounds or any(len(each) != 2 for each in self.rounds):
-            raise InputError(f"rounds={self.rounds}: must be pairs of texts and methods")
+            raise InputError("must be pairs of texts and methods", rounds=self.rounds)
         texts, methods = zip(*self.rounds, strict=True)
         for text, method in self.rounds:
             check_integers(1, rounds=text)
             check_integers(1, rounds=method)
         if any(each % PAIR for each in texts) or list(texts) != sorted(set(texts)) or texts[-1] < LEAST_TEXTS:
-            raise InputError(f"rounds={self.rounds}: texts must be even numbers that grow to {LEAST_TEXTS} or more")
+            raise InputError(f"texts must be even numbers that grow to {LEAST_TEXTS} or more", rounds=self.rounds)
         if list(methods) != sorted(methods, reverse=True) or methods[0] != len(self.candidates):
-            raise InputError(f"rounds={self.rounds}: the first must have all candidates, and no later one more")
+            raise InputError("the first must have all candidates, and no later one more", rounds=self.rounds)
 
     @classmethod
     def read(cls, plan: Self | Mapping[str, Any] | str | Path) -> Self:
@@ -85,17 +85,17 @@ class Plan:
         """
         if isinstance(plan, cls):
             return plan
-        name = "plan" if isinstance(plan, Mapping) else f"plan={str(plan)!r}"
+        value = NO_VALUE if isinstance(plan, Mapping) else str(plan)
         remedy = f"pass the {PLAN} of an earlier call"
         try:
             given = plan if isinstance(plan, Mapping) else read_json(Path(str(plan)).read_text(encoding="utf-8"))
             return cls(**given)
         except OSError as error:
-            raise InputError(f"{name}: {error.strerror}; {remedy}") from None
+            raise InputError(error.strerror or "cannot be read", remedy, argument="plan", value=value) from None
         except InputError as error:
-            raise InputError(f"{name}: {error}; {remedy}") from None
+            raise InputError(str(error), remedy, argument="plan", value=value) from None
         except (ValueError, TypeError):
-            raise InputError(f"{name}: is no plan; {remedy}") from None
+            raise InputError("is no plan", remedy, argument="plan", value=value) from None
 
     @property
     def depth(self) -> float:
@@ -148,8 +148,9 @@ def planned_rounds(plan: Plan, most_texts: int = MOST_TEXTS) -> Plan:
     if found is None:
         least = _halving(plan, 2).planned_minutes
         raise InputError(
-            f"minutes={plan.minutes:g}: one method and {LEAST_TEXTS} texts of {plan.target_length} tokens take about {least:.2g} "
-            f"minutes here; give minutes={math.ceil(1.2 * least)} or more, or a lower target_length"
+            f"one method and {LEAST_TEXTS} texts of {plan.target_length} tokens take about {least:.2g} minutes here",
+            f"give minutes={math.ceil(1.2 * least)} or more, or a lower target_length",
+            minutes=plan.minutes,
         )
     while True:
         *before, (texts, methods) = found.rounds
