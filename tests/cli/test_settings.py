@@ -220,7 +220,12 @@ def test_a_folder_has_the_settings_of_its_results(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("task", "preset"), [(name, preset) for name, task in EXPERIMENTS.items() for preset in task.presets]
+    ("task", "preset"),
+    [
+        pytest.param(name, preset, marks=() if at == 0 or name in ("text", "vision") else pytest.mark.slow)
+        for name, task in EXPERIMENTS.items()
+        for at, preset in enumerate(task.presets)
+    ],
 )
 def test_a_comparison_comes_back_complete_without_its_preset(task, preset, tmp_path, monkeypatch, capsys):
     asked = []

@@ -524,7 +524,8 @@ def test_a_decoding_step_is_one_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["yarn", pytest.param("self_extend:window=12:group=4", marks=pytest.mark.slow), "log_n"]
+    "method",
+    ["yarn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("self_extend:window=12:group=4", "log_n"))],
 )
 def test_compiled(method: str) -> None:
     model, x = extended("llama", method, num_hidden_layers=1), tokens(2, LENGTH)
