@@ -385,6 +385,7 @@ def prepare(
         raise InputError("a probability below 1", dropout_p=dropout_p)
     head_dim = q.shape[-1]
     terms: list[Score] = []
+    products: list[Score] = []
     factor = float(head_dim**-0.5)
     values: Values | None = None
     branches: list[Rotated] = []
@@ -445,7 +446,7 @@ def prepare(
         factor = scale
     if softcap is not None:  # what is added after it is a function of the capped score
         modifiers = [SoftCap(softcap), *(Added(term, q.device) for term in terms), *modifiers]
-        terms = []
+        terms, constant = [], False
     terms = products + terms
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
