@@ -123,7 +123,7 @@ def test_the_table_of_tasks_is_that_of_the_results():
         numbers, mean = words.split("; mean score ")
         assert mean == f"{100 * rows[name]['longest']['mean']:.0f}"
         for task, number in (pair.split(" ") for pair in numbers.split(", ")):
-            (entry,) = (entry for entry in results["tasks"][task]["arms"] if entry["name"] == name)
+            (entry,) = (entry for entry in results["tasks"][task]["variants"] if entry["name"] == name)
             point = entry["lengths"][-1]
             exact = point["loss"]["mean"] if task == "text" else 100 * point["accuracy"]["mean"]
             assert float(number) == pytest.approx(exact, abs=0.5 if task != "text" else 0.005)

@@ -215,7 +215,7 @@ def test_a_file_of_settings_names_the_flag_and_the_flag_imports(evil, capsys):
 def part(task="copy", encodings=("none",), **more):
     run = {
         "parameters": 1, "position_parameters": 0, "training_seconds": 1.0, "tokens_per_second": 1.0, "memory_bytes": 1,
-        "arms": {}, "steps": 1, "stride": 1, "losses": [1],
+        "variants": {}, "steps": 1, "stride": 1, "losses": [1],
     }  # fmt: skip
     content = {
         "schema": 1, "task": task, "seed": 0, "settings": {}, "data": "", "versions": {}, "machines": [],
@@ -268,7 +268,7 @@ def test_no_results_and_no_spec_import(form, evil):
 
     text = form.format(folder=evil)
     for call in (
-        lambda: page({"task": text, "settings": {}, "arms": []}),
+        lambda: page({"task": text, "settings": {}, "variants": []}),
         lambda: experiment(text),
         lambda: posenc.from_spec({"name": text}),
         lambda: create(text, head_dim=8, num_heads=2, dim=16, may_import=False),

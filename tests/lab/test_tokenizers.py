@@ -213,7 +213,7 @@ def test_a_comparison_in_tokens_says_so(tmp_path, tiny, text):
         Comparison(("none",), 1, settings), corpus, tmp_path / "out", engine=InProcess(), pages={"report.html": page}
     )
     assert results["data"]["bytes_per_token"] == pytest.approx(corpus.bytes_per_token, abs=1e-5)
-    first = results["arms"][0]["lengths"][0]
+    first = results["variants"][0]["lengths"][0]
     assert first["bits_per_byte"] == pytest.approx(first["loss"]["mean"] / 0.6931472 / corpus.bytes_per_token)
     assert "nats per token" in results["answer"][0]
     assert any("To compare tokenizers, take bits per byte" in note for note in results["limits"])

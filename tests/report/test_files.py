@@ -55,10 +55,10 @@ def test_a_comparison_writes_its_tables_and_its_figure(folder):
     results = json.loads((folder / "results.json").read_text())
     assert {*NAMES} <= {path.name for path in folder.iterdir()}
     rows = list(csv.DictReader((folder / "table.csv").open()))
-    assert [row["encoding"] for row in rows] == [arm["name"] for arm in results["arms"]]
-    for row, arm in zip(rows, results["arms"], strict=True):
-        assert float(row["loss at 16"]) == pytest.approx(arm["lengths"][0]["loss"]["mean"], abs=6e-4)
-        change = arm["lengths"][2]["change"]
+    assert [row["encoding"] for row in rows] == [variant["name"] for variant in results["variants"]]
+    for row, variant in zip(rows, results["variants"], strict=True):
+        assert float(row["loss at 16"]) == pytest.approx(variant["lengths"][0]["loss"]["mean"], abs=6e-4)
+        change = variant["lengths"][2]["change"]
         assert float(row["change at 64"]) == pytest.approx(change["mean"], abs=6e-4)
         assert float(row["change at 64 (interval)"]) == pytest.approx((change["high"] - change["low"]) / 2, abs=6e-4)
     markdown, tex = ((folder / f"table.{end}").read_text() for end in ("md", "tex"))

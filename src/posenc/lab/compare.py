@@ -290,7 +290,7 @@ def compare(
 
 def _scores(record: RunRecord, settings: Experiment, condition: int) -> list[float]:
     """What the model as trained scores under a condition, by example."""
-    trained, key = next(variant for variant in record.arms if variant.trained), settings.criterion.key
+    trained, key = next(variant for variant in record.variants if variant.trained), settings.criterion.key
     return trained.extra.get(key, trained.paired)[str(condition)]
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison as a page and on the terminal. "arms", as results.json calls them, are the variants compared: trained models,
-and ways to use one without training it again."""
+"""A comparison as a page and on the terminal. Its variants are trained models, and ways to use one without training it again."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ def page(results: Results, *, may_import: bool = False) -> str:
     Raises:
         InputError: the task names code, and may_import is false.
     """
-    s, variants = settings_of(results, may_import), results["arms"]
+    s, variants = settings_of(results, may_import), results["variants"]
     style = styles(variants)
     shown = panels(results, s, style) if variants else {}
     figures: dict[str, Any] = {plot.name: plot.figures for panel in shown.values() for plot in panel.plots}
@@ -72,7 +71,7 @@ def files(*, may_import: bool = False) -> dict[str, Page]:
 
 def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
     """All figures by name. may_import: as in `page`."""
-    s, variants = settings_of(results, may_import), results["arms"]
+    s, variants = settings_of(results, may_import), results["variants"]
     if not variants:
         return {}
     curves = Plot("training", [], {"": training(variants, styles(variants))})
@@ -82,7 +81,7 @@ def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel
 def tables(results: Results, *, may_import: bool = False) -> list[Table]:
     """The ranked table with what each variant costs. may_import: as in `page`."""
     s = settings_of(results, may_import)
-    shown = columns(results, s) if results["arms"] else []
+    shown = columns(results, s) if results["variants"] else []
     costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
         "training, s": lambda v: f"{v['training_seconds']:.1f}",
@@ -90,7 +89,7 @@ def tables(results: Results, *, may_import: bool = False) -> list[Table]:
         "parameters": lambda v: str(v["parameters"]),
     }
     rows: list[list[Cell]] = []
-    for rank, variant in enumerate(results["arms"]):
+    for rank, variant in enumerate(results["variants"]):
         cells = [column.cells[rank] if column.interval else column.cells[rank][0] for column in shown]
         of_cost = [of(variant) if variant["trained"] else "–" for of in costs.values()]
         rows.append([variant["name"], *cells, variant["verdict"], *of_cost])
@@ -101,7 +100,7 @@ def tables(results: Results, *, may_import: bool = False) -> list[Table]:
 
 def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[str, Panel]:
     """The figures with their buttons, by name."""
-    variants, m = results["arms"], s.criterion
+    variants, m = results["variants"], s.criterion
     shown = {}
     if len(s.conditions) > 1:
         if len(variants) > MANY:
@@ -131,11 +130,11 @@ def winners(results: Results, s: Experiment) -> str:
     last = "largest" if m.size == "size" else "longest"
     unit = "" if m.higher_is_better else f" nats per {s.unit}"
     for index, words in {s.conditions.index(s.trained_at): f"training {m.size}", len(s.conditions) - 1: last}.items():
-        if not results["arms"]:
+        if not results["variants"]:
             return ""
         # in a tie the trained one: at the training length an extension of it is the same
         best = min(
-            results["arms"],
+            results["variants"],
             key=lambda variant: (m.worse * variant[m.points][index][m.key]["mean"], not variant["trained"]),
         )
         value = m.value(best[m.points][index][m.key]["mean"])
@@ -154,7 +153,7 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
             [str(rank + 1), variant["name"]],
             [*(" ".join(column.cells[rank][: 1 + column.interval]) for column in shown), variant["verdict"]],
         )
-        for rank, variant in enumerate(results["arms"])
+        for rank, variant in enumerate(results["variants"])
     ]
     verdict, changes = len(shown), [at for at, column in enumerate(shown) if column.interval]
     levels = [
@@ -200,7 +199,7 @@ class Column(NamedTuple):
 
 def columns(results: Results, s: Experiment) -> list[Column]:
     """The numbers of the ranked table, those at the training condition and at the last first."""
-    m, variants = s.criterion, results["arms"]
+    m, variants = s.criterion, results["variants"]
     trained = s.conditions.index(s.trained_at)
     rows = [variant[m.points] for variant in variants]
     table = [Column(f"{m.key} at {s.size_at(s.trained_at)}", [_level(row[trained], m) for row in rows])]
@@ -242,7 +241,7 @@ def _described(results: Results) -> list[tuple[str, str]]:
     known = {**ENCODINGS, **{name: pattern.text for name, pattern in PATTERNS.items()}}
     known |= {f"@{name}": map for name, map in MAPS.items()}
     descriptions = []
-    for name in dict.fromkeys(variant["encoding"] for variant in results["arms"]):
+    for name in dict.fromkeys(variant["encoding"] for variant in results["variants"]):
         terms = parse(name).terms
         bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
         texts = (f"the class {base}" if ":" in base else summary(known[base]) for base in bases)
@@ -349,7 +348,7 @@ def without_training(results: Results, s: Experiment, style: Mapping[str, Style]
     (scale, unit), m = _unit(s), s.criterion
     rows: dict[str, list[Any]] = {}
     for row in results["extensions"]:
-        rows.setdefault(row["arm"], []).append(row)
+        rows.setdefault(row["variant"], []).append(row)
     series = []
     for name, of in rows.items():
         sizes, estimates = [s.size_at(row[m.condition]) for row in of], [row["difference"] for row in of]

@@ -67,7 +67,7 @@ def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsy
     results = compare(comparison, corpus, tmp_path, engine=InProcess(), pages={"report.html": page})
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (results["task"], results["complete"]) == ("sort", True)
-    for variant in results["arms"]:
+    for variant in results["variants"]:
         for point in variant["lengths"]:
             assert 0 <= point["near_best"] <= 1
             assert 0 < point["chance"] < 1
@@ -139,7 +139,7 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     merged = run_tasks(tmp_path / "merged", merge=parts)
     assert merged["runs"] == {"planned": 8, "finished": 8, "kept_from_before": 8}
     for task in ("sort", "copy"):
-        for encoding, other in zip(unsplit["tasks"][task]["arms"], merged["tasks"][task]["arms"], strict=True):
+        for encoding, other in zip(unsplit["tasks"][task]["variants"], merged["tasks"][task]["variants"], strict=True):
             assert (encoding["name"], encoding["lengths"]) == (other["name"], other["lengths"])
     assert merged["table"] == unsplit["table"]
     assert {row["encoding"] for row in merged["table"]} == set(ENCODINGS)
@@ -156,7 +156,7 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     assert "posenc &#39;&lt;b&gt;&#39; --encodings rope<" in text
     dots = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))["dots"]
     for figure, task in zip(dots.values(), ("sort", "copy"), strict=True):
-        variants = merged["tasks"][task]["arms"]
+        variants = merged["tasks"][task]["variants"]
         assert [dot["name"] for dot in figure["series"]] == [variant["name"] for variant in variants]
         levels = [[100 * variant["lengths"][at]["accuracy"]["mean"]] for at in (0, -1) for variant in variants]
         shown = [dot[axis] for axis in "xy" for dot in figure["series"]]
@@ -187,8 +187,8 @@ def test_a_slider_selects_the_number_of_steps_where_there_is_more_than_one(tmp_p
                 {"rope": (1, 2), "new": (0.5, 0.6)},
                 {"rope": (0, 1), "new": (0.5, 0.6)},
             ]
-    arm = results["tasks"]["sort"]["arms"][0]
-    arm["gain"] = {"mean": 0.0312, "low": 0.02, "high": 0.04, "use": "reads far"}
+    variant = results["tasks"]["sort"]["variants"][0]
+    variant["gain"] = {"mean": 0.0312, "low": 0.02, "high": 0.04, "use": "reads far"}
     assert "+0.031<small>reads far</small>" in make(results)
 
 
