@@ -34,7 +34,7 @@ def measured(data: str, folder: Path, workers: int) -> dict:
             folder / data,
             workers=workers,
             progress=display,
-            pages={"report.html": page},
+            pages=lambda results: {"report.html": page(results)},
         )
     if not found["complete"]:
         raise SystemExit(f"{data}: interrupted; the same command goes on from there")

@@ -115,8 +115,7 @@ def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
         "command": "posenc compare --preset leaderboard",
         "runs": {"kept_from_before": 0},
     }
-    made = report.files(tuple(results["tasks"])).items()
-    return {name: str(make(whole)) for name, make in made if name.endswith(".html")}
+    return report.pages(whole)
 
 
 def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,12 +3,17 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from importlib import import_module
+from inspect import Parameter
 from typing import Any
 
 from posenc.cli import COMMANDS
+from posenc.encodings import ENCODINGS
 from posenc_cli.arguments import COMMON
+from website.encodings import TITLES, declared
 from website.page import Page, plain, table
+from website.snippets import SIZES
 
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc": (
@@ -76,13 +81,41 @@ def public(name: str) -> dict[str, Any]:
 
 
 def _module(name: str) -> Page:
+    below: dict[str, Callable[[], str]] = {"posenc.encodings.create": created}
     title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
     paths = (
         f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{name}.{each}"
         for each, what in public(name).items()
     )
-    entries = "\n\n".join(f"::: {path}" for path in paths)
+    entries = "\n\n".join(f"::: {path}\n\n{below.get(path, str)()}".rstrip() for path in paths)
     return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries}\n")
+
+
+def created() -> str:
+    """The encodings that `posenc.create` makes, as a list: what each uses of the model's shape, and its options."""
+    of_shape = {argument for arguments in SIZES.values() for argument in arguments}
+    lines = [
+        "### Encodings that `create` makes {#created}",
+        "",
+        "Each with what it uses of the model's shape and its options, with their defaults; its page says what they do.",
+        "",
+    ]
+    for name, row in declared().items():
+        arguments = ENCODINGS[name].arguments()
+        shape = [size for size, known in SIZES.items() if arguments.keys() & set(known)]
+        options = [
+            str(arguments[option].replace(annotation=Parameter.empty))
+            for option in row["options"]
+            if option not in of_shape
+        ]
+        parts = [f"[`{name}`](../encodings/{name}.md): {TITLES[name]}"]
+        parts += [
+            f"{words} {', '.join(f'`{each}`' for each in found)}"
+            for words, found in (("shape", shape), ("options", options))
+            if found
+        ]
+        lines.append(f"- {'; '.join(parts)}")
+    return "\n".join(lines)
 
 
 def _commands() -> Page:

@@ -153,6 +153,7 @@ def test_labels_of_pictures_have_no_paraphrase(path):
 OURS = (
     r"trained lengths?\b", r"pass keys?\b", r"\b(told|kept|said)\b", r"\bof (its|their|his) own\b", r"\bthe trained one\b",
     r"(complete|make)s? (a|no) (full )?turn\b", r"\bturns? (less|at least|more) than once\b", r"(?<![-\w])arms?\b",
+    r"\bread (at once|in one (call|pass))\b", r"\bmodels?( that)? reads? (longer|\w* ?windows|images of|side by side)", r"\btexts (that|which) (the model|both)",
     r"\b(longer|short|long|truncated) texts\b", r"\btexts (longer|beyond|up to|of up to|of at most) ",
 )  # fmt: skip
 """Of sentences in the code: docstrings, messages, help."""

@@ -206,7 +206,11 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     )
     settings = replace(tiny, num_layers=2)
     results = compare(
-        Comparison(encodings, 1, settings), corpus, tmp_path / "out", engine=InProcess(), pages={"report.html": page}
+        Comparison(encodings, 1, settings),
+        corpus,
+        tmp_path / "out",
+        engine=InProcess(),
+        pages=lambda results: {"report.html": page(results)},
     )
     assert results["complete"]
     assert {variant["encoding"] for variant in results["variants"]} == {"none", *encodings}
@@ -242,7 +246,13 @@ def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_pa
 def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
     one = replace(tiny, factors=(1,))
     odd = replace(corpus, name="caf\udce9.txt")
-    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, engine=InProcess(), pages={"report.html": page})
+    results = compare(
+        Comparison(("rope",), 1, one),
+        odd,
+        tmp_path,
+        engine=InProcess(),
+        pages=lambda results: {"report.html": page(results)},
+    )
     assert {variant["name"] for variant in results["variants"]} == {"none", "rope"}
     text = (tmp_path / "report.html").read_text()
     assert "times as long" not in text
@@ -361,7 +371,11 @@ def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, 
         return page(results)
 
     results = compare(
-        Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=InProcess(), pages={"report.html": render}
+        Comparison(("rope",), 3, tiny),
+        corpus,
+        tmp_path,
+        engine=InProcess(),
+        pages=lambda results: {"report.html": render(results)},
     )
     assert [(p["complete"], p["running"], p["runs"]["finished"], p["seeds_finished"]) for p in pages] == [
         (False, True, 2, 1), (False, True, 4, 2), (True, False, 6, 3),
@@ -371,7 +385,13 @@ def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, 
     assert results["seeds_finished"] == 3
     assert "First results" not in (tmp_path / "report.html").read_text()
     pages.clear()
-    compare(Comparison(("rope", "t5"), 3, tiny), corpus, tmp_path, engine=InProcess(), pages={"report.html": render})
+    compare(
+        Comparison(("rope", "t5"), 3, tiny),
+        corpus,
+        tmp_path,
+        engine=InProcess(),
+        pages=lambda results: {"report.html": render(results)},
+    )
     assert [p["seeds_finished"] for p in pages] == [1, 2, 3]  # the new one's seeds come one by one
 
 

@@ -135,7 +135,9 @@ def repeat(monkeypatch):
 def test_another_experiment_is_compared_and_reported(repeat, tmp_path, capsys):
     corpus, settings = repeat.load("")
     comparison = Comparison(("rope", "alibi"), 2, settings)
-    results = compare(comparison, corpus, tmp_path, engine=InProcess(), pages={"report.html": page})
+    results = compare(
+        comparison, corpus, tmp_path, engine=InProcess(), pages=lambda results: {"report.html": page(results)}
+    )
     assert (results["task"], results["complete"]) == ("repeat", True)
     for variant in results["variants"]:
         assert [(point["factor"], point["length"]) for point in variant["lengths"]] == [(1, 8), (2, 16)]

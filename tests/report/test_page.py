@@ -13,9 +13,10 @@ from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.text import Settings
 from posenc.report.compare import page, styles, trade_off
+from posenc.report.html import asset
 from posenc.report.leaderboard import _tenths
 
-TABLES = (Path(__file__).parents[2] / "docs/website/tables.js").read_text(encoding="utf-8")
+TABLES = asset("sorting.js") + (Path(__file__).parents[2] / "docs/website/tables.js").read_text(encoding="utf-8")
 HOSTILE = "<img src=x onerror=alert(1)>.txt"
 
 
@@ -31,7 +32,7 @@ def report(tmp_path_factory):
         directory,
         engine=InProcess(),
         command="posenc compare --data '<b>'",
-        pages={"report.html": page},
+        pages=lambda results: {"report.html": page(results)},
     )
     return directory / "report.html", results
 

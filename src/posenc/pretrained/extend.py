@@ -89,7 +89,7 @@ class Extension(ChangeReport):
 
     @property
     def expected(self) -> str:
-        """What to expect of texts that the model could read before, by construction."""
+        """What to expect within the context length that the model had before, by construction."""
         if self.exact_tokens >= self.trained_length:
             return f"outputs are unchanged up to {self.trained_length} tokens"
         if self.exact_tokens > 0:
@@ -148,7 +148,7 @@ def extend(
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
 ) -> "Extension | TableExtension | Selection":
-    """Make a transformers causal language model read longer inputs, in place; `restore` undoes it.
+    """Extend the context window of a transformers causal language model, in place; `restore` undoes it.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
@@ -280,7 +280,7 @@ def target_of(structure: ModelStructure, factor: float | None, target_length: in
     """The new length; None: not given.
 
     Raises:
-        InputError: both are given, or one that is shorter than the model reads already.
+        InputError: both are given, or one that is shorter than the model's context length.
     """
     if factor is not None and target_length is not None:
         raise InputError(f"factor={factor} and target_length={target_length}: give one of them")

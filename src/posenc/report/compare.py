@@ -3,7 +3,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -13,13 +12,13 @@ from posenc.errors import summary
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.statistics import Estimate
-from posenc.lab.study import Page, Results
+from posenc.lab.study import Results
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.position_maps import MAPS
-from posenc.report.drawn import beside
+from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, about, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
@@ -60,13 +59,10 @@ def page(results: Results, *, may_import: bool = False) -> str:
     )
 
 
-def files(*, may_import: bool = False) -> dict[str, Page]:
+def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
     """The files of a comparison beside results.json. may_import: as in `page`."""
-    return beside(
-        partial(page, may_import=may_import),
-        partial(tables, may_import=may_import),
-        partial(figures_of, may_import=may_import),
-    )
+    text, rows, panels = (make(results, may_import=may_import) for make in (page, tables, figures_of))
+    return beside(text, rows, first_of(panels))
 
 
 def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:

@@ -2,16 +2,16 @@
 """Several tasks of the same comparison: the page of each, and one table of all, on the terminal and as a page."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
-from posenc.lab.study import Page, Results
+from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
 from posenc.report.compare import page, settings_of, styles, trade_off, winners
-from posenc.report.drawn import beside
+from posenc.report.drawn import beside, first_of
 from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
@@ -26,23 +26,20 @@ SPAN = 2.0
 """Nats per byte of the axes after several numbers of steps; what is farther away is left out."""
 
 
-def files(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Page]:
-    """The files of the report: those of the table, and for each task a page as of a comparison of it alone.
-    may_import: as in `posenc.report.compare.page`."""
-    table = partial(table_page, may_import=may_import)
+def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
+    """The files of the report: those of the table, and the pages of the tasks. may_import: as in
+    `posenc.report.compare.page`."""
+    made = pages(results, may_import=may_import)
+    return beside(made["report.html"], tables(results), first_of(figures_of(results, may_import=may_import))) | made
 
-    def of(task: str) -> Callable[[Results], str]:
-        def made(results: Results) -> str:
-            if task not in results["tasks"]:  # no run of it is finished
-                return table(results)
-            return page({**results["tasks"][task], **_of_all(results)}, may_import=may_import)
 
-        return made
-
-    return {
-        **beside(table, tables, partial(figures_of, may_import=may_import)),
-        **{file_of(task): of(task) for task in tasks},
+def pages(results: Results, *, may_import: bool = False) -> dict[str, str]:
+    """The page of the table, and for each task one as of a comparison of it alone. may_import: as in
+    `posenc.report.compare.page`."""
+    tasks = {
+        file_of(name): page({**of, **_of_all(results)}, may_import=may_import) for name, of in results["tasks"].items()
     }
+    return {"report.html": table_page(results, may_import=may_import)} | tasks
 
 
 def file_of(task: str) -> str:

@@ -160,7 +160,7 @@ def test_an_encoding_is_placed_in_the_table(trained, archives, tmp_path, capsys)
     file = tmp_path / "fade.py"
     file.write_text(FADE)
     placed, table = against(archives, [f"{file}:Fade"])
-    results = run(tmp_path / "out", placed, table=table, pages=files(TASKS))
+    results = run(tmp_path / "out", placed, table=table, pages=files)
     assert results["runs"] == {"planned": 12, "finished": 12, "kept_from_before": 8}
     assert len(list((tmp_path / "out/cells").iterdir())) == 4 + 2  # of the table's, one of a task is trained here, too
     assert {row["encoding"] for row in results["table"]} == {*ENCODINGS, f"{file}:Fade"}

@@ -41,7 +41,7 @@ def finished(small, tmp_path_factory):
         folder,
         engine=create("here"),
         command="posenc compare '<b>'",
-        pages={"report.html": page},
+        pages=lambda results: {"report.html": page(results)},
     )
     return settings, corpus, folder, actual
 
