@@ -46,6 +46,18 @@ ELSEWHERE = {
     "--preset longer": "two months, as README says",
 }
 """Commands that are not run here, and why."""
+ROPE = """
+import torch
+
+
+def apply(x, positions, base):
+    pairs = x.shape[-1] // 2
+    angles = positions[:, None].double() * float(base) ** (-torch.arange(pairs).double() / pairs)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    one, other = x[..., :pairs], x[..., pairs:]
+    return torch.cat((one * cos - other * sin, other * cos + one * sin), -1)
+"""
+"""The function of a package that README has tested."""
 PLACEHOLDERS = {"posenc doctor MODEL": "posenc doctor my-llm"}
 
 
@@ -68,10 +80,7 @@ def folder(tmp_path_factory):
     small_model("llama", vocab_size=512, max_position_embeddings=128).save_pretrained(made / "my-llm")
     small_tokenizer().save_pretrained(made / "my-llm")
     (made / "mypackage").mkdir()
-    (made / "mypackage/rope.py").write_text(
-        "from posenc.functional import rotary\n\n\ndef apply(x, positions):\n    return rotary(x, positions)\n",
-        encoding="utf-8",
-    )
+    (made / "mypackage/rope.py").write_text(ROPE, encoding="utf-8")
     return made
 
 

@@ -61,8 +61,8 @@ def page(results: Results, *, may_import: bool = False) -> str:
 
 def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
     """The files of a comparison beside results.json. may_import: as in `page`."""
-    text, rows, panels = (make(results, may_import=may_import) for make in (page, tables, figures_of))
-    return beside(text, rows, first_of(panels))
+    panels = figures_of(results, may_import=may_import)
+    return beside(page(results, may_import=may_import), tables(results, may_import=may_import), first_of(panels))
 
 
 def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
