@@ -19,7 +19,7 @@
     const subsets = Array.from({ length: 2 ** words.length - 1 }, (_, mask) => words.filter((_, at) => (mask + 1) & (1 << at)));
     const letters = (subset) => subset.join("").length;
     subsets.sort((one, two) => two.length - one.length || letters(two) - letters(one));
-    return [...new Set([all, ...subsets.map((subset) => subset.join(" "))])];
+    return [...new Set([all, ...subsets.map((subset) => subset.join(" "))])].filter(Boolean);
   }
 
   const { postMessage } = Worker.prototype;
