@@ -27,7 +27,8 @@ from posenc.errors import listed
 from posenc.lab.compare import Comparison, experiment
 from posenc.lab.experiment import LEADERBOARD, TEN
 from posenc.lab.leaderboard import ENDS, TASKS, End, archive, end
-from posenc.lab.results import Aggregate, Ranking
+from posenc.lab.records import Aggregate
+from posenc.lab.results import Ranking
 from posenc.lab.statistics import BENJAMINI_HOCHBERG, contrast, different, fisher, found
 from posenc.report.leaderboard import mean_score
 

@@ -36,7 +36,7 @@ README = {
     "| bias by distance |": "test_front_page.py::test_every_cell_of_the_comparison_links_to_its_evidence",
     "| padding, packing, KV caches |": "test_front_page.py::test_every_cell_of_the_comparison_links_to_its_evidence",
     "| conformance, passed / tested | all, against loops": "test_front_page.py::test_the_readme_counts_what_the_package_has",
-    "All 70, with options, papers and tests": "test_front_page.py::test_the_page_of_encodings_names_every_one",
+    "All of them, with pictures, options, papers and tests": "test_front_page.py::test_the_page_of_encodings_names_every_one",
     "have nearly the same order at 7.5 M": "test_readme_numbers.py::test_the_limits",
 }
 SECURITY = {
@@ -268,6 +268,209 @@ EXPORT = {
     "other ones are written as divisors, or refused": "pretrained/test_gguf_file.py::test_refusals",
     "documents of 1000 tokens retrieved by their last 128": "pretrained/test_learned_table_real.py::test_minilm_finds_texts_by_what_truncation_has_cut_off",
 }
+DOCTOR = {
+    "can use wrong positions without any error": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",
+    "reports each finding with a measured number": "pretrained/test_doctor.py::test_it_reads_well_as_text_and_json",
+    "each attention layer is called once more": "pretrained/test_computed.py::test_every_layer_is_computed_or_named_as_unchecked",
+    "as far as the first layer of each kind": "pretrained/test_computed.py::test_a_window_that_is_not_applied",
+    "nothing rotated, queries or keys alone": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",
+    "published configurations and each model type": "pretrained/test_recorded.py::test_model_types_are_read_as_recorded",
+    "of a program of which neither does": "pretrained/test_readers.py::test_one_program_is_no_agreement",
+    "Where nobody differs": "pretrained/test_readers.py::test_the_same_is_of_programs_that_were_asked",
+    "findings that need no weights": "pretrained/test_readers.py::test_findings_need_no_weights",
+    "keys that nobody reads": "pretrained/test_doctor.py::test_parameters_that_nobody_meant",
+    "The training's numbers stay the same": "pretrained/test_training_batches.py::test_training_is_the_same_with_the_callback",
+    "only in a call with `use_cache=False`": "pretrained/test_training_batches.py::test_packed_texts_with_a_mask_stop_the_training",
+    "if no schedule states the stretch": PLAIN,  # what is not detected
+    "any wrong base without a tokenizer": PLAIN,
+    "with its formula under `yarn` only": PLAIN,
+    "- Refused:": "pretrained/test_doctor.py::test_what_cannot_be_examined_is_refused",
+    "row 0 of the table, which was never trained": PLAIN,
+    "each has a severity, a meaning and a remedy": "pretrained/test_doctor.py::test_the_help_explains_each_finding",
+}
+EVALUATE = {
+    "unmodified and under any method of `posenc extend`": "lab/evals/test_evaluate.py::test_methods_are_tried_before_texts_are_made",
+    "a U under every method": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
+    "all tables and results": PLAIN,
+    "32 prompts at each depth": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
+    "No position map improves the middle": "test_absolute_sentences.py::test_no_position_map_improves_the_middle",
+    "one in the middle or the last in none": "test_absolute_sentences.py::test_pairs_and_documents_are_retrieved_as_the_page_says",
+    "With 10, 20 or 30 documents no answer is right": "test_absolute_sentences.py::test_pairs_and_documents_are_retrieved_as_the_page_says",
+    "and the fastest not at all": PLAIN,  # NTK's formula
+    "Truncating the input is better than any stretch": "test_absolute_sentences.py::test_truncating_is_better_than_any_stretch",
+    "shows nothing past it": PLAIN,
+    "Every flag overrides the preset": "cli/test_settings.py::test_flags_win_over_the_file_and_the_file_over_defaults",
+    "Two baselines are always included": "lab/evals/test_evaluate.py::test_times_are_lengths_for_each_of_which_methods_are_set_up",
+    "the same on truncated input": "lab/evals/test_reader.py::test_cut_off_is_the_end_of_the_text",
+    "every position one higher": "lab/evals/test_evaluate.py::test_the_control_does_nothing",
+    "measures every kind of method": "lab/evals/test_evaluate.py::test_presets_name_what_there_is",
+    "all asked for after one pass": "tasks/test_facts.py::test_in_noise_every_question_is_of_the_same_text",
+    "each token of running text": "tasks/test_perplexity.py::test_a_full_text_scores_every_token_that_something_precedes",
+    "all, in sliding windows, or the last ones": "tasks/test_perplexity.py::test_sliding_windows_and_both_weightings_are_those_of_the_yarn_script",
+    "each length has other prompts": "tasks/test_task.py::test_every_length_has_its_own_prompt",
+    "moves the answer and changes nothing else": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
+    "nothing is generated": "lab/evals/test_reader.py::test_outcomes_are_those_of_a_naive_loop",
+    "SmolLM2's greedy tokens are all right in": "test_docs_numbers.py::test_what_both_scores_of_ruler_are",
+    "`control` every answer scores as before": "test_docs_numbers.py::test_what_both_scores_of_ruler_are",
+    "the loss of each token, by position": "lab/evals/test_reader.py::test_running_text_is_reported_by_position",
+    "Depths and methods are compared on the same prompts": "tasks/test_task.py::test_depths_share_their_material_and_move_the_needle",
+    "Under each method the report shows how much attention": "lab/evals/test_evaluate.py::test_attention_profiles_of_other_methods_remain_where_one_refuses",
+}
+EXTEND = {
+    "Running text was predicted no better than": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
+    "All findings.": PLAIN,
+    "| only the weights, run in Python |": "pretrained/test_extend.py::test_what_the_report_promises_is_what_happens",
+    "no position exceeds the context length": "pretrained/test_nbce.py::test_a_context_longer_than_the_model_is_warned_of",
+    "does all of this in one command": "pretrained/test_cli_models.py::test_extend_measures_what_it_did",
+    "All methods, with results": PLAIN,
+}
+CONVERT = {
+    "Loading one layout's weights into the other raises no error": "pretrained/test_layout_real.py::test_smollm2_says_the_same_in_either_layout_and_nonsense_unconverted",
+    "| grouped-query keys, biases | nothing": "pretrained/test_layout.py::test_partial_rotary_with_biases_is_glm",
+    "| a LoRA adapter (PEFT) | nothing": "pretrained/test_layout.py::test_a_lora_adapter_is_converted_with_its_weight",
+}
+MEASURE = {
+    "Each writes a report": "lab/evals/test_eval_command.py::test_from_the_command_to_the_report",
+    "the same command resumes after Ctrl-C or a crash": "lab/test_compare.py::test_a_killed_comparison_resumes_and_leaves_no_worker",
+    "on the same bytes, ± half": "lab/test_training.py::test_evaluation_is_paired",
+    "are too few to conclude anything": PLAIN,
+    "the same on truncated input": "lab/evals/test_reader.py::test_cut_off_is_the_end_of_the_text",
+    "neither is measurably faster": PLAIN,
+    "your own encoding in all of these": PLAIN,
+}
+BENCH = {
+    "There ALiBi is faster than no position": "test_absolute_sentences.py::test_alibi_is_faster_than_no_position_from_2048_tokens_on",
+    "one CPU, no GPU": "test_absolute_sentences.py::test_nothing_was_timed_on_a_gpu",
+    "Time over the same module without any position": PLAIN,
+    "All tables have more lengths": "lab/bench/test_speed_tables.py::test_the_full_tables_have_all_lengths_and_say_what_is_missing",
+    "(every number)": "lab/bench/test_frontier.py::test_the_page_has_the_table_of_the_results",
+    "examine every pair of tokens": PLAIN,
+    "The *limit* is the same module": PLAIN,
+    "(against a copy of the same bytes)": PLAIN,
+    "the backward pass to the input and every weight": "lab/bench/test_cases.py::test_the_gradient_of_the_learned_weight_is_compared",
+    "each candidate's outputs, in `train` also its gradients": "lab/bench/test_run.py::test_who_disagrees_is_not_timed",
+    "Every candidate runs once per round": "lab/bench/test_harness.py::test_every_round_holds_every_candidate_in_another_order",
+    "A candidate that gives no sign": "lab/bench/test_harness.py::test_a_candidate_that_hangs_is_stopped_and_the_others_are_measured",
+}
+VISION_LAB = {
+    "Accuracy of every encoding at every size": "lab/bench/test_vision_resolution.py::test_the_tables_of_the_page_are_those_of_the_results",
+    "only positions determine the class": "lab/vision/test_places.py::test_of_the_same_bag_of_patches_every_class_is_as_likely",
+    "At half the size each model": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "Every fifth image of each class": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "The same images at 16, 32, 48": "lab/vision/test_places.py::test_sizes_are_renderings_of_one_scene",
+}
+VISION_PRETRAINED = {
+    "Models with 2D RoPE need no change": PLAIN,
+    "RoPE-Mixed | nothing": "pretrained/test_vision_resize.py::test_the_report_says_what_was_done",
+    "the default follows each model's source": "pretrained/test_vision_resize.py::test_the_tables_of_swin_are_resized_as_its_authors_do",
+    "have no tables for images that are not square": "pretrained/test_vision_resize.py::test_what_cannot_be_is_refused_and_changes_nothing",
+    "timm has them in all models": "pretrained/test_vision_timm.py::test_it_is_timm_at_the_new_size",
+}
+LEADERBOARD = {
+    "guessing (the most common answer) at 0": PLAIN,
+    "of text, of the loss, with that": PLAIN,
+    "on which nobody came a tenth of that way is left out": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "from 95 % on nearly all": "test_page_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "makes nothing equal": PLAIN,
+    "from the same weights, learn from the same batches": "test_transformer.py::test_the_host_starts_the_same_under_every_encoding_and_queries_make_up_for_scale",
+    "only the encoding, with its own parameters, differs": "lab/test_training.py::test_every_encoding_sees_the_same_batches",
+    "All pairs are compared on the same test sequences": "lab/test_compare.py::test_differences_are_of_common_seeds",
+    "A level curve on text does no harm": PLAIN,
+    "none has a measurably lower loss": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "By a rule over all sizes and budgets": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
+    "ten encodings that are much used (at both lengths), or all": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
+    "At each size and budget the field": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
+    "The rule says nothing of": PLAIN,
+    "## Every encoding": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "Every score, with its interval": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "addition at 32 digits, where nobody": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "| `none` | no positional encoding": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "context on the same bytes": "lab/test_training.py::test_evaluation_is_paired",
+    "Each finding, with its number": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "by all 4 seeds 886": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "One training each says little": PLAIN,
+    "learns nothing for hundreds of steps and then all": PLAIN,
+    "and 7 encodings had none": "lab/synthetic/test_leaderboard_page.py::test_the_tables_are_those_of_the_results",
+    "One size of model for each task": PLAIN,
+    "on the same processor, eight models": PLAIN,
+    "All of it (`--share 1/2`": "lab/synthetic/test_leaderboard.py::test_shares_of_several_tasks_add_up",
+    "trains only your encoding": "lab/synthetic/test_archive.py::test_an_encoding_is_placed_in_the_table",
+    "On each task the baseline is trained again": "lab/test_behaviour.py::test_another_machines_run_is_repeated_and_its_difference_stated",
+}
+ABLATIONS = {
+    "Each ablation changes one part": "lab/synthetic/test_leaderboard_page.py::test_parts_can_be_left_out",
+    "all else is as in the leaderboard": "lab/synthetic/test_leaderboard_page.py::test_all_parts_are_the_encoding",
+    "The tables have every number": "lab/synthetic/test_leaderboard_page.py::test_the_tables_of_the_ablations_are_those_of_the_results",
+    "At 32 symbols all four": "test_absolute_sentences.py::test_the_ablations_have_the_numbers_of_their_tables",
+    "A code for each position that is fixed": "lab/synthetic/test_leaderboard_page.py::test_recurrent_codes_follow_the_cell",
+    "hardly better than no positions": "test_absolute_sentences.py::test_the_ablations_have_the_numbers_of_their_tables",
+    "each of its rows has learned little": PLAIN,
+    "Each code is computed from the one before": PLAIN,
+    "Every subset is trained": "lab/synthetic/test_leaderboard_page.py::test_ablations_are_of_encodings_that_can_be_made",
+    "(all sixteen)": PLAIN,
+    "Any one term of position": "test_absolute_sentences.py::test_one_term_of_position_brings_most_of_what_all_bring",
+    "against all four this is undecided": "test_absolute_sentences.py::test_the_ablations_have_the_numbers_of_their_tables",
+    "on all distances share a vector": PLAIN,
+    "each with more pairs to learn from": PLAIN,
+    "which training never reaches": PLAIN,  # 128 bytes
+    "the difference from all (1.489) is not measurable": "test_absolute_sentences.py::test_the_ablations_have_the_numbers_of_their_tables",
+    "with all learning rates divided": PLAIN,
+    "the best of the three for every encoding": "test_absolute_sentences.py::test_the_standard_rates_are_the_best_of_three",
+    "The same ten with 4 times": "lab/test_experiments.py::test_the_leaders_are_those_of_the_leaderboard",
+    "The best are nearer to each other": "test_page_numbers.py::test_sentences_have_the_numbers_of_the_results",
+}
+LONGER = {
+    "no method beat truncation here": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
+    "it finds none (0 to 49 %)": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "at most one of three answers right": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "where truncation removes nothing needed": PLAIN,
+    "## Every method, on a small model": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
+    "!The loss of each method by position": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
+    "All tables have four tasks": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "with no right answer": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "so nothing farther back could help": PLAIN,
+    "the same eight pieces give": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "of the lowest loss at every length": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "copies 24 points more of a text repeated every 16": PLAIN,
+    "the others see all, with base 1,000,000": "pretrained/test_gemma.py::test_it_is_read_as_published",
+    "under every schedule and position map": "pretrained/test_gemma.py::test_every_method_acts_on_the_layers_without_a_window_alone",
+    "no distance leaves a window": PLAIN,
+    "drops every layer's rotation": "pretrained/test_gemma.py::test_every_method_acts_on_the_layers_without_a_window_alone",
+    "it computes the same in plain transformers": "pretrained/test_gemma.py::test_written_it_computes_the_same_in_plain_transformers_and_llama_cpp",
+    "each text is read once for its six questions": "lab/evals/test_reader.py::test_a_text_is_read_once_for_all_questions_where_layers_forget",
+    "At 40,960 tokens each method": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "and any number of parts that act on": "pretrained/test_extend.py::test_methods_that_are_refused",
+    "`posenc list` shows them all": "docs/test_program.py::test_every_kind_is_listed_under_its_heading",
+    "(every map, other methods)": PLAIN,
+    "KV caches of any kind": "pretrained/test_attach.py::test_however_it_is_run_the_logits_are_the_same",
+    "Options that do not reach the new length are refused": "pretrained/test_extend.py::test_lengths_that_are_refused",
+    "(safetensors or GGUF, never pickles, never code)": "hostile/test_files_models.py::test_a_pickle_is_never_opened",
+    "nats are of stories15M (every number)": "lab/evals/test_measured.py::test_the_tables_and_the_picture_past_the_trained_length_are_those_of_the_results",
+    "divides each key head's positions": "pretrained/test_ms_poe.py::test_scales_and_logits_are_those_of_brute_force",
+    "`python` (posenc) has all": "lab/evals/test_auto.py::test_methods_that_the_program_cannot_express_are_not_tried",
+    "Every method is evaluated on the same documents": "lab/evals/test_auto.py::test_weak_methods_read_fewer_texts_and_all_read_the_same_ones",
+    "All candidates are evaluated on 2 documents": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "Bonferroni over all candidates": "lab/evals/test_auto.py::test_the_cheapest_of_those_that_are_not_distinguishable_from_the_best_is_chosen",
+    "Where no method is distinguishable from truncation": "lab/evals/test_auto.py::test_the_choice_is_applied_and_truncation_leaves_the_model_as_it_was_loaded",
+    "The minutes make the plan, and nothing else": "lab/evals/test_auto.py::test_rounds_double_the_texts_halve_the_methods_and_take_the_minutes",
+    "No clock ends a round": "lab/evals/test_auto.py::test_the_same_call_takes_the_plan_in_the_folder_and_another_one_what_was_measured",
+    "Two runs with the same `--minutes`": PLAIN,
+    "the same command goes on from the folder": "lab/evals/test_auto.py::test_the_command_goes_on_after_sigterm_and_saves_the_choice",
+    "measures only what is new": "lab/evals/test_auto.py::test_the_same_call_takes_the_plan_in_the_folder_and_another_one_what_was_measured",
+    "under the rule of all studies": PLAIN,
+    "nothing farther back can help, and the answer is `truncate`": "lab/evals/test_measured.py::test_the_tables_of_auto_are_those_of_the_results",
+    "on 8 documents no method is distinguishable": "lab/evals/test_measured.py::test_the_tables_of_auto_are_those_of_the_results",
+    "Granite and others (all)": "pretrained/test_models.py::test_the_page_names_every_type",
+    "(no configuration changes their frequencies)": "pretrained/test_models.py::test_refusals",
+    "so fit where only frequencies can be set": PLAIN,
+    "the frequency of each pair is": PLAIN,
+    "gains nothing measurable on repeated text": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "On SmolLM2 nothing was gained": "pretrained/test_fit.py::test_where_nothing_is_better_the_start_is_taken",
+    "Only the logarithm of each pair's stretch is learned": "pretrained/test_fit.py::test_before_training_it_rotates_as_its_start",
+    "All options:": PLAIN,
+    "for all layers and heads, `longrope`": "pretrained/test_fit.py::test_stretches_are_found_again",
+    "the same call resumes": "pretrained/test_fit.py::test_an_interrupted_fit_resumes_from_its_checkpoint",
+}
 PAGES = {
     "README.md": README,
     "SECURITY.md": SECURITY,
@@ -283,6 +486,17 @@ PAGES = {
     "docs/reliability.md": RELIABILITY,
     "docs/guides/padding-packing-caches.md": PADDING,
     "docs/guides/your-model.md": MODEL,
+    "docs/longer_context.md": LONGER,
+    "docs/ablations.md": ABLATIONS,
+    "docs/leaderboard.md": LEADERBOARD,
+    "docs/vision-pretrained.md": VISION_PRETRAINED,
+    "docs/vision-lab.md": VISION_LAB,
+    "docs/bench.md": BENCH,
+    "docs/guides/measure.md": MEASURE,
+    "docs/guides/convert.md": CONVERT,
+    "docs/guides/extend.md": EXTEND,
+    "docs/evaluate.md": EVALUATE,
+    "docs/doctor.md": DOCTOR,
 }
 
 
@@ -330,3 +544,87 @@ def test_nothing_was_timed_on_a_gpu():
 
 def test_the_version_of_datasets_that_runs_no_code_is_required():
     assert re.search(r'"datasets>=([4-9]|\d\d)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def evaluation(name):
+    return json.loads((ROOT / f"benchmarks/evaluations/{name}.json").read_text(encoding="utf-8"))["tasks"]
+
+
+def test_no_position_map_improves_the_middle():
+    """Neither what is retrieved of all facts nor how far the middle is behind the ends."""
+    none, softmax, *maps = evaluation("lost_in_the_middle")[0]["methods"]
+    assert [none["method"], softmax["method"], len(maps)] == ["none", "softmax_n", 3]
+    base, found = none["by_length"][0], [method["by_length"][0] for method in maps]
+    assert all(each["against_none"]["exact"]["low"] < 0 < each["against_none"]["exact"]["high"] for each in found)
+    assert all(each["middle"]["low"] < base["middle"]["mean"] for each in found)
+    hits = sorted(each["exact"]["hits"] for each in found)
+    text = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
+    assert (
+        f"retrieve {hits[0]} to {hits[-1]} of {base['n']} facts, the unmodified model {base['exact']['hits']}" in text
+    )
+    assert softmax["by_length"][0]["against_none"]["exact"]["low"] > 0
+
+
+def test_truncating_is_better_than_any_stretch():
+    compared = set()
+    for task in evaluation("best_stretch"):
+        losses = {method["method"]: method["by_length"][0]["loss"]["mean"] for method in task["methods"]}
+        truncated = losses.pop("cut_off")
+        if task["task"] != "copying":  # which the model cannot do: 12 nats under each
+            assert truncated < min(losses.values())
+            compared.add(task["task"].partition(":")[0])
+    assert compared == {"perplexity", "repeated", "facts", "passkey"}
+
+
+def test_pairs_and_documents_are_retrieved_as_the_page_says():
+    tasks = {task["task"]: task["methods"][0]["cells"] for task in evaluation("question_in_front")}
+    pairs = tasks["key_value:keys=words:values=digits:pairs=140"]
+    assert [(cell["depth"], cell["exact"]["hits"], cell["n"]) for cell in pairs] == [(0, 4, 5), (0.5, 0, 5), (1, 0, 5)]
+    for count in (10, 20, 30):
+        cells = tasks[f"multi_document:documents={count}"]
+        assert [cell["exact"]["hits"] for cell in cells] == [0] * len(cells)
+
+
+def test_alibi_is_faster_than_no_position_from_2048_tokens_on():
+    """Over plain attention, forward and in training; not in decoding."""
+    ratios = [
+        row["ratio"]["median"]
+        for trial in json.loads((ROOT / "benchmarks/results/cpu.json").read_text(encoding="utf-8"))["trials"]
+        if (trial["family"], trial["case"], trial["dtype"], trial["what"]) == ("attention", "alibi", "float32", "time")
+        and trial["mode"] in ("forward", "train")
+        and trial["length"] >= 2048
+        for row in trial["rows"]
+        if row["name"] == "posenc"
+    ]
+    assert len(ratios) > 2
+    assert max(ratios) < 1
+
+
+def ablated():
+    return json.loads((ROOT / "benchmarks/ablations.json").read_text(encoding="utf-8"))["models"]
+
+
+def test_one_term_of_position_brings_most_of_what_all_bring():
+    terms = {
+        name.partition("terms=")[2] or name: level["1"]["mean"]
+        for name, level in ablated()["text"]["ablations"]["terms"]["levels"].items()
+    }
+    all_bring = terms["none"] - terms["c2p|p2c|p2p"]
+    for term in ("c2p", "p2c", "p2p"):
+        assert terms["none"] - terms[term] > 0.75 * all_bring
+
+
+def test_the_standard_rates_are_the_best_of_three():
+    found = {
+        name: models["ten"]["levels"] for name, models in ablated().items() if name in ("text", "rate/3", "rate*3")
+    }
+    assert len(found) == 3
+    for name in found["rate/3"]:
+        assert min(found, key=lambda models: found[models][name]["1"]["mean"]) == "text", name
+
+
+def test_the_ablations_have_the_numbers_of_their_tables():
+    page, tables = ((ROOT / folder / "ablations.md").read_text(encoding="utf-8") for folder in ("docs", "benchmarks"))
+    numbers = re.findall(r"(?<![\d.])\d+\.\d{3}(?!\d)", page)
+    assert len(numbers) > 60
+    assert [number for number in numbers if number not in tables] == []

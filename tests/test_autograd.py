@@ -17,11 +17,13 @@ EVERY = pytest.mark.parametrize("name", posenc.ENCODINGS)
 class Layer(torch.nn.Module):
     """A layer of attention under an encoding, with every site of it."""
 
-    def __init__(self, name, **options):
+    def __init__(self, name, tokens=8, **options):
         super().__init__()
-        shape = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": 8, "causal": True}
+        shape = {"dim": 16, "num_heads": 2, "head_dim": 8, "max_positions": tokens, "causal": True}
         torch.manual_seed(0)
-        self.encoding = posenc.create(name, **shape | ({"height": 4, "width": 4} if name == "swin_v2" else {}))
+        self.encoding = posenc.create(
+            name, **shape | ({"height": 4, "width": tokens // 4} if name == "swin_v2" else {})
+        )
         self.query, self.key, self.value = (torch.nn.Linear(16, 16) for _ in range(3))
         self.options = options
         self.double()
@@ -58,6 +60,29 @@ def test_torch_func_gives_the_gradients_of_each_example(name):
     for row in range(2):
         wanted = torch.autograd.grad(loss(parameters, x[row]), list(parameters.values()), allow_unused=True)
         same([each[row] for each in found.values()], wanted, name)
+
+
+@EVERY
+@pytest.mark.parametrize("tokens", [8, 272])  # 272: more numbers than what is computed by formulas for being small
+def test_a_batch_of_gradients_is_each_of_them_or_refused(name, tokens):
+    layer, x = Layer(name, tokens), torch.randn(2, tokens, 16, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+
+    def check():
+        out = layer(x)
+        given = torch.randn(2, *out.shape, dtype=out.dtype)
+        found = torch.autograd.grad(out, leaves, given, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        for row, gradient in enumerate(given):
+            wanted = torch.autograd.grad(out, leaves, gradient, retain_graph=True, allow_unused=True)
+            same([None if each is None else each[row] for each in found], wanted, name)
+
+    try:
+        check()
+    except InputError:
+        with pytest.raises(InputError, match=r"^is_grads_batched=True: the operator of posenc.attention "):
+            check()
+        layer.options = {"backend": "reference"}  # the remedy
+        check()
 
 
 @EVERY

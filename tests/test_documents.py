@@ -25,8 +25,8 @@ from posenc.encodings import ENCODINGS
 from posenc.errors import InputError
 from posenc.frequencies import diff
 from posenc.lab.bench.study import plan
+from posenc.lab.evals.chosen import CHOSEN
 from posenc.lab.evals.config import settings_of
-from posenc.pretrained.extend import CHOSEN
 from posenc.pretrained.methods import Lengths, fit_of
 from posenc.pretrained.methods import plan as plan_extension
 from posenc.report import explorer, predict

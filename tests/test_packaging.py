@@ -41,6 +41,13 @@ def test_nothing_answers_to_a_former_name():
     assert not any("posenc" in type(finder).__module__ for finder in sys.meta_path)
 
 
+def test_no_file_of_the_repository_leads_out_of_it():
+    if not (ROOT / ".git").exists():
+        pytest.skip("no clone")
+    links = [line for line in run("git", "-C", ROOT, "ls-files", "-s").splitlines() if line.startswith("120000")]
+    assert links == []
+
+
 def test_public_names_are_there_and_documented():
     assert len(set(posenc.__all__)) == len(posenc.__all__)
     for name in posenc.__all__:
@@ -128,6 +135,8 @@ import sys, torch
 torchs = set(sys.modules)
 import posenc
 print(*sorted(set(sys.modules) - torchs))
+posenc.extend
+assert "transformers" not in sys.modules
 import posenc.cli, posenc.conformance
 from posenc import *
 """

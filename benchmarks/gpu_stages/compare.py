@@ -12,7 +12,7 @@ from gpu_stages.timing import device, markdown
 from posenc.lab.data import Corpus
 from posenc.lab.experiment import Execution, Run
 from posenc.lab.measure import measure
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.text import PRESETS, Settings
 
 SIZES = {"30M": PRESETS["gpu"].settings, "120M": PRESETS["gpu"].settings.changed(dim=1024, num_heads=16)}

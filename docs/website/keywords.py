@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people call a page's subject where its text has another name for it: for search engines, and for the site's search."""
 
-from website.encodings import TITLES
+from posenc.encodings import ENCODINGS
+from website.markdown import OPENING
 from website.trained import OF_IMAGES
 
 CHINESE = {
@@ -69,7 +70,8 @@ KEYWORDS = {
     "deploy.md": "torch.export, ONNX, onnxruntime, AOTInductor, ExecuTorch, export, serving, dynamic shapes",
     "cluster.md": "Ray, cluster, distributed evaluation", "data.md": "custom dataset, JSONL, Parquet, tokenizer", "lm-eval.md": "lm-evaluation-harness, lm_eval",
     "synthetic-lab.md": "copy task, length generalization, synthetic tasks", "reliability.md": "resume, checkpoint, reproducibility",
-    "index.md": "positional encoding, position embedding, RoPE, ALiBi, PyTorch", "encodings/index.md": "list of positional encodings, position embedding, 位置编码",
+    "index.md": "positional encoding, position embedding, RoPE, ALiBi, PyTorch", "encodings.md": "list of positional encodings, position embedding, compare positional encodings, taxonomy, 位置编码",
+    "encodings.zh.md": "位置编码 一览 比较",
 }  # fmt: skip
 """Of a page, by its path in docs."""
 
@@ -77,7 +79,7 @@ KEYWORDS = {
 def keywords(path: str) -> str:
     """Of the page at a path of docs; "": none are known."""
     folder, _, file = path.removesuffix(".md").partition("/")
-    if folder == "encodings" and file in TITLES:
+    if folder == "encodings" and file in ENCODINGS:
         image = ["image, ViT"] if file in OF_IMAGES else []
         return ", ".join([*filter(None, [ALIASES.get(file)]), *image, *filter(None, [CHINESE.get(file)])])
-    return KEYWORDS.get(path.replace("/index.md", ".md") if folder in ("frequencies", "position_maps") else path, "")
+    return KEYWORDS.get(next((page for page, index in OPENING.items() if index == path), path), "")

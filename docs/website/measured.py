@@ -133,6 +133,11 @@ def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"title": f"{steps} steps on {name}", "losses": losses} for name, steps, losses in made]
 
 
+def verdict(name: str) -> str:
+    """What became of its loss on text past the training length; "" where it was not measured."""
+    return str(_losses()[0].get(name, {}).get("verdict", ""))
+
+
 def loss_by_length(name: str) -> tuple[list[int], list[float]]:
     """The lengths in bytes at which an encoding was measured, and its mean loss at each."""
     points = _losses()[0][name]["lengths"]

@@ -3,15 +3,14 @@
 
 import inspect
 import re
-from collections.abc import Callable
 from importlib import import_module
 from inspect import Parameter
 from typing import Any
 
 from posenc.cli import COMMANDS
-from posenc.encodings import ENCODINGS
+from posenc.encodings import ENCODINGS, create
 from posenc_cli.arguments import COMMON
-from website.encodings import TITLES, declared
+from website.encodings import declared
 from website.page import Page, plain, table
 from website.snippets import SIZES
 
@@ -81,14 +80,12 @@ def public(name: str) -> dict[str, Any]:
 
 
 def _module(name: str) -> Page:
-    below: dict[str, Callable[[], str]] = {"posenc.encodings.create": created}
     title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
-    paths = (
-        f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{name}.{each}"
-        for each, what in public(name).items()
-    )
-    entries = "\n\n".join(f"::: {path}\n\n{below.get(path, str)()}".rstrip() for path in paths)
-    return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries}\n")
+    entries = ""
+    for each, what in public(name).items():
+        path = f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{name}.{each}"
+        entries += f"::: {path}\n\n" + (f"{created()}\n\n" if what is create else "")
+    return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries.rstrip()}\n")
 
 
 def created() -> str:
@@ -108,7 +105,7 @@ def created() -> str:
             for option in row["options"]
             if option not in of_shape
         ]
-        parts = [f"[`{name}`](../encodings/{name}.md): {TITLES[name]}"]
+        parts = [f"[`{name}`](../encodings/{name}.md): {row['title']}"]
         parts += [
             f"{words} {', '.join(f'`{each}`' for each in found)}"
             for words, found in (("shape", shape), ("options", options))

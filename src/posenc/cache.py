@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, checked_gates, require_fit
-from posenc.errors import InputError, check_flags, check_integers, check_sizes, shown
+from posenc.errors import InputError, check_flags, check_integers, check_sizes
+from posenc.functional import transformed
 from posenc.positions import Positions
 
 ROOM = 64
 """Tokens, at least, for which a layer takes memory ahead, beside a quarter of those that it has."""
+ALL_KEYS = slice(None)
 
 
 class _Layer(NamedTuple):
@@ -64,7 +66,7 @@ class KVCache:
             InputError: a layer without tokens.
         """
         if layer not in self._layers:
-            raise InputError(f"layer={layer}: the cache has {sorted(self._layers) or 'no layers yet'}")
+            raise InputError(f"the cache has {sorted(self._layers) or 'no layers yet'}", layer=layer)
         return self._layers[layer].filled(len(self))
 
     def positions(self, num_queries: int = 1) -> Positions:
@@ -96,7 +98,7 @@ class KVCache:
         """
         check_integers(0, length=length)
         if length > len(self):
-            raise InputError(f"length={length}: the cache has {len(self)} tokens")
+            raise InputError(f"the cache has {len(self)} tokens", length=length)
         self._layers = {n: layer._replace(tokens=length) for n, layer in self._layers.items()} if length else {}
 
     def reorder(self, rows: Tensor) -> None:
@@ -106,7 +108,7 @@ class KVCache:
             InputError: no 1-D tensor of integers.
         """
         if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
-            raise InputError(f"rows={shown(rows)}: pass a 1-D tensor of row numbers")
+            raise InputError("pass a 1-D tensor of row numbers", rows=rows)
         self._layers = {
             n: layer._replace(tensors=tuple(x.index_select(0, rows.to(x.device)) for x in layer.filled(layer.tokens)))
             for n, layer in self._layers.items()
@@ -141,21 +143,27 @@ class KVCache:
             if before:
                 has = 0 if old is None else old.tokens
                 raise InputError(
-                    f"cache: layer {layer} has {has} tokens, positions are for {before} before the new ones; pass cache.positions(n)"
+                    f"layer {layer} has {has} tokens, positions are for {before} before the new ones",
+                    "pass cache.positions(n)",
+                    argument="cache",
                 )
             old = _Layer(tuple(x[:, :, :0] for x in new), 0, rotated)
         if len(old.tensors) != len(new):
             raise InputError(
-                f"cache: layer {layer} has {len(old.tensors)} tensors, its encoding makes {len(new)}, keys, values and "
-                f"{len(new) - 2} of gates: use a cache with one encoding"
+                f"layer {layer} has {len(old.tensors)} tensors, its encoding makes {len(new)}, keys, values and "
+                f"{len(new) - 2} of gates: use a cache with one encoding",
+                argument="cache",
             )
         if self.capacity is not None and tokens > self.capacity:
-            raise InputError(f"cache: {tokens} tokens, capacity={self.capacity}; make it larger, or leave it out")
+            raise InputError(
+                f"{tokens} tokens, capacity={self.capacity}", "make it larger, or leave it out", argument="cache"
+            )
         for x, more in zip(old.tensors, new, strict=True):
             if (x.shape[:2], x.shape[3], x.dtype) != (more.shape[:2], more.shape[3], more.dtype):
                 raise InputError(
-                    f"cache: layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {more.dtype} {tuple(more.shape)}: another "
-                    "batch, model or precision needs another cache"
+                    f"layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {more.dtype} {tuple(more.shape)}: "
+                    "another batch, model or precision needs another cache",
+                    argument="cache",
                 )
         ragged = positions.q_order.shape[0] > 1
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -185,13 +193,23 @@ def _rotated(
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
+    # what the first layer was found to do, the others do without its validation
+    plain = not (transformed() or new.k.requires_grad or "rotate_values" in sites)
+    memory = part.memory(new) if plain else None
+    key = "turn", k.shape, k.dtype, k.device
+    turn = None if memory is None else memory.get(key)
+    if turn is not None:
+        return turn(k, ALL_KEYS).to(k.dtype), v, True
     effects = encoding.effects(new, layer)
     try:
-        return effects.keys_rotated(k), effects.values_rotated(v), True
+        rotated = effects.keys_rotated(k), effects.values_rotated(v), True
     except InputError:
         if must:
             raise
         return k, v, False
+    if memory is not None and part.turns_and_adds:
+        memory[key] = effects.key_rotation(k)
+    return rotated
 
 
 def _counts_tokens(positions: Positions) -> bool:

@@ -18,7 +18,8 @@ from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Run
 from posenc.lab.machine import flushed_denormals
 from posenc.lab.measure import measure
-from posenc.lab.results import Ranking, RunRecord, VariantScores, collect, difference
+from posenc.lab.records import RunRecord, VariantScores, difference
+from posenc.lab.results import Ranking, collect
 from posenc.lab.store import LOCK, Store
 from posenc.lab.study import Progress
 from posenc.report.compare import busy, page
@@ -138,20 +139,20 @@ def test_divergence_stops_everything_with_one_message(corpus, tiny, tmp_path):
 def test_refusals_come_before_any_file(corpus, tiny, tmp_path, monkeypatch):
     out = tmp_path / "out"
     for comparison, message in [
-        (Comparison(("ropee",), 1, tiny), "encodings=ropee: .*did you mean 'rope'"),
+        (Comparison(("ropee",), 1, tiny), "encodings='ropee': .*did you mean 'rope'"),
         (Comparison(("rope",), 1, replace(tiny, head_dim=3)), "head_dim=3: .*even"),
         (Comparison(("sinusoidal",), 1, replace(tiny, dim=9, num_heads=3)), "dim=9: .*even"),
         (Comparison(("rope", "rope"), 1, tiny), "rope is named twice"),
         (
             Comparison(("rope/rope/rope/none",), 1, replace(tiny, num_layers=2)),
-            "encodings=rope/rope/rope/none: names 4 layers, the model has 2: pass num_layers=4",
+            "encodings='rope/rope/rope/none': names 4 layers, the model has 2: pass num_layers=4",
         ),
         (
             Comparison(("learned:beyond=error+rope",), 1, tiny),
-            "encodings=learned:beyond=error.rope: .*outside the table",
+            "encodings='learned:beyond=error.rope': .*outside the table",
         ),
-        (Comparison(("alibi:num_heads=3",), 1, tiny), "encodings=alibi:num_heads=3: q with 2 heads"),
-        (Comparison(("sinusoidal:dim=4",), 1, tiny), "encodings=sinusoidal:dim=4: x of width 8"),
+        (Comparison(("alibi:num_heads=3",), 1, tiny), "encodings='alibi:num_heads=3': q with 2 heads"),
+        (Comparison(("sinusoidal:dim=4",), 1, tiny), "encodings='sinusoidal:dim=4': x of width 8"),
         (Comparison(("rope",), 10**10, tiny), "seeds=10000000000: must lie between 1 and 1000"),
         (Comparison((), 1, tiny), "name at least one"),
         (Comparison(("rope",), 0, tiny), "seeds=0"),
@@ -222,7 +223,7 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     again = [Run.of(e, 0, settings, "") for e in encodings]
     assert [a.id == b.id for a, b in zip(runs, again, strict=True)] == [True, False, False, False]
     for name, message in [
-        ("nowhere.py:Fade", "encodings=nowhere.py:Fade: nowhere.py: no such file"),
+        ("nowhere.py:Fade", "encodings='nowhere.py:Fade': nowhere.py: no such file"),
         ("fading.py:Fady", "did you mean 'Fade'"),
         ("fading.py:posenc", "fading.py:posenc: is a module; name a subclass of posenc.Encoding"),
         ("fading.py:Fade:slop=2", "unknown option of fading.py:Fade 'slop=2': did you mean 'slope'"),

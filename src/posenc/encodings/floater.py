@@ -298,6 +298,7 @@ class FLOATER(Encoding):
     """
 
     name = "floater"
+    title = "FLOATER, a neural ODE"
     papers: ClassVar[tuple[str, ...]] = ("liu2020learning",)
     formula: ClassVar[tuple[str, ...]] = (
         r"\frac{\mathrm{d}p}{\mathrm{d}t} = h(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",
@@ -450,7 +451,7 @@ class FLOATER(Encoding):
     def _by_torchdiffeq(self, ids: Tensor) -> Tensor:
         """The states at ids by another solver, in float64."""
         if torch.compiler.is_compiling():
-            raise InputError(f"solver={self.solver!r} cannot be compiled or exported: use 'rk4'")
+            raise InputError("cannot be compiled or exported: use 'rk4'", solver=self.solver)
         if bool((ids < 0).any()):
             raise InputError(f"FLOATER: position {ids.min().item()} is negative; its flow starts at 0")
         _check_near(ids.max().item())
@@ -480,7 +481,7 @@ def _torchdiffeq(solver: str) -> dict[str, type]:
         known: dict[str, type] = import_module("torchdiffeq._impl.odeint").SOLVERS
     except ImportError:
         raise InputError(
-            f"solver={solver!r}: 'rk4' is built in, others need torchdiffeq; pip install 'posenc[ode]'"
+            "'rk4' is built in, others need torchdiffeq", "pip install 'posenc[ode]'", solver=solver
         ) from None
     if solver not in known:
         raise unknown("solver", solver, known)

@@ -32,6 +32,7 @@ class PaTH(Encoding):
     """
 
     name = "path"
+    title = "PaTH, Householder products"
     papers: ClassVar[tuple[str, ...]] = ("yang2025path",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{1}{\sqrt{d}} q_i^\top \left( \prod_{t=j+1}^{i} (I - \beta_t w_t w_t^\top) \right) k_j",

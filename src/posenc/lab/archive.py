@@ -22,7 +22,8 @@ from posenc.errors import InputError, unknown
 from posenc.lab.experiment import Run
 from posenc.lab.files import Folder
 from posenc.lab.measure import first_steps, mean_loss
-from posenc.lab.results import CONTEXT, CURVE_POINTS, LOSS, RunRecord, VariantScores
+from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
+from posenc.lab.results import CURVE_POINTS
 from posenc.lab.store import Stored
 from posenc.lab.study import difference, identity, versions
 from posenc.spec import REFUSED, names_code, read_json
@@ -171,11 +172,9 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
     parts: dict[tuple[str, int], dict[Run, Stored[RunRecord]]] = {}
     for run, stored in done.items():
         if run.code:
-            raise InputError(
-                f"encodings={run.encoding}: an archive has no code; archive the runs of posenc's encodings"
-            )
+            raise InputError("an archive has no code", "archive the runs of posenc's encodings", encodings=run.encoding)
         if facts := run.execution.facts():
-            raise InputError(f"execution={facts}: archives are of runs in float32 on a CPU")
+            raise InputError("archives are of runs in float32 on a CPU", execution=facts)
         parts.setdefault((run.settings.name, run.seed), {})[run] = stored
     here, folder, paths = {part.name: part for part in _parts(directory)}, Folder(directory), []
     for (task, seed), runs in parts.items():
@@ -186,8 +185,9 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
         old = here.get(new.name, new)
         if old.conditions != new.conditions:
             raise InputError(
-                f"directory={str(directory)!r}: {new.name} has {difference(old.conditions, [new.conditions])}; give another "
-                "folder, or remove it"
+                f"{new.name} has {difference(old.conditions, [new.conditions])}",
+                "give another folder, or remove it",
+                directory=str(directory),
             )
         before = {encoding: old.behaviour(encoding) for encoding in old.runs}
         machines = [*(each for each in old.machines if each != machine), machine]
@@ -209,7 +209,7 @@ def read(directory: str | Path, tasks: Sequence[str] = ()) -> list[Part]:
     """
     parts = sorted(_parts(directory), key=lambda part: part.seed)
     if not parts:
-        raise InputError(f"directory={str(directory)!r}: has no files TASK-SEED{SUFFIX}; name a folder that has")
+        raise InputError(f"has no files TASK-SEED{SUFFIX}", "name a folder that has", directory=str(directory))
     known = list(dict.fromkeys(part.task for part in parts))
     for task in tasks:
         if task not in known:
@@ -224,9 +224,9 @@ def _parts(directory: str | Path) -> Iterator[Part]:
             if part.name != path.name:
                 raise ValueError(f"it is {part.name}")
         except InputError as error:
-            raise InputError(f"directory={str(directory)!r}: {path.name}: {error}") from None
+            raise InputError(f"{path.name}: {error}", directory=str(directory)) from None
         except (AttributeError, OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
-            raise InputError(f"directory={str(directory)!r}: {path.name} is damaged ({error}); restore it") from None
+            raise InputError(f"{path.name} is damaged ({error})", "restore it", directory=str(directory)) from None
         yield part
 
 
@@ -263,7 +263,7 @@ def archived(
         if wanted is None or key in wanted
     }
     if parts and not found:
-        raise InputError(f"directory={str(directory)!r}: has no runs of these tasks, encodings and seeds")
+        raise InputError("has no runs of these tasks, encodings and seeds", directory=str(directory))
     return {(id := identity(each.facts)): replace(each, record=_named(each.record, id)) for each in found.values()}
 
 

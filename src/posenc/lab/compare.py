@@ -18,7 +18,8 @@ from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Execution, Experiment, Run, load_experiment
 from posenc.lab.machine import describe, flushed_denormals
 from posenc.lab.measure import behaviour, measure, work
-from posenc.lab.results import Ranking, RunRecord, collect
+from posenc.lab.records import RunRecord
+from posenc.lab.results import Ranking, collect
 from posenc.lab.store import Stored
 from posenc.lab.study import Pages, Progress, Study, run
 from posenc.lab.synthetic.tasks import TASKS
@@ -87,12 +88,12 @@ class Comparison:
             InputError: unknown encodings or ones that do not fit the model, no seed, data that do not serve.
         """
         if not 1 <= self.seeds <= MOST_SEEDS:
-            raise InputError(f"seeds={self.seeds}: must lie between 1 and {MOST_SEEDS}")
+            raise InputError(f"must lie between 1 and {MOST_SEEDS}", seeds=self.seeds)
         if not self.encodings:
-            raise InputError("encodings: name at least one")
+            raise InputError("name at least one", argument="encodings")
         twice = {e for e in self.encodings if self.encodings.count(e) > 1}
         if twice:
-            raise InputError(f"encodings: {', '.join(sorted(twice))} is named twice")
+            raise InputError(f"{', '.join(sorted(twice))} is named twice", argument="encodings")
         self.settings.check_data(corpus)
         for encoding in (each for each in self.encodings if each not in finished):
             try:
@@ -101,7 +102,7 @@ class Comparison:
                 refusal = isinstance(error, ValueError | TypeError | RuntimeError | IndexError)
                 if not refusal and users_line(error) is None:
                     raise
-                raise InputError(f"encodings={encoding}: {located(error)}") from error
+                raise InputError(located(error), encodings=encoding) from error
 
 
 @torch.no_grad()

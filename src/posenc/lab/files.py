@@ -31,7 +31,7 @@ class Folder:
 
     def __init__(self, directory: str | Path) -> None:
         if not str(directory):
-            raise InputError("directory='': name a folder")
+            raise InputError("name a folder", directory="")
         self.directory: Path = Path(directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class Folder:
                 pass
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise InputError(f"directory={str(directory)!r}: {why}; give a folder that can be written") from None
+            raise InputError(str(why), "give a folder that can be written", directory=str(directory)) from None
         sweep(self.directory)
 
     def write(self, name: str, content: str | bytes) -> Path:

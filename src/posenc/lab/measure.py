@@ -12,7 +12,8 @@ from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.experiment import Dataset, Run
 from posenc.lab.passes import executing
-from posenc.lab.results import CURVE_POINTS, RunRecord, VariantScores
+from posenc.lab.records import RunRecord, VariantScores
+from posenc.lab.results import CURVE_POINTS
 from posenc.lab.train import Training, activation_bytes, diverged
 
 FEW_EXAMPLES = 2

@@ -291,7 +291,7 @@ def run(
             raise InputError(f"{type(study).__name__}.{name}: is missing; set it to a text, as in docs/reliability.md")
     part, parts = share
     if not 1 <= part <= parts:
-        raise InputError(f"share={part}/{parts}: write two numbers, as in 1/4 for the first of four shares")
+        raise InputError("write two numbers, as in 1/4 for the first of four shares", share=f"{part}/{parts}")
     study.check()
     with scratch() if directory is None else nullcontext(directory) as folder:
         store = Store(folder)
@@ -520,6 +520,8 @@ def _identities(facts: Mapping[C, Mapping[str, Any]]) -> dict[C, str]:
         other = cells.setdefault(identity(of_cell), cell)
         if other != cell:
             raise InputError(
-                f"facts: the same for the cells {other} and {cell}, which would share a file; return what distinguishes them"
+                f"the same for the cells {other} and {cell}, which would share a file",
+                "return what distinguishes them",
+                argument="facts",
             )
     return {cell: id for id, cell in cells.items()}

@@ -92,8 +92,8 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     compiled = torch.compiler.is_compiling()
     if encoding.needs_length and not compiled and int(seen):
         raise InputError(
-            f"encoding={encoding.known_as!r}: its codes depend on the length of the text, so it cannot go on from cached keys: "
-            "pass use_cache=False"
+            "its codes depend on the length of the text, so it cannot go on from cached keys: pass use_cache=False",
+            encoding=encoding.known_as,
         )
     if isinstance(mask, dict):  # made before the pass, one for each layer type
         mask = mask.get("full_attention", next(iter(mask.values())))
@@ -143,8 +143,8 @@ def attend(call: AttentionCall) -> Tensor:
     given: Any = call.mask
     if plan is None or not isinstance(given, tuple):
         raise InputError(
-            f'attn_implementation="{NAME}" is for models with an encoding: AutoModelForCausalLM.from_config(config, '
-            'encoding="alibi"), after posenc.hf.register()'
+            'is for models with an encoding: AutoModelForCausalLM.from_config(config, encoding="alibi"), after posenc.hf.register()',
+            attn_implementation=NAME,
         )
     here, mask = given
     gates, value = _unpacked(call.value, plan.gates)

@@ -79,9 +79,9 @@ def scores_by_position(
     if ids.ndim not in (1, 2) or ids.shape[-1] < 2:
         raise InputError(f"ids of shape {tuple(ids.shape)}: pass (N,) or (batch, N) with at least two tokens")
     if chunk < 1:
-        raise InputError(f"chunk={chunk}: must be at least 1")
+        raise InputError("must be at least 1", chunk=chunk)
     if stride is not None and window is None:
-        raise InputError(f"stride={stride}: needs window, which it moves")
+        raise InputError("needs window, which it moves", stride=stride)
     check_tokens(model, ids)
     batch = ids.reshape(-1, ids.shape[-1]).to(next(model.parameters()).device)
     count = batch.shape[1]
@@ -113,7 +113,7 @@ def _windows(count: int, window: int | None, stride: int | None) -> Iterator[tup
         return
     step = max(window // 2, 1) if stride is None else stride
     if window < 2 or not 0 < step < window:
-        raise InputError(f"window={window}, stride={stride}: a window needs two tokens and a stride shorter than it")
+        raise InputError("a window needs two tokens and a stride shorter than it", window=window, stride=stride)
     yield 0, 1, window
     for end in range(window + step, count + step, step):
         yield min(end, count) - window, end - step, min(end, count)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.learned_rotary import HeadRotary
-from posenc.errors import InputError, check_numbers, shown
+from posenc.errors import InputError, check_numbers
 from posenc.frequencies import stretch
 from posenc.positions import Positions
 from posenc.pretrained.attach import Attachment, CappedScores, Design, attached, check_attention, combined
@@ -36,7 +36,7 @@ def head_rotation(structure: ModelStructure, layer: Layer, scales: Sequence[floa
     dim = rope.head_dim
     if rope.rotary_dim != dim:
         raise InputError(
-            f"method='ms_poe': {structure.model_type} rotates {rope.rotary_dim} of {dim} channels; it takes all"
+            f"{structure.model_type} rotates {rope.rotary_dim} of {dim} channels; it takes all", method="ms_poe"
         )
     loaded = rope.frequencies()
     divisors = stretch(loaded, dim, base=rope.rope_theta)
@@ -115,7 +115,7 @@ def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.
     if attached(inner) is not None:
         raise InputError("model is extended: its scales are measured on it as it was; call posenc.restore(model) first")
     if ids.dim() != 2 or ids.shape[1] < 2:
-        raise InputError(f"ids={shown(ids)}: pass tokens (batch, n) of at least two")
+        raise InputError("pass tokens (batch, n) of at least two", ids=ids)
     check_tokens(inner, ids)
     structure = model_structure(inner)
     measured = []

@@ -183,7 +183,7 @@ def state(target: Target) -> dict[str, Any]:
     if type(encoding) is Rotary:
         if encoding.schedule["name"] != "default":
             if method != "none":
-                raise InputError(f"{target.name}: the explorer shows a schedule or a map")
+                raise InputError("the explorer shows a schedule or a map", argument=target.name)
             method = as_text(encoding.schedule)
         sizes = {"dim": encoding.rotated, "base": encoding.rope_theta}
         return {"encoding": "rope", "method": method, **sizes, **common}
@@ -191,7 +191,7 @@ def state(target: Target) -> dict[str, Any]:
         options = {name: getattr(encoding, name) for name in ("dim", "base", "curve", "exponent")}
         return {"encoding": "sinusoidal", **options, **common}
     if target.text is None or method != "none" or encoding.name in as_trained():
-        raise InputError(f"{target.name}: is not in the explorer")
+        raise InputError("is not in the explorer", argument=target.name)
     size = {"dim": encoding.head_dim} if isinstance(encoding, Rotary) else {"heads": sizes_of(encoding, {}).num_heads}
     return {"encoding": target.text, **size, **common}
 

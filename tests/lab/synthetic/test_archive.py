@@ -14,7 +14,7 @@ from posenc.lab.compare import Comparison, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Execution
 from posenc.lab.leaderboard import against, archive, compare_tasks
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.report.leaderboard import files, show_tasks
 
@@ -205,7 +205,7 @@ def test_a_task_with_other_data_is_left_out(archives):
     with pytest.warns(UserWarning, match="text is left out: the data of text are others here"):
         placed, _ = against(archives, ["alibi"])
     assert [comparison.settings.name for comparison, _ in placed] == ["sort"]
-    with pytest.raises(InputError, match="task=text: the data of text are others here"):
+    with pytest.raises(InputError, match="task='text': the data of text are others here"):
         against(archives, ["alibi"], ["text"])
 
 
@@ -233,5 +233,5 @@ def test_folders_that_are_no_table_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="has no files TASK-SEED"):
         against(tmp_path, ["alibi"])
     monkeypatch.setattr("posenc.lab.leaderboard.__file__", str(tmp_path / "site-packages/posenc/lab/leaderboard.py"))
-    with pytest.raises(InputError, match="against=leaderboard: is in posenc's repository alone"):
+    with pytest.raises(InputError, match="against='leaderboard': is in posenc's repository alone"):
         against("leaderboard", ["alibi"])

@@ -15,7 +15,7 @@ from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.experiment import LEADERBOARD, Run
 from posenc.lab.leaderboard import TASKS, compare_tasks
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.lab.text import PRESETS
 from posenc.report.compare import page, show

@@ -109,7 +109,7 @@ def test_one_dimensional_encodings_are_refused_by_name(small):
     corpus, settings = small
     for name in ("rope", "t5", "learned", "sinusoidal"):
         assert name in ENCODINGS
-        with pytest.raises(InputError, match=f"encodings={name}: "):
+        with pytest.raises(InputError, match=f"encodings={name!r}: "):
             Comparison((name,), 1, settings).check(corpus)
 
 

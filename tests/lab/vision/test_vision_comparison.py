@@ -15,7 +15,8 @@ from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.compare import Comparison, compare
 from posenc.lab.engines import create
 from posenc.lab.experiment import Run
-from posenc.lab.results import Aggregate, Ranking, RunRecord, VariantScores
+from posenc.lab.records import Aggregate, RunRecord, VariantScores
+from posenc.lab.results import Ranking
 from posenc.lab.store import Store
 from posenc.lab.train import Training
 from posenc.report.compare import page
@@ -111,7 +112,7 @@ def measured(folder):
 
 
 def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("posenc.cli.compare.make_engine", lambda *_, **__: create("here"))
+    monkeypatch.setattr("posenc.cli.compare_command.make_engine", lambda *_, **__: create("here"))
     one, two = tmp_path / "one", tmp_path / "two"
     assert cli.main(["compare", *FLAGS, "--encodings", "swin", "--seeds", "2", "--out", str(one)]) == 0
     shown = capsys.readouterr().out
@@ -255,7 +256,7 @@ def test_refusals_come_before_any_file(small, tmp_path):
         (Comparison(("swin",), 1, replace(settings, images=30)), "images=30: .* 8 images are held out"),
         (
             Comparison(("grid_table:beyond=error",), 1, settings),
-            "encodings=grid_table:beyond=error: .*outside the table",
+            "encodings='grid_table:beyond=error': .*outside the table",
         ),
     ):
         with pytest.raises(InputError, match=message):

@@ -70,10 +70,10 @@ class EvaluationSettings:
             given = getattr(self, name)
             values = (given,) if isinstance(given, str | int | float) else tuple(dict.fromkeys(given or ()))
             if not values and name not in ("methods", "times"):
-                raise InputError(f"{name}: name at least one")
+                raise InputError("name at least one", argument=name)
             object.__setattr__(self, name, values)
         if CUT_OFF in self.methods:
-            raise InputError(f"methods={CUT_OFF}: is measured by itself past the context length; leave it out")
+            raise InputError("is measured by itself past the context length", "leave it out", methods=CUT_OFF)
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m != NONE)))
         check_flags(generate=self.generate)
         for length in self.lengths:
@@ -84,10 +84,10 @@ class EvaluationSettings:
             _check_count("batch_size", self.batch_size, 1, 4096)
         for times in self.times:
             if not 0 < times <= LONGEST:
-                raise InputError(f"times={times:g}: must be above 0 and at most {LONGEST}; give 2 for twice the length")
+                raise InputError(f"must be above 0 and at most {LONGEST}", "give 2 for twice the length", times=times)
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise InputError(f"depths={depth:g}: must be from 0 (start of the text) to 1 (end)")
+                raise InputError("must be from 0 (start of the text) to 1 (end)", depths=depth)
         object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
         for name in ("times", "depths"):
             object.__setattr__(self, name, tuple(sorted(map(float, getattr(self, name)))))
@@ -113,10 +113,10 @@ class EvaluationSettings:
                     given = {"source": self.text}
                     task = replace(task, **given)
             if task.text in tasks:
-                raise InputError(f"tasks: {task.text} is named twice")
+                raise InputError(f"{task.text} is named twice", argument="tasks")
             tasks[task.text] = task
         if self.text is not None and not uses_text:
-            raise InputError(f"text={self.text}: none of {', '.join(tasks)} takes a text; leave it out")
+            raise InputError(f"none of {', '.join(tasks)} takes a text", "leave it out", text=self.text)
         return tasks
 
 
@@ -127,7 +127,7 @@ def texts_a_cell(samples: int, seeds: int) -> str:
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:
     if not is_integer(value) or not least <= value <= most:
-        raise InputError(f"{name}={value}: must be an integer from {least} to {most}")
+        raise InputError(f"must be an integer from {least} to {most}", argument=name, value=value)
 
 
 @dataclass(frozen=True)
@@ -246,12 +246,12 @@ def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
     """
     if preset is None:
         if "tasks" not in given:
-            raise InputError("tasks: name at least one, or a preset")
+            raise InputError("name at least one, or a preset", argument="tasks")
         return EvaluationSettings(**given)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     if given.get("lengths") and given.get("times"):
-        raise InputError(f"times={given['times']}: and lengths={given['lengths']} are given; give one of the two")
+        raise InputError("give one of the two", times=given["times"], lengths=given["lengths"])
     if "lengths" in given:
         given = {"times": ()} | given
     return replace(PRESETS[preset], **given)

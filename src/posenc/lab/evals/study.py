@@ -138,15 +138,17 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         attachment = attached(unwrap(self.model))
         if attachment is not None and len(s.methods) > 1:
             raise InputError(
-                f"methods={' '.join(s.methods[1:])}: the model is already extended by {attachment.report.method}; pass "
-                "the original model, and name that method beside the others"
+                f"the model is already extended by {attachment.report.method}",
+                "pass the original model, and name that method beside the others",
+                methods=s.methods[1:],
             )
         check_causal(self.model)
         rows = table_of(self.model)[1] if has_learned_table(self.model) else s.lengths[-1]
         if s.lengths[-1] > rows:
             raise InputError(
-                f"lengths={s.lengths[-1]}: the unmodified model has a learned table of {rows} positions; give lengths of at "
-                f"most {rows}"
+                f"the unmodified model has a learned table of {rows} positions",
+                f"give lengths of at most {rows}",
+                lengths=s.lengths[-1],
             )
         set_up = s.lengths if s.times else s.lengths[-1:]
         for method, length in product((*s.methods, CUT_OFF), set_up):
@@ -154,14 +156,15 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 with self.under(method, length), evaluating(self.model), torch.no_grad():
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
-                raise InputError(f"methods={method}: {error}; methods=none measures the unmodified model") from None
+                raise InputError(str(error), "methods=none measures the unmodified model", methods=method) from None
         self.check_texts()  # late: long inputs take a while to make
         need, free = self.reading_bytes(), free_bytes(self.device)
         if need > free:
             raise InputError(
-                f"lengths={s.lengths[-1]}: cache, scores and logits of {self.batch_size} such text(s) take about "
-                f"{need / 2**30:.1f} GiB beside the model, and {free / 2**30:.1f} GiB are free; give shorter ones, "
-                "batch_size=1 or dtype=bfloat16"
+                f"cache, scores and logits of {self.batch_size} such text(s) take about {need / 2**30:.1f} GiB "
+                f"beside the model, and {free / 2**30:.1f} GiB are free",
+                "give shorter ones, batch_size=1 or dtype=bfloat16",
+                lengths=s.lengths[-1],
             )
 
     def check_texts(self) -> None:
@@ -176,7 +179,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                     try:
                         made = [self.sample(Cell(text, NONE, length, depth, seed), index) for depth in depths]
                     except InputError as error:
-                        raise InputError(f"tasks={text} at length {length}: {error}") from None
+                        raise InputError(f"at length {length}: {error}", tasks=text) from None
                     check_tokens(self.model, made[0].ids)
 
     def reading_bytes(self) -> int:
@@ -290,8 +293,9 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         local = name not in PACKAGED and bool(name) and Path(name).exists()
         if not local and name not in PACKAGED and (name.startswith("/") or "/" not in name):
             raise InputError(
-                f"name={name!r}: must be a path or OWNER/NAME, from which workers load the model; save model and tokenizer with "
-                "save_pretrained(FOLDER) and give name=FOLDER"
+                "must be a path or OWNER/NAME, from which workers load the model",
+                "save model and tokenizer with save_pretrained(FOLDER) and give name=FOLDER",
+                name=name,
             )
         source = os.path.abspath(name) if local else name
         return Remote(source, name, unwrap(self.model).dtype, self.device.type, self.settings, json.dumps(self.shared))

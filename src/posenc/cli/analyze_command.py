@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from posenc.cli.command import record
 from posenc.cli.common import WithOutput, check_limits, load_model
 from posenc.errors import InputError, needs, printable, unknown
-from posenc_cli import DONE
+from posenc_cli.answers import DONE
 from posenc_cli.arguments import How
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from posenc.cli.command import Command, record
 from posenc.cli.common import run_study
-from posenc_cli import FAILED
+from posenc_cli.answers import FAILED
 from posenc_cli.arguments import How
 
 

@@ -86,14 +86,14 @@ class Eval(WithModel, StudyCommand):
         resolved: dict[str, Any] = {}
         if settings.text in texts:
             resolved["text_sha256"] = texts[settings.text]
-            check_unchanged(f"--text {settings.text}", "text_sha256", self.text_sha256, texts[settings.text])
+            check_unchanged("text", settings.text, "text_sha256", self.text_sha256, texts[settings.text])
         engine = make_engine(self, local="here")
         Folder(self.out)
         tracking = Tracking(self.track, self.out)
         model, tokenizer = self.load()
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
         resolved["dtype"] = str(model.dtype).removeprefix("torch.")
-        check_unchanged(self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
+        check_unchanged("model", self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
         code, results = run_study(
             self,
             Display(yes=self.yes),
