@@ -1,5 +1,6 @@
 """The page of an analysis in a real browser, and `posenc analyze` as a user meets it."""
 
+import csv
 import json
 import re
 import signal
@@ -152,8 +153,18 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     assert out.splitlines()[0] == "mine.py:waves"
     assert "printed by" not in out
     assert "printed by the function" in err
-    assert sorted(p.name for p in (folder / "new").iterdir()) == ["analysis.json", "config.yaml", "report.html"]
+    tables, figures = [f"table.{end}" for end in ("csv", "md", "tex")], [f"figure.{end}" for end in ("png", "svg")]
+    assert sorted(p.name for p in (folder / "new").iterdir()) == [
+        "analysis.json", "config.yaml", *figures, "report.html", *tables,
+    ]  # fmt: skip
+    assert f"{folder / 'new/table.md'}, .csv, .tex" in out
     numbers = json.loads((folder / "new" / "analysis.json").read_text())
+    rows = list(csv.DictReader((folder / "new/table.csv").open()))
+    assert {row["section"] for row in rows} <= {section["name"] for section in numbers["sections"]}
+    found = {row["quantity"]: row["value"] for row in rows if row["section"] == "properties"}
+    (unique,) = (s["numbers"]["unique"] for s in numbers["sections"] if s["name"] == "properties")
+    assert float(found["unique.smallest"]) == pytest.approx(unique["smallest"], rel=1e-5)
+    assert found["unique.holds"] == ("yes" if unique["holds"] else "no")
     assert (numbers["schema"], numbers["kind"], numbers["subject"], numbers["seeds"]) == (
         1,
         "analysis",
