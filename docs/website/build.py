@@ -82,7 +82,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     for where in OPENING.values():
         texts[where] = extensions.linked(texts[where])
     for language, where in {"en": OPENING["encodings.md"], "zh": OPENING["encodings.zh.md"]}.items():
-        drawn = "" if only else gallery.gallery(language)
+        drawn = gallery.gallery(language) if wanted("encodings/index") else ""
         texts[where] = texts[where].replace(f"<!-- gallery: {language} -->", drawn)
         texts[where] = texts[where].replace("<!-- symbols -->", encodings.symbols())
     for name, link in {
@@ -110,7 +110,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         f"leaderboard/{name}": text.replace("<main>", back, 1)
         for name, text in measured.leaderboard(encodings.titled).items()
     }
-    scripts = {} if only else {f"encodings/{gallery.SCRIPT}": gallery.script()}
+    scripts = {f"encodings/{gallery.SCRIPT}": gallery.script()} if wanted("encodings/index") else {}
     for name, text in (predicted.files() | story.files() | reports | scripts).items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
