@@ -16,7 +16,7 @@ import torch
 
 import posenc
 from posenc import Positions
-from posenc.backends import fused, sdpa, triton
+from posenc.backends import fused, gpus, sdpa
 from posenc.conformance import conform, kinds
 from posenc.encodings import ENCODINGS
 from posenc.lab import data
@@ -284,7 +284,7 @@ def attention():
         f"take {between(calls[128], '{:.1f}')} times as long as PyTorch's attention with 128 cached keys, and "
         f"{between(calls[1024], '{:.1f}')} times with 1024"
     )
-    assert triton.RECORD == {}
+    assert gpus.RECORD == {}
     yield "found them right and faster, none so far"
 
 
@@ -400,7 +400,7 @@ def gpu():
     assert PRESETS["gpu"].seeds == 2
     yield "makes that comparison with two seeds"
     yield f"so at most {100 * 5 / 7:.0f} % of the peak is useful"
-    assert triton.RECORD == {}
+    assert gpus.RECORD == {}
     yield "**Nothing here has run on a GPU yet.**"
 
 

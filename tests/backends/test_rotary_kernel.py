@@ -139,17 +139,18 @@ def test_rotary_takes_it(monkeypatch, layout, options, dtype):
 
 
 def test_it_is_the_default_on_verified_gpus_alone(monkeypatch):
+    from posenc.backends import gpus
     from posenc.backends import triton as kernels
 
     x = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "HAS_TRITON", True)
     monkeypatch.setattr(kernels, "FORCED", False)
-    monkeypatch.setattr(kernels, "RECORD", {"8.0": {"kernels": ["rotary"]}, "9.0": {"kernels": ["vector"]}})
+    monkeypatch.setattr(gpus, "RECORD", {"8.0": {"kernels": ["rotary"]}, "9.0": {"kernels": ["vector"]}})
     assert not kernels.fits_kernel(x, x)
-    monkeypatch.setattr(kernels, "RECORD", {"9.0": {"kernels": ["rotary"]}})
+    monkeypatch.setattr(gpus, "RECORD", {"9.0": {"kernels": ["rotary"]}})
     assert kernels.fits_kernel(x, x)
-    monkeypatch.setattr(kernels, "RECORD", {})
+    monkeypatch.setattr(gpus, "RECORD", {})
     monkeypatch.setattr(kernels, "FORCED", True)
     assert kernels.fits_kernel(x, x)
 

@@ -60,10 +60,10 @@ OWN = {
 """Files of the package or of the system, and such that are written."""
 USERS = {"spec.py:_of_file", "spec.py:_source", "spec.py:source_of"}
 """The code that a user named on the command line or in Python."""
-PROCESSES = {"lab/engines.py:_start", "lab/data/text.py:Corpus.read"}
+PROCESSES = {"lab/engines.py:_start", "lab/data/corpus_text.py:Corpus.read"}
 """What one process of a run sends another, in a folder that the user alone can read."""
 PLAIN = {
-    "cli/command.py:record", "cli/extend.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
+    "cli/command.py:record", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
     "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests", "lab/files.py:digest_of",
     "lab/store.py:Store.lock", "lab/vision/images.py:_read", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
@@ -135,9 +135,9 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
             if keyword.arg == "trust_remote_code":
                 assert keyword.value.value is False
     assert allowed == {
-        "analysis/model.py:random_model", "cli/analyze.py:Analyze._target", "cli/check.py:Check.run.make", "cli/compare.py:Compare.run",
-        "cli/compare.py:Compare.run.work", "cli/compare.py:Compare._read", "cli/compare.py:Compare.config",
-        "cli/compare.py:Compare.planned", "cli/conform.py:Conform.run", "encodings/catalogue.py:cite",
+        "analysis/model.py:random_model", "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check.run.make", "cli/compare_command.py:Compare.run",
+        "cli/compare_command.py:Compare.run.work", "cli/compare_command.py:Compare._read", "cli/compare_command.py:Compare.config",
+        "cli/compare_command.py:Compare.planned", "cli/conform_command.py:Conform.run", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
     }  # fmt: skip
     assert runs == {"spec.py:_of_file"}

@@ -112,7 +112,7 @@ def measured(folder):
 
 
 def test_the_command_and_its_config_give_the_same_numbers(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("posenc.cli.compare.make_engine", lambda *_, **__: create("here"))
+    monkeypatch.setattr("posenc.cli.compare_command.make_engine", lambda *_, **__: create("here"))
     one, two = tmp_path / "one", tmp_path / "two"
     assert cli.main(["compare", *FLAGS, "--encodings", "swin", "--seeds", "2", "--out", str(one)]) == 0
     shown = capsys.readouterr().out
