@@ -307,7 +307,7 @@ def ntk_mixed(head_dim: int, base: float, factor: float, exponent: float = 0.625
 
 
 def dynamic(head_dim: int, base: float, factor: float, original_max_positions: int, length: int) -> Vector:
-    """Dynamic NTK for texts of that length: NTK-aware by factor * length / original - (factor - 1), from the original
+    """Dynamic NTK for sequences of that length: NTK-aware by factor * length / original - (factor - 1), from the original
     length on (emozilla, reddit.com/r/LocalLLaMA 14mrgpr, 2023; transformers)."""
     times = max(length, original_max_positions) / original_max_positions
     return ntk(head_dim, base, factor * times - (factor - 1))

@@ -89,7 +89,7 @@ class Extension(ChangeReport):
 
     @property
     def expected(self) -> str:
-        """What to expect of texts that the model could read before, by construction."""
+        """What to expect within the context length that the model had before, by construction."""
         if self.exact_tokens >= self.trained_length:
             return f"outputs are unchanged up to {self.trained_length} tokens"
         if self.exact_tokens > 0:
@@ -235,7 +235,7 @@ def target_of(structure: ModelStructure, factor: float | None, target_length: in
     """The new length; None: not given.
 
     Raises:
-        InputError: both are given, or one that is shorter than the model reads already.
+        InputError: both are given, or one that is shorter than the model's context length.
     """
     if factor is not None and target_length is not None:
         raise InputError("give one of them", factor=factor, target_length=target_length)
