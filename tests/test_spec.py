@@ -161,7 +161,7 @@ def test_classes_of_files_and_modules_are_names(tmp_path, monkeypatch):
 
 
 def test_plain_names_import_nothing(monkeypatch):
-    monkeypatch.setattr(posenc.encodings, "load_object", None)
+    monkeypatch.setattr(posenc.encodings.create_encoding, "load_object", None)
     posenc.create("rope@rerope:window=4+alibi/none", head_dim=8, num_heads=2)
     assert "RoFormer" in posenc.cite("rope")
 

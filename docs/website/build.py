@@ -13,6 +13,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
+from posenc.report.html import asset
 from website import encodings, extensions, gallery, measured, predicted, reference, repository, story
 from website.keywords import keywords
 from website.markdown import OPENING, for_site, place, summary, title
@@ -118,6 +119,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    (pages / "website" / "sorting.js").write_text(asset("sorting.js"), encoding="utf-8")
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     config |= {"site_url": url.rstrip("/") + "/"} if url else {}
     config |= {"docs_dir": pages.name, "nav": navigation(placed(config["nav"]), generated, texts)}

@@ -257,6 +257,20 @@ def is_distributed(x: Tensor) -> bool:
     return hasattr(x, "placements") and hasattr(x, "device_mesh")
 
 
+def _in_onnx() -> bool:
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+
+
+# Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
+_in_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def refuse_in_onnx(name: str, what: str, other: str) -> None:
+    """Refuse to be exported to ONNX, before the exporter fails at an operator."""
+    if torch.compiler.is_compiling() and _in_onnx():
+        raise InputError(f"{name}: ONNX has no operator for {what}: use torch.export, or {other}")
+
+
 def refuse_distributed(**tensors: Tensor) -> None:
     """Refuse DTensors."""
     for name, x in tensors.items():

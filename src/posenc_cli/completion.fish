@@ -131,7 +131,7 @@ complete -c posenc -n '_shtab_posenc_using analyze' -l head-dim -x -d 'width of 
 complete -c posenc -n '_shtab_posenc_using analyze' -l steps -x -d 'training steps of a small model for what only a trained one shows (120 take a minute); 0: none'
 complete -c posenc -n '_shtab_posenc_using analyze' -l dtypes -x -d 'dtypes to measure rounding of the angles in (default: bfloat16 float16)'
 complete -c posenc -n '_shtab_posenc_using analyze' -l seed -x -d 'seed of random numbers (default: 0)'
-complete -c posenc -n '_shtab_posenc_using analyze' -l out -xka "(__fish_complete_directories)" -d 'also write the JSON and a page with figures, report.html, into this folder'
+complete -c posenc -n '_shtab_posenc_using analyze' -l out -xka "(__fish_complete_directories)" -d 'also write the JSON, a page with figures, report.html, its tables and its first figure into this folder'
 complete -c posenc -n '_shtab_posenc_using analyze' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'take settings from a .yaml or .toml file, as in learning_rate: 0.1; flags take precedence'
 complete -c posenc -n '_shtab_posenc_using analyze' -l print-config -d 'print all settings as YAML, presets resolved, and do nothing else'
 complete -c posenc -n '_shtab_posenc_using analyze' -l json -d 'print the results as JSON'

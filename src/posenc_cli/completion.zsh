@@ -46,7 +46,7 @@ _shtab_posenc_analyze_options=(
   "--steps[training steps of a small model for what only a trained one shows (120 take a minute)\; 0\: none]:N:"
   "--dtypes[dtypes to measure rounding of the angles in (default\: bfloat16 float16)]:DTYPE:"
   "--seed[seed of random numbers (default\: 0)]:N:"
-  "--out[also write the JSON and a page with figures, report.html, into this folder]:DIR:_files -/"
+  "--out[also write the JSON, a page with figures, report.html, its tables and its first figure into this folder]:DIR:_files -/"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
   "--print-config[print all settings as YAML, presets resolved, and do nothing else]"
   "--json[print the results as JSON]"

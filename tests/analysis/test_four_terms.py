@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 import posenc
 from posenc.analysis import four_terms
 from posenc.analysis.model import tables
-from posenc.analysis.terms import first_layer
+from posenc.analysis.score_terms import first_layer
 from posenc.errors import InputError
 from posenc.transformer import Transformer, TransformerConfig
 from references import minilm

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.analysis import phase_error
-from posenc.analysis.precision import CAUSES
+from posenc.analysis.phase_errors import CAUSES
 from posenc.encodings import Rotary, Sinusoidal
 from posenc.errors import InputError
 

@@ -52,7 +52,7 @@ def test_a_bug_of_ours_is_not_hidden(monkeypatch):
     def fail(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("posenc.cli.listing.List.run", fail)
+    monkeypatch.setattr("posenc.cli.list_command.List.run", fail)
     monkeypatch.setattr("posenc.cli.commands.users_line", lambda error: None)  # this file is not installed
     with pytest.raises(KeyError):
         cli.main(["list"])

@@ -14,14 +14,14 @@ from posenc.analysis.digits import DIGITS
 from posenc.analysis.expansion import EXPANSION
 from posenc.analysis.finding import AnalysisQuestion, Finding, Picture
 from posenc.analysis.geometry import KERNEL, SHIFT, SPECTRUM
-from posenc.analysis.precision import PRECISION
+from posenc.analysis.phase_errors import PRECISION
 from posenc.analysis.properties import PROPERTIES
+from posenc.analysis.score_terms import FOUR_TERMS
 from posenc.analysis.scores import BIAS, ROTATION, SCORES
 from posenc.analysis.subspaces import SUBSPACES, SUM
 from posenc.analysis.survival import SURVIVAL
 from posenc.analysis.symmetry import SYMMETRY, TWINS
 from posenc.analysis.target import MEASURED, Target, target_of
-from posenc.analysis.terms import FOUR_TERMS
 from posenc.errors import InputError, as_json, located
 
 QUESTIONS: dict[str, AnalysisQuestion] = {

@@ -2,6 +2,7 @@
 """What an encoding may add to the attention scores, as structures (structures.py) that reduce to a few kinds of terms (terms.py)."""
 
 from posenc.bias.structures import (
+    Added,
     Dense,
     Factored,
     KeyRelative,
@@ -25,6 +26,7 @@ from posenc.bias.structures import (
 )
 
 __all__ = [
+    "Added",
     "Dense",
     "Factored",
     "KeyRelative",

@@ -9,20 +9,20 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
-from posenc.cli.analyze import Analyze
-from posenc.cli.bench import Bench
-from posenc.cli.check import Check
+from posenc.cli.analyze_command import Analyze
+from posenc.cli.bench_command import Bench
+from posenc.cli.check_command import Check
 from posenc.cli.command import Command, parse, with_flags
 from posenc.cli.common import one_line, remove_empty_dirs
-from posenc.cli.compare import Compare
-from posenc.cli.conform import Conform
-from posenc.cli.diff import Diff
-from posenc.cli.doctor import Doctor
-from posenc.cli.eval import Eval
-from posenc.cli.explore import Explore
-from posenc.cli.extend import Extend
-from posenc.cli.listing import Cite, List
-from posenc.cli.predict import Predict
+from posenc.cli.compare_command import Compare
+from posenc.cli.conform_command import Conform
+from posenc.cli.diff_command import Diff
+from posenc.cli.doctor_command import Doctor
+from posenc.cli.eval_command import Eval
+from posenc.cli.explore_command import Explore
+from posenc.cli.extend_command import Extend
+from posenc.cli.list_command import Cite, List
+from posenc.cli.predict_command import Predict
 from posenc.errors import TRACEBACK, InputError, located, users_line
 from posenc.stopping import terminable
 from posenc_cli.answers import DONE, FAILED, USAGE, answer, output_failed, prepare_streams

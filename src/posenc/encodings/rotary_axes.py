@@ -132,6 +132,8 @@ class AxialRotary(AxesRotary):
         they depend on the size of the image, as `Positions.grid` knows it, or else on that of all tokens (of the
         packed document), which must then be there and have no negative coordinate.
     start: coordinate of the first patch. It matters only next to tokens without a place.
+    channels: which channels an axis has: "blocks" of pairs, one after the other; "turns", a pair of each in turn (Lumina-Next);
+        "apart", blocks of channels, of which each has its own pairs in the layout (Allegro; the same as blocks if interleaved).
 
     FLUX: sections=(8, 28, 28), rope_theta=10000, x_first=False; docs/vision-grid.md has the arguments of other models.
     Coordinates may be fractional or negative. Tokens without a place, such as [CLS], are not rotated. Raises InputError for
@@ -161,10 +163,14 @@ class AxialRotary(AxesRotary):
     x_first: bool = True
     centred: bool = False
     start: float = 0.0
+    channels: str = "blocks"
 
     def setup(self) -> None:
         super().setup()
         self._check_sections()
+        check_word("channels", self.channels, ("blocks", "turns", "apart"))
+        if self.channels == "turns" and len(set(self.pairs)) > 1:
+            raise InputError("give every axis as many pairs", channels="turns", sections=self.sections)
         check_word("ladder", self.ladder, ("axis", "head", "dealt"))
         if isinstance(self.rope_theta, Sequence):
             self.rope_theta = tuple(self.rope_theta)
@@ -250,7 +256,18 @@ class AxialRotary(AxesRotary):
         else:
             ladder = ladders[0] if self.ladder == "head" else ladders[0].unflatten(0, (-1, self.axes)).mT.flatten()
         axis = torch.tensor(order, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
-        return {"frequency": ladder[:, None] * one_hot(axis, self.axes)}
+        vectors = ladder[:, None] * one_hot(axis, self.axes)
+        return {"frequency": in_turn(vectors, self.axes) if self.channels == "turns" else vectors}
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+        if self.channels != "apart" or self.layout == "interleaved":
+            return super().turn(x, cos, sin, inplace)
+        sizes = self.pairs[:: -1 if self.x_first else 1]
+        blocks = zip(
+            x.split([2 * pairs for pairs in sizes], -1), cos.split(sizes, -1), sin.split(sizes, -1), strict=True
+        )
+        turned = [rotary(*block, layout="half", inplace=inplace) for block in blocks]
+        return x if inplace else torch.cat(turned, -1)
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         q, k = super().coordinates(positions)
@@ -275,6 +292,11 @@ class AxialRotary(AxesRotary):
                 )
         centred = _centred(q, extents(q, full.q_document))
         return positions.local(centred), centred[:, : positions.num_keys]
+
+
+def in_turn(blocks: Tensor, count: int) -> Tensor:
+    """The entries of so many blocks of equal size, one of each in turn."""
+    return blocks.unflatten(0, (count, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def _centred(coordinates: Tensor, size: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from posenc.encodings import T5, Rotary
 from posenc.errors import InputError, check_value, listed
 from posenc.functional import t5_bucket
 from posenc.lab.data import Corpus, Text, TextBatch, draw, inside_documents, load, window_ends
+from posenc.lab.data.corpus_text import HELD_OUT
 from posenc.lab.data.load_text import DATA_TOKENS
-from posenc.lab.data.text import HELD_OUT
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
 from posenc.lab.experiment import LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant

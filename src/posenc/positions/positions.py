@@ -332,7 +332,7 @@ class Positions:
         """A prefix that sees itself in both directions, and causal tokens after it (Raffel et al. 2020, section 3.2.1).
 
         prefix_lengths: tokens of the prefix, an int or one for each row, (batch,). n, offset: as in `arange`; a prefix is
-        read in one call. With padding or packed documents: `with_prefix`.
+        passed in one call. With padding or packed documents: `with_prefix`.
 
         Raises:
             InputError: what `arange` and `with_prefix` refuse.
@@ -554,7 +554,7 @@ class Positions:
 
         Raises:
             InputError: another shape, lengths below 0 or above the tokens there are, queries that begin inside the prefix
-                (with a cache, the prefix is read in one call), or a shard, which is made of positions with a prefix.
+                (with a cache, the prefix is passed in one call), or a shard, which is made of positions with a prefix.
         """
         if self.sharding is not None or self.full_keys is not None:
             raise InputError("a prefix is for all keys of a sequence: call with_prefix before shard or keys")

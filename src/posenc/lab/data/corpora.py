@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.lab.data.text import HELD_OUT
+from posenc.lab.data.corpus_text import HELD_OUT
 
 BLOCK = 64
 """Bytes that two texts have in common for that to be a copy."""

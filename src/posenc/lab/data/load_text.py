@@ -6,8 +6,8 @@ from torch import Tensor
 
 from posenc.errors import InputError
 from posenc.lab.data.corpora import CORPORA, split
+from posenc.lab.data.corpus_text import Corpus, Text, TextBatch, draw, inside_documents, window_ends
 from posenc.lab.data.sources import documents
-from posenc.lab.data.text import Corpus, Text, TextBatch, draw, inside_documents, window_ends
 from posenc.lab.data.tokens import build
 
 __all__ = [

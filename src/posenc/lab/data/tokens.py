@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from posenc.errors import InputError, first_line
+from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
 from posenc.lab.data.sources import Document
-from posenc.lab.data.text import HELD_OUT, Corpus, Text
 from posenc.scratch import scratch
 
 BYTES, LARGEST = 256, 1_000_000

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.lab.data.text import IGNORED
+from posenc.lab.data.corpus_text import IGNORED
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
 from posenc.lab.records import Aggregate, level, share
