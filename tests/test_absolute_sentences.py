@@ -56,7 +56,7 @@ SECURITY = {
     "in all at most 2 times the numbers in its files": "hostile/test_trust.py::test_the_bounds_that_security_states_are_those_of_the_code",
     "no deeper than Python's recursion limit": "hostile/test_trust.py::test_nesting_is_bounded",
     "anybody who can reach it can run code": PLAIN,  # a warning, no promise
-    "A fault in any of these": PLAIN,
+    "A fault in any of the above": PLAIN,
 }
 ATTENTION = {
     "with any encoding": "test_conformance.py::test_every_encoding_conforms",
