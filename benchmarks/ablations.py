@@ -28,7 +28,8 @@ from posenc.lab.archive import archived
 from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.experiment import TEN, Run
 from posenc.lab.machine import describe, flushed_denormals
-from posenc.lab.results import RunRecord, collect, level
+from posenc.lab.records import RunRecord, level
+from posenc.lab.results import collect
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.store import Store, Stored
 from posenc.lab.study import versions

@@ -24,7 +24,7 @@ from posenc.lab.compare import Comparison, ComparisonStudy
 from posenc.lab.engines import Tick, create
 from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.lab.study import Study, run
 from posenc.lab.synthetic.tasks import TASKS

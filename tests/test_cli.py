@@ -109,7 +109,7 @@ def test_help_and_version(capsys):
 
 
 def test_the_version_does_without_torch():
-    code = "import sys; from posenc_cli import main; assert main() == 0; print('torch' in sys.modules)"
+    code = "import sys; from posenc_cli.program import main; assert main() == 0; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"posenc {posenc.__version__}\nFalse\n"
 

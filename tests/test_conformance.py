@@ -36,7 +36,9 @@ VARIANTS = ["sinusoidal:merge=concat", "sinusoidal:merge=multiply:layout=concat"
             "carope+rope@rerope:window=3", "carope/none", "path:conv_size=0:rank=none+rope", "rope/wall+alibi", "stick_breaking:remainder=true:attend_current=true+rope", "projected_relative:extent=3:profiles=2", "rope+grape_a:unit=false", "rope+dape:kind=fire", "dape:kind=alibi", "rope+selective_attention:rope_theta=10000", "rope+rove:rotary_dim=0.5:trailing=true:layout=interleaved+prefix_kv", "rope+rove/alibi", "head_rope:layout=interleaved:schedules=anti_periodic\\:original_max_positions=40|default"]  # fmt: skip
 
 
-SLOW_OF_VARIANTS = ("backends_agree", "calls_are_independent")
+SEQUENCES = "calls_are_independent"
+"""What conformance/test_sequences.py has of it is fast."""
+OF_VARIANTS = [check for check in CHECKS if check not in (*SLOW, SEQUENCES, "backends_agree")]
 
 
 @pytest.fixture(autouse=True)
@@ -60,16 +62,18 @@ def conforms(name, checks):
 
 @pytest.mark.parametrize("name", posenc.ENCODINGS)
 def test_every_encoding_conforms(name):
-    conforms(name, [check for check in CHECKS if check not in SLOW])
+    conforms(name, [check for check in CHECKS if check not in (*SLOW, SEQUENCES)])
 
 
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2))])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_conforms(name):
-    conforms(name, [check for check in CHECKS if check not in (*SLOW, *SLOW_OF_VARIANTS)])
+def test_every_variant_conforms(name, turn):
+    """To a third of the checks in turn, so that every variant and every check has its share."""
+    conforms(name, OF_VARIANTS[(VARIANTS.index(name) + turn) % 3 :: 3])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", SLOW)
+@pytest.mark.parametrize("check", [*SLOW, SEQUENCES])
 @pytest.mark.parametrize("name", [*posenc.ENCODINGS, *VARIANTS])
 def test_what_takes_long_conforms(name, check):
     conforms(name, [check])
@@ -77,8 +81,8 @@ def test_what_takes_long_conforms(name, check):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_backend_and_sequence_of_variants_conforms(name):
-    conforms(name, SLOW_OF_VARIANTS)
+def test_every_backend_of_variants_conforms(name):
+    conforms(name, ["backends_agree"])
 
 
 def test_what_has_places_in_an_image():

@@ -16,7 +16,7 @@ import torch
 
 import posenc
 from posenc import Positions
-from posenc.backends import fused, sdpa, triton
+from posenc.backends import fused, gpus, sdpa
 from posenc.conformance import conform, kinds
 from posenc.encodings import ENCODINGS
 from posenc.lab import data
@@ -284,7 +284,7 @@ def attention():
         f"take {between(calls[128], '{:.1f}')} times as long as PyTorch's attention with 128 cached keys, and "
         f"{between(calls[1024], '{:.1f}')} times with 1024"
     )
-    assert triton.RECORD == {}
+    assert gpus.RECORD == {}
     yield "found them right and faster, none so far"
 
 
@@ -297,16 +297,16 @@ LARGER = slice(2, None)
 
 
 def accuracy(task, name, key="accuracy"):
-    (variant,) = (each for each in VISION[task]["arms"] if each["name"] == name)
+    (variant,) = (each for each in VISION[task]["variants"] if each["name"] == name)
     return [100 * each[key]["mean"] for each in variant["sizes"] if each.get(key)]
 
 
 def vision_lab():
     s, run = ImageSettings(), VISION["places"]["settings"]
-    yield f"{len(VISION['places']['arms'][0]['seeds'])} seeds and {run['steps']} steps, with 95 % intervals"
+    yield f"{len(VISION['places']['variants'][0]['seeds'])} seeds and {run['steps']} steps, with 95 % intervals"
     yield f"tests it at {run['test_sizes'][0]} to {run['test_sizes'][-1]}"
-    learned = [each["name"] for each in VISION["places"]["arms"] if accuracy("places", each["name"])[1] > 90]
-    rest = {each["name"].partition(" + ")[0] for each in VISION["places"]["arms"]} - {
+    learned = [each["name"] for each in VISION["places"]["variants"] if accuracy("places", each["name"])[1] > 90]
+    rest = {each["name"].partition(" + ")[0] for each in VISION["places"]["variants"]} - {
         n.partition(" + ")[0] for n in learned
     }
     assert rest == {"none", "grid_alibi"}
@@ -400,7 +400,7 @@ def gpu():
     assert PRESETS["gpu"].seeds == 2
     yield "makes that comparison with two seeds"
     yield f"so at most {100 * 5 / 7:.0f} % of the peak is useful"
-    assert triton.RECORD == {}
+    assert gpus.RECORD == {}
     yield "**Nothing here has run on a GPU yet.**"
 
 
@@ -532,14 +532,14 @@ def test_all_but_one_encoding_take_linear_memory_with_a_cache():
     """docs/attention.md: a step with a KV cache of N tokens."""
     for name in ENCODINGS:
         more = {"shared": False} if name == "deberta_v2" else {}
-        encoding = posenc.create(name, head_dim=32, dim=64, num_heads=2, max_positions=8192, **more)
+        encoding = posenc.create(name, head_dim=32, dim=64, num_heads=2, max_positions=2048, **more)
         size = []
-        for n in (4096, 8192):
+        for n in (1024, 2048):  # one query's scores are never cut into blocks
             k, x = torch.zeros(1, 2, n, 32), torch.zeros(1, n, 64)
             gates = k[:, :1] if name == "selective_attention" else posenc.encoding.gates_of(encoding, x)
             positions = Positions.arange(1, n - 1, causal=True)
             size.append(posenc.explain(k[:, :, :1], k, k, encoding, positions, gates=gates).extra_bytes)
-        assert size[1] <= 2.5 * size[0] + 2**20, name
+        assert size[1] <= 2.5 * size[0] + 2**18, name
 
 
 def test_what_both_scores_of_ruler_are():

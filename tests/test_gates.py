@@ -94,7 +94,7 @@ def made(name: str, c: TransformerConfig = CONFIG) -> Encoding:
 NAMES = pytest.mark.parametrize("name", ["one", "two", "per layer"])
 
 
-@NAMES
+@pytest.mark.parametrize("name", [pytest.param("one", marks=pytest.mark.slow), "two", "per layer"])
 def test_conformance(name):
     """Full, cached, ragged, padded, packed, generated, sharded, in every backend, with gradients."""
     report = check(partial(made, name), slow=False)
@@ -240,7 +240,7 @@ def two_gates(f=None, t=None):
 
 
 REFUSED = {
-    "none": (lambda: bad(None), "gates=0 tensors, sum makes 2: pass gates=posenc.encoding.gates_of"),
+    "none": (lambda: bad(None), "gates: 0 tensors, sum makes 2: pass gates=posenc.encoding.gates_of"),
     "one of two": (lambda: bad(torch.zeros(2, HEADS, N, 1)), "gates=1 tensors, sum makes 2"),
     "of an encoding without": (lambda: bad(torch.zeros(2, 1, N, 1), Rotary(WIDTH)), "gates=1 tensors, rope makes 0"),
     "of no encoding": (lambda: bad(torch.zeros(2, 1, N, 1), posenc.NoPE()), "gates=1 tensors, none makes 0"),
@@ -259,7 +259,7 @@ REFUSED = {
     "linear attention": (
         lambda: posenc.linear_attention(*call()[:3], Temperate(DIM, KV), causal=True), "gates=0 tensors, Temperate makes 1"
     ),
-    "explain": (lambda: posenc.explain(*call()[:3], made("one"), causal=True), "gates=0 tensors, sum makes 1"),
+    "explain": (lambda: posenc.explain(*call()[:3], made("one"), causal=True), "gates: 0 tensors, sum makes 1"),
     "a transformers model": (
         lambda: combined(Rotary(4), Forgetting(DIM, HEADS)), "Forgetting: makes gates of a layer's input, which a transformers"
     ),

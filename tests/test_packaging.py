@@ -135,6 +135,8 @@ import sys, torch
 torchs = set(sys.modules)
 import posenc
 print(*sorted(set(sys.modules) - torchs))
+posenc.extend
+assert "transformers" not in sys.modules
 import posenc.cli, posenc.conformance
 from posenc import *
 """

@@ -132,8 +132,14 @@ def test_flex_is_the_formula(name, options):
     is_the_formula(name, options, "flex", ["plain", "left padded, one query"])
 
 
-@EVERY
-@pytest.mark.parametrize("layout", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "options", "layout"),
+    [
+        pytest.param(*option, layout, marks=pytest.mark.slow if (at + turn) % 3 else ())
+        for at, option in enumerate(OPTIONS)
+        for turn, layout in enumerate(WHOLE)
+    ],
+)
 def test_gradients_are_the_formulas(name, options, layout):
     if layout == "starts late" and MAPS[name](**options).branches[0].most is not None:
         pytest.skip("log-n takes the first tokens, which a map keeps visible, to be there")

@@ -15,9 +15,9 @@ from posenc.bias import (
     RunningSum,
     SoftCap,
     Values,
-    rows_at,
     terms,
 )
+from posenc.bias.structures import rows_at
 from posenc.bias.terms import ColumnRun, KernelInputs, Tile, runs, skew
 from posenc.functional import deberta_bucket
 from posenc.positions.visibility import grid_indices

@@ -203,7 +203,7 @@ class Tiles(Stage):
         ]
 
     def measure(self, case: Case, dry: bool) -> dict[str, Any]:
-        from posenc.backends.triton import RECORD
+        from posenc.backends.gpus import RECORD
         from posenc.backends.triton_kernels import TILES, Tiles
 
         RECORD.clear()  # its tiles would come before these

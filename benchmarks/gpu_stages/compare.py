@@ -12,7 +12,7 @@ from gpu_stages.timing import device, markdown
 from posenc.lab.data import Corpus
 from posenc.lab.experiment import Execution, Run
 from posenc.lab.measure import measure
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.text import PRESETS, Settings
 
 SIZES = {"30M": PRESETS["gpu"].settings, "120M": PRESETS["gpu"].settings.changed(dim=1024, num_heads=16)}
@@ -52,5 +52,5 @@ class Compare(Stage):
 
 def _losses(record: RunRecord, settings: Settings) -> dict[int, float]:
     """By factor: nats per byte, the mean over the passages."""
-    trained = next(scores for scores in record.arms if scores.trained)
+    trained = next(scores for scores in record.variants if scores.trained)
     return {f: sum(trained.paired[str(f)]) / len(trained.paired[str(f)]) for f in settings.factors}

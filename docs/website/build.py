@@ -13,7 +13,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
-from website import encodings, extensions, measured, predicted, reference, repository, story
+from posenc.report.html import asset
+from website import encodings, extensions, gallery, measured, predicted, reference, repository, story
 from website.keywords import keywords
 from website.markdown import OPENING, for_site, place, summary, title
 from website.narrow import marked
@@ -78,9 +79,12 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     for path in DOCS.rglob("*.md"):
         texts[str(place(path))] = for_site(path.read_text(encoding="utf-8"), path)
     texts["benchmarks/encodings.md"] = encodings.linked(texts["benchmarks/encodings.md"])
-    for opening in OPENING:
-        where = str(place(DOCS / opening))
+    for where in OPENING.values():
         texts[where] = extensions.linked(texts[where])
+    for language, where in {"en": OPENING["encodings.md"], "zh": OPENING["encodings.zh.md"]}.items():
+        drawn = gallery.gallery(language) if wanted("encodings/index") else ""
+        texts[where] = texts[where].replace(f"<!-- gallery: {language} -->", drawn)
+        texts[where] = texts[where].replace("<!-- symbols -->", encodings.symbols())
     for name, link in {
         "explore.md": "[The explorer](explorer.html)",
         "predict.md": "[Let the models predict](predictor.html)",
@@ -106,7 +110,8 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         f"leaderboard/{name}": text.replace("<main>", back, 1)
         for name, text in measured.leaderboard(encodings.titled).items()
     }
-    for name, text in (predicted.files() | story.files() | reports).items():
+    scripts = {f"encodings/{gallery.SCRIPT}": gallery.script()} if wanted("encodings/index") else {}
+    for name, text in (predicted.files() | story.files() | reports | scripts).items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
     card(pages / "card.png")
@@ -114,6 +119,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    (pages / "website" / "sorting.js").write_text(asset("sorting.js"), encoding="utf-8")
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     config |= {"site_url": url.rstrip("/") + "/"} if url else {}
     config |= {"docs_dir": pages.name, "nav": navigation(placed(config["nav"]), generated, texts)}
@@ -150,7 +156,7 @@ def _cards(pages: Path, texts: Iterable[str]) -> dict[str, str]:
         if Path(name).stem in encodings.PAGES and "encodings/" in name
     }
     for name, where in found.items():
-        card_of(Path(name).stem, encodings.TITLES[Path(name).stem], pages / where)
+        card_of(Path(name).stem, encodings.title_of(Path(name).stem), pages / where)
     return found
 
 

@@ -12,16 +12,15 @@ from typing import Any
 
 from posenc.cli import COMMANDS
 from posenc.encodings import ENCODINGS
-from posenc.encodings.catalogue import cite, pattern_rows, rows
+from posenc.encodings.catalogue import FAMILIES, cite, pattern_rows, rows
 from posenc.encodings.patterns import PATTERNS
 from posenc.errors import summary
 from posenc.frequencies import SCHEDULES, options_of, schedules
 from posenc.position_maps import FORMULAS, MAPS
 from posenc.pretrained.methods import METHODS
 from posenc.tasks import TASKS
-from posenc_cli import SHELLS
+from posenc_cli.answers import SHELLS
 from posenc_cli.arguments import Described, Known, build
-from website.encodings import FAMILIES, TITLES, family
 from website.extensions import MAP_PAGES, SCHEDULE_PAGES
 from website.keywords import ALIASES, CHINESE
 from website.page import ROOT
@@ -46,7 +45,7 @@ def known() -> Known:
     from posenc.conformance.kinds import KINDS
     from posenc.lab.bench.cases import CASES
     from posenc.lab.compare import EXPERIMENTS
-    from posenc.pretrained.extend import CHOSEN
+    from posenc.lab.evals.chosen import CHOSEN
 
     return {
         "encoding": [*ENCODINGS, *PATTERNS],
@@ -70,12 +69,12 @@ def listing() -> dict[str, list[dict[str, Any]]]:
 
     def titled(row: dict[str, Any]) -> dict[str, Any]:
         name = row.pop("name")
-        of_encoding = {"family": family(ENCODINGS[name])} if name in ENCODINGS else {}
+        title, of_encoding = row.pop("title"), {"family": FAMILIES[row.pop("family")][0]} if "family" in row else {}
         also = ", ".join(filter(None, (ALIASES.get(name), CHINESE.get(name))))
-        return {"name": name, "title": TITLES[name], **of_encoding, "also": also} | row
+        return {"name": name, "title": title, **of_encoding, "also": also} | row
 
     return {
-        "encodings": sorted(map(titled, rows()), key=lambda row: list(FAMILIES).index(row["family"])),
+        "encodings": list(map(titled, sorted(rows(), key=lambda row: list(FAMILIES).index(row["family"])))),
         "patterns": list(map(titled, pattern_rows())),
         "schedules": [row(n, SCHEDULE_PAGES[n][0], schedule, options_of(n), schedules.FORMULAS[n]) for n, schedule in SCHEDULES.items()],
         "position_maps": [row(n, MAP_PAGES[n][0], made, signature(made).parameters, FORMULAS[n]) for n, made in MAPS.items()],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page for each encoding, made of what its class declares and says, and the overview of all."""
+"""A page for each encoding, made of what its class declares and says."""
 
 import inspect
 import re
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 import posenc
+from posenc.attention import Explanation
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS
-from posenc.encodings.catalogue import SHAPE, rows
+from posenc.encodings.catalogue import FAMILIES, SHAPE, rows
+from posenc.encodings.patterns import PATTERNS
 from posenc.spec import parse
 from website.measured import accuracy, beside, chapters, mentions, parity, speed
 from website.page import Page, described, explorer, formula, formulas, papers_of, plain, signature, table
@@ -21,16 +23,6 @@ from website.pictures import figures, has_grid, of_input, pictures, says
 from website.snippets import NEEDED, snippet
 from website.trained import OF_IMAGES
 
-FAMILIES = {
-    "On the input": "The encoding is combined with each token's vector before the first layer.",
-    "On queries and keys": "Queries and keys are transformed by their positions before their product.",
-    "On the scores": "A bias is added to the score of each query and key, or the score is another product of them.",
-    "On the values": "Values are transformed by their positions, and the output by that of its query.",
-    "On the keys": "Fewer tokens are visible to a query, or more keys than those of the tokens.",
-    "On positions": "Positions are changed in training, for use with any other encoding.",
-    "On the softmax": "The softmax's denominator or temperature depends on position or length, or something else takes its place.",
-}
-"""Where an encoding acts, and what that means."""
 SYMBOLS = {
     r"i, j": "positions of the query and of the key; on a grid (y, x)",
     r"x_i, p_i": "the input of the first layer at position i, and its code",
@@ -45,66 +37,26 @@ SYMBOLS = {
     r"[a; b], \odot, \sigma": "one after the other, channel by channel, and the logistic function",
 }
 """Of the formulas; other letters are arguments of the class."""
+COUNT, SIDE = 2048, 14
+"""Tokens of the text, and patches along a side of the image, for which costs are counted."""
 PAGES = {name: f"{name}.md" for name in ENCODINGS}
-TITLES = {
-    "none": "no positional encoding (NoPE)", "normalized": "position scaled to 0 .. 1", "integer": "the position itself",
-    "binary": "binary digits", "sinusoidal": "sinusoidal encoding, sines and cosines", "learned": "learned position embeddings",
-    "hierarchical": "extended learned table", "multiplicative": "multiplied position", "complex_order": "complex word order",
-    "axial_table": "axial learned table", "grid_table": "learned 2D table of patches", "grid_sinusoidal": "2D sinusoidal encoding",
-    "floater": "FLOATER, a neural ODE", "rope": "rotary position embedding (RoPE)", "p_rope": "partial RoPE (p-RoPE)",
-    "decoupled_rope": "decoupled RoPE of latent attention", "xpos": "xPos, RoPE with decay", "head_rope": "RoPE by head",
-    "learned_rope": "RoPE with learned frequencies", "fope": "Fourier position embedding", "rope_pp": "RoPE++",
-    "axial_rope": "axial RoPE, 2D RoPE", "m_rope": "multimodal RoPE (M-RoPE)", "mixed_rope": "mixed 2D RoPE",
-    "liere": "LieRE, learned rotations", "comrope": "ComRoPE, commuting rotations", "cayley_string": "Cayley-STRING",
-    "pope": "PoPE, polar coordinates", "selective_rope": "Selective RoPE", "mamba3_rope": "the rotation of Mamba-3",
-    "carope": "context-aware RoPE", "rove": "rotated values", "shaw": "Shaw's relative position vectors",
-    "transformer_xl": "Transformer-XL's relative scores", "xlnet": "XLNet's relative scores", "tupe": "untied positions (TUPE-A)",
-    "tupe_r": "untied positions with T5's bias (TUPE-R)", "deberta": "disentangled attention (DeBERTa)",
-    "deberta_v2": "disentangled attention (DeBERTa v2, v3)", "projected_relative": "projected relative bias",
-    "grape_a": "GRAPE, ALiBi gated by keys", "dape": "DAPE, bias adapted to content",
-    "selective_attention": "selective attention", "wall": "decay by channel", "path": "PaTH, Householder products",
-    "t5": "T5's relative position bias", "sines": "learned sine bias", "alibi": "attention with linear biases (ALiBi)",
-    "kerple": "KERPLE, learned decay", "sandwich": "Sandwich, products of sines",
-    "fire": "FIRE, a learned function of distance", "cope": "contextual position (CoPE)", "fox": "forget gates (FoX)",
-    "swin": "Swin's relative position bias", "beit": "BEiT's relative position bias", "swin_v2": "Swin v2's continuous position bias",
-    "grid_alibi": "2D ALiBi", "shape": "shifted positions (SHAPE)", "cape": "continuous augmented positions (CAPE)",
-    "randomized": "randomized positions", "pose": "skipped positions (PoSE)", "softmax_n": "attention sink without a token (softmax_1)",
-    "sink": "learned attention sink", "log_n": "log-n scaling", "temperature": "attention temperature",
-    "step_temperature": "temperature in steps", "stick_breaking": "stick-breaking attention",
-    "window": "sliding window", "chunks": "chunked attention", "prefix_kv": "learned prefix of keys and values",
-    "rope_nope": "RoPE, some layers without positions", "local_nope": "RoPE in windows, some layers without positions",
-    "irope": "RoPE in chunks, some layers without positions", "local_rope": "RoPE in windows, some layers without",
-    "local_p_rope": "RoPE in windows, some layers with partial RoPE", "partial_rope": "RoPE on a quarter of the channels",
-}  # fmt: skip
-"""What each encoding and pattern of layers is called."""
 
 
 def pages(wanted: Callable[[str], bool] = lambda path: True) -> list[Page]:
-    """The overview, and every encoding's page by family. wanted: whether the page at a path is."""
+    """Every encoding's page by family. wanted: whether the page at a path is."""
     order = list(FAMILIES)
-    names = sorted(ENCODINGS, key=lambda name: order.index(family(ENCODINGS[name])))
-    return [_overview(), *(_page(name) for name in names if wanted(f"encodings/{name}"))]
+    names = sorted(ENCODINGS, key=lambda name: order.index(declared()[name]["family"]))
+    return [_page(name) for name in names if wanted(f"encodings/{name}")]
 
 
 def titled(text: str) -> str:
     """What an encoding's text is called: of a sum, its parts."""
-    return " + ".join(TITLES[term.name] for term in parse(text).terms)
+    return " + ".join(title_of(term.name) for term in parse(text).terms)
 
 
-def family(cls: type[Encoding]) -> str:
-    """Which of the families an encoding belongs to; one that acts nowhere is with those of the input."""
-    sites = cls.sites()
-    if "augment" in sites:
-        return "On positions"
-    if "restrict" in sites or "prefix_kv" in sites:
-        return "On the keys"
-    if "sink" in sites or "modify" in sites or cls.rotates_last:
-        return "On the softmax"
-    if "embed" in sites or not sites:
-        return "On the input"
-    if sites == ("rotate_values",):
-        return "On the values"
-    return "On the scores" if {"bias", "scores"} & set(sites) else "On queries and keys"
+def title_of(name: str) -> str:
+    """What an encoding or a pattern of layers is called."""
+    return (PATTERNS if name in PATTERNS else ENCODINGS)[name].title
 
 
 def linked(text: str) -> str:
@@ -119,34 +71,9 @@ def declared() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows()}
 
 
-def _overview() -> Page:
-    known = declared()
-    parts = [
-        "# The encodings",
-        f"{len(known)} encodings, by where they act. Each page has the formula, a picture, measurements, code that runs, "
-        "and the source. Sums and different encodings per layer are created by "
-        "[`posenc.create`](../reference/posenc.md). [The checks that each passes](../benchmarks/encodings.md) are in one table.",
-    ]
-    for title, about in FAMILIES.items():
-        own = [row for name, row in known.items() if family(ENCODINGS[name]) == title]
-        cells = [
-            (f"[`{row['name']}`]({row['name']}.md)", plain(row["summary"].rstrip(".")), "yes" if row["learned"] else "no",
-             plain(row["extrapolates"]))
-            for row in own
-        ]  # fmt: skip
-        parts += [
-            f"## {title}",
-            about,
-            table(("name", "what it is", "learned", "past the training length, according to its source"), cells),
-        ]
-    symbols = table(("symbol", "meaning"), ((formula(latex), meaning) for latex, meaning in SYMBOLS.items()))
-    return Page(
-        "encodings/index.md",
-        "Encodings",
-        "\n\n".join(
-            [*parts, "## Symbols", symbols, "Other letters are arguments of the class, by their first letter.", ""]
-        ),
-    )
+def symbols() -> str:
+    """The letters of the formulas, as a table."""
+    return table(("symbol", "meaning"), ((formula(latex), meaning) for latex, meaning in SYMBOLS.items()))
 
 
 def _page(name: str) -> Page:
@@ -159,7 +86,7 @@ def _page(name: str) -> Page:
     ]
     links += [f"[API][{cls.__module__}.{cls.__qualname__}]", "[Source code](#source-code)"]
     parts = [
-        f"# `{name}`: {TITLES[name]}",
+        f"# `{name}`: {cls.title}",
         _prose(lead, cls),
         " · ".join(filter(None, links)) + "\n{ .links }",
         "## When to use it",
@@ -191,8 +118,8 @@ def _page(name: str) -> Page:
         _source(cls),
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
-    about = f"{TITLES[name]}: {' '.join(lead.split())}"
-    return Page(f"encodings/{name}.md", name, text, family(cls), about)
+    about = f"{cls.title}: {' '.join(lead.split())}"
+    return Page(f"encodings/{name}.md", name, text, FAMILIES[declared()[name]["family"]][0], about)
 
 
 def _models(cls: type[Encoding]) -> str:
@@ -244,37 +171,49 @@ def _linked(text: str) -> str:
 
 def _cost(name: str) -> str:
     """What it learns and caches, and the memory of attention with it, in a model of some size, as a list."""
-    cls, images, count = ENCODINGS[name], has_grid(name), 2048
-    shape: dict[str, Any] = {"dim": 512, "num_heads": 8, "head_dim": 64, "causal": True, "max_positions": count}
-    if images:
-        count = 14 * 14
-        shape |= {"max_positions": None, "grid": (14, 14)}
+    cls, images = ENCODINGS[name], has_grid(name)
+    shape, found = _shape(name), explained(name)
     encoding, deeper = (posenc.create(NEEDED.get(name, name), num_layers=layers, **shape) for layers in (1, 2))
     numbers, more = (sum(each.numel() for each in made.parameters()) for made in (encoding, deeper))
     learned = [
         f"{x:,} {words}" for x, words in ((2 * numbers - more, "shared"), (more - numbers, "in each layer")) if x
     ]
-    positions = posenc.Positions.grid(14, 14) if images else posenc.Positions.arange(count, causal=True)
     encoding.share([(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))])
-    q, k, v = torch.randn(3, 1, 8, count, 64, generator=torch.Generator().manual_seed(0))
-    gates = gates_of(encoding, torch.zeros(1, count, 512)) if "gates" in cls.sites() else ()
+    gates = gates_of(encoding, torch.zeros(1, COUNT, 512)) if "gates" in cls.sites() else ()
     cached = sum(gate.shape[1] * gate.shape[3] for gate in gates)
-    explained = posenc.explain(q, k, v, encoding, positions, gates=gates or None)
     memory = (
-        f"{explained.extra_bytes / 2**20:.1f} MiB beside queries, keys, values and output"
-        if explained.extra_bytes
-        else "none"
+        f"{found.extra_bytes / 2**20:.1f} MiB beside queries, keys, values and output" if found.extra_bytes else "none"
     )
     lines = [
         ("learned numbers", " and ".join(learned) or "none"),
         ("numbers cached for each token and layer, beside keys and values", str(cached or "none")),
-        ("memory of attention, forward", f"{memory} ({plain(explained.reason)})"),
+        ("memory of attention, forward", f"{memory} ({plain(found.reason)})"),
     ]
-    size = "an image of 14 x 14 patches" if images else f"a text of {count} tokens"
+    size = "an image of 14 x 14 patches" if images else f"a text of {COUNT} tokens"
     head = (
         f"In a model with 512 channels and 8 heads, {size}, float32, on a CPU ([how attention runs](../attention.md)):"
     )
     return "\n".join([head, "", *(f"- **{name}**: {value}" for name, value in lines)])
+
+
+def _shape(name: str) -> dict[str, Any]:
+    """The model in which an encoding's cost is counted."""
+    place: dict[str, Any] = {"grid": (SIDE, SIDE)} if has_grid(name) else {"max_positions": COUNT}
+    return {"dim": 512, "num_heads": 8, "head_dim": 64, "causal": True, **place}
+
+
+@cache
+def explained(name: str, times: float = 1) -> Explanation:
+    """How attention runs with an encoding, of a text of `times` COUNT tokens or an image of `times` SIDE rows."""
+    rows = round(times * SIDE)
+    count = rows * SIDE if has_grid(name) else round(times * COUNT)
+    positions = posenc.Positions.grid(rows, SIDE) if has_grid(name) else posenc.Positions.arange(count, causal=True)
+    place: dict[str, Any] = {"grid": (rows, SIDE)} if has_grid(name) else {"max_positions": count}
+    encoding = posenc.create(NEEDED.get(name, name), num_layers=1, **{**_shape(name), **place})
+    encoding.share([(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))])
+    q, k, v = torch.randn(3, 1, 8, count, 64, generator=torch.Generator().manual_seed(0))
+    gates = gates_of(encoding, torch.zeros(1, count, 512)) if "gates" in encoding.sites() else None
+    return posenc.explain(q, k, v, encoding, positions, gates=gates)
 
 
 def _traits(cls: type[Encoding]) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people call a page's subject where its text has another name for it: for search engines, and for the site's search."""
 
-from website.encodings import TITLES
+from posenc.encodings import ENCODINGS
+from website.markdown import OPENING
 from website.trained import OF_IMAGES
 
 CHINESE = {
@@ -35,13 +36,14 @@ ALIASES = {
 }  # fmt: skip
 """Of encodings, in English."""
 KEYWORDS = {
-    "guides/extend.md": "rope scaling, context window, context extension, length extrapolation, extend context, long context LLM, YaRN, NTK-aware, 扩展上下文, 长度外推",
+    "guides/extend.md": "rope scaling, context window, context extension, length extrapolation, extend context, long context LLM, YaRN, NTK-aware",
+    "guides/extend.zh.md": "扩展上下文, 上下文窗口, 长度外推, 长文本, RoPE 缩放, YaRN, NTK",
     "guides/padding-packing-caches.md": "KV cache, kv caching, padding mask, attention mask, left padding, packed sequences, sequence packing, cu_seqlens, position_ids, document mask",
     "guides/your-model.md": "PyTorch Transformer, custom model, scaled_dot_product_attention, KV cache",
     "guides/bring-your-own.md": "custom positional encoding, new encoding, attention bias, score_mod",
     "guides/convert.md": "GGUF, Llama weights, interleaved, rotate_half, Hugging Face checkpoint",
     "guides/measure.md": "benchmark, needle in a haystack, passkey, perplexity",
-    "guides/getting-started.md": "install, pip, quickstart, 安装, 快速上手",
+    "guides/getting-started.md": "install, pip, quickstart", "guides/getting-started.zh.md": "安装, 快速上手, 入门, 教程",
     "frequencies.md": "rope scaling, RoPE scaling, inv_freq, inverse frequencies, rope_theta, yarn vs ntk, NTK-aware, position interpolation, rope_parameters, 频率缩放",
     "position_maps.md": "ReRoPE, Self-Extend, dual chunk attention, StreamingLLM, LM-Infinite, length extrapolation, 位置映射",
     "longer_context.md": "long context, context length, length extrapolation, passkey retrieval, context window, yarn vs ntk, 长上下文",
@@ -68,7 +70,8 @@ KEYWORDS = {
     "deploy.md": "torch.export, ONNX, onnxruntime, AOTInductor, ExecuTorch, export, serving, dynamic shapes",
     "cluster.md": "Ray, cluster, distributed evaluation", "data.md": "custom dataset, JSONL, Parquet, tokenizer", "lm-eval.md": "lm-evaluation-harness, lm_eval",
     "synthetic-lab.md": "copy task, length generalization, synthetic tasks", "reliability.md": "resume, checkpoint, reproducibility",
-    "index.md": "positional encoding, position embedding, RoPE, ALiBi, PyTorch", "encodings/index.md": "list of positional encodings, position embedding, 位置编码",
+    "index.md": "positional encoding, position embedding, RoPE, ALiBi, PyTorch", "encodings.md": "list of positional encodings, position embedding, compare positional encodings, taxonomy, 位置编码",
+    "encodings.zh.md": "位置编码 一览 比较",
 }  # fmt: skip
 """Of a page, by its path in docs."""
 
@@ -76,7 +79,7 @@ KEYWORDS = {
 def keywords(path: str) -> str:
     """Of the page at a path of docs; "": none are known."""
     folder, _, file = path.removesuffix(".md").partition("/")
-    if folder == "encodings" and file in TITLES:
+    if folder == "encodings" and file in ENCODINGS:
         image = ["image, ViT"] if file in OF_IMAGES else []
         return ", ".join([*filter(None, [ALIASES.get(file)]), *image, *filter(None, [CHINESE.get(file)])])
-    return KEYWORDS.get(path.replace("/index.md", ".md") if folder in ("frequencies", "position_maps") else path, "")
+    return KEYWORDS.get(next((page for page, index in OPENING.items() if index == path), path), "")

@@ -17,8 +17,11 @@ PICTURE = re.compile(
     r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)"><img src="([^"]+)"([^>]*)></picture>'
 )
 BLOCK, CODE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL), re.compile(r"(`[^`]+`)")
-OPENING = ("frequencies.md", "position_maps.md")
-"""Pages that open a section of generated ones, and are its index on the site."""
+OPENING = {
+    "encodings.md": "encodings/index.md", "encodings.zh.md": "encodings/index.zh.md", "frequencies.md": "frequencies/index.md",
+    "position_maps.md": "position_maps/index.md",
+}  # fmt: skip
+"""Pages that open a section of generated ones -> its index on the site."""
 EXPLORE = re.compile(r"`posenc explore((?: --\w+ [^\s`]+)*)`")
 """A command whose page the site has."""
 COLUMN = 80
@@ -108,7 +111,7 @@ def place(path: Path) -> Path | None:
         found = path.relative_to(DOCS)
         if found.suffix == ".py":
             return None
-        return found.with_suffix("") / "index.md" if found.as_posix() in OPENING else found
+        return Path(OPENING.get(found.as_posix(), found))
     if name.as_posix() in ("README.md", "README.zh.md"):
         return Path("index.md")
     if name.parts[0] == "benchmarks":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +25,7 @@ from posenc.bias import dense_sum
 from posenc.encoding import Encoding, gates_of
 from posenc.encodings import ENCODINGS, HeadRotary, RoPEPlusPlus, SelectiveAttention, StickBreaking, create
 from posenc.encodings.accumulated_rotary import AccumulatedRotary
+from posenc.encodings.catalogue import family
 from posenc.errors import InputError
 from posenc.report.analyze import drawn
 from website.measured import loss_by_length
@@ -105,6 +107,7 @@ def figures(shown: Iterable[Picture]) -> str:
     return f'<div class="drawings">{"".join(found)}</div>'
 
 
+@cache
 def pictures(name: str) -> list[Picture]:
     """One or two pictures of an encoding, the most telling first."""
     cls = ENCODINGS[name]
@@ -126,7 +129,7 @@ def pictures(name: str) -> list[Picture]:
     if ENCODINGS[name].rotates_last:
         return [Picture(factor_by_position, [_factors(name)])]
     if has_grid(name):
-        return [Picture(around_the_middle, [_around(name)])]
+        return [Picture(around_the_middle, [around(name)])]
     if "embed" in sites:
         codes = codes_of(subject)
         return [Picture(plots.heat_map, [codes, LENGTH]), Picture(plots.dot_products, [codes, LENGTH])]
@@ -166,7 +169,7 @@ def says(name: str) -> str:
         logits = encoding.get_parameter("logits")[0].tolist()
         return f"The logits of the first layer's heads lie between {min(logits):.2f} and {max(logits):.2f}; untrained, they are 0."
     if has_grid(name):
-        return _around_words(_around(name))
+        return _around_words(around(name))
     finding = pictures(name)[0].findings[0]
     return _codes_words(finding) if isinstance(finding, Codes) else finding.sentences()[0]
 
@@ -212,7 +215,7 @@ def _measured(name: str, found: dict[str, Tensor]) -> list[Picture]:
 
 def has_grid(name: str) -> bool:
     """Whether it is an encoding of images."""
-    return bool({"height", "axes"} & set(ENCODINGS[name].arguments())) or name in ("m_rope", "grid_alibi")
+    return family(ENCODINGS[name]) == "grid"
 
 
 def of_input(name: str) -> bool:
@@ -441,8 +444,9 @@ def _turns_by_head(name: str) -> Tensor:
     return plain / angles
 
 
+@cache
 @torch.no_grad()
-def _around(name: str) -> Tensor:
+def around(name: str) -> Tensor:
     """(side, side): score with the encoding minus score without, mean over heads and contents; trained, of an image of the size
     of training."""
     torch.manual_seed(0)

@@ -17,12 +17,13 @@ from posenc_version import version as _version
 if _TYPE_CHECKING:
     from posenc import analysis
     from posenc.encodings.catalogue import cite
+    from posenc.lab.evals.chosen import extend
     from posenc.lab.evals.study import evaluate
     from posenc.pretrained import hf
     from posenc.pretrained.convert import convert_layout, re_rotate
     from posenc.pretrained.doctor import doctor
     from posenc.pretrained.export import to_hf
-    from posenc.pretrained.extend import extend, restore
+    from posenc.pretrained.extend import restore
     from posenc.pretrained.finetune import finetune
     from posenc.pretrained.gguf_file import to_gguf
     from posenc.pretrained.load import load
@@ -51,7 +52,7 @@ _LAZY = {
     "convert_layout": "posenc.pretrained.convert",
     "doctor": "posenc.pretrained.doctor",
     "evaluate": "posenc.lab.evals.study",
-    "extend": "posenc.pretrained.extend",
+    "extend": "posenc.lab.evals.chosen",
     "finetune": "posenc.pretrained.finetune",
     "load": "posenc.pretrained.load",
     "nbce_generate": "posenc.pretrained.nbce",

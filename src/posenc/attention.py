@@ -2,22 +2,23 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 from torch.nn import ModuleList
-from torch.nn.functional import dropout, elu, pad, scaled_dot_product_attention
+from torch.nn.functional import dropout, elu, pad
 
-from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed, sdpa
-from posenc.backends.problem import Rotated
+from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
+from posenc.backends.problem import Attend, Rotated
 from posenc.backends.reference import of_token
-from posenc.bias import Modifier, Score, Values, Weights, dense_sum
+from posenc.bias import Added, Modifier, Score, SoftCap, Values, Weights
 from posenc.cache import KVCache
 from posenc.distributed import exchange, ring
 from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
@@ -28,10 +29,9 @@ from posenc.errors import (
     check_integers,
     check_value,
     refuse_distributed,
-    shown,
     unknown,
 )
-from posenc.functional import RunRotation, exactly, intercepted, transformed
+from posenc.functional import exactly, intercepted, transformed
 from posenc.positions import Positions
 from posenc.positions.segments import contains_all_visible, visible_keys
 from posenc.positions.visibility import EVERYTHING, Branch, Hidden, left_out
@@ -46,6 +46,7 @@ def attention(
     *,
     causal: bool | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     sink: float | Tensor | None = None,
     dropout_p: float = 0.0,
     layer: int = 0,
@@ -70,6 +71,8 @@ def attention(
         causal: overrides the positions' own causality.
         scale: overrides the encoding's factor of q . k; terms that an encoding makes of q or k (Shaw's, DeBERTa's)
             keep their own.
+        softcap: scores scale * q . k become softcap * tanh(scale * q . k / softcap) before biases are added, the order of
+            Gemma 2 and flash-attention. To cap their sum with the biases, an encoding's `modify` returns posenc.bias.SoftCap.
         sink: logit of an extra key whose value is zero, a number, one per head (num_heads,), or one per query (batch
             or 1, num_heads, num_queries): 0.0 is softmax_1,
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
@@ -98,19 +101,28 @@ def attention(
             gates = gates or None
         if positions is None or positions.sharding is None:
             _check_no_ring()
-            if positions is not None and _is_small(q, k):
-                usual = sink is None and causal is None and gates is None and backend == "auto"
-                usual = usual and (scale is None or type(scale) is float)
-                if usual and type(dropout_p) is float and dropout_p == 0.0 and type(layer) is int and layer >= 0:
-                    part, number = (None, layer) if encoding is None else encoding.at(layer)
-                    step = _step(q, k, v, part, positions, keys_rotated, scale)
-                    if step is not None:
-                        return _taken(step, q, k, v, part, positions, number, keys_rotated)
-            problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
-            return _solved(problem, backend)
+            usual = causal is None and sink is None and gates is None and softcap is None and type(keys_rotated) is bool
+            usual = usual and type(dropout_p) is float and dropout_p == 0.0 and backend == "auto"
+            memory = _memory(q, k, v, encoding, positions, scale, layer) if usual else None
+            key = q.shape, k.shape, v.shape, q.dtype, keys_rotated, scale
+            again = None if memory is None else memory.get(key)
+            if again is not None:
+                return again(q, k, v, encoding, positions, layer)
+            problem = prepare(
+                q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates, softcap
+            )
+            _, plan = _choose(problem, backend)
+            if memory is not None and positions is not None:
+                again = _again(problem, plan, q, encoding, positions, layer, keys_rotated)
+                if again is not None:
+                    memory[key] = again
+                if isinstance(again, _Again):  # its masks are made already
+                    terms = None if problem.constant else problem.bias
+                    return again.attend(problem.q, problem.k, problem.v, terms)
+            return problem.finished(plan.run())
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
         attend = ring.active()
-        if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer) is None:
+        if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer, softcap) is None:
             alone = positions.shared(ring.alone, partial(ring.alone, positions))
             problem = prepare(q, k, v, encoding, alone, None, scale, sink, dropout_p, layer)
             out = attend(
@@ -119,16 +131,16 @@ def attention(
             return problem.finished(out)
         gates = [exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer)]
         k, v = exchange.gather_keys(k, v, positions)
-        problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
+        problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates, softcap)
         return torch.cat([_solved(problem, backend) for problem, _ in problems], 2)
 
 
 def _cached_positions(cache: object, positions: Positions | None, q: Tensor, keys_rotated: bool) -> Positions:
     """The positions of a call with a cache, which are checked before its tokens are stored."""
     if not isinstance(cache, KVCache):
-        raise InputError(f"cache={shown(cache)}: pass a posenc.KVCache()")
+        raise InputError("pass a posenc.KVCache()", cache=cache)
     if keys_rotated:
-        raise InputError("keys_rotated=True: a cache rotates the new keys by itself; pass them unrotated")
+        raise InputError("a cache rotates the new keys by itself", "pass them unrotated", keys_rotated=True)
     if positions is None:
         return cache.positions(q.shape[2])
     if positions.sharding is not None:
@@ -138,141 +150,105 @@ def _cached_positions(cache: object, positions: Positions | None, q: Tensor, key
     return positions
 
 
-def _is_small(q: Tensor, k: Tensor) -> bool:
-    """Whether what a call adds to PyTorch's attention is worth remembering from layer to layer."""
-    if q.dim() != 4 or k.dim() != 4 or torch.compiler.is_compiling():  # a graph is for any length
-        return False
-    return q.shape[2] == 1 or (q.device.type == "cpu" and q.shape[2] * k.shape[2] <= sdpa.SHORT)
+Again = Callable[[Tensor, Tensor, Tensor, Encoding | None, Positions, int], Tensor]
+"""(q, k, v, encoding, positions, layer) -> the output of a call that another layer of the pass makes alike."""
 
 
-class _Step(NamedTuple):
-    """What every layer's call of a decoding step or of few tokens takes alike: PyTorch's attention with this mask, factor and
-    these options, after its rotation.
-
-    learned: a bias is asked for in each call, and the mask is but what is visible. rotates: there is one. turn: the queries' alone, where it is known as a function for all layers. branches: of a position
-    map, as (first key, end, rotation of the query, rotation of the keys), which together are the attention. hidden: queries
-    and keys that hold anything, see `Positions.hidden`.
-    """
-
-    mask: Tensor | None
-    factor: float
-    options: dict[str, Any]
-    learned: bool
-    rotates: bool
-    turn: Callable[[Tensor], Tensor] | None
-    branches: Sequence[tuple[int, int, Callable[[Tensor], Tensor], RunRotation]] = ()
-    hidden: tuple[Hidden | None, Hidden | None] = (None, None)
-
-
-def _step(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool,
-    scale: float | None,
-) -> _Step | None:  # fmt: skip
-    """The call of a part of an encoding that every layer makes alike: validated and planned in the first layer, for tensors
-    of these shapes at these positions. None: it needs more, or is of a kind that is planned anew each time."""
-    if torch.compiler.is_compiling() or transformed() or intercepted():
+def _memory(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, scale: object, layer: object
+) -> dict[Hashable, Any] | None:  # fmt: skip
+    """What the plan of a call is kept in for the other layers of its pass: it is for tensors of these shapes, at these positions,
+    under this encoding as it is now. None: it is planned anew, or refused."""
+    if positions is None or torch.compiler.is_compiling() or transformed():
         return None
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
-        return None  # refused where it is planned
-    key = ("step", q.shape, k.shape, v.shape, q.dtype, keys_rotated, scale)
-    make = partial(_planned, q, k, v, encoding, positions, keys_rotated, scale)
-    return positions.shared(key, make) if encoding is None else encoding.remember(positions, key, make)
+        return None
+    if positions.q.requires_grad or positions.k.requires_grad:  # what is made of them is no constant
+        return None
+    if type(layer) is not int or layer < 0 or not (scale is None or type(scale) is float):
+        return None
+    if encoding is None:
+        return None if intercepted() else positions.shared(_memory, dict)
+    return encoding.at(layer)[0].memory(positions)
 
 
-def _planned(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, keys_rotated: bool,
-    scale: float | None,
-) -> _Step | None:  # fmt: skip
-    if encoding is not None:
-        if not encoding.turns_and_adds or (q.shape[2] == 1 and not encoding.adds_constants):
-            return None
-        if encoding.branches():
-            rotates = q.shape[2] == 1 and set(encoding.sites()) == {"rotate"}
-            return _branches_planned(q, k, v, encoding, positions, keys_rotated, scale) if rotates else None
-    if q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16):
+def _again(
+    problem: Problem, plan: Plan, q: Tensor, encoding: Encoding | None, positions: Positions, layer: int, keys_rotated: bool
+) -> Again | None:  # fmt: skip
+    """A call's plan as the other layers take it, without its validation. None: they are planned anew."""
+    if plan.again is None and not problem.branches:
         return None
-    if q.shape[2] == 1 and not positions.all_visible:
+    part = None if encoding is None else encoding.at(layer)[0]
+    if part is not None and not part.turns_and_adds:
         return None
-    with torch.no_grad():  # the plan holds nothing of q, k and v, which may come from inference mode
-        problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, 0, keys_rotated)
-    if problem.is_empty or problem.scale <= 0 or problem.q.shape[3] != v.shape[3]:
+    if part is not None and part.branches():
+        return _again_by_branches(problem, part, positions, q)
+    if plan.again is None:
         return None
-    if problem.bias and (q.device.type != "cpu" or not all(term.dense_if_short for term in problem.bias)):
-        return None
-    options: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-    learned = encoding is not None and not encoding.adds_constants
-    if learned and q.shape[:3].numel() * k.shape[2] > sdpa.BLOCK_CELLS:
-        return None  # PyTorch keeps the scores of a mask that learns
-    mask = None if learned else dense_sum(problem.bias, q.device)
-    if not positions.all_visible:
-        if mask is None and problem.is_plain:
-            options["is_causal"] = True
-        else:
-            visible = positions.mask()
-            if not bool(visible.any(-1).all()):
-                return None  # the kernels leave such rows undefined
-            mask = ~visible if learned else visible if mask is None else mask.masked_fill(~visible, -torch.inf)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(q.dtype)
-    turn = encoding.effects(positions).token_rotation(q) if encoding is not None and keys_rotated else None
-    rotates = encoding is not None and "rotate" in encoding.sites()
-    return _Step(mask, problem.scale, options, learned, rotates, turn, hidden=positions.hidden())
+    turn = part.effects(positions).token_rotation(q) if part is not None and keys_rotated else None
+    rotates = part is not None and "rotate" in part.sites()
+    return _Again(plan.again(), not problem.constant, rotates, keys_rotated, turn, positions.hidden())
 
 
-def _branches_planned(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, positions: Positions, keys_rotated: bool, scale: float | None
-) -> _Step | None:
+@dataclass(frozen=True)
+class _Again:
+    """A plan, and what comes before it in each layer.
+
+    attend: (q, k, v, terms) -> the output. asks: for the terms, which are None where they are constant. rotates: there is a
+    rotation; turn: the queries' alone, where it is known as a function for all layers. hidden: queries and keys that hold
+    anything, see `Positions.hidden`.
+    """
+
+    attend: Attend
+    asks: bool
+    rotates: bool
+    keys_rotated: bool
+    turn: Callable[[Tensor], Tensor] | None
+    hidden: tuple[Hidden | None, Hidden | None]
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int
+    ) -> Tensor:
+        of_queries, of_keys = self.hidden
+        if of_queries is not None:
+            q = of_queries.left_out(q)
+        if of_keys is not None:
+            k, v = of_keys.left_out(k), of_keys.left_out(v)
+        rotates, terms = self.rotates and self.turn is None, None
+        if encoding is not None and (self.asks or rotates):
+            effects = encoding.effects(positions, layer)
+            if self.asks:
+                terms = effects.terms(q, k)
+            if rotates:
+                q, k = (effects.queries_rotated(q), k) if self.keys_rotated else effects.rotated(q, k)
+        if self.turn is not None:
+            q = self.turn(q)
+        return self.attend(q, k, v, terms)
+
+
+def _again_by_branches(problem: Problem, encoding: Encoding, positions: Positions, q: Tensor) -> Again | None:
+    """The same of a position map and a single query that sees every key of its branches."""
+    if q.shape[2] > 1 or set(encoding.sites()) != {"rotate"} or problem.is_empty:
+        return None
     at = {branch.region: branch for branch in _merged(encoding, encoding.branches(), positions)}
-    if not at:
-        return None
-    with torch.no_grad():
-        problem = prepare(q, k, v, encoding, positions, None, scale, None, 0.0, 0, keys_rotated)
-    if problem.is_empty:
-        return None
-    branches = []
-    for rotated in sorted(problem.branches, key=lambda branch: branch.first):
-        if rotated.turn is None or not rotated.complete:
+    turns = []
+    for branch in sorted(problem.branches, key=lambda branch: branch.first):
+        if branch.turn is None or not branch.complete:
             return None
-        turn = encoding.effects(positions.at(at[rotated.region])).token_rotation(q)
-        if turn is None:
+        of_query = encoding.effects(positions.at(at[branch.region])).token_rotation(q)
+        if of_query is None:
             return None
-        branches.append((rotated.first, rotated.first + rotated.k.shape[2], turn, rotated.turn))
-    return _Step(None, problem.scale, {}, False, True, None, branches) if branches else None
+        turns.append((branch.first, branch.first + branch.k.shape[2], of_query, branch.turn))
+    scale = problem.scale
 
-
-def _taken(
-    step: _Step, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int,
-    keys_rotated: bool,
-) -> Tensor:  # fmt: skip
-    if step.branches:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
         branches = [
-            Rotated(turn(q), k[:, :, first:end], EVERYTHING, first, of_keys)
-            for first, end, turn, of_keys in step.branches
+            Rotated(of_query(q), k[:, :, first:end], EVERYTHING, first, of_keys)
+            for first, end, of_query, of_keys in turns
         ]
-        return of_token(branches, v, step.factor)
-    of_queries, of_keys = step.hidden
-    if of_queries is not None:
-        q = of_queries.left_out(q)
-    if of_keys is not None:
-        k, v = of_keys.left_out(k), of_keys.left_out(v)
-    mask = step.mask
-    if step.learned:
-        assert encoding is not None
-        bias = dense_sum(encoding.effects(positions, layer).terms(q, k), q.device)
-        if bias is not None:
-            bias = bias.to(q.dtype)
-            mask = bias if mask is None else bias.masked_fill(mask, -torch.inf)
-        elif mask is not None:
-            mask = ~mask
-    if step.turn is not None:
-        q = step.turn(q)
-    elif encoding is not None and step.rotates:
-        effects = encoding.effects(positions, layer)
-        if keys_rotated:
-            q = effects.queries_rotated(q)
-        else:
-            q, k = effects.rotated(q, k)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=step.factor, **step.options)
+        return of_token(branches, v, scale)
+
+    return attend if turns else None
 
 
 @dataclass(frozen=True)
@@ -300,6 +276,7 @@ def explain(
     *,
     causal: bool | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     sink: float | Tensor | None = None,
     dropout_p: float = 0.0,
     layer: int = 0,
@@ -313,16 +290,18 @@ def explain(
         _check_names("explain", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
-        problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
+        problem = prepare(
+            q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates, softcap
+        )
         return _explained(problem, (q, k, v), backend)
     part, positions = positions.sharding, _checked_shard(q, k, positions, causal, keys_rotated)
-    refused = ring.refusal(q, k, encoding, positions, sink, layer)
+    refused = ring.refusal(q, k, encoding, positions, sink, layer, softcap)
     if refused is None:
         why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
         return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
     gates = checked_gates(encoding, gates, k, layer)
     k, v, *gates = (x.repeat(1, 1, part.world_size, 1) for x in (k, v, *gates))  # as large as what is gathered
-    problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
+    problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates, softcap)
     most = max((_explained(*each, backend) for each in problems), key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
     why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
@@ -341,14 +320,16 @@ def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: 
 
 def _problems(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, scale: float | None,
-    sink: float | Tensor | None, dropout_p: float, layer: int, gates: Sequence[Tensor],
+    sink: float | Tensor | None, dropout_p: float, layer: int, gates: Sequence[Tensor], softcap: float | None,
 ) -> list[tuple[Problem, tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
     """The calls that a shard takes among all keys, see `Positions.shard_calls`, each with its queries, keys and values."""
     causal, problems = positions.causal, []
     calls = positions.shared(("calls", causal), partial(positions.shard_calls, causal))
     for part, call in zip(q.split([call.num_queries for call in calls], 2), calls, strict=True):
         keys, values, *of_keys = (x[:, :, : call.num_keys] for x in (k, v, *gates))
-        problem = prepare(part, keys, values, encoding, call, None, scale, sink, dropout_p, layer, gates=of_keys)
+        problem = prepare(
+            part, keys, values, encoding, call, None, scale, sink, dropout_p, layer, gates=of_keys, softcap=softcap
+        )
         problems.append((problem, (part, keys, values)))
     return problems
 
@@ -370,7 +351,7 @@ def _checked_shard(q: Tensor, k: Tensor, positions: Positions, causal: bool | No
             "this process's queries, keys and values; posenc.distributed.shard takes its part of an unsharded tensor"
         )
     if keys_rotated:
-        raise InputError("keys_rotated=True: a cache and the shards of a sequence exclude one another")
+        raise InputError("a cache and the shards of a sequence exclude one another", keys_rotated=True)
     return positions if causal is None else positions.with_causal(causal)
 
 
@@ -387,28 +368,30 @@ def _choose(problem: Problem, name: str) -> tuple[str, Plan]:
         raise unknown("backend", name, ["auto", *BACKENDS])
     plan = BACKENDS[name].plan(problem)
     if isinstance(plan, str):
-        raise InputError(f"backend={name!r} cannot serve this: {plan}; pass backend='auto'")
+        raise InputError(f"cannot serve this: {plan}", "pass backend='auto'", backend=name)
     return name, plan
 
 
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool = False,
-    gates: Tensor | Sequence[Tensor] | None = None,
+    gates: Tensor | Sequence[Tensor] | None = None, softcap: float | None = None,
 ) -> Problem:  # fmt: skip
     """Apply the encoding's hooks to a call of `attention`: the `Problem` that a backend solves."""
     if not torch.compiler.is_compiling():
-        _check_numbers(scale, sink, dropout_p, layer, keys_rotated)
+        _check_numbers(scale, sink, dropout_p, layer, keys_rotated, softcap)
     positions = resolve_positions(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:
-        raise InputError(f"dropout_p={dropout_p}: a probability below 1")
+        raise InputError("a probability below 1", dropout_p=dropout_p)
     head_dim = q.shape[-1]
-    terms, factor = [], float(head_dim**-0.5)
+    terms: list[Score] = []
+    factor = float(head_dim**-0.5)
     values: Values | None = None
     branches: list[Rotated] = []
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
-    products: list[Score] = []
+    of_product: float | None = None
+    constant = True
     of_queries, of_keys = positions.hidden()
     projected = q = left_out(of_queries, q)
     k, v = left_out(of_keys, k), left_out(of_keys, v)
@@ -420,14 +403,20 @@ def prepare(
         positions = effects.positions
         if keys_rotated:
             _check_keys_unread(encoding, layer)
-        terms = effects.terms(q, k)
-        v, values = _with_values(q, v, effects, keys_rotated)
-        modifiers = effects.modifiers()
+        acts = effects.sites
+        if "bias" in acts:
+            terms, constant = effects.terms(q, k), effects.adds_constants
+        if "values" in acts or "rotate_values" in acts:
+            v, values = _with_values(q, v, effects, keys_rotated)
+        if "modify" in acts:
+            modifiers = effects.modifiers()
         map_branches = effects.branches()
-        prefix = effects.prefix(q, v)
-        if prefix is not None and of_queries is not None:
-            projected = of_queries.zeroed(q)  # padding sees the prefix, whatever it holds
-        sink = effects.sink(projected) if sink is None else sink
+        if "prefix_kv" in acts:
+            prefix = effects.prefix(q, v)
+            if prefix is not None and of_queries is not None:
+                projected = of_queries.zeroed(q)  # padding sees the prefix, whatever it holds
+        if "sink" in acts and sink is None:
+            sink = effects.sink(projected)
         factor = effects.scale(head_dim) if scale is None else scale
         if map_branches:
             reads_all = bool(terms) or values is not None or bool(given)
@@ -442,21 +431,43 @@ def prepare(
                 raise InputError(f"k is {k.shape[3]} wide, queries once rotated {q.shape[3]}: its keys are not rotated")
         else:
             q, k = effects.rotated(q, k)
-        products = effects.products(q, k, factor)
+        products = effects.products(q, k, factor) if "scores" in acts else []
         if products:
             if map_branches:
                 raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")
-            terms, q, k = products + terms, q[..., :1], k[..., :1]
+            pair = products[0].factors()
+            if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
+                q, k, of_product = pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0
+                products = []
+            else:
+                q, k, constant, of_product = q[..., :1], k[..., :1], False, 0.0
     elif scale is not None:
         factor = scale
+    if softcap is not None:  # what is added after it is a function of the capped score
+        modifiers = [SoftCap(softcap), *(Added(term, q.device) for term in terms), *modifiers]
+        terms = []
+    terms = products + terms
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
-    of_product = 0.0 if products else factor
-    problem = Problem(q, k, v, terms, values, positions, of_product, logit, dropout_p, branches, modifiers=modifiers)
+    scale = factor if of_product is None else of_product
+    problem = Problem(
+        q,
+        k,
+        v,
+        terms,
+        values,
+        positions,
+        scale,
+        logit,
+        dropout_p,
+        branches,
+        modifiers=modifiers,
+        constant=constant,
+    )
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
     elif prefix is not None:
-        problem = _with_prefix(problem, factor, projected, *prefix)
+        problem = _with_prefix(problem, factor, projected, *prefix, softcap)
     return problem if effects is None else _with_turns(problem, effects)
 
 
@@ -524,12 +535,16 @@ def _with_rest(problem: Problem, encoding: Encoding | None, has_sink: bool) -> P
     return replace(problem, sink_value=last.rest[None, :, None].expand(*problem.q.shape[:3], -1))
 
 
-def _with_prefix(problem: Problem, scale: float, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
+def _with_prefix(
+    problem: Problem, scale: float, q: Tensor, keys: Tensor, values: Tensor, softcap: float | None
+) -> Problem:
     """The problem with further keys and values, which with the sink make one key and value for each query: the logit is the
     log-sum-exp of theirs. q: the queries before their rotation."""
     precise, of_keys = torch.promote_types(q.dtype, torch.float32), keys.shape[0]
     q = q.to(precise).unflatten(1, (of_keys, -1))  # (batch, kv heads, queries' heads per key, n, head_dim)
     logits = scale * (q @ keys.to(precise)[:, None].mT).flatten(1, 2)
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
     if problem.sink is not None:
         logits = torch.cat((logits, problem.sink[..., None].expand(*logits.shape[:3], 1)), -1)
     weights = dropout(logits.softmax(-1)[..., : keys.shape[1]], problem.dropout_p).unflatten(1, (of_keys, -1))
@@ -545,8 +560,9 @@ def _rotated(
     positions = effects.positions
     if keys_rotated:
         raise InputError(
-            "keys_rotated=True: a position map rotates a key differently for near and for far queries; keep "
-            "keys unrotated in the cache"
+            "a position map rotates a key differently for near and for far queries",
+            "keep keys unrotated in the cache",
+            keys_rotated=True,
         )
     if positions.sees_future:
         raise InputError("a position map is about the keys before a query: pass causal positions (causal=True)")
@@ -617,8 +633,10 @@ def _check_keys_unread(encoding: Encoding, layer: int) -> None:
     part, _ = encoding.at(layer)
     if part.bias_reads_keys and "rotate" in part.sites():
         raise InputError(
-            f"keys_rotated=True: the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
-            "rotated keys has lost; keep them unrotated (a bias that does not read them says bias_reads_keys = False)"
+            f"the bias of {part.known_as} reads the keys as they were before their rotation, which a cache of "
+            "rotated keys has lost",
+            "keep them unrotated (a bias that does not read them says bias_reads_keys = False)",
+            keys_rotated=True,
         )
 
 
@@ -685,7 +703,7 @@ SDPA = {
 def _check_names(function: str, others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name in SDPA:
-            raise InputError(f"{name}={shown(value)}: {SDPA[name]}")
+            raise InputError(f"{SDPA[name]}", argument=name, value=value)
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
@@ -697,31 +715,37 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
             refuse_distributed(**{name: x})
     if isinstance(encoding, Tensor):
         raise InputError(
-            f"encoding={shown(encoding)}: the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}"
+            f"the fourth argument is an encoding, and a mask is none: {SDPA['attn_mask']}", encoding=encoding
         )
     if encoding is not None and not isinstance(encoding, Encoding):
-        raise InputError(f"encoding={shown(encoding)}: pass an Encoding, such as posenc.create('rope', head_dim=64)")
+        raise InputError("pass an Encoding, such as posenc.create('rope', head_dim=64)", encoding=encoding)
     if positions is not None and not isinstance(positions, Positions):
         raise InputError(
-            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+            "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart",
+            positions=positions,
         )
 
 
 def _check_numbers(
-    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool
-) -> None:
+    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool,
+    softcap: float | None,
+) -> None:  # fmt: skip
     if scale is not None:
         check_value("scale", scale, float)
         if 0 < abs(scale) < LEAST_DIVISOR:
-            raise InputError(f"scale={scale}: too near 0 for float32; pass 0, or at least {LEAST_DIVISOR} either way")
+            raise InputError("too near 0 for float32", f"pass 0, or at least {LEAST_DIVISOR} either way", scale=scale)
     if sink is not None and not isinstance(sink, Tensor) and sink != -torch.inf:
         check_value("sink", sink, float)
     if type(dropout_p) is not float:
         check_value("dropout_p", dropout_p, float)
     if type(layer) is not int or layer < 0:
         check_value("layer", layer, int)
-        raise InputError(f"layer={layer}: must be at least 0")
+        raise InputError("must be at least 0", layer=layer)
     check_flags(keys_rotated=keys_rotated)
+    if softcap is not None:
+        check_value("softcap", softcap, float)
+        if not 0 < softcap < math.inf:
+            raise InputError("pass a positive number, such as 50.0, or None for no cap", softcap=softcap)
 
 
 def _check_dims(**tensors: Tensor) -> None:

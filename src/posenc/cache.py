@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, checked_gates, require_fit
-from posenc.errors import InputError, check_flags, check_integers, check_sizes, shown
+from posenc.errors import InputError, check_flags, check_integers, check_sizes
+from posenc.functional import transformed
 from posenc.positions import Positions
 
 ROOM = 64
 """Tokens, at least, for which a layer takes memory ahead, beside a quarter of those that it has."""
+ALL_KEYS = slice(None)
 
 
 class _Layer(NamedTuple):
@@ -64,7 +66,7 @@ class KVCache:
             InputError: a layer without tokens.
         """
         if layer not in self._layers:
-            raise InputError(f"layer={layer}: the cache has {sorted(self._layers) or 'no layers yet'}")
+            raise InputError(f"the cache has {sorted(self._layers) or 'no layers yet'}", layer=layer)
         return self._layers[layer].filled(len(self))
 
     def positions(self, num_queries: int = 1) -> Positions:
@@ -83,6 +85,8 @@ class KVCache:
             valid = last.valid[:, :count]
             mask = torch.cat((valid, valid.new_ones(valid.shape[0], num_queries)), 1)
             return Positions.from_mask(mask, num_queries, causal=True)
+        if last.is_tree:
+            raise InputError("cache.positions(): the last call was a tree of drafts: call cache.accept(path) first")
         raise InputError(
             "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
             "all keys, such as Positions.from_ids(ids, key_ids, causal=True)"
@@ -96,8 +100,55 @@ class KVCache:
         """
         check_integers(0, length=length)
         if length > len(self):
-            raise InputError(f"length={length}: the cache has {len(self)} tokens")
+            raise InputError(f"the cache has {len(self)} tokens", length=length)
+        if self._last is not None and self._last.is_tree and length <= self._last.num_keys - self._last.num_queries:
+            self.accept(())
         self._layers = {n: layer._replace(tokens=length) for n, layer in self._layers.items()} if length else {}
+
+    def accept(self, path: Sequence[int]) -> None:
+        """Leave of the drafts of the last call, a tree (`Positions.with_tree`), those of a path, which then follow the cache.
+
+        path: the numbers of the drafts in the call, the first a child of the cache, each other a child of the one before, in
+        every row of the batch; empty: none are left.
+
+        Raises:
+            InputError: the last call had no tree, or caches of several lengths, or the drafts are no path.
+        """
+        tree, path = self._last, list(path)
+        if tree is None or not tree.is_tree:
+            raise InputError(
+                "cache.accept(): the last call had no tree of drafts: pass positions.with_tree(parents) to it"
+            )
+        if tree.q_order.shape[0] > 1:
+            raise InputError(
+                "cache.accept(): rows have caches of several lengths, and paths would be at other slots in each: take the "
+                "keys of the path yourself (cache.layer), or verify each row alone"
+            )
+        check_integers(0, tree.num_queries - 1, **{f"path[{at}]": draft for at, draft in enumerate(path)})
+        seen = tree.blocks[-1].table[:, path, 1:]  # by each accepted draft
+        line = torch.zeros_like(seen)
+        for at in range(len(path)):
+            line[:, at:, path[at]] = True
+        if not torch.equal(seen, line):
+            raise InputError(
+                "no path of the tree in every row", "pass a child of the cache, then each draft's child", path=path
+            )
+        past = tree.num_keys - tree.num_queries
+        slots, end = torch.tensor([past + draft for draft in path], dtype=torch.long), past + len(path)
+        for number, layer in self._layers.items():
+            tensors = layer.tensors
+            if torch.is_grad_enabled():
+                tensors = tuple(torch.cat((x[:, :, :past], x[:, :, slots.to(x.device)]), 2) for x in tensors)
+            else:
+                for x in tensors:
+                    x[:, :, past:end] = x[:, :, slots.to(x.device)]
+            self._layers[number] = _Layer(tensors, end, layer.rotated)
+        before = torch.ones(1, past, device=tree.q.device) if tree.valid is None else tree.valid[:, :past].float()
+        if torch.equal(tree.q[:, 0], before.sum(1).to(tree.q)):  # a text that is counted from 0, see `positions`
+            both = torch.cat((before, before.new_ones(before.shape[0], len(path))), 1)
+            self._last = (
+                Positions.from_mask(both) if tree.valid is not None else Positions.arange(end, device=before.device)
+            )
 
     def reorder(self, rows: Tensor) -> None:
         """Make row i what row rows[i] was, as a beam search does; there may be more or fewer rows than before.
@@ -106,7 +157,7 @@ class KVCache:
             InputError: no 1-D tensor of integers.
         """
         if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
-            raise InputError(f"rows={shown(rows)}: pass a 1-D tensor of row numbers")
+            raise InputError("pass a 1-D tensor of row numbers", rows=rows)
         self._layers = {
             n: layer._replace(tensors=tuple(x.index_select(0, rows.to(x.device)) for x in layer.filled(layer.tokens)))
             for n, layer in self._layers.items()
@@ -141,21 +192,27 @@ class KVCache:
             if before:
                 has = 0 if old is None else old.tokens
                 raise InputError(
-                    f"cache: layer {layer} has {has} tokens, positions are for {before} before the new ones; pass cache.positions(n)"
+                    f"layer {layer} has {has} tokens, positions are for {before} before the new ones",
+                    "pass cache.positions(n)",
+                    argument="cache",
                 )
             old = _Layer(tuple(x[:, :, :0] for x in new), 0, rotated)
         if len(old.tensors) != len(new):
             raise InputError(
-                f"cache: layer {layer} has {len(old.tensors)} tensors, its encoding makes {len(new)}, keys, values and "
-                f"{len(new) - 2} of gates: use a cache with one encoding"
+                f"layer {layer} has {len(old.tensors)} tensors, its encoding makes {len(new)}, keys, values and "
+                f"{len(new) - 2} of gates: use a cache with one encoding",
+                argument="cache",
             )
         if self.capacity is not None and tokens > self.capacity:
-            raise InputError(f"cache: {tokens} tokens, capacity={self.capacity}; make it larger, or leave it out")
+            raise InputError(
+                f"{tokens} tokens, capacity={self.capacity}", "make it larger, or leave it out", argument="cache"
+            )
         for x, more in zip(old.tensors, new, strict=True):
             if (x.shape[:2], x.shape[3], x.dtype) != (more.shape[:2], more.shape[3], more.dtype):
                 raise InputError(
-                    f"cache: layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {more.dtype} {tuple(more.shape)}: another "
-                    "batch, model or precision needs another cache"
+                    f"layer {layer} has {x.dtype} {tuple(x.shape)}, new tokens {more.dtype} {tuple(more.shape)}: "
+                    "another batch, model or precision needs another cache",
+                    argument="cache",
                 )
         ragged = positions.q_order.shape[0] > 1
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -185,13 +242,23 @@ def _rotated(
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
+    # what the first layer was found to do, the others do without its validation
+    plain = not (transformed() or new.k.requires_grad or "rotate_values" in sites)
+    memory = part.memory(new) if plain else None
+    key = "turn", k.shape, k.dtype, k.device
+    turn = None if memory is None else memory.get(key)
+    if turn is not None:
+        return turn(k, ALL_KEYS).to(k.dtype), v, True
     effects = encoding.effects(new, layer)
     try:
-        return effects.keys_rotated(k), effects.values_rotated(v), True
+        rotated = effects.keys_rotated(k), effects.values_rotated(v), True
     except InputError:
         if must:
             raise
         return k, v, False
+    if memory is not None and part.turns_and_adds:
+        memory[key] = effects.key_rotation(k)
+    return rotated
 
 
 def _counts_tokens(positions: Positions) -> bool:

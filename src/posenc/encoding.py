@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import partial, reduce
 from itertools import islice
 from numbers import Integral, Real
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -71,7 +71,8 @@ def require_fit(
     """
     if not isinstance(positions, Positions):
         raise InputError(
-            f"positions={shown(positions)}: pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart"
+            "pass Positions, such as Positions.from_ids(position_ids), with packed=True if they restart",
+            positions=positions,
         )
     batch = positions.batch
     for name, tensor, count in (
@@ -82,7 +83,7 @@ def require_fit(
         if tensor is None:
             continue
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
-            raise InputError(f"{name}={shown(tensor)}: pass a tensor (batch, ..., seq, channels)")
+            raise InputError("pass a tensor (batch, ..., seq, channels)", argument=name, value=tensor)
         if tensor.shape[-2] != count:
             if tensor.dim() == 4 and tensor.shape[1] == count:
                 raise swapped(name, tensor, f"positions are for {count} {'keys' if name == 'k' else 'queries'}")
@@ -167,6 +168,10 @@ class Encoding(nn.Module, metaclass=_Hooked):
     _known_sites: ClassVar[tuple[str, ...]]
     name: ClassVar[str] = ""
     """Its name in the registry and in specs; a class without a `name` goes by its class name."""
+    title: ClassVar[str] = ""
+    """What people call it. A subclass does not inherit it."""
+    family: ClassVar[str] = ""
+    """The key of `posenc.encodings.catalogue.FAMILIES` where people look for it, if that does not follow from its hooks."""
     papers: ClassVar[tuple[str, ...]] = ()
     """Keys into papers.bib, for `cite`."""
     formula: ClassVar[tuple[str, ...]] = ()
@@ -255,10 +260,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if not _is_torchs(cls):
-            cls.name, cls.constant = (
-                vars(cls).get("name", ""),
-                vars(cls).get("constant", False),
-            )  # which are not inherited
+            for trait, default in {"name": "", "title": "", "constant": False}.items():
+                setattr(cls, trait, vars(cls).get(trait, default))  # which are not inherited
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         cls._check_keywords(kwargs)
@@ -358,7 +361,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
             InputError: no range of heads, one that cuts heads which share a key head, or an encoding that mixes heads.
         """
         if not isinstance(part, slice) or part.step not in (None, 1):
-            raise InputError(f"heads={shown(part)}: pass a range of query heads, such as slice(4, 8)")
+            raise InputError("pass a range of query heads, such as slice(4, 8)", heads=part)
         if self.mixes_heads:
             raise InputError(
                 f"{self.known_as} mixes the scores of all heads, so that no process can compute but some: leave it out"
@@ -573,8 +576,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
         return tuple(sites)
 
     def _sites(self) -> tuple[str, ...]:
-        more = self._set_hooks()
-        return (*self._overridden(), *more.difference(self._overridden())) if more else self._overridden()
+        used = self._overridden()
+        return (*used, *self._set_hooks().difference(used)) if vars(self).keys() & HOOKS.keys() else used
 
     def _set_hooks(self) -> set[str]:
         """The sites of hooks that were set on this object, as a test or a patch does."""
@@ -618,27 +621,30 @@ class Encoding(nn.Module, metaclass=_Hooked):
         """`positions.shared` for a value that depends on this encoding's tables and attributes as well: where one has
         been set or written to since, the value is made anew. A value that a gradient reaches, as in a class that
         learns its angles, is made in every call."""
+        memory = self.memory(positions)
+        if memory is None:
+            return make()
+        if key not in memory:
+            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
+                memory[key] = _unless_learned(make)
+        value = memory[key]
+        return make() if value is _LEARNED else value
+
+    def memory(self, positions: Positions) -> dict[Hashable, Any] | None:
+        """Values by key that depend on positions and on this encoding's tables and attributes, to read and to add to: empty
+        where one of these has been set or written to since the last call. None: nothing may be remembered."""
         if torch.compiler.is_compiling() or intercepted():
-            return make()
+            return None
         facts, tables = self._facts()
-        if any(table.is_inference() for table in tables):  # these do not say when they are written to
-            return make()
-        versions = [table._version for table in tables]
+        if any(map(Tensor.is_inference, tables)):  # these do not say when they are written to
+            return None
+        versions = list(map(_VERSION, tables))
         # by a weak reference: positions that live long keep no encoding
         of_all: _Remembered = positions.shared(WeakKeyDictionary, WeakKeyDictionary)
-        remembered = of_all.get(self)
-        if remembered is None:
-            remembered = of_all[self] = {}
-        if key not in remembered:
-            with torch.inference_mode(False), torch.no_grad():  # so that a later step may train on it
-                remembered[key] = [facts, versions, _unless_learned(make)]
-        entry = remembered[key]
-        before, at, value = entry
-        if at != versions or len(before) != len(facts) or not all(map(is_, before, facts)):
-            with torch.inference_mode(False):
-                value = _unless_learned(make)
-            entry[:] = facts, versions, value
-        return make() if value is _LEARNED else value
+        entry = of_all.get(self)
+        if entry is None or entry[0] != versions or len(entry[1]) != len(facts) or not all(map(is_, entry[1], facts)):
+            of_all[self] = entry = versions, facts, {}
+        return entry[2]
 
     def _facts(self) -> tuple[list[object], list[Tensor]]:
         """What a remembered value may depend on, tensors and attributes, also of the encodings that it is made of; and the
@@ -646,10 +652,12 @@ class Encoding(nn.Module, metaclass=_Hooked):
         tensors: list[Tensor] = []
         attributes: list[object] = []
         for part in self.modules() if self._modules else (self,):
-            tensors += [table for table in part._buffers.values() if table is not None]
-            if part._parameters:  # a value of those that learn is made in every call
-                frozen = (p for p in part._parameters.values() if p is not None)
-                tensors += [p for p in frozen if not p.requires_grad or p.is_inference()]
+            for table in part._buffers.values():
+                if table is not None:
+                    tensors.append(table)
+            for parameter in part._parameters.values():  # a value of those that learn is made in every call
+                if parameter is not None and (not parameter.requires_grad or parameter.is_inference()):
+                    tensors.append(parameter)
             attributes += vars(part).values()
         return [*tensors, *attributes], tensors
 
@@ -696,15 +704,14 @@ def _copied(value: Any) -> Any:
 def _check_part(encoding: Encoding, part: slice, count: int | None, first: int, end: int | None) -> None:
     of = "" if count is None else f" of {count}"
     if count is not None and not (end is not None and 0 <= first < end and part.stop in (None, end)):
-        raise InputError(
-            f"heads={part.start}:{part.stop}{of}: name some of them, such as slice(0, {max(count // 2, 1)})"
-        )
+        raise InputError(f"name some{of}, such as slice(0, {max(count // 2, 1)})", heads=part)
     of_keys: int | None = getattr(encoding, "num_kv_heads", None)
     together = encoding.heads_together if count is None or of_keys is None else count // of_keys
     if together > 1 and (first % together or (end or 0) % together):
         raise InputError(
-            f"heads={part.start}:{part.stop}{of}: cuts query heads that belong together, {together} by {together}; begin and end "
-            f"at multiples of {together}"
+            f"cuts query heads{of} that belong together, {together} by {together}",
+            f"begin and end at multiples of {together}",
+            heads=part,
         )
 
 
@@ -729,7 +736,8 @@ def _placed_as(x: Tensor, value: Tensor) -> Tensor:
 
 
 _LEARNED = object()
-_Remembered = WeakKeyDictionary[Encoding, dict[Hashable, list[Any]]]
+_VERSION = attrgetter("_version")
+_Remembered = WeakKeyDictionary[Encoding, tuple[list[int], list[object], dict[Hashable, Any]]]
 
 
 def _unless_learned(make: Callable[[], Any]) -> Any:
@@ -762,7 +770,7 @@ def _as_json(value: Any, origin: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_json(item, f"{origin}[{i}]") for i, item in enumerate(value)]
     raise InputError(
-        f"{origin}={shown(value)}: spec() takes numbers, strings, lists, dicts and encodings; override spec()"
+        "spec() takes numbers, strings, lists, dicts and encodings", "override spec()", argument=origin, value=value
     )
 
 
@@ -790,10 +798,10 @@ def augmented_by(encoding: Encoding, positions: Positions, batch: int) -> Positi
 
 def _check_layer(encoding: Encoding, layer: int, num_layers: int | None) -> None:
     if layer < 0:
-        raise InputError(f"layer={layer}: must be at least 0")
+        raise InputError("must be at least 0", layer=layer)
     if num_layers is not None and layer >= num_layers:
         raise InputError(
-            f"layer={layer}: {encoding.known_as} was made with num_layers={num_layers}; pass at most {num_layers - 1}"
+            f"{encoding.known_as} was made with num_layers={num_layers}", f"pass at most {num_layers - 1}", layer=layer
         )
 
 
@@ -821,7 +829,7 @@ def gates_of(encoding: Encoding, x: Tensor, layer: int = 0) -> tuple[Tensor, ...
         InputError: x of another shape, a layer that the encoding does not have, or gates that are none.
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
-        raise InputError(f"x={shown(x)}: pass the input of the layer's projections, (batch, seq, dim)")
+        raise InputError("pass the input of the layer's projections, (batch, seq, dim)", x=x)
     parts = encoding._leaves_in(layer)
     require_values(encoding, x)
     gates: list[Tensor] = []
@@ -854,15 +862,16 @@ def checked_gates(
     if len(given) != wanted:
         name = "no encoding" if encoding is None else encoding.known_as
         raise InputError(
-            f"gates={len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the "
-            "input of the layer's projections, with those of cached keys in front"
+            f"{len(given)} tensors, {name} makes {wanted}: pass gates=posenc.encoding.gates_of(encoding, x, layer), x the input of "
+            "the layer's projections, with those of cached keys in front",
+            argument="gates",
         )
     checked = []
     for gate in given:
         fits = isinstance(gate, Tensor) and gate.is_floating_point()
         if not fits or gate.dim() != 4 or gate.shape[0] not in (1, k.shape[0]):
             raise InputError(
-                f"gates={shown(gate)}: pass (batch, heads, num_keys, width) of a floating dtype, batch {k.shape[0]}"
+                f"pass (batch, heads, num_keys, width) of a floating dtype, batch {k.shape[0]}", gates=gate
             )
         if gate.shape[2] != k.shape[2]:
             raise InputError(
@@ -873,7 +882,7 @@ def checked_gates(
         gate = left_out(hidden, gate)
         looks = gate.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
         if looks and not intercepted() and not bool(gate.isfinite().all()):
-            raise InputError(f"gates={shown(gate)}: not finite; check the layer's input and the weights of {encoding}")
+            raise InputError("not finite", f"check the layer's input and the weights of {encoding}", gates=gate)
         checked.append(gate.expand(k.shape[0], -1, -1, -1))
     return tuple(checked)
 
@@ -899,12 +908,13 @@ class Effects:
         self.acting, self.positions = acting, positions
         gates = iter(positions.gates)
         self.parts: list[_Part] = []
+        self.sites: set[str] = set()
         for part, layer in acting:
-            here = positions
+            here, sites = positions, part.sites()
             if positions.gates:
                 here = positions.with_gates(tuple(islice(gates, part._num_gates(layer))))
-            self.parts.append(_Part(part, layer, here, part.sites()))
-        self.sites = {site for part in self.parts for site in part.sites}
+            self.parts.append(_Part(part, layer, here, sites))
+            self.sites.update(sites)
 
     def at(self, positions: Positions) -> "Effects":
         """The same encodings at other positions."""
@@ -923,7 +933,9 @@ class Effects:
         return self if positions is self.positions and not gates else self.at(positions.with_gates(gates))
 
     def _with(self, site: str) -> list[_Part]:
-        return [part for part in self.parts if site in part.sites] if site in self.sites else []
+        if site not in self.sites:
+            return []
+        return self.parts if len(self.parts) == 1 else [part for part in self.parts if site in part.sites]
 
     def _in_turn(self, site: str) -> list[_Part]:
         """The parts with a site in the order in which they rotate."""
@@ -1022,6 +1034,11 @@ class Effects:
             result = part.encoding.bias(q, k, part.positions, part.layer)
             terms += validated(result, q, k, origin=f"{type(part.encoding).__name__}.bias")
         return terms
+
+    @property
+    def adds_constants(self) -> bool:
+        """Whether `terms` depend on positions alone, and are the same in every layer."""
+        return all(part.encoding.adds_constants for part in self._with("bias"))
 
     def modifiers(self) -> list[Modifier]:
         """What becomes of each score, in order; the last may take the place of the softmax."""
@@ -1174,7 +1191,7 @@ class Composite(Encoding):
             raise InputError(f"{type(self).__name__}() needs at least one encoding")
         for part in parts:
             if not isinstance(part, Encoding):
-                raise InputError(f"parts={shown(part)}: pass encodings, such as posenc.create('rope', head_dim=64)")
+                raise InputError("pass encodings, such as posenc.create('rope', head_dim=64)", parts=part)
         self.parts: nn.ModuleList = nn.ModuleList(parts)
         self.max_positions = min((p.max_positions for p in parts if p.max_positions is not None), default=None)
         self.shift_invariant = all(part.shift_invariant for part in parts)

@@ -82,11 +82,87 @@ SYNONYMS = (
 """Names of one option in posenc's encodings and in other libraries."""
 
 
-class InputError(ValueError):
-    """An invalid argument: the message names the argument, the value and the remedy.
+class _NoValue:
+    """The value of an argument that a message names without one."""
 
-    The command line prints it as one line and exits with 2; any other exception is a bug.
+    def __repr__(self) -> str:
+        return "NO_VALUE"
+
+    def __reduce__(self) -> str:
+        return "NO_VALUE"
+
+
+NO_VALUE = _NoValue()
+
+
+class InputError(ValueError):
+    """An invalid argument, as data, of which the text is made: "argument=value: problem; remedy".
+
+    problem: what is wrong with it, or what is expected. remedy: what to do instead, "" if the problem says it. argument, value:
+    what it was given as, or several by name, InputError("pass one of them", factor=2, target_length=4096); without an
+    argument the problem is the text.
+
+    The command line prints it as one line, with flags for arguments, and exits with 2; any other exception is a bug.
     """
+
+    def __init__(
+        self, problem: str, remedy: str = "", /, *, argument: str = "", value: object = NO_VALUE, **values: object
+    ) -> None:
+        self.problem, self.remedy = problem, remedy
+        self.values = {argument: value, **values} if argument else values
+        super().__init__(problem, remedy)
+
+    @property
+    def argument(self) -> str:
+        """The first of the arguments that it is about; "" if there is none."""
+        return next(iter(self.values), "")
+
+    @property
+    def value(self) -> object:
+        """That argument's value; NO_VALUE if none is stated."""
+        return next(iter(self.values.values()), NO_VALUE)
+
+    @property
+    def reason(self) -> str:
+        """The problem and the remedy, without the argument."""
+        return self.problem + (self.remedy and f"; {self.remedy}")
+
+    def text(self, written: Callable[[str, object], str]) -> str:
+        """The message, with each argument and its value as `written` gives them."""
+        what = ", ".join(written(argument, value) for argument, value in self.values.items())
+        return (what and f"{what}: ") + self.reason
+
+    def __str__(self) -> str:
+        return self.text(with_value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {argument: _plain(value) for argument, value in self.values.items()}
+        return _remade, (type(self), self.args), self.__dict__ | {"values": values}
+
+
+def with_value(argument: str, value: object) -> str:
+    """An argument as a message names it."""
+    return argument if value is NO_VALUE else f"{argument}={shown(value)}"
+
+
+class _Shown(str):
+    """A value's text in the place of the value."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _plain(value: object) -> object:
+    """A value that any process can read: numbers, texts and short lists of them as they are, else as a message shows it."""
+    each = value if type(value) in (tuple, list) and len(value) <= 64 else [value]  # type: ignore[arg-type]
+    plain = all(one is NO_VALUE or type(one) in (str, int, float, bool, NoneType) for one in each)  # type: ignore[attr-defined]
+    return value if plain else _Shown(shown(value))
+
+
+def _remade(kind: type[InputError], args: tuple[Any, ...]) -> InputError:
+    return kind.__new__(kind, *args)
 
 
 # ---------------------------------------------------------------- numbers, words and tensors
@@ -104,15 +180,13 @@ def check_integers(least: int | None = None, most: int = LARGEST, /, **numbers: 
             continue
         if not is_integer(value):
             if torch._C._get_tracing_state() is not None:
-                raise InputError(
-                    f"{name}={shown(value)}: torch.jit.trace makes tensors of sizes; use torch.export.export, or "
-                    "torch.onnx.export(..., dynamo=True)"
-                )
-            raise InputError(f"{name}={shown(value)}: pass an integer")
+                remedy = "use torch.export.export, or torch.onnx.export(..., dynamo=True)"
+                raise InputError("torch.jit.trace makes tensors of sizes", remedy, argument=name, value=value)
+            raise InputError("pass an integer", argument=name, value=value)
         if least is not None and value < least:
-            raise InputError(f"{name}={shown(value)}: must be at least {least}")
+            raise InputError(f"must be at least {least}", argument=name, value=value)
         if value > most:
-            raise InputError(f"{name}={shown(value)}: must be at most {most}")
+            raise InputError(f"must be at most {most}", argument=name, value=value)
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -127,17 +201,17 @@ def check_numbers(least: float | None = None, most: float | None = None, /, **nu
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise InputError(f"{name}={shown(value)}: pass a number")
+            raise InputError("pass a number", argument=name, value=value)
         if isinstance(value, Integral):
             check_integers(**{name: int(value)})
         elif not math.isfinite(float(value)):
-            raise InputError(f"{name}={value}: pass a number that is finite")
+            raise InputError("pass a number that is finite", argument=name, value=value)
         elif abs(float(value)) > torch.finfo(torch.float32).max:
-            raise InputError(f"{name}={value}: pass a number within +-3.4e38, the range of float32")
+            raise InputError("pass a number within +-3.4e38, the range of float32", argument=name, value=value)
         if least is not None and float(value) < least:
-            raise InputError(f"{name}={value}: must be at least {least}")
+            raise InputError(f"must be at least {least}", argument=name, value=value)
         if most is not None and float(value) > most:
-            raise InputError(f"{name}={value}: must be at most {most}")
+            raise InputError(f"must be at most {most}", argument=name, value=value)
 
 
 def check_positive(**numbers: float) -> None:
@@ -145,7 +219,7 @@ def check_positive(**numbers: float) -> None:
     for name, value in numbers.items():
         check_numbers(**{name: value})
         if value is None or value < LEAST_DIVISOR:
-            raise InputError(f"{name}={value}: must be a positive number, at least {LEAST_DIVISOR}")
+            raise InputError(f"must be a positive number, at least {LEAST_DIVISOR}", argument=name, value=value)
 
 
 def check_word(name: str, word: str, known: Iterable[str]) -> None:
@@ -158,7 +232,7 @@ def check_flags(**flags: Any) -> None:
     """Refuse what is neither true nor false, such as 1 or "no"."""
     for name, flag in flags.items():
         if flag is not True and flag is not False:
-            raise InputError(f"{name}={shown(flag)}: pass True or False")
+            raise InputError("pass True or False", argument=name, value=flag)
 
 
 def holds_integers(x: Tensor) -> bool:
@@ -183,6 +257,20 @@ def is_distributed(x: Tensor) -> bool:
     return hasattr(x, "placements") and hasattr(x, "device_mesh")
 
 
+def _in_onnx() -> bool:
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+
+
+# Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
+_in_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def refuse_in_onnx(name: str, what: str, other: str) -> None:
+    """Refuse to be exported to ONNX, before the exporter fails at an operator."""
+    if torch.compiler.is_compiling() and _in_onnx():
+        raise InputError(f"{name}: ONNX has no operator for {what}: use torch.export, or {other}")
+
+
 def refuse_distributed(**tensors: Tensor) -> None:
     """Refuse DTensors."""
     for name, x in tensors.items():
@@ -196,9 +284,9 @@ def refuse_distributed(**tensors: Tensor) -> None:
 def check_devices(user: str, *tensors: Tensor | None) -> None:
     """Refuse tensors some of which are on meta: PyTorch would call an operator's kernel without values, whose result is
     memory that nobody wrote to."""
-    given = [x for x in tensors if x is not None]
-    if any(x.is_meta for x in given) and not all(x.is_meta for x in given):
-        devices = {str(x.device) for x in given}
+    on_meta = {x.is_meta for x in tensors if x is not None}
+    if len(on_meta) > 1:
+        devices = {str(x.device) for x in tensors if x is not None}
         raise InputError(
             f"{user}: tensors on {' and '.join(sorted(devices))}; an encoding's parameters on meta have no values: "
             "load them, or encoding.to_empty(device=...) and then initialise"
@@ -212,14 +300,14 @@ def as_numbers(
     try:
         x = torch.as_tensor(values, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(f"{name}={shown(values)}: pass a tensor, or lists of numbers that are as long") from None
+        raise InputError("pass a tensor, or lists of numbers that are as long", argument=name, value=values) from None
     _check_dense(name, x)
     return x
 
 
 def _check_dense(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
-        raise InputError(f"{name}={shown(x)}: pass a tensor")
+        raise InputError("pass a tensor", argument=name, value=x)
     if x.layout != torch.strided:
         raise InputError(f"{name} of {x.layout}: pass a dense tensor, {name}.to_dense()")
     if x.is_complex():
@@ -247,7 +335,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     if get_origin(hint) is Literal:
         check_word(name, value, get_args(hint))
     if not fits(value, hint):
-        raise InputError(f"{name}={shown(value)}: pass {spelled(hint)}")
+        raise InputError(f"pass {spelled(hint)}", argument=name, value=value)
     if isinstance(value, Tensor):
         _check_dense(name, value)
     elif isinstance(value, Real) and value is not True and value is not False:
@@ -328,7 +416,9 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:
         text = _with_article(type(value))
-    return text if len(text) <= 80 else f"{text[:60]}.. ({type(value).__name__})"
+    if "\n" in text:  # as of a module
+        return _with_article(type(value))
+    return text if len(text) <= (400 if isinstance(value, str) else 80) else f"{text[:60]}.. ({type(value).__name__})"
 
 
 def first_line(error: BaseException) -> str:

@@ -63,7 +63,7 @@ def frequency_curve(
         raise unknown("curve", curve, CURVES)
     check_numbers(exponent=exponent)
     if curve == "power" and not exponent > 0:
-        raise InputError(f"exponent={exponent}: t^exponent needs a positive exponent")
+        raise InputError("t^exponent needs a positive exponent", exponent=exponent)
     pairs = dim // 2
     steps = max(pairs - 1, 1) if endpoint else pairs
     t = torch.arange(pairs, dtype=torch.float64, device="cpu") / steps
@@ -90,7 +90,7 @@ def sinusoidal(
         InputError: odd dim, unknown layout, a dtype of integers, or what `frequency_curve` refuses.
     """
     if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype={dtype}: integers cannot store the codes; pass a float dtype")
+        raise InputError("integers cannot store the codes", "pass a float dtype", dtype=dtype)
     frequencies = frequency_curve(dim, base=base, curve=curve, exponent=exponent, endpoint=endpoint).to(
         table_device(positions.device)
     )
@@ -207,8 +207,9 @@ def t5_bucket(
     exact = per_side // 2
     if exact < 1 or max_distance <= exact:
         raise InputError(
-            f"num_buckets={num_buckets}, max_distance={max_distance}: needs at least {4 if bidirectional else 2} "
-            f"buckets and max_distance above {exact}"
+            f"needs at least {4 if bidirectional else 2} buckets and max_distance above {exact}",
+            num_buckets=num_buckets,
+            max_distance=max_distance,
         )
     if bidirectional:
         side = (relative_position > 0).long() * per_side
@@ -237,8 +238,9 @@ def deberta_bucket(distance: Tensor, *, num_buckets: int = 256, max_distance: in
     exact = num_buckets // 2
     if num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= exact:
         raise InputError(
-            f"num_buckets={num_buckets}, max_distance={max_distance}: needs an even number of at least 4 buckets and "
-            f"max_distance above {exact + 1}"
+            f"needs an even number of at least 4 buckets and max_distance above {exact + 1}",
+            num_buckets=num_buckets,
+            max_distance=max_distance,
         )
     # float32 on purpose, as in t5_bucket
     far = distance.abs().clamp(min=exact).float() / exact
@@ -300,7 +302,7 @@ def rotary(
     if not x.is_floating_point():
         raise InputError(f"x of {x.dtype}: x must be floating point; pass x.float()")
     if start < 0:
-        raise InputError(f"start={start}: the first channel that is rotated must be at least 0")
+        raise InputError("the first channel that is rotated must be at least 0", start=start)
     if start + 2 * pairs > width:
         raise InputError(
             f"cos has {pairs} columns for head_dim={width}{f' and start={start}' if start else ''}: pass one per "
@@ -309,7 +311,9 @@ def rotary(
         )
     if not isinstance(layout, str) or layout not in ("half", "interleaved"):
         raise unknown("layout", layout, ("half", "interleaved"))
-    if not torch.compiler.is_compiling() and not (sin.shape[-1] == pairs and _fits(cos, x) and _fits(sin, x)):
+    if not torch.compiler.is_compiling() and not (
+        _fits(cos, x) and (sin.shape == cos.shape or (sin.shape[-1] == pairs and _fits(sin, x)))
+    ):
         raise InputError(
             f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit x {tuple(x.shape)}: pass (..., seq, pairs), a row "
             "per token of x or one for all; a batch of tables, (batch, seq, pairs), needs cos[:, None]"
@@ -464,14 +468,18 @@ def _check_given(x: Tensor, cos: Tensor, sin: Tensor, start: int, inplace: bool)
 
 def _fits(table: Tensor, x: Tensor) -> bool:
     """Whether everything but the channels broadcasts."""
-    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
-    return all(n == m or n == 1 or m == 1 for n, m in pairs)
+    for n, m in zip(table.shape[-2::-1], x.shape[-2::-1], strict=False):  # noqa: SIM110  # a generator takes twice the time
+        if n != m and n != 1 and m != 1:
+            return False
+    return True
 
 
 def _covers(x: Tensor, table: Tensor) -> bool:
     """Whether a table that fits x makes it no larger. torch.broadcast_shapes says so, too, in 100 us."""
-    pairs = zip(table.shape[-2::-1], x.shape[-2::-1], strict=False)
-    return table.dim() <= x.dim() and all(n == 1 or n == m for n, m in pairs)
+    for n, m in zip(table.shape[-2::-1], x.shape[-2::-1], strict=False):
+        if n != 1 and n != m:  # of sizes that are symbols Dynamo takes those of a tuple for others
+            return False
+    return table.dim() <= x.dim()
 
 
 def overlaps(x: Tensor) -> bool:
@@ -495,13 +503,13 @@ def unaliased(table: Tensor, x: Tensor) -> Tensor:
 def _check_inplace(x: Tensor, cos: Tensor, learned: bool) -> None:
     remedy = "pass inplace=False"
     if learned:
-        raise InputError(f"inplace=True: the gradient of cos and sin needs the unrotated x; {remedy}")
+        raise InputError("the gradient of cos and sin needs the unrotated x", remedy, inplace=True)
     if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
-        raise InputError(f"inplace=True: x is a leaf that requires grad, which autograd forbids to overwrite; {remedy}")
+        raise InputError("x is a leaf that requires grad, which autograd forbids to overwrite", remedy, inplace=True)
     if overlaps(x):
-        raise InputError(f"inplace=True: x is expanded or overlaps, several of its entries are one in memory; {remedy}")
+        raise InputError("x is expanded or overlaps, several of its entries are one in memory", remedy, inplace=True)
     if not _covers(x, cos):
-        raise InputError(f"inplace=True: the result for tables {tuple(cos.shape)} is larger than x; {remedy}")
+        raise InputError(f"the result for tables {tuple(cos.shape)} is larger than x", remedy, inplace=True)
 
 
 def exactly(x: Tensor) -> AbstractContextManager[Any]:
@@ -548,10 +556,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, start: int, inp
     if inplace:
         cos, sin = unaliased(cos, x), unaliased(sin, x)
     out = x if inplace else torch.empty_like(x)
-    if not inplace and 2 * pairs < x.shape[-1]:
-        for rest in (slice(start), slice(start + 2 * pairs, None)):
-            out[..., rest] = x[..., rest]
-    x, target = (t[..., start : start + 2 * pairs] for t in (x, out))
+    target = out
+    if 2 * pairs < x.shape[-1]:
+        if not inplace:
+            for rest in (slice(start), slice(start + 2 * pairs, None)):
+                out[..., rest] = x[..., rest]
+        x, target = x[..., start : start + 2 * pairs], out[..., start : start + 2 * pairs]
     precise = _precise(x, cos)
     if layout == "interleaved" and x.dtype == precise and _is_complex(x) and _is_complex(target):
         factor = torch.complex(cos.to(precise), sin.to(precise))
@@ -760,5 +770,7 @@ def check_even(name: str, value: int) -> None:
     """Refuse a width that cannot be split into pairs, or that nothing has."""
     check_integers(**{name: value})
     if value < 2 or value % 2:
-        raise InputError(f"{name}={value}: positions act on pairs of channels, so it must be even and at least 2")
+        raise InputError(
+            "positions act on pairs of channels, so it must be even and at least 2", argument=name, value=value
+        )
     check_sizes(**{name: value})

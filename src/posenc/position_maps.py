@@ -142,16 +142,16 @@ def jet_long(window: int, *, trained: int, groups: int, least: int = 1) -> Posit
     window: the source's w_0 + 1, 2049 tokens. trained: the source's w, the context length. groups: the
     largest G; trained * groups tokens are read. least: the smallest G. The source reads a prompt of n tokens with
     G = ceil(n / trained) for all of its queries, which is least=G, and later tokens as here; with least=1 a text read in
-    pieces is the text read at once.
+    pieces is the text of one call.
     Source: arXiv 2607.07740; jet-ai-projects/Jet-Long, modeling_qwen3_jetlong.py.
     """
     check_integers(1, window=window, trained=trained, groups=groups, least=least)
     if least > groups:
         raise InputError(
-            f"least={least}, groups={groups}: least is at most groups, the largest number of tokens per position"
+            "least is at most groups, the largest number of tokens per position", least=least, groups=groups
         )
     if window > trained:
-        raise InputError(f"window={window}, trained={trained}: the window is at most the context length")
+        raise InputError("the window is at most the context length", window=window, trained=trained)
     grouped = list(range(max(least, 2), groups + 1))
     first = None if least > 1 else trained  # queries before it see every key at its distance
     branches = [] if first is None else [Branch(Region(until=first if grouped else None))]
@@ -244,7 +244,7 @@ def dual_chunk(chunk: int, *, local: int) -> PositionMap:
     check_integers(1, chunk=chunk, local=local)
     if 2 * local > chunk:
         raise InputError(
-            f"chunk={chunk}, local={local}: local is at most half of chunk, so that near keys are in two chunks"
+            "local is at most half of chunk, so that near keys are in two chunks", chunk=chunk, local=local
         )
     size = chunk - local
     farthest = min(2 * size - 1, chunk)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Transformer, which takes any encoding: a decoder, an encoder, or a decoder that reads an encoder.
+"""A small Transformer, which takes any encoding: a decoder, an encoder, or a decoder that attends to an encoder.
 
 Blocks of attention and a gated MLP, one encoding for all of them. `posenc.vision` puts the same blocks on images.
 """
@@ -18,7 +18,7 @@ from posenc.distributed.exchange import augment_shard
 from posenc.encoding import Encoding, augmented_by, gates_of, require_fit
 from posenc.encodings import create
 from posenc.encodings.shared import kv_heads_of
-from posenc.errors import InputError, check_fields, check_integers, check_sizes, shown
+from posenc.errors import InputError, check_fields, check_integers, check_sizes
 from posenc.positions import Positions
 
 __all__ = ["Memory", "Transformer", "TransformerConfig"]
@@ -43,12 +43,12 @@ class BlockConfig:
         check_sizes(dim=self.dim, num_heads=self.num_heads, head_dim=self.head_dim)
         check_integers(1, num_layers=self.num_layers)
         if self.head_dim is None and self.dim % self.num_heads:
-            raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
+            raise InputError(f"must be a multiple of num_heads={self.num_heads}, or give head_dim", dim=self.dim)
         kv_heads_of(self.num_heads, self.num_kv_heads)  # refuses what does not divide
         if self.mlp_ratio <= 0:
-            raise InputError(f"mlp_ratio={self.mlp_ratio}: must be a positive number")
+            raise InputError("must be a positive number", mlp_ratio=self.mlp_ratio)
         if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout={self.dropout}: must be a probability below 1")
+            raise InputError("must be a probability below 1", dropout=self.dropout)
 
     @property
     def width(self) -> int:
@@ -63,7 +63,7 @@ class BlockConfig:
         if isinstance(encoding, Encoding):
             return encoding
         if not isinstance(encoding, str):
-            raise InputError(f"encoding={shown(encoding)}: pass an encoding, or a text such as 'rope'")
+            raise InputError("pass an encoding, or a text such as 'rope'", encoding=encoding)
         return create(
             encoding, dim=self.dim, num_heads=self.num_heads, head_dim=self.width, num_kv_heads=self.num_kv_heads,
             num_layers=self.num_layers, **more,
@@ -76,30 +76,34 @@ class BlockConfig:
 
 @dataclass(frozen=True)
 class TransformerConfig(BlockConfig):
-    """Shape of a `Transformer`.
-
-    vocab_size: tokens. dim: width. num_layers, num_heads. num_kv_heads: fewer than num_heads is grouped-query
-    attention; None: as many. head_dim: width of a head; None: dim / num_heads. mlp_ratio: width of the gated MLP over
-    dim, as in a two-matrix MLP of the same size. causal: decoder or encoder. tie_weights: one matrix for embedding and
-    output. dropout: on weights and residuals. norm: RMSNorm or LayerNorm, before attention and MLP (norm_first), as in most
-    models now, or after their sum with the residual stream, as in Vaswani et al. 2017. cross_attention: each block also
-    reads an encoder, see `Memory`.
-    """
+    """Shape of a `Transformer`."""
 
     vocab_size: int
+    """Tokens"""
     _: KW_ONLY
     dim: int = 128
+    """Width"""
     num_layers: int = 4
     num_heads: int = 4
     num_kv_heads: int | None = None
+    """Fewer than num_heads is grouped-query attention; None: as many"""
     head_dim: int | None = None
+    """Width of a head; None: dim / num_heads"""
     mlp_ratio: float = 4.0
+    """Width of the gated MLP over dim, as in a two-matrix MLP of the same size"""
     causal: bool = True
+    """Decoder or encoder"""
     tie_weights: bool = True
+    """One matrix for embedding and output"""
     dropout: float = 0.0
+    """On weights and residuals"""
     norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm"""
     norm_first: bool = True
+    """It is before attention and MLP, as in most models now, or after their sum with the residual stream, as in Vaswani
+    et al. 2017."""
     cross_attention: bool = False
+    """Each block also reads an encoder, see `Memory`"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -303,7 +307,7 @@ class Transformer(TransformerBase):
         if not self.config.cross_attention:
             raise InputError("memory() needs cross-attention: TransformerConfig(cross_attention=True)")
         if features.dim() != 3 or features.shape[2] != self.config.dim:
-            raise InputError(f"features={shown(features)}: pass (batch, m, {self.config.dim}), an encoder's features()")
+            raise InputError(f"pass (batch, m, {self.config.dim}), an encoder's features()", features=features)
         if positions is None:
             positions = Positions.arange(features.shape[1], device=features.device)
         require_fit(positions, x=features)
@@ -358,9 +362,7 @@ class Transformer(TransformerBase):
         check_sizes(new_tokens=new_tokens)
         if attention_mask is not None:
             if attention_mask.shape != tokens.shape:
-                raise InputError(
-                    f"attention_mask={shown(attention_mask)}: must have the shape of tokens, {tuple(tokens.shape)}"
-                )
+                raise InputError(f"must have the shape of tokens, {tuple(tokens.shape)}", attention_mask=attention_mask)
             if not bool(attention_mask[:, -1].all()):
                 raise InputError(
                     "attention_mask ends with padding: new tokens follow the last column, so pad on the left"
@@ -379,11 +381,11 @@ class Transformer(TransformerBase):
             return None
         if not isinstance(memory, Memory) or len(memory.tokens) != self.config.num_layers:
             raise InputError(
-                f"memory={shown(memory)}: this decoder reads an encoder, pass decoder.memory(encoder.features(source))"
+                "this decoder reads an encoder, pass decoder.memory(encoder.features(source))", memory=memory
             )
         if not self.config.cross_attention:
             raise InputError(
-                "memory: this model has no cross-attention; TransformerConfig(cross_attention=True) has it"
+                "this model has no cross-attention", "TransformerConfig(cross_attention=True) has it", argument="memory"
             )
         self.cross.share(
             [(b.cross_attention.query, b.cross_attention.key) for b in self.blocks if isinstance(b, Block)]
@@ -392,7 +394,7 @@ class Transformer(TransformerBase):
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"tokens={shown(tokens)}: pass (batch, seq) of int64, not empty")
+            raise InputError("pass (batch, seq) of int64, not empty", tokens=tokens)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(limit) for limit in tokens.aminmax())
             if not 0 <= low <= high < self.config.vocab_size:
@@ -403,10 +405,11 @@ def _checked_cross(cross: Encoding, config: TransformerConfig) -> Encoding:
     """Refuse what does not act between two texts."""
     sites = set(cross.sites())
     if sites and not config.cross_attention:
-        raise InputError(f"cross={cross.known_as}: needs cross-attention, TransformerConfig(cross_attention=True)")
+        raise InputError("needs cross-attention, TransformerConfig(cross_attention=True)", cross=cross.known_as)
     if outside := sites & {"augment", "embed", "gates"}:
         raise InputError(
-            f"cross={cross.known_as}: acts on a model's input ({', '.join(sorted(outside))}), so make it an encoding of the "
-            "encoder and the decoder; cross-attention takes those of queries, keys, scores and values, such as 'rope'"
+            f"acts on a model's input ({', '.join(sorted(outside))}), so make it an encoding of the encoder and the "
+            "decoder; cross-attention takes those of queries, keys, scores and values, such as 'rope'",
+            cross=cross.known_as,
         )
     return cross

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, augmented_by
-from posenc.errors import InputError, check_integers, check_sizes, shown
+from posenc.errors import InputError, check_integers, check_sizes
 from posenc.positions import Positions
 from posenc.positions.ids import as_indices, select
 from posenc.transformer import Block, BlockConfig, TransformerBase
@@ -104,9 +104,7 @@ class VisionTransformer(TransformerBase):
         """
         parts = [images] if isinstance(images, Tensor) else [image[None] for image in images]
         if not parts or (keep is not None and len(parts) > 1):
-            raise InputError(
-                f"images={shown(images)}, keep={shown(keep)}: pass at least one image, and keep= with a batch of one size"
-            )
+            raise InputError("pass at least one image, and keep= with a batch of one size", images=images, keep=keep)
         tokens = [self.tokens(part) for part in parts]
         x, lengths = torch.cat(tokens, 1), [each.shape[1] for each in tokens]
         if positions is None:
@@ -153,16 +151,16 @@ class VisionTransformer(TransformerBase):
         Raises:
             InputError: images of another shape, or that cannot be cut into patches.
         """
-        shape, config, given = self.config.patch_shape, self.config, f"images={shown(images)}"
+        shape, config = self.config.patch_shape, self.config
         axes = "batch, channels, " + ("frames, " if len(shape) == 3 else "") + "height, width"
         if images.dim() != 2 + len(shape) or images.shape[1] != config.channels or not images.is_floating_point():
-            raise InputError(f"{given}: pass ({axes}) of floating point, with channels={config.channels}")
+            raise InputError(f"pass ({axes}) of floating point, with channels={config.channels}", images=images)
         if 0 in images.shape:
-            raise InputError(f"{given}: pass at least one image of at least one patch")
+            raise InputError("pass at least one image of at least one patch", images=images)
         sides = list(zip(images.shape[2:], shape, strict=True))
         if any(length % size for length, size in sides):
             frames = "" if len(shape) == 2 else f", the frames of tubelet_size={config.tubelet_size}"
-            raise InputError(f"{given}: each side must be a multiple of patch_size={config.patch_size}{frames}")
+            raise InputError(f"each side must be a multiple of patch_size={config.patch_size}{frames}", images=images)
         counts = [length // size for length, size in sides]
         return (*counts[-2:], *counts[:-2])
 

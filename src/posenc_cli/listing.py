@@ -116,7 +116,7 @@ def _overview(rows: Rows, summaries: bool) -> str:
     for kind, of_kind in rows.items():
         longest = max(len(row["name"]) for row in of_kind) + 1
         for family in dict.fromkeys(row.get("family", "") for row in of_kind):
-            head = f"{KINDS[kind]} {family[0].lower()}{family[1:]}" if family else KINDS[kind]
+            head = f"{KINDS[kind]}: {family[0].lower()}{family[1:]}" if family else KINDS[kind]
             lines = filled(f"{head[0].upper()}{head[1:]}", width)
             for row in of_kind:
                 if row.get("family", "") == family:

@@ -254,7 +254,7 @@ def test_minilm():
         (smooth, {"texts": 4}, r"texts: smooth takes vectors of any width"),
         (smooth, {"codes": None}, r"codes: smooth adds none"),
         (smooth, {"texts": random(3, 4)}, r"6 wide, the model's vectors 4"),
-        (smooth, {"codes": "rope"}, r"codes=rope: adds nothing to the input"),
+        (smooth, {"codes": "rope"}, r"codes='rope': adds nothing to the input"),
         (smooth, {"codes": random(7, DIM)}, r"codes for 0 \.\. 6 only"),
         (smooth, {"texts": 4, "length": 1}, r"length=1: must be at least 2"),
         (smooth, {"texts": random(1, DIM)}, r"texts of shape \(1, 6\)"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc.analysis import phase_error
-from posenc.analysis.precision import CAUSES
+from posenc.analysis.phase_errors import CAUSES
 from posenc.encodings import Rotary, Sinusoidal
 from posenc.errors import InputError
 
@@ -167,7 +167,7 @@ def test_what_transformers_does_to_sinusoids():
         (("xpos", 16), r"for XPos the Rotary of its frequencies"),
         (("rope", 0), r"length=0"),
         (("rope", 16, torch.int32), r"dtype=torch.int32: phases are real numbers; pass one of bfloat16, float16"),
-        (("rope", 16, "bf16"), r"dtype=bf16"),
+        (("rope", 16, "bf16"), r"dtype='bf16'"),
     ],
 )
 def test_bad_input(arguments, match):

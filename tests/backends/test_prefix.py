@@ -2,6 +2,7 @@
 """Sinks that see the query, and learned keys and values before all others, against the formula."""
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -96,8 +97,10 @@ def expected(case, q, k, v, positions):
     return every / total @ torch.cat(values, 2)
 
 
-@pytest.mark.parametrize("backend", ["reference", "auto", "flex"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "backend"),
+    [*product(LAYOUTS, ("reference", "auto")), *product(("bidirectional", "left padded", "cross"), ("flex",))],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients(case, layout, backend, tiles):
     queries, keys, make = LAYOUTS[layout]

@@ -94,8 +94,7 @@ def test_output_and_gradients(case):
         assert (found - wanted).abs().max() < 2e-6 * max(1.0, float(wanted.detach().abs().max()))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("case", ["causal, grouped", "both"])
+@pytest.mark.parametrize(("case", "dtype"), [("causal, grouped", torch.bfloat16), ("both", torch.float16)])
 def test_half_precision(case, dtype):
     for found, wanted in compared(case, dtype):
         assert (found - wanted).abs().max() < 4 * torch.finfo(dtype).eps * max(1.0, float(wanted.detach().abs().max()))
@@ -154,8 +153,14 @@ def both(q, k, v, encoding, positions):
     return zip(*results, strict=True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=pytest.mark.slow if (at + turn) % 2 else ())
+        for at, name in enumerate(ENCODINGS)
+        for turn, layout in enumerate(LAYOUTS)
+    ],
+)
 def test_encodings_are_the_reference(name, layout):
     positions, heads, width = LAYOUTS[layout](), 4, 8
     torch.manual_seed(0)

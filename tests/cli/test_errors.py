@@ -52,8 +52,8 @@ def test_a_bug_of_ours_is_not_hidden(monkeypatch):
     def fail(*_):
         raise KeyError("ours")
 
-    monkeypatch.setattr("posenc.cli.listing.List.run", fail)
-    monkeypatch.setattr("posenc.cli.users_line", lambda error: None)  # this file is not installed
+    monkeypatch.setattr("posenc.cli.list_command.List.run", fail)
+    monkeypatch.setattr("posenc.cli.commands.users_line", lambda error: None)  # this file is not installed
     with pytest.raises(KeyError):
         cli.main(["list"])
 
@@ -80,4 +80,4 @@ def test_ranks(world, capsys, monkeypatch):
     for command, what in ((["compare"], "a comparison"), (["eval", "demo"], "an evaluation")):
         if world == "2":
             assert cli.main(command) == 2
-            assert f"WORLD_SIZE=2: {what} runs in one process" in capsys.readouterr().err
+            assert f"WORLD_SIZE='2': {what} runs in one process" in capsys.readouterr().err

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from website import commands
 
-import posenc_cli
 from posenc import cli
 from posenc.cli.command import parse
 from posenc.errors import InputError
+from posenc_cli import answers, program
 from posenc_cli.arguments import Described, example, laid_out
 from posenc_cli.listing import KINDS, bibtex, cited, listed
 from posenc_cli.names import unknown_name
 
 WIDTHS = (40, 60, 80, 120)
 COMMANDS = {name: command.described() for name, command in cli.COMMANDS.items()}
-TABLE = posenc_cli.table()
+TABLE = answers.table()
 
 
 def answered(capsys, *words):
@@ -31,7 +31,7 @@ def answered(capsys, *words):
         patch.setattr(sys, "argv", ["posenc", *words])
         patch.setattr("posenc.cli.main", lambda: pytest.fail("needs torch"))
         try:
-            code = posenc_cli.main()
+            code = program.main()
         except SystemExit as stop:
             code = stop.code
     return code, *capsys.readouterr()
@@ -51,7 +51,7 @@ def test_a_command_is_the_same_in_the_table(name):
 
 
 @pytest.mark.skipif(find_spec("shtab") is None, reason="needs shtab")
-@pytest.mark.parametrize("shell", posenc_cli.SHELLS)
+@pytest.mark.parametrize("shell", answers.SHELLS)
 def test_completion_is_that_of_the_table(shell, capsys):
     assert answered(capsys, "completion", shell)[1] == commands.completion(shell, TABLE["commands"], TABLE["known"])
 
@@ -64,11 +64,11 @@ def test_help_lists_completion_and_typing_errors_import_no_torch():
         ["eval", "--stepz"], ["extend"], *([name, "--help"] for name in COMMANDS),
     ]  # fmt: skip
     code = (
-        "import contextlib, io, sys, posenc_cli\n"
+        "import contextlib, io, sys\nfrom posenc_cli import program\n"
         f"for words in {lines}:\n"
         "    sys.argv = ['posenc', *words]\n"
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):\n"
-        "        posenc_cli.main()\n"
+        "        program.main()\n"
         "print(*({'torch', 'posenc', 'numpy', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -203,7 +203,7 @@ def test_cite_is_that_of_the_library():
     assert bibtex("@misc{a, x}\n\n@book{b,\ny}") == {"a": "@misc{a, x}", "b": "@book{b,\ny}"}
 
 
-@pytest.mark.parametrize("shell", posenc_cli.SHELLS)
+@pytest.mark.parametrize("shell", answers.SHELLS)
 def test_completion_has_every_command_option_and_name(shell, capsys):
     code, script, _ = answered(capsys, "completion", shell)
     assert code == 0
@@ -218,7 +218,7 @@ def completions(line):
     """What bash proposes for the last word of a line."""
     words = line.split(" ")
     script = (
-        f"source {Path(posenc_cli.__file__).with_name('completion.bash')}\n"
+        f"source {Path(answers.__file__).with_name('completion.bash')}\n"
         f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n"
         "$(complete -p posenc | sed 's/.*-F \\([^ ]*\\).*/\\1/')\nprintf '%s\\n' \"${COMPREPLY[@]}\""
     )

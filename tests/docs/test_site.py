@@ -1,5 +1,6 @@
 """The documentation's site: every page is in it, nothing leads nowhere, nothing is fetched from elsewhere."""
 
+import inspect
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ from website.markdown import fitted, for_site, summary
 from website.narrow import marked, width
 from website.page import DOCS, ROOT, explorer, formula, lines, linked_sources, plain
 from website.pictures import Half, card_of, pictures, says
+from website.snippets import SIZES
 
 import posenc
 from docs.checker import Site
@@ -40,7 +42,7 @@ SECTIONS = (
 EXTENSION = ("When to use it", "Formula", "Picture", "Arguments", "Code", "What loads it")
 """Of the page of a schedule or a map."""
 TYPES = (
-    "index", "encodings/index", "encodings/rope", "frequencies/yarn", "position_maps/dual_chunk", "encodings", "bench",
+    "index", "encodings/index", "encodings/rope", "frequencies/yarn", "position_maps/dual_chunk", "encodings/index.zh", "bench",
     "reference/posenc", "reference/commands", "guides/extend", "longer_context", "position_from_scratch.zh", "examples/train_gpt", "results",
 )  # fmt: skip
 """A page of each kind."""
@@ -116,7 +118,7 @@ def test_every_page_is_in_the_navigation_once():
     named = list(targets(nav))
     assert len(named) == len(set(named))
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    generated = {"encodings/index.md", "reference/index.md", "results.md", "project/license.md"}
+    generated = {"reference/index.md", "results.md", "project/license.md"}
     missing, gone = (written | generated) - set(named), set(named) - written - generated
     assert not missing, f"add {sorted(missing)} to the nav of mkdocs.yml"
     assert not gone, f"remove {sorted(gone)} from the nav of mkdocs.yml, or write the page in docs/"
@@ -269,8 +271,22 @@ def test_the_settings_of_a_command_are_a_table():
     assert "usage:" not in page.text
 
 
-def test_every_encoding_has_a_title():
-    assert set(encodings.TITLES) == {*ENCODINGS, *PATTERNS}
+def test_the_page_of_create_lists_every_encoding_with_its_options():
+    lines = [line for line in reference.created().splitlines() if line.startswith("- ")]
+    assert [re.match(r"- \[`(\w+)`\]\(\.\./encodings/\1\.md\): \w", line)[1] for line in lines] == [*ENCODINGS]
+    for line, cls in zip(lines, ENCODINGS.values(), strict=True):
+        shape = set(re.findall(r"`(\w+)`", (re.search(r"; shape ([^;]*)", line) or ["", ""])[1]))
+        options = set(re.findall(r"`(\w+)(?:=[^`]*)?`", (re.search(r"; options (.*)", line) or ["", ""])[1]))
+        assert shape <= set(inspect.signature(posenc.create).parameters), line
+        of_shape = {argument for size in shape for argument in SIZES[size]}
+        assert options | of_shape >= set(cls.arguments()) - {"num_kv_heads", "columns"}, line
+        assert options <= set(cls.arguments()), line
+    page = next(page for page in reference.pages() if page.path == "reference/posenc.md")
+    assert re.search(r"::: posenc\.encodings\.[\w.]*create\n\n### Encodings that", page.text)
+
+
+def test_every_encoding_and_pattern_has_a_title():
+    assert all(map(encodings.title_of, [*ENCODINGS, *PATTERNS]))
     assert all(map(encodings.titled, LEADERBOARD))
 
 
@@ -369,6 +385,43 @@ def test_the_menu_of_chinese_pages_is_chinese():
     }
 
 
+ASKED = {
+    "yarn": ["yarn"],
+    "what is the best rope for images": [
+        "best rope images",
+        "best images",
+        "rope images",
+        "best rope",
+        "images",
+        "best",
+        "rope",
+    ],
+    "how do I": ["how do I", "how do", "how I", "do I", "how", "do", "I"],
+    "yarn vs. NTK": ["yarn NTK", "yarn", "NTK"],
+    "2-D RoPE": ["2d RoPE", "RoPE", "2d"],
+    "a 7-d table": ["7-d table", "table", "7-d"],
+    "旋转 编码": ["旋转 编码", "旋转", "编码"],
+    "  ": ["  "],
+}
+"""What is asked for a query, until something is found."""
+
+
+def test_a_query_loses_its_common_words_then_its_shortest():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on this machine")
+    script = Path(__file__).with_name("queries.mjs")
+    long = "one two three four seven eleven twelve"
+    done = subprocess.run([node, script, SEARCH[1], long, *ASKED], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    of_long = found.pop(long)["asked"]
+    assert of_long[:2] == [long, "one three four seven eleven twelve"]
+    assert (of_long[-1], len(of_long)) == ("one", 2**6)
+    assert found.pop("a further page") == {"asked": ["of it"], "shown": 1}
+    assert {query: of["asked"] for query, of in found.items()} == ASKED
+    assert {of["shown"] for of in found.values()} == {1}  # nothing found is shown once, at the end
+
+
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("var __index = ", ";")])
 def test_source_code_is_not_searched(tmp_path, before, after):
     items = [{"location": f"encodings/t5.html#{each}", "text": "b"} for each in ("source-code", "formula")]
@@ -378,12 +431,11 @@ def test_source_code_is_not_searched(tmp_path, before, after):
 
 
 def test_keywords_are_of_pages_and_in_the_index(tmp_path):
-    assert set(CHINESE) == set(ENCODINGS)
-    assert set(ALIASES) <= set(ENCODINGS)
-    generated = {"encodings/index.md", "results.md"}
+    assert {*CHINESE, *ALIASES} <= set(ENCODINGS)
+    generated = {"results.md"}
     assert {path for path in KEYWORDS if not (DOCS / path).exists()} <= generated
     assert not {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - set(KEYWORDS) - {
-        "examples.md", "code.md", "design.md", "encodings.md",
+        "examples.md", "code.md", "design.md",
     }  # fmt: skip
     (tmp_path / "search.json").write_text(
         json.dumps({"items": [{"location": "encodings/axial_rope.html", "text": "a"}]})
@@ -397,10 +449,6 @@ def test_keywords_are_of_pages_and_in_the_index(tmp_path):
 def test_an_encodings_card_is_small(tmp_path):
     card_of("alibi", "attention with linear biases (ALiBi)", tmp_path / "alibi.png")
     assert 5_000 < (tmp_path / "alibi.png").stat().st_size < 60_000
-
-
-def test_every_family_has_an_encoding_and_every_encoding_a_family():
-    assert {encodings.family(cls) for cls in ENCODINGS.values()} == set(encodings.FAMILIES)
 
 
 def test_text_is_shown_as_it_is():

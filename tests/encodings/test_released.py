@@ -21,6 +21,13 @@ def parts_of(model: torch.nn.Module) -> list[weakref.ref]:
     return [weakref.ref(part) for part in (*model.modules(), *tensors)]
 
 
+def alive(parts: list[weakref.ref]) -> list[type]:
+    """What is still there, at the latest after a search for garbage, which takes long."""
+    if any(part() is not None for part in parts):
+        gc.collect()
+    return [type(part()) for part in parts if part() is not None]
+
+
 def use(model: torch.nn.Module, full: Positions, last: Positions) -> None:
     """A pass for evaluation, one for training, and the attention of a decoding step."""
     x = tokens(1, LENGTH)
@@ -45,8 +52,7 @@ def test_positions_keep_no_model(name):
     use(model, full, last)
     parts = parts_of(model)
     del model, tested
-    gc.collect()
-    assert not [type(part()) for part in parts if part() is not None]
+    assert not alive(parts)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +66,7 @@ def test_positions_of_images_keep_no_encoding(name):
     encoding.embed(torch.randn(1, 12, 32), grid)
     parts = parts_of(encoding)
     del encoding
-    gc.collect()
-    assert not [type(part()) for part in parts if part() is not None]
+    assert not alive(parts)
 
 
 def test_a_released_encodings_values_are_released_with_it():
@@ -95,5 +100,4 @@ def test_positions_keep_no_mask():
     mask = weakref.ref(encoding[0].mask if hasattr(encoding, "__getitem__") else next(iter(encoding)).mask)
     posenc.attention(q, q, q, encoding, positions)
     del encoding
-    gc.collect()
-    assert mask() is None
+    assert not alive([mask])

@@ -103,7 +103,7 @@ REFUSED = {
     ),
     "twice": (lambda: call(StickBreaking() + StickBreaking()), "takes the place of the softmax: return one"),
     "flex": (lambda: call(StickBreaking(), backend="flex"), "no weights but the softmax's"),
-    "sizes": (lambda: StickBreaking(remainder=True, num_heads=2), "remainder=True with num_heads=2, head_dim=None"),
+    "sizes": (lambda: StickBreaking(remainder=True, num_heads=2), "remainder=True, num_heads=2, head_dim=None"),
     "heads": (lambda: call(REST), r"shape \(2, 4\): make it \(3, 4\)"),
     "flag": (lambda: StickBreaking(attend_current=1), "attend_current=1"),
     "linear": (lambda: posenc.linear_attention(*qkv(P), StickBreaking(), P), "no scores for .*modify"),

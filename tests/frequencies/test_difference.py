@@ -150,7 +150,7 @@ def test_the_command(capsys, tmp_path):
         (["yarn", "ntk", "--factor", "nan"], "--factor nan"),
         (["yarn", "ntk", "--length", "0"], "--length 0: must be from 1"),
         (["default", "default", "--length", "0", "--at", "5"], "--length 0: must be from 1"),
-        (["yarn", "ntk", "--at", "0"], "--at 0.0: must be a positive number"),
+        (["yarn", "ntk", "--at", "0"], "--at 0: must be a positive number"),
         (["yarn", "ntk", "--at", "inf"], "--at inf: pass a number that is finite"),
         (["yarn", "ntk", "--head-dim", "63"], "dim 63: positions act on pairs of channels, so it must be even"),
         (["yarn", "ntk", "--head-dim", "0"], "--head-dim 0: "),

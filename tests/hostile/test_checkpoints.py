@@ -83,7 +83,7 @@ ENTRIES = [[], {}, {"method": 3}, {"method": "yarn", "target_length": "x"}, "yar
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_the_entry_of_posenc_that_is_none_is_refused_before_weights_are_read(model, entry):
     (model / "model.safetensors").write_bytes(b"no weights")
-    refused(model, r"posenc=.* in config.json: must be an object with method", posenc=entry)
+    refused(model, r"posenc=.*: in config.json: must be an object with method", posenc=entry)
 
 
 def test_the_entry_of_posenc_that_names_code_imports_nothing(model, tmp_path):

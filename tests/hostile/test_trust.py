@@ -21,7 +21,8 @@ import posenc
 from hostile.test_checkpoints import little_memory
 from posenc import cli
 from posenc.cli.command import parse
-from posenc.encodings import ENCODINGS, MOST_BYTES, create
+from posenc.encodings import ENCODINGS, create
+from posenc.encodings.create_encoding import MOST_BYTES
 from posenc.errors import LARGEST_SHAPE, InputError
 from posenc.lab import archive
 from posenc.lab.compare import experiment
@@ -59,12 +60,12 @@ OWN = {
 """Files of the package or of the system, and such that are written."""
 USERS = {"spec.py:_of_file", "spec.py:_source", "spec.py:source_of"}
 """The code that a user named on the command line or in Python."""
-PROCESSES = {"lab/engines.py:_start", "lab/data/text.py:Corpus.read"}
+PROCESSES = {"lab/engines.py:_start", "lab/data/corpus_text.py:Corpus.read"}
 """What one process of a run sends another, in a folder that the user alone can read."""
 PLAIN = {
-    "cli/command.py:record", "cli/extend.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
+    "cli/command.py:record", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
-    "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests", "lab/files.py:digest_of",
+    "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "lab/vision/images.py:_read", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
     "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
     "pretrained/export.py:to_hf",
@@ -134,9 +135,9 @@ def test_code_is_imported_for_the_command_line_and_python_arguments_alone():
             if keyword.arg == "trust_remote_code":
                 assert keyword.value.value is False
     assert allowed == {
-        "analysis/model.py:random_model", "cli/analyze.py:Analyze._target", "cli/check.py:Check.run.make", "cli/compare.py:Compare.run",
-        "cli/compare.py:Compare.run.work", "cli/compare.py:Compare._read", "cli/compare.py:Compare.config",
-        "cli/compare.py:Compare.planned", "cli/conform.py:Conform.run", "encodings/catalogue.py:cite",
+        "analysis/model.py:random_model", "cli/analyze_command.py:Analyze._target", "cli/check_command.py:Check.run.make", "cli/compare_command.py:Compare.run",
+        "cli/compare_command.py:Compare.run.work", "cli/compare_command.py:Compare._read", "cli/compare_command.py:Compare.config",
+        "cli/compare_command.py:Compare.planned", "cli/conform_command.py:Conform.run", "encodings/catalogue.py:cite",
         "lab/experiment.py:_clamped", "lab/experiment.py:_unpickled", "spec.py:source_of",
     }  # fmt: skip
     assert runs == {"spec.py:_of_file"}
@@ -215,7 +216,7 @@ def test_a_file_of_settings_names_the_flag_and_the_flag_imports(evil, capsys):
 def part(task="copy", encodings=("none",), **more):
     run = {
         "parameters": 1, "position_parameters": 0, "training_seconds": 1.0, "tokens_per_second": 1.0, "memory_bytes": 1,
-        "arms": {}, "steps": 1, "stride": 1, "losses": [1],
+        "variants": {}, "steps": 1, "stride": 1, "losses": [1],
     }  # fmt: skip
     content = {
         "schema": 1, "task": task, "seed": 0, "settings": {}, "data": "", "versions": {}, "machines": [],
@@ -268,7 +269,7 @@ def test_no_results_and_no_spec_import(form, evil):
 
     text = form.format(folder=evil)
     for call in (
-        lambda: page({"task": text, "settings": {}, "arms": []}),
+        lambda: page({"task": text, "settings": {}, "variants": []}),
         lambda: experiment(text),
         lambda: posenc.from_spec({"name": text}),
         lambda: create(text, head_dim=8, num_heads=2, dim=16, may_import=False),

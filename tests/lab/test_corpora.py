@@ -13,7 +13,8 @@ import torch
 from posenc import InputError
 from posenc.lab.data import corpora, load, window_ends
 from posenc.lab.data.corpora import BLOCK, CORPORA, Files, copied, split, windows, without_copies
-from posenc.lab.results import Aggregate, Ranking, VariantScores
+from posenc.lab.records import Aggregate, VariantScores
+from posenc.lab.results import Ranking
 from posenc.lab.statistics import Estimate
 from posenc.lab.text import CONTEXT, Settings, use
 

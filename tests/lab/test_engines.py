@@ -54,7 +54,7 @@ def test_a_dead_worker_is_named():
         ({"name": "rey"}, r"unknown engine 'rey': did you mean 'ray'"),
         (
             {"name": "local", "address": "auto"},
-            r"address=auto: is an option of engine ray, and engine is local",
+            r"address='auto': is an option of engine ray, and engine is local",
         ),
         ({"name": "here", "workers": 2}, r"workers=2: is an option of engine local and ray"),
         ({"name": "local", "workers": 0}, r"workers=0: must be at least 1"),
@@ -64,7 +64,7 @@ def test_a_dead_worker_is_named():
         ({"name": "ray", "cpus_per_cell": 0}, r"cpus_per_cell=0: must be at least 1"),
         ({"name": "ray", "gpus_per_cell": 1.5}, r"gpus_per_cell=1\.5: must be a share such as 0\.25, or an integer"),
         ({"name": "ray", "gpus_per_cell": float("nan")}, r"gpus_per_cell=nan: must be"),
-        ({"name": "ray", "address": "ray://head:10001"}, r"address=ray://head:10001: .* Ray Client"),
+        ({"name": "ray", "address": "ray://head:10001"}, r"address='ray://head:10001': .* Ray Client"),
     ],
 )
 def test_options_that_do_not_serve(options, message, monkeypatch):

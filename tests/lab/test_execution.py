@@ -46,7 +46,7 @@ def test_the_passes_of_the_training_are_compiled(corpus, tiny, monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_here_is_refused_before_anything_is_read(capsys):
-    with pytest.raises(InputError, match="device=cuda: not here; pass cpu"), executing(Execution("cuda")):
+    with pytest.raises(InputError, match="device='cuda': not here; pass cpu"), executing(Execution("cuda")):
         pass
     assert main(["compare", "--device", "cuda", "--data", "no such file"]) == 2
     assert "--device cuda: not here" in capsys.readouterr().err
@@ -59,4 +59,4 @@ def test_the_preset_gpu_in_tiny_sizes(tmp_path, monkeypatch):
     assert main(command.split()) == 0
     results = json.loads((tmp_path / "here" / "results.json").read_text())
     assert results["machine"]["precision"] == "bfloat16"
-    assert [variant["name"] for variant in results["arms"] if variant["trained"]]
+    assert [variant["name"] for variant in results["variants"] if variant["trained"]]

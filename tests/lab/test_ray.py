@@ -136,7 +136,7 @@ def test_errors_come_as_they_are(address, monkeypatch):
 
 @pytest.mark.parametrize("address", ["head", "127.0.0.1:port", "127.0.0.1:1"])
 def test_an_address_without_a_cluster_is_refused(address):
-    with pytest.raises(InputError, match=rf"address={address}: no Ray cluster answers there: .*HOST:PORT"):
+    with pytest.raises(InputError, match=rf"address={address!r}: no Ray cluster answers there: .*HOST:PORT"):
         next(Ray(address).run(Work(times, 7, (1,))))
 
 

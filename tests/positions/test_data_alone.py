@@ -132,19 +132,6 @@ def test_what_is_written_into_any_tensor_is_the_next_answer(name, inference):
                 assert torch.equal(old, new)
 
 
-@pytest.mark.parametrize("name", posenc.ENCODINGS)
-def test_positions_that_live_long_keep_no_encoding(name):
-    case, positions = Case(name), Positions.arange(9, causal=True)
-    inputs, x = case.inputs(positions), torch.randn(2, 9, case.config.dim)
-    for trains in (False, True):
-        case.results(inputs, positions, trains=trains)
-        case.encoding.effects(positions).embedded(x)
-    held = [weakref.ref(each) for each in (case.encoding, *case.encoding.parameters(), *case.encoding.buffers())]
-    del case
-    gc.collect()
-    assert [each() for each in held if each() is not None] == []
-
-
 class Packed:
     """A tensor that autograd has saved."""
 

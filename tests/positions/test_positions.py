@@ -282,7 +282,7 @@ def test_positions_that_may_fall():
     assert Positions.from_ids([3, 1, 2], packed=False).moved(lambda at, order: at + 1).with_causal(True).causal
     draft = Positions.from_ids([0, 1, 2, 2, 3, 3], causal=True)  # a tree, by depth
     assert draft.visible_counts().tolist() == [[1, 2, 3, 4, 5, 6]]
-    with pytest.raises(posenc.InputError, match="packed=True reads documents from positions on one axis"):
+    with pytest.raises(posenc.InputError, match="packed=True: reads documents from positions on one axis"):
         Positions.from_ids([[[1, 0], [0, 1]]], packed=True)
     with pytest.raises(posenc.InputError, match="packed=1"):
         Positions.from_ids([0, 1], packed=1)

@@ -6,6 +6,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,6 +191,25 @@ def test_capped_scores_are_those_of_eager_attention(cap: float, method: str) -> 
     assert torch.equal(model(x).logits, wanted)
 
 
+@pytest.mark.parametrize("text", ["none", "alibi", "rope+t5"])
+def test_softcap_is_in_the_order_of_gemma_2(text: str) -> None:
+    """Its eager attention: capped products, to which the mask is added, here with a bias in it."""
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    q, k, v = torch.randn(2, 8, 40, 16), torch.randn(2, 4, 40, 16), torch.randn(2, 4, 40, 16)
+    encoding = posenc.create(text, num_heads=8, head_dim=16)
+    positions = posenc.Positions.arange(40, causal=True)
+    added = torch.zeros(1, 1, 40, 40).masked_fill(~positions.mask(), torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        bias = encoding.effects(positions, 0).terms(q, k)
+        turned = encoding.rotate(q, k, positions)
+        added = added if not bias else added + bias[0].dense(q.device)
+        module = SimpleNamespace(num_key_value_groups=2, head_dim=16, training=False)
+        wanted, _ = eager_attention_forward(module, *turned, v, added, scaling=0.3, softcap=2.0)
+        out = posenc.attention(q, k, v, encoding, positions, scale=0.3, softcap=2.0)
+    torch.testing.assert_close(out.transpose(1, 2), wanted, atol=2e-6, rtol=0)
+
+
 COUNTS_SLOTS = ("deepseek_v4", "llama4_text")
 """Types whose compression or temperature counts padding too, in plain transformers."""
 COUNTS_IDS = ("ministral3", "mistral4")
@@ -323,7 +343,7 @@ def test_another_attention_set_after_extending_is_never_silent(method: str, load
         for name in ("sdpa", "eager"):
             one.set_attn_implementation(name)
             for run in (one, partial(one.generate, max_new_tokens=2), torch.compile(one, backend="eager")):
-                with pytest.raises(InputError, match=rf"attn_implementation='{name}' was set on a model .*{method}"):
+                with pytest.raises(InputError, match=rf"attn_implementation='{name}': was set on a model .*{method}"):
                     run(x)
             torch._dynamo.reset()
         one.set_attn_implementation("posenc")
@@ -524,7 +544,8 @@ def test_a_decoding_step_is_one_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["yarn", pytest.param("self_extend:window=12:group=4", marks=pytest.mark.slow), "log_n"]
+    "method",
+    ["yarn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("self_extend:window=12:group=4", "log_n"))],
 )
 def test_compiled(method: str) -> None:
     model, x = extended("llama", method, num_hidden_layers=1), tokens(2, LENGTH)

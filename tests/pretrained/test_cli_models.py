@@ -254,7 +254,7 @@ def test_an_interrupted_training_is_not_lost(folder, capsys, tmp_path, monkeypat
     assert "run the same command again to continue" in err
     monkeypatch.setattr(finetune_module, "_loss", loss_of)
     with monkeypatch.context() as patch:  # another training is refused before anything is measured
-        patch.setattr("posenc.cli.extend.Extend._before_and_after", lambda *_: pytest.fail("it was measured"))
+        patch.setattr("posenc.cli.extend_command.Extend._before_and_after", lambda *_: pytest.fail("it was measured"))
         other = [*(part for part in command if part != "--no-verify"), "--seed", 1]
         code, _, err = run(capsys, *other)
         assert (code, "is of another model, text or settings" in err) == (2, True)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import InputError, frequencies, position_maps
+from posenc.errors import shown
 from posenc.pretrained.attach import RotaryModule, attached
 from posenc.pretrained.methods import METHODS, Lengths, plan
 from posenc.pretrained.models import model_structure
@@ -434,7 +436,7 @@ def test_another_models_name_is_not_taken_for_a_typing_error(name: str, near: st
 def test_what_is_no_model_is_refused_in_a_line(tmp_path: Any) -> None:
     model = small_model("llama")
     for given in ((model, None), model.config, "demo", None):
-        message = rf"^model={type(given).__name__}: pass a transformers model"
+        message = rf"^model={re.escape(shown(given))}: pass a transformers model"
         for call in (
             partial(posenc.extend, method="yarn", factor=4), posenc.restore, posenc.doctor,
             partial(posenc.to_hf, directory=tmp_path / "x"), partial(posenc.finetune, text="x"),
@@ -452,14 +454,6 @@ def test_lists_are_written_with_commas_or_in_brackets() -> None:
             small_model("llama"), f"longrope:short_factor=[1,1,1,1,1,1,1,1]:long_factor={text}", factor=4
         )
         assert found.stretch == wanted
-
-
-def test_importing_posenc_does_not_import_transformers() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys, posenc; posenc.extend; assert 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_structure_of_an_extended_model_is_that_of_the_model_before() -> None:

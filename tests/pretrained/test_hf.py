@@ -566,12 +566,12 @@ def test_refusals_name_the_encoding_and_the_reason(encoding: Any, kind: str, mes
 
 def test_what_only_transformers_attention_does_is_refused(tmp_path: Path) -> None:
     model, x = encoded("alibi"), tokens(1, 9)
-    with pytest.raises(InputError, match=r"attn_implementation='sdpa' computes no encoding of posenc: leave it out"):
+    with pytest.raises(InputError, match=r"attn_implementation='sdpa': computes no encoding of posenc: leave it out"):
         AutoModelForCausalLM.from_config(small_model("llama").config, encoding="alibi", attn_implementation="sdpa")
     with pytest.raises(InputError, match="output_attentions=True"):
         model(x, output_attentions=True)
     model.config._attn_implementation = "sdpa"
-    with pytest.raises(InputError, match=rf"attn_implementation='sdpa' computes no encoding .*'{NAME}'"):
+    with pytest.raises(InputError, match=rf"attn_implementation='sdpa': computes no encoding .*'{NAME}'"):
         model(x)
     model.config._attn_implementation = NAME
     assert model(x).logits.isfinite().all()

@@ -178,7 +178,7 @@ def test_refusals() -> None:
             model_structure(model)
     with pytest.raises(InputError, match=r"no module rotary_emb that its layers use"):
         model_structure(small_model("falcon", alibi=True))
-    with pytest.raises(InputError, match=r"model=Linear: pass a transformers model"):
+    with pytest.raises(InputError, match=r"model=Linear.*: pass a transformers model"):
         model_structure(nn.Linear(2, 2))
     model = small_model("llama")
     model.config.rope_parameters = THETA | {"rope_type": "linear", "factor": 4.0}

@@ -100,9 +100,14 @@ def test_beta_minus_1_ignores_the_contexts(llama, tokenizer):
     assert answer.tokens == greedy(llama, tokenizer, TEMPLATE.format(context="", question=QUESTION), 12)
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 2])
-@pytest.mark.parametrize("options", [{}, {"beta": 1.0, "eta": 0.0}, {"top_p": 1.0, "eta": 0.5}])
-@pytest.mark.parametrize("method", [None, "yarn", "self_extend:window=4:group=5"])
+OPTIONS = [{}, {"beta": 1.0, "eta": 0.0}, {"top_p": 1.0, "eta": 0.5}]
+METHODS = [None, "yarn", "self_extend:window=4:group=5"]
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "batch_size"),
+    [(OPTIONS[i], METHODS[j], (None, 1, 2)[(i + j) % 3]) for i in range(3) for j in range(3)],  # every pair
+)
 def test_it_generates_what_the_authors_script_generates(llama, tokenizer, options, batch_size, method):
     """Prompts of unequal lengths, alone and unpadded, give what a left-padded batch with caches gives; also where the
     model was extended by a map of absolute positions."""

@@ -67,7 +67,7 @@ REFUSED = {
 @pytest.mark.parametrize(("encoding", "how"), REFUSED.items(), ids=REFUSED)
 def test_what_cannot_be_written_is_one_line(encoding, how, tmp_path):
     model_type, fields, why = how
-    with pytest.raises(InputError, match=r"no model type of plain transformers computes it: ") as raised:
+    with pytest.raises(InputError, match=r"no model type of plain transformers computes it in a ") as raised:
         posenc.to_hf(encoded(encoding, model_type, **fields), tmp_path / "model")
     assert why in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -337,7 +337,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(model_type, options, matc
 
 
 def test_models_that_are_not_known_are_named():
-    with pytest.raises(InputError, match=r"model=Linear: pass a vision model of transformers \(beit, .*or one of timm"):
+    with pytest.raises(
+        InputError, match=r"model=Linear.*: pass a vision model of transformers \(beit, .*or one of timm"
+    ):
         posenc.resize(torch.nn.Linear(2, 2), 48)
     config = transformers.AutoConfig.for_model("convnext", hidden_sizes=[8], depths=[1], num_stages=1)
     with pytest.raises(InputError, match=r"unknown vision model type 'convnext'"):

@@ -97,7 +97,7 @@ def test_placeholders_and_special_tokens_are_left_out():
         ("copying:segment=1", 64, r"segment=1: must be at least 2"),
         ("copying:distance=15", 64, r"distance=15: cannot be shorter than the segment"),
         ("copying:kind=letters", 64, r"kind"),
-        ("copying:kind=words", 64, r"kind=words: the tokenizer has 0 such tokens"),
+        ("copying:kind=words", 64, r"kind='words': the tokenizer has 0 such tokens"),
         ("copying", 31, r"length=31: copying needs at least 32 tokens"),
         ("copying:distance=50", 65, r"length=65: .* needs at least 66 tokens"),
     ],

@@ -61,7 +61,7 @@ def test_in_noise_every_question_is_of_the_same_text(items, length, index):
 
 @pytest.mark.parametrize("options", ["noise=true", "items=4:noise=true:query_aware=true"])
 def test_noise_takes_items_and_no_question_in_front(options):
-    with pytest.raises(InputError, match="noise=true: give items"):
+    with pytest.raises(InputError, match="noise=True: give items"):
         create(f"facts:{options}")
 
 

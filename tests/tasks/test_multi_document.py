@@ -177,7 +177,7 @@ def test_a_file_that_changes_is_read_again(tmp_path):
 def test_options_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"unknown ordering 'randomly': did you mean 'random'"):
         create("multi_document:ordering=randomly")
-    with pytest.raises(InputError, match=r"query_aware=true, ordering=random .* have no common prompt"):
+    with pytest.raises(InputError, match=r"query_aware=True, ordering='random', .* have no common prompt"):
         create("multi_document:ordering=random:query_aware=true")
     with pytest.raises(InputError, match=r"documents=0: give 1 to 3000, or none for as many as fit"):
         create("multi_document:documents=0")

@@ -111,7 +111,7 @@ def test_the_score_is_the_share_of_keywords(generated, score):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"keywords=tea,sandwich: give words of the needle .* 'tea' is not in it"):
+    with pytest.raises(InputError, match=r"keywords='tea,sandwich': give words of the needle .* 'tea' is not in it"):
         create("needle:keywords=tea,sandwich")
     with pytest.raises(InputError, match=r"keywords=,: give words of the needle"):
         create("needle:keywords=,")

@@ -20,13 +20,13 @@ from posenc.analysis.expansion import expansion
 from posenc.analysis.finding import Finding
 from posenc.analysis.geometry import kernel, shift_matrix, spectrum
 from posenc.analysis.model import VectorModel, trained_model, vector_model
-from posenc.analysis.precision import phase_error
+from posenc.analysis.phase_errors import phase_error
 from posenc.analysis.properties import bounded, deterministic, properties, steps, unique
+from posenc.analysis.score_terms import four_terms
 from posenc.analysis.scores import bias, rotation, scores
 from posenc.analysis.subspaces import add_or_concat, random_dots, subspaces
 from posenc.analysis.survival import survival
 from posenc.analysis.symmetry import equivariance, twins
-from posenc.analysis.terms import four_terms
 
 __all__ = [
     "MODELS", "Analysis", "Codes", "Finding", "Model", "VectorModel", "add_or_concat", "analyze", "base_bound",

@@ -14,14 +14,14 @@ from posenc.analysis.digits import DIGITS
 from posenc.analysis.expansion import EXPANSION
 from posenc.analysis.finding import AnalysisQuestion, Finding, Picture
 from posenc.analysis.geometry import KERNEL, SHIFT, SPECTRUM
-from posenc.analysis.precision import PRECISION
+from posenc.analysis.phase_errors import PRECISION
 from posenc.analysis.properties import PROPERTIES
+from posenc.analysis.score_terms import FOUR_TERMS
 from posenc.analysis.scores import BIAS, ROTATION, SCORES
 from posenc.analysis.subspaces import SUBSPACES, SUM
 from posenc.analysis.survival import SURVIVAL
 from posenc.analysis.symmetry import SYMMETRY, TWINS
 from posenc.analysis.target import MEASURED, Target, target_of
-from posenc.analysis.terms import FOUR_TERMS
 from posenc.errors import InputError, as_json, located
 
 QUESTIONS: dict[str, AnalysisQuestion] = {
@@ -160,7 +160,7 @@ def analyze(
         try:
             sections.append(_section(name, question, target))
         except InputError as error:
-            reason = str(error).removeprefix(f"{target.name}: ")
+            reason = error.reason if error.argument == target.name else str(error)
             left_out[name] = f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
     settings = {name: getattr(target, name) for name in ("kind", "length", "trained", "steps", "seed")}
     return Analysis(target.name, settings, tuple(sections), left_out, target.note)

@@ -166,7 +166,7 @@ def curves(
     chosen = {f"{base:g}^-t": ("geometric", base, 1.0) for base in bases}
     chosen |= {"t" if e == 1 else f"t^{e:g}": ("power", 10000.0, e) for e in exponents}
     if not chosen or not len(x):
-        raise InputError("curves: pass at least one base or exponent, and at least one distance")
+        raise InputError("pass at least one base or exponent, and at least one distance", argument="curves")
     return Curves(
         distances=x,
         names=tuple(chosen),
@@ -190,7 +190,7 @@ Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 
 FACTOR = 4
-"""How much longer than in training the texts of a report are."""
+"""How much longer than in training the sequences of a report are."""
 LARGEST_BASE = 1e15
 WORST = 8
 """Distances at which the sum is negative that are tried on the next base."""
@@ -288,7 +288,7 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
     check_sizes(length=length)
     check_even("head_dim", head_dim)
     if not 1e-6 <= step <= 1:
-        raise InputError(f"step={step}: must be a share of the base from 1e-6 to 1")
+        raise InputError("must be a share of the base from 1e-6 to 1", step=step)
     base, failing = 1 + step, torch.zeros(0, dtype=torch.float64)
     while base <= LARGEST_BASE:
         theta = frequencies_of(schedule, head_dim, base)
@@ -299,8 +299,10 @@ def smallest_base(length: int, head_dim: int, *, schedule: Schedule | None = Non
             failing = worst
         base *= 1 + step
     raise InputError(
-        f"length={length}, head_dim={head_dim}: at every base up to {LARGEST_BASE:g} the sum of {head_dim // 2} cosines "
-        "is negative somewhere; take more channels, a shorter length or a smaller step"
+        f"at every base up to {LARGEST_BASE:g} the sum of {head_dim // 2} cosines is negative somewhere",
+        "take more channels, a shorter length or a smaller step",
+        length=length,
+        head_dim=head_dim,
     )
 
 

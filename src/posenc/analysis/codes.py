@@ -30,7 +30,7 @@ from posenc.pretrained.models import decoder_of, model_structure, unwrap
 from posenc.transformer import Transformer
 
 CHUNK = 8192
-"""Positions read at once."""
+"""Positions computed at once."""
 SEARCH = 100_000
 """How far a search for two equal codes goes by default."""
 
@@ -89,8 +89,9 @@ class Codes:
             codes, again = self.read(positions), self.read(positions)
         if not torch.equal(codes, again):
             raise InputError(
-                f"{self.name}: gave two different codes for the same {self.of}s; seed it, or turn off its noise (a "
-                "module's by .eval())"
+                f"gave two different codes for the same {self.of}s",
+                "seed it, or turn off its noise (a module's by .eval())",
+                argument=self.name,
             )
         return codes
 
@@ -111,7 +112,7 @@ class Codes:
         except InputError:
             raise
         except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise InputError(f"{self.name}: failed for {count} {self.of}s: {located(error)}") from error
+            raise InputError(f"failed for {count} {self.of}s: {located(error)}", argument=self.name) from error
         shape = tuple(codes.shape)
         if (
             len(shape) != 2
@@ -122,14 +123,15 @@ class Codes:
         ):
             hint = "; return codes[0], without a batch" if shape[:2] == (1, count) else ""
             raise InputError(
-                f"{self.name}: gave {shape} of {codes.dtype} for {count} positions; must give real (n, {self.dim or 'dim'}), "
-                f"a row each{hint}"
+                f"gave {shape} of {codes.dtype} for {count} positions; must give real (n, {self.dim or 'dim'}), a "
+                f"row each{hint}",
+                argument=self.name,
             )
         codes = codes.detach().to("cpu", torch.float64)
         valid = codes.square().sum(-1).isfinite()
         if not bool(valid.all()):
             first = positions[int((~valid).int().argmax())].tolist()
-            raise InputError(f"{self.name}: the code of {self.of} {first} is not finite, or its square is not")
+            raise InputError(f"the code of {self.of} {first} is not finite, or its square is not", argument=self.name)
         return codes
 
 
@@ -167,7 +169,9 @@ def positions_of(codes: Codes, length: int, least: int = 2, argument: str = "len
     check_integers(least, **{argument: length})
     if codes.limit is not None and length > codes.limit:
         raise InputError(
-            f"{argument}={length}: {codes.name} has codes for {codes.limit} {codes.of}s, at least {least} are needed"
+            f"{codes.name} has codes for {codes.limit} {codes.of}s, at least {least} are needed",
+            argument=argument,
+            value=length,
         )
     return torch.arange(length)
 
@@ -231,8 +235,9 @@ def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
     known = set(SHAPE) if isinstance(subject, Encoding) else set() if sized else {"dim"}
     if set(shape) - known:
         raise InputError(
-            f"{', '.join(sorted(set(shape) - known))}: fixed for a {type(subject).__name__}; leave it out (only encodings and "
-            "their texts take it)"
+            f"fixed for a {type(subject).__name__}",
+            "leave it out (only encodings and their texts take it)",
+            argument=", ".join(sorted(set(shape) - known)),
         )
     if isinstance(subject, Encoding):
         return encoding_codes(subject, name or subject.known_as, shape)
@@ -250,7 +255,9 @@ def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
         return Codes(name, lambda at: subject(at.to(device)), module=subject, dim=shape.get("dim"))
     if callable(subject):
         return Codes(name, subject, dim=shape.get("dim"))
-    raise InputError(f"subject: a {type(subject).__name__} has no codes; pass an encoding, a function or a table")
+    raise InputError(
+        f"a {type(subject).__name__} has no codes", "pass an encoding, a function or a table", argument="subject"
+    )
 
 
 def first_codes(subject: Any, length: int) -> tuple[Codes, Tensor]:
@@ -269,7 +276,7 @@ def _table_codes(table: Tensor, name: str, module: nn.Module | None = None) -> C
 
     def rows(positions: Tensor) -> Tensor:
         if bool((positions != positions.floor()).any()):
-            raise InputError(f"{name}: a table has rows for integer positions only; round them")
+            raise InputError("a table has rows for integer positions only", "round them", argument=name)
         return table.detach()[positions.long().to(table.device)]
 
     return Codes(name, rows, limit=len(table), module=module)
@@ -310,12 +317,14 @@ def sizes_of(encoding: Encoding, given: Mapping[str, int]) -> Sizes:
     for name in ("num_heads", "num_kv_heads", "head_dim", "dim"):
         attribute, other = size_of(encoding, name), given.get(name)
         if None not in (attribute, other) and attribute != other:
-            raise InputError(f"{name}={other}: {encoding.known_as} was made with {name}={attribute}; leave it out")
+            raise InputError(
+                f"{encoding.known_as} was made with {name}={attribute}", "leave it out", argument=name, value=other
+            )
         sizes[name] = other if attribute is None else attribute
     heads = sizes["num_heads"] or sizes["num_kv_heads"] or 1
     groups = sizes["num_kv_heads"] or heads
     if heads % groups:
-        raise InputError(f"num_heads={heads}: must be a multiple of the num_kv_heads={groups} of {encoding.known_as}")
+        raise InputError(f"must be a multiple of the num_kv_heads={groups} of {encoding.known_as}", num_heads=heads)
     return Sizes(heads, groups, sizes["head_dim"] or HEAD_DIM, sizes["dim"])
 
 
@@ -347,7 +356,8 @@ def refuse_gates(parts: Iterable[Encoding], name: str) -> None:
     """Refuse to read one code per position or distance from an encoding that makes it of the text."""
     if any("gates" in part.sites() for part in parts):
         raise InputError(
-            f"{name}: what it does depends on the content of the text (gates): it has no code per position or distance"
+            "what it does depends on the content of the text (gates): it has no code per position or distance",
+            argument=name,
         )
 
 
@@ -368,7 +378,7 @@ def encoding_codes(encoding: Encoding, name: str, given: Mapping[str, int] = Map
             return codes
     sites = sorted({at for part in parts for at in part.sites()})
     raise InputError(
-        f"{name}: it has no code per position or distance; in layer 0 it acts on {', '.join(sites) or 'nothing'}"
+        f"it has no code per position or distance; in layer 0 it acts on {', '.join(sites) or 'nothing'}", argument=name
     )
 
 
@@ -387,7 +397,7 @@ def _input_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Ma
     if not used:
         return None
     if len(used) > 1 and any(getattr(part, "merge", "add") != "add" for part in used):
-        raise InputError(f"{name}: several codes that are not all added to the input; analyse them one by one")
+        raise InputError("several codes that are not all added to the input", "analyse them one by one", argument=name)
 
     def codes(at: Tensor) -> Tensor:
         positions = _text_positions(encoding, at)
@@ -406,11 +416,11 @@ def _vectors(part: Encoding, positions: Positions, given: Mapping[str, int]) -> 
         return vectors[0]
     width = sizes_of(part, given).dim
     if width is None:
-        raise InputError(f"{part.known_as}: the width of the input is not known; set self.dim, or pass dim=")
+        raise InputError("the width of the input is not known", "set self.dim, or pass dim=", argument=part.known_as)
     zeros = torch.zeros(1, positions.num_queries, width, device=device_of(part))
     added = part.embed(zeros, positions)
     if not torch.allclose(part.embed(zeros + 1, positions), added + 1, atol=1e-5):
-        raise InputError(f"{type(part).__name__}: it is not added to the input; pass its codes as a function")
+        raise InputError("it is not added to the input", "pass its codes as a function", argument=type(part).__name__)
     return added[0]
 
 
@@ -481,7 +491,7 @@ def _rotation_waves(part: Encoding, codes: Tensor) -> Waves | None:
 def _map_codes(part: Mapped, name: str, given: Mapping[str, int]) -> Codes:
     """Of a distance: the rotation by the mapped distance."""
     if not part.map.shift_invariant:
-        raise InputError(f"{name}: its map depends on more than the distance, so there is no code of a distance")
+        raise InputError("its map depends on more than the distance, so there is no code of a distance", argument=name)
 
     def codes(distances: Tensor) -> Tensor:
         at = part.map.relative(Positions.from_ids(distances, distances.new_zeros(1)))[0, :, 0]
@@ -500,7 +510,7 @@ def _bias_codes(encoding: Encoding, parts: list[Encoding], name: str, given: Map
     refuse_gates(adding, name)
     causal = any(needs_causal(part, sizes_of(part, given)) for part in adding)
     if causal and any(_reads_keys(part, sizes_of(part, given)) for part in adding):
-        raise InputError(f"{name}: its bias depends on the content of the text, so a distance has no code")
+        raise InputError("its bias depends on the content of the text, so a distance has no code", argument=name)
 
     def codes(distances: Tensor) -> Tensor:
         """(n, heads): what a query adds to its score with a key so far before it, of content of ones."""
@@ -529,14 +539,14 @@ def _bias(part: Encoding, positions: Positions, sizes: Sizes) -> Tensor:
         terms = part.effects(positions).terms(q, k)
     bias = dense_sum(terms, positions.q.device)
     if bias is None:
-        raise InputError(f"{type(part).__name__}: its bias has no terms")
+        raise InputError("its bias has no terms", argument=type(part).__name__)
     return bias[0]
 
 
 def _last_of_a_text(encoding: Encoding, distances: Tensor) -> Positions:
     """The last token of a causal text as the query, with all keys back to the largest distance."""
     if not torch.equal(distances, distances.round()):
-        raise InputError("distances: must be integers in a causal text; round them")
+        raise InputError("must be integers in a causal text", "round them", argument="distances")
     text = Positions.arange(int(distances.max()) + 1, causal=True, device=device_of(encoding))
     if "augment" in encoding.sites():
         text = encoding.augment(text, 1)
@@ -651,7 +661,7 @@ def width_of(encoding: Encoding, sizes: Sizes) -> int:
         return sizes.head_dim
     if size_of(encoding, "head_dim") not in (None, sizes.dim):
         raise InputError(
-            f"{encoding}: is {sizes.dim} wide at the input and {sizes.head_dim} in a head; identity projections need one "
-            "width"
+            f"is {sizes.dim} wide at the input and {sizes.head_dim} in a head; identity projections need one width",
+            argument=str(encoding),
         )
     return sizes.dim

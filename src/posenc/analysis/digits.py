@@ -65,7 +65,7 @@ def counter(length: int = 256, digits: int = 8, *, base: float = 10000.0) -> Cou
     check_integers(2, length=length)
     check_sizes(digits=digits)
     if digits > 62:
-        raise InputError(f"digits={digits}: must be at most 62")
+        raise InputError("must be at most 62", digits=digits)
     at = torch.arange(length)
     bits = binary_digits(at, digits).double()
     periods = 2.0 ** torch.arange(1, digits + 1, dtype=torch.float64)
@@ -184,10 +184,10 @@ def digits(
     """
     at = torch.as_tensor(positions, device="cpu").flatten()
     if not len(at) or bool((at < 0).any()) or not bool(at.double().isfinite().all()):
-        raise InputError(f"positions={positions}: digits are those of numbers from 0 on")
+        raise InputError("digits are those of numbers from 0 on", positions=positions)
     plain = frequency_curve(head_dim, base=base)
     if base <= 1:
-        raise InputError(f"base={base}: digits need a base above 1")
+        raise InputError("digits need a base above 1", base=base)
     longest = math.ceil(check_factor(factor) * check_length(length, "length"))
     shape = {"factor": float(factor), "original_max_positions": length, "length": longest}
     given = schedules.complete(schedules.parse(schedule) if isinstance(schedule, str) else schedule, **shape)

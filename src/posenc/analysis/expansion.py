@@ -46,7 +46,9 @@ def gradient(f: Scalar, x: Tensor) -> tuple[Tensor, Tensor]:
         at = x[None].clone().requires_grad_()
         value = f(at)
         if not value.requires_grad:
-            raise InputError("model: autograd finds no way from its value to its input; compute it with torch alone")
+            raise InputError(
+                "autograd finds no way from its value to its input", "compute it with torch alone", argument="model"
+            )
         (slopes,) = torch.autograd.grad(value.sum(), at)
     return value.detach()[0], slopes[0]
 
@@ -257,7 +259,7 @@ def expansion(
     added = _added_codes(runner, codes, width)
     p = added(torch.arange(max(n, min(DISTANCES, added.limit or DISTANCES))))
     if p.shape[1] != width:
-        raise InputError(f"codes: those of {added.name} are {p.shape[1]} wide, the model's vectors {width}")
+        raise InputError(f"those of {added.name} are {p.shape[1]} wide, the model's vectors {width}", argument="codes")
     f, amplitudes = _scalar(runner, x, draw), torch.tensor(AMPLITUDES, dtype=torch.float64)
     expanded = [_expanded(f, text, p[:n], amplitudes, pairs, draw) for text in x]
     blocks = [
@@ -302,7 +304,9 @@ def _expanded(f: Scalar, x: Tensor, p: Tensor, amplitudes: Tensor, most: int, dr
     value, slopes = gradient(f, x)
     second, first = interactions(f, x, p), (slopes * p).sum(-1)
     if not bool(first.isfinite().all() and second.isfinite().all()):
-        raise InputError("model: its derivatives are not finite at codes of zero; expand it at other sequences")
+        raise InputError(
+            "its derivatives are not finite at codes of zero", "expand it at other sequences", argument="model"
+        )
     single, both = second.diagonal().sum() / 2, second.triu(1).sum()
     scale = torch.cat((amplitudes.new_ones(1), amplitudes))
     pairs = torch.combinations(torch.arange(len(x)))
@@ -331,7 +335,9 @@ def _vectors(model: VectorModel, texts: Tensor | int, length: int, draw: torch.G
         if model.words is not None:
             return model.words[torch.randint(len(model.words), (texts, length), generator=draw)]
         if model.dim is None:
-            raise InputError(f"texts: {model.name} takes vectors of any width; pass texts of vectors (texts, n, dim)")
+            raise InputError(
+                f"{model.name} takes vectors of any width", "pass texts of vectors (texts, n, dim)", argument="texts"
+            )
         return torch.randn(texts, length, model.dim, generator=draw, dtype=torch.float64)
     vectors = texts.is_floating_point()
     x = texts if texts.dim() == 2 + vectors else texts[None]
@@ -347,11 +353,13 @@ def _vectors(model: VectorModel, texts: Tensor | int, length: int, draw: torch.G
 def _added_codes(model: VectorModel, codes: Any, width: int) -> Codes:
     if codes is None:
         if model.codes is None:
-            raise InputError(f"codes: {model.name} adds none to its input; pass an encoding, a table or a function")
+            raise InputError(
+                f"{model.name} adds none to its input", "pass an encoding, a table or a function", argument="codes"
+            )
         return model.codes
     added = make(codes, dim=width, num_heads=1) if isinstance(codes, str) else codes
     if isinstance(added, Encoding) and "embed" not in added.sites():
-        raise InputError(f"codes={codes}: adds nothing to the input; pass one that does, as sinusoidal or learned")
+        raise InputError("adds nothing to the input", "pass one that does, as sinusoidal or learned", codes=codes)
     return codes_of(added)
 
 
@@ -424,7 +432,7 @@ def plot_expansion_terms(ax: Axes, expansion: Expansion) -> None:
 def plot_interaction_block(ax: Axes, expansion: Expansion) -> None:
     """The mean of H = ∂ₘ∂ₙ f over pairs of positions, channel by channel."""
     if expansion.blocks is None:
-        raise InputError(f"{expansion.name}: no two positions interact, there is no H to draw")
+        raise InputError("no two positions interact, there is no H to draw", argument=expansion.name)
     image(ax, expansion.blocks.matrix)
     ax.set(xlabel="channel of pₙ", ylabel="channel of pₘ")
 
@@ -434,7 +442,7 @@ def plot_interaction_decay(ax: Axes, expansion: Expansion) -> None:
     """p_m^T H p_n by distance under three H, each over its largest value, so that it starts above zero."""
     decay = expansion.decay
     if decay is None:
-        raise InputError(f"{expansion.name}: no two positions interact, there is no H to draw")
+        raise InputError("no two positions interact, there is no H to draw", argument=expansion.name)
     reach = 1 + 3 * len(decay.full) // 4  # few pairs are as far apart as the rest, their means scatter
     for name, curve in (("identity", decay.identity), ("diagonal", decay.diagonal), ("full", decay.full)):
         label = f"{name} H: distance explains {decay.relative[name]:.0%}"

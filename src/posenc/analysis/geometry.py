@@ -119,12 +119,12 @@ def kernel(subject: Any, length: int = 512, **options: Any) -> Kernel:
     """
     codes = codes_of(subject, **options)
     if codes.of == "distance":
-        raise InputError(f"{codes.name}: its codes are of distances, and no position has a code to compare")
+        raise InputError("its codes are of distances, and no position has a code to compare", argument=codes.name)
     positions = positions_of(codes, length, 3)  # two have no p_(m-k) beside p_(m+k)
     values, length = codes(positions), len(positions)
     power = float(values.pow(2).sum(-1).mean())
     if power == 0:
-        raise InputError(f"{codes.name}: every code is zero, so there is nothing to compare")
+        raise InputError("every code is zero, so there is nothing to compare", argument=codes.name)
     values = values / math.sqrt(power)
     dots = [(values[: length - k] * values[k:]).sum(-1) for k in range(length)]
     mean, spread = torch.stack([k.mean() for k in dots]), torch.stack([k.std(correction=0) for k in dots])
@@ -193,33 +193,37 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Shift(Finding):
-    """One matrix for a shift by `shift` positions, (dim, dim), and how well it does at every position.
-
-    exact: it is made of the known frequencies, a rotation for each; otherwise it is the least-squares fit to every other
-    position. holds: it misses codes it was not fitted to by less than 1e-6 of their norm. residual: how far M p(t) is
-    from p(t + shift) there, root mean square over that of p; still: what
-    the identity misses by, and added: what adding one vector everywhere misses by. by_position: the residual at every
-    t = first, first + 1, .. fitted, rank: how many positions it was fitted to, in how many directions: as many as serve
-    positions left out. composition: how far M M p(t) is from p(t + 2 shift), over the same norm. orthogonality: the
-    largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the largest).
-    """
+    """One matrix for a shift by `shift` positions, (dim, dim), and how well it does at every position."""
 
     name: str
     of: str
     shift: float
     length: int
     exact: bool
+    """It is made of the known frequencies, a rotation for each; otherwise it is the least-squares fit to every other
+    position"""
     holds: bool
+    """It misses codes it was not fitted to by less than 1e-6 of their norm"""
     matrix: Tensor
+    """(dim, dim)"""
     residual: float
+    """How far M p(t) is from p(t + shift) there, root mean square over that of p"""
     still: float
+    """What the identity misses by"""
     added: float
+    """What adding one vector everywhere misses by"""
     by_position: Tensor
+    """(positions,), the residual at every t = first, first + 1 and on"""
     first: int
     fitted: int
+    """How many positions it was fitted to"""
     rank: int
+    """In how many directions: as many as serve positions left out"""
     composition: float
+    """How far M M p(t) is from p(t + 2 shift), over the same norm"""
     orthogonality: float
+    """The largest entry of V^T M^T M V - 1, V the directions that codes use (a singular value above 1e-4 of the
+    largest)"""
 
     def sentences(self) -> list[str]:
         dim = len(self.matrix)
@@ -267,7 +271,7 @@ def shift_matrix(subject: Any, shift: float = 1, *, length: int = 512, fit: bool
     codes = codes_of(subject, **options)
     check_numbers(shift=shift)
     if shift == 0:
-        raise InputError(f"shift={shift}: how many positions to move by, not 0")
+        raise InputError("how many positions to move by, not 0", shift=shift)
     steps = math.ceil(abs(shift))
     at = positions_of(codes, length, 2 * steps + 4)
     at = at[: -2 * steps] if shift > 0 else at[2 * steps :]

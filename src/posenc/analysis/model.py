@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.analysis.codes import Codes, seeded
 from posenc.encoding import Encoding
-from posenc.encodings import create, lookup
+from posenc.encodings import create
 from posenc.encodings.absolute import Absolute
+from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError
 from posenc.positions import Positions
@@ -91,15 +92,17 @@ class VectorModel:
             or result.shape[:2] != x.shape[: result.dim()][:2]
         ):
             shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise InputError(f"{self.name}: gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)")
+            raise InputError(
+                f"gave {shape} for vectors {tuple(x.shape)}; it must give (batch, n, width)", argument=self.name
+            )
         if result.dtype != x.dtype:
             raise InputError(
-                f"{self.name}: gave {result.dtype} for {x.dtype}; let it compute in the dtype of its input"
+                f"gave {result.dtype} for {x.dtype}", "let it compute in the dtype of its input", argument=self.name
             )
         if not bool(result.isfinite().all()):
-            raise InputError(f"{self.name}: its representations are not finite")
+            raise InputError("its representations are not finite", argument=self.name)
         if not torch.equal(result, again):
-            raise InputError(f"{self.name}: gave two different results for the same input; turn off its noise")
+            raise InputError("gave two different results for the same input", "turn off its noise", argument=self.name)
         return result
 
 
@@ -120,13 +123,15 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
     named = name or str(getattr(subject, "__name__", type(subject).__name__))
     if not isinstance(subject, nn.Module):
         if not callable(subject):
-            raise InputError(f"model: a {type(subject).__name__} is neither a module nor a function of vectors")
+            raise InputError(
+                f"a {type(subject).__name__} is neither a module nor a function of vectors", argument="model"
+            )
         return VectorModel(named, None, lambda x, at: subject(x))
     model = copy.deepcopy(subject).to("cpu", torch.float64).eval().requires_grad_(False)
     if isinstance(model, Transformer):
         return _of_transformer(model, layers, name or f"{named} ({model.encoding.name})")
     if layers is not None:
-        raise InputError(f"layers={layers}: only layers of a posenc Transformer can be chosen; leave it out")
+        raise InputError("only layers of a posenc Transformer can be chosen", "leave it out", layers=layers)
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "get_input_embeddings"):
         return _of_pretrained(model, named)
     width = next((p.shape[-1] for p in model.parameters() if p.dim() > 1), None)
@@ -138,7 +143,7 @@ def vector_model(subject: Any, *, layers: int | None = None, name: str | None = 
 def _of_transformer(model: Transformer, layers: int | None, name: str) -> VectorModel:
     encoding = model.encoding
     if layers is not None and not 1 <= layers <= len(model.blocks):
-        raise InputError(f"layers={layers}: {name} has 1 to {len(model.blocks)}")
+        raise InputError(f"{name} has 1 to {len(model.blocks)}", layers=layers)
     blocks = [block for block in model.blocks[:layers] if isinstance(block, Block)]
     for module in model.modules():
         if isinstance(module, Attention):
@@ -239,10 +244,11 @@ def tables(model: nn.Module, length: int | None = None) -> tuple[Tensor, Tensor]
     words = word_vectors(model)
     codes = rows_of_table(model).detach().to("cpu", torch.float64, copy=True)
     if length is not None and length > len(codes):
-        raise InputError(f"length={length}: the model's table has {len(codes)} positions")
+        raise InputError(f"the model's table has {len(codes)} positions", length=length)
     if words.shape[1] != codes.shape[1]:
         raise InputError(
-            f"model: its token vectors are {words.shape[1]} wide, its codes {codes.shape[1]}: it does not add them"
+            f"its token vectors are {words.shape[1]} wide, its codes {codes.shape[1]}: it does not add them",
+            argument="model",
         )
     return words, codes[:length]
 
@@ -262,15 +268,19 @@ def check_tokens(tokens: Tensor, model: Any, texts: int) -> None:
     """Raise InputError for tokens that a model cannot read, or for fewer than so many texts of two tokens."""
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < texts or tokens.shape[1] < 2:
         raise InputError(
-            f"tokens: {tuple(tokens.shape)} of {tokens.dtype}; pass integers, (batch, length), at least {texts} texts of 2"
+            f"{tuple(tokens.shape)} of {tokens.dtype}",
+            f"pass integers, (batch, length), at least {texts} texts of 2",
+            argument="tokens",
         )
     ours = isinstance(model, Transformer)
     vocabulary = model.config.vocab_size if ours else model.get_input_embeddings().num_embeddings
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocabulary:
-        raise InputError(f"tokens: ids {low} to {high}; the model's vocabulary is 0 to {vocabulary - 1}")
+        raise InputError(f"ids {low} to {high}; the model's vocabulary is 0 to {vocabulary - 1}", argument="tokens")
     if not ours and has_learned_table(model) and tokens.shape[1] > (rows := len(rows_of_table(model))):
-        raise InputError(f"tokens: texts of {tokens.shape[1]}; the model's table has {rows} positions: cut them")
+        raise InputError(
+            f"texts of {tokens.shape[1]}; the model's table has {rows} positions: cut them", argument="tokens"
+        )
 
 
 @torch.no_grad()
@@ -282,11 +292,14 @@ def check_adds(encoding: Encoding, dim: int) -> None:
     others = [site for site in sites if site not in ("embed", "augment")]
     if others:
         raise InputError(
-            f"{name}: position enters by {', '.join(others)}, not as a code added to the tokens; take a model with "
-            "sinusoidal or learned codes"
+            f"position enters by {', '.join(others)}, not as a code added to the tokens",
+            "take a model with sinusoidal or learned codes",
+            argument=name,
         )
     if "embed" not in sites:
-        raise InputError(f"{name}: it adds no position code to the tokens; take one with sinusoidal or learned codes")
+        raise InputError(
+            "it adds no position code to the tokens", "take one with sinusoidal or learned codes", argument=name
+        )
     at = Positions.arange(min(8, encoding.max_positions or 8))
     tokens = torch.randn(2, 1, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tokens = torch.cat((tokens, tokens.sum(0, keepdim=True))).expand(-1, at.num_queries, -1)
@@ -294,15 +307,16 @@ def check_adds(encoding: Encoding, dim: int) -> None:
     alike = torch.allclose(without, without[:, :1].expand_as(without), atol=1e-9)
     if not alike or not torch.allclose(without[0] + without[1], without[2], atol=1e-9):
         raise InputError(
-            f"{name}: it changes the tokens' vectors by position, other than by a sum; take one with sinusoidal or learned "
-            "codes, merge='add' or 'concat'"
+            "it changes the tokens' vectors by position, other than by a sum",
+            "take one with sinusoidal or learned codes, merge='add' or 'concat'",
+            argument=name,
         )
 
 
 def check_has_table(model: nn.Module) -> None:
     """Raise InputError for a model without a learned table at its input."""
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
-        raise InputError(f"model={type(model).__name__}: pass a posenc Transformer or a transformers model")
+        raise InputError("pass a posenc Transformer or a transformers model", model=model)
     if not has_learned_table(model):
         raise InputError(
             f"model of type {model.config.model_type!r}: it adds no learned code to the tokens; take one of "  # type: ignore[union-attr]
@@ -313,7 +327,9 @@ def check_has_table(model: nn.Module) -> None:
 def check_single_text(model: Any) -> None:
     """Raise InputError for a transformers model with an encoder and a decoder."""
     if getattr(model.config, "is_encoder_decoder", False):
-        raise InputError(f"model: {type(model).__name__} has an encoder and a decoder; pass model.get_encoder()")
+        raise InputError(
+            f"{type(model).__name__} has an encoder and a decoder", "pass model.get_encoder()", argument="model"
+        )
 
 
 # ---------------------------------------------------------------- small models
@@ -370,7 +386,7 @@ def split_words(text: str) -> tuple[list[str], list[int]]:
     """Words and signs as tokens, numbered in order of appearance. Raises InputError where there are none."""
     tokens = WORD.findall(text)
     if not tokens:
-        raise InputError(f"text={text!r}: has no words")
+        raise InputError("has no words", text=text)
     numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     return tokens, [numbers[token] for token in tokens]
 
@@ -384,4 +400,4 @@ def tokenized(tokenizer: Any, text: str) -> tuple[list[str], list[int]]:
     if callable(tokenizer):
         tokens, ids = tokenizer(text)
         return list(tokens), [int(i) for i in ids]
-    raise InputError(f"tokenizer={tokenizer!r}: pass the one that the model was trained with")
+    raise InputError("pass the one that the model was trained with", tokenizer=tokenizer)

@@ -16,10 +16,14 @@ from posenc.analysis.geometry import plot_shift_error as shift_error
 from posenc.analysis.geometry import plot_shift_matrix as shift_matrix
 from posenc.analysis.geometry import plot_singular_values as singular_values
 from posenc.analysis.geometry import plot_wavelengths as wavelengths
-from posenc.analysis.precision import plot_phase_error as phase_error
+from posenc.analysis.phase_errors import plot_phase_error as phase_error
 from posenc.analysis.properties import plot_heat_map as heat_map
 from posenc.analysis.properties import plot_norms as norms
 from posenc.analysis.properties import plot_step_sizes as step_sizes
+from posenc.analysis.score_terms import plot_position_by_distance as position_by_distance
+from posenc.analysis.score_terms import plot_position_map as position_map
+from posenc.analysis.score_terms import plot_pruning_cost as pruning_cost
+from posenc.analysis.score_terms import plot_term_shares as term_shares
 from posenc.analysis.scores import plot_bias_by_distance as bias_by_distance
 from posenc.analysis.scores import plot_effective_scores as effective_scores
 from posenc.analysis.scores import plot_pair_wavelengths as pair_wavelengths
@@ -31,10 +35,6 @@ from posenc.analysis.subspaces import plot_read_back as read_back
 from posenc.analysis.survival import plot_probe_transfer as probe_transfer
 from posenc.analysis.survival import plot_survival as survival
 from posenc.analysis.symmetry import plot_twins_apart as twins_apart
-from posenc.analysis.terms import plot_position_by_distance as position_by_distance
-from posenc.analysis.terms import plot_position_map as position_map
-from posenc.analysis.terms import plot_pruning_cost as pruning_cost
-from posenc.analysis.terms import plot_term_shares as term_shares
 
 __all__ = [
     "base_bound", "bias_by_distance", "cosine_histogram", "counter", "curves", "digits", "dot_products",

@@ -171,7 +171,7 @@ def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None
     prepared = _prepared(encoding, name, shape)
     acting, name, sizes = prepared.acting, prepared.name, prepared.sizes
     if "bias" not in acting.sites():
-        raise InputError(f"{name}: it adds nothing to the scores")
+        raise InputError("it adds nothing to the scores", argument=name)
     refuse_gates(parts_of(acting), name)
     width = prepared.share(length)
     one_way = any(getattr(part, "bidirectional", True) is False for part in parts_of(acting))
@@ -187,12 +187,12 @@ def bias(encoding: Encoding | str, length: int = 512, *, name: str | None = None
             terms = acting.effects(at).terms(x[:, :, -1:], x[:, : sizes.num_kv_heads])
             dense = dense_sum(terms, torch.device("cpu"))
         if dense is None:
-            raise InputError(f"{name}: its bias has no terms in this layer")
+            raise InputError("its bias has no terms in this layer", argument=name)
         added.append(dense.expand(1, sizes.num_heads, 1, len(keys))[0, :, 0].double().flip(-1))
     ones, drawn_content = added
     hidden = ones == -torch.inf
     if not bool(ones[~hidden].isfinite().all()):
-        raise InputError(f"{name}: what it adds to the scores is not finite")
+        raise InputError("what it adds to the scores is not finite", argument=name)
     of_content = not torch.allclose(ones, drawn_content)
     learned = any(True for part in parts_of(acting) if "bias" in part.sites() for _ in part.parameters())
     return Bias(name, (length - 1 - keys).flip(0), ones.masked_fill(hidden, torch.nan), of_content, learned)
@@ -214,19 +214,19 @@ def rotation(encoding: Encoding | str, trained: int = 512, *, name: str | None =
     rotating = [part for part in parts_of(prepared.acting) if acts and "rotate" in part.sites()]
     turning = next((part for part in rotating if not list(part.children())), next(iter(rotating), None))
     if turning is None:
-        raise InputError(f"{name}: it rotates no channels")
+        raise InputError("it rotates no channels", argument=name)
     at = Positions.from_ids([0, 1, 2])
     with torch.no_grad():
         try:
             angles = turning.angles(at.k) if isinstance(turning, Rotary) else turning.key_angles(at)
         except InputError:
-            raise InputError(f"{name}: it rotates no pair of channels by an angle") from None
+            raise InputError("it rotates no pair of channels by an angle", argument=name) from None
     if not torch.equal(angles, angles[:, :1].expand_as(angles)):
         name = f"{name}, head 0"
     angles = angles[0, 0]
     step = angles[1] - angles[0]
     if not torch.allclose(angles[2] - angles[1], step, rtol=1e-9):
-        raise InputError(f"{name}: its angles do not grow evenly with position")
+        raise InputError("its angles do not grow evenly with position", argument=name)
     return PairRotation(name, step.double(), trained)
 
 
@@ -266,7 +266,7 @@ def scores(
     each = torch.stack(added_by_sample).flip(-1)
     hidden = each == -torch.inf
     if bool(hidden.all()) or not bool(each[~hidden].isfinite().all()):
-        raise InputError(f"{prepared.name}: its scores are not finite")
+        raise InputError("its scores are not finite", argument=prepared.name)
     each = each.masked_fill(each.abs() < ROUNDING, 0.0).masked_fill(hidden, torch.nan)
     mean, spread = each.mean(0), each.std(0)
     content = float(torch.stack(plain)[:, :, :-1].std())
@@ -289,10 +289,10 @@ class _Prepared:
         """Give it identity projections, for encodings that apply the model's to their vectors; returns the width of
         a token. Raises InputError for a length that it does not take."""
         if not 2 <= length <= LIMIT:
-            raise InputError(f"length={length}: must lie between 2 and {LIMIT}")
+            raise InputError(f"must lie between 2 and {LIMIT}", length=length)
         if not self.fits(length):
             raise InputError(
-                f"length={length}: {self.name} has positions for {self.encoding.max_positions}; give fewer"
+                f"{self.name} has positions for {self.encoding.max_positions}", "give fewer", length=length
             )
         width = width_of(self.acting, self.sizes)
         dim = self.sizes.dim or width
@@ -311,7 +311,7 @@ def _prepared(encoding: Encoding | str, name: str | None, shape: dict[str, Any])
     elif isinstance(encoding, Encoding):
         name, encoding, given = name or encoding.known_as, copy.deepcopy(encoding), shape
     else:
-        raise InputError(f"encoding: got a {type(encoding).__name__}; pass an Encoding or its text")
+        raise InputError(f"got a {type(encoding).__name__}", "pass an Encoding or its text", argument="encoding")
     acting, _ = encoding.eval().at(0)
     return _Prepared(encoding, acting, name, sizes_of(acting, given))
 

@@ -85,34 +85,36 @@ def _histogram(values: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Subspaces(Finding):
-    """How the vectors of tokens and of positions lie to each other.
-
-    cosine: mean and spread of the cosine over all pairs, as they are and with each table's mean taken away; random
-    vectors have mean 0 and spread `expected` = dim^-1/2. means_cosine: between the two mean vectors. mean_energy: the
-    share of each table's energy that is its mean vector.
-    rank: leading dimensions, with 90 % of the centred codes' energy. angles: degrees between the leading `rank`
-    dimensions of both, smallest first; random_angles: of random subspaces, mean over draws.
-    overlap: share of the centred tokens' energy inside the positions' leading dimensions; in a random subspace it is
-    rank / dim, random_overlap.
-    edges, raw, centred: histograms of the cosines.
-    """
+    """How the vectors of tokens and of positions lie to each other."""
 
     name: str
     tokens: int
     positions: int
     dim: int
     cosine: Mapping[str, tuple[float, float]]
+    """Mean and spread of the cosine over all pairs, as they are and with each table's mean taken away"""
     expected: float
+    """dim^-1/2, the spread of random vectors, whose mean is 0"""
     means_cosine: float
+    """Between the two mean vectors"""
     mean_energy: Mapping[str, float]
+    """The share of each table's energy that is its mean vector"""
     rank: int
+    """Leading dimensions, with 90 % of the centred codes' energy"""
     angles: Tensor
+    """Degrees between the leading `rank` dimensions of both, smallest first"""
     random_angles: Tensor
+    """Of random subspaces, mean over draws"""
     overlap: float
+    """Share of the centred tokens' energy inside the positions' leading dimensions"""
     random_overlap: float
+    """rank / dim, that of a random subspace"""
     edges: Tensor
+    """Of the bins of the histograms of the cosines"""
     raw: Tensor
+    """The histogram of the vectors as they are"""
     centred: Tensor
+    """That of the vectors less their table's mean"""
 
     def sentences(self) -> list[str]:
         (mean, spread), (_, centred) = self.cosine["raw"], self.cosine["centred"]
@@ -179,7 +181,7 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
         kind = getattr(encoding, "name", None) or getattr(getattr(subject, "config", None), "model_type", "model")
         return *tables(subject, length), str(kind)
     if not isinstance(subject, tuple) or len(subject) != 2:
-        raise InputError("subject: pass a model, or a pair (token table, codes)")
+        raise InputError("pass a model, or a pair (token table, codes)", argument="subject")
     words, codes = subject
     words = words.weight if isinstance(words, nn.Embedding) else words
     if words.dim() != 2 or len(words) < 2 or not bool(words.isfinite().all()):
@@ -188,7 +190,7 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
     check_integers(2, length=length)
     read = codes_of(codes, dim=words.shape[1]) if isinstance(codes, str) else codes_of(codes)
     if read.of != "position":
-        raise InputError(f"{read.name}: it has no code per position, so there is nothing to compare with tokens")
+        raise InputError("it has no code per position, so there is nothing to compare with tokens", argument=read.name)
     vectors = read(torch.arange(read.limit or 512 if length is None else length))
     if vectors.shape[1] != words.shape[1]:
         raise InputError(f"codes are {vectors.shape[1]} wide and token vectors {words.shape[1]}: give both one width")
@@ -198,7 +200,7 @@ def _both(subject: Any, length: int | None) -> tuple[Tensor, Tensor, str]:
 def _centred(name: str, x: Tensor) -> Tensor:
     centred = x - x.mean(0)
     if float(centred.norm()) <= 1e-12 * float(x.norm()):
-        raise InputError(f"{name}: all alike, so that they have no directions to compare")
+        raise InputError("all alike, so that they have no directions to compare", argument=name)
     return centred
 
 

@@ -48,10 +48,10 @@ UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
 
 @dataclass(frozen=True, eq=False)
 class ProbeCurve:
-    """What a probe finds at the input of the first layer and behind every layer, on texts it was not fitted to.
+    """What a probe finds at the input of the first layer and behind every layer, on sequences that it was not fitted to.
 
     r2: share of the positions' variance explained; below 0 is worse than guessing. interval: (layers, 2), its 95 %
-    interval over the texts that it might have been tested on; nan where there was one alone. error: mean absolute, in
+    interval over the sequences that it might have been tested on; nan where there was one alone. error: mean absolute, in
     tokens.
     """
 
@@ -214,7 +214,9 @@ def _streams(model: nn.Module, tokens: Tensor) -> tuple[dict[str, list[Tensor]],
     else:
         inner: Any = model
         if inner.training:
-            raise InputError("model: it is in training mode, where dropout makes noise; call model.eval() first")
+            raise InputError(
+                "it is in training mode, where dropout makes noise", "call model.eval() first", argument="model"
+            )
         parts = [{INTACT: _hidden(inner, batch)} for batch in tokens.split(BATCH)]
         name = str(inner.config.model_type)
     streams = {kind: [torch.cat(layers) for layers in zip(*(p[kind] for p in parts), strict=True)] for kind in parts[0]}
@@ -266,7 +268,7 @@ def _afresh(model: nn.Module, seed: int) -> nn.Module:
             try:
                 return Transformer(model.config, from_spec(model.encoding.spec()))
             except InputError as error:
-                raise InputError(f"untrained=None: {error}; pass an untrained model of the same kind") from None
+                raise InputError(str(error), "pass an untrained model of the same kind", untrained=None) from None
         from transformers import AutoModel
 
         inner: Any = model

@@ -103,7 +103,7 @@ def equivariance(
     f = vector_model(module, name=name)
     width = f.dim if dim is None else dim
     if width is None:
-        raise InputError(f"dim: {f.name} takes vectors of any width; pass dim=")
+        raise InputError(f"{f.name} takes vectors of any width", "pass dim=", argument="dim")
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(1, length, width, dtype=torch.float64, generator=draw)
     at = torch.arange(length)
@@ -241,7 +241,9 @@ def twins(
     else:
         bare = f.run(x, torch.zeros_like(at))
         if f.codes is None and torch.equal(bare, f(x, at)):
-            raise InputError(f"model: no position ids change what {f.name} does, so its positions cannot be removed")
+            raise InputError(
+                f"no position ids change what {f.name} does, so its positions cannot be removed", argument="model"
+            )
     cosine_without, distance_without = _apart(bare[0, pair])
     return Twins(
         name=f.name,
@@ -264,7 +266,7 @@ def _pair(tokens: list[str], ids: list[int], word: str | None, text: str) -> lis
     twice = [i for i in wanted if ids.count(i) > 1]
     if not twice:
         what = "no token" if word is None else f"no token {word!r}"
-        raise InputError(f"text={text!r}: {what} occurs twice, its tokens are {tokens}; give another text")
+        raise InputError(f"{what} occurs twice, its tokens are {tokens}", "give another text", text=text)
     first = ids.index(twice[0])
     return [first, ids.index(twice[0], first + 1)]
 

@@ -37,7 +37,7 @@ DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, tor
 MEASURED = ("bfloat16", "float16")
 """Whose phase errors are measured by default."""
 TOKENS = 128
-"""Longest text that a model reads for an analysis."""
+"""Most tokens of a forward pass in an analysis."""
 LONGEST = 2**17
 """Most positions of an analysis: pictures and fits need all their codes at once."""
 LAYERS = 2
@@ -238,7 +238,7 @@ def target_of(
     check_integers(0, steps=steps)
     check_integers(2, length=length)
     if length > LONGEST:
-        raise InputError(f"length={length}: must be at most {LONGEST}; single analyses take more")
+        raise InputError(f"must be at most {LONGEST}; single analyses take more", length=length)
     check_sizes(trained=trained)
     for dtype in dtypes:
         if dtype not in DTYPES:
@@ -273,17 +273,19 @@ def _object(subject: Any, shape: dict[str, Any], given: dict[str, Any], name: st
         return subject
     if isinstance(subject, Codes) or _is_model(subject):
         if given:
-            raise InputError(f"{', '.join(given)}: {_name(subject)} is defined without it; leave it out")
+            raise InputError(f"{_name(subject)} is defined without it", "leave it out", argument=", ".join(given))
         return subject
     if not inspect.isclass(subject):
         return codes_of(subject, name=name, **given)
     if not issubclass(subject, Encoding):
-        raise InputError(f"{subject.__name__}: is a class, but no Encoding; pass an object of it, or a function")
+        raise InputError(
+            "is a class, but no Encoding", "pass an object of it, or a function", argument=subject.__name__
+        )
     shape = {"num_kv_heads": shape["num_heads"], **shape, "num_layers": given.get("num_layers", LAYERS)}
     try:
         return subject(**{key: value for key, value in shape.items() if key in subject.arguments()})
     except TypeError as error:
-        raise InputError(f"{subject.__name__}: {error}; pass an object of it") from None
+        raise InputError(str(error), "pass an object of it", argument=subject.__name__) from None
 
 
 def _name(subject: Any) -> str:

@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 
 from posenc.backends.problem import Costs, Problem, merged
 from posenc.backends.reference import Kernel
-from posenc.bias import Mixer, Modifier, Score, ScoreMod
+from posenc.bias import Mixer, Modifier, Score
+from posenc.bias.structures import ScoreMod
 from posenc.bias.terms import Cells, Lookup
 from posenc.positions import Positions
 

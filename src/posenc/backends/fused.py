@@ -10,7 +10,7 @@ every length.
 `lower` makes a problem the operator's arguments, `attend` is the operator, a `Call` is one branch of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backends.problem import Problem, Rotated
-from posenc.bias import Refused
+from posenc.backends.problem import Attend, Problem, Rotated
+from posenc.bias.structures import Refused
 from posenc.bias.terms import SCORE_TERMS, CapTerm, DifferenceTerm, Slice, Term, Tile, ValuesTerm, VectorTerm, skew
 from posenc.errors import InputError, check_devices
 from posenc.functional import batched, no_second_derivatives
@@ -104,16 +104,34 @@ def lower(problem: Problem) -> Lowered:
 
 def run(problem: Problem, lowered: Lowered) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a problem, without its sink."""
-    branches = problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
-    regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
+    branches = _branches(problem)
     inputs = [branch.q for branch in branches] + [branch.k for branch in branches] + [problem.v, *lowered.tensors]
-    kinds = [str(len(branches)), *lowered.kinds]
+    kinds, numbers = _described(problem, lowered)
     if problem.dropout_p > 0:
         inputs.append(torch.randint(2**62, ()))
-        kinds.append("seed")
+        kinds += " seed"
+    return attend(inputs, kinds, numbers, problem.scale, problem.dropout_p)
+
+
+def attend_again(problem: Problem, lowered: Lowered) -> Attend:
+    """`run` for other layers, under terms that are constant, without branches and dropout."""
+    (kinds, numbers), scale = _described(problem, lowered), problem.scale
+    with torch.inference_mode(False):  # another layer may train
+        tensors = [x.clone() if x.is_inference() else x for x in lowered.tensors]
+    return lambda q, k, v, terms: attend([q, k, v, *tensors], kinds, numbers, scale, 0.0)[0]
+
+
+def _branches(problem: Problem) -> Sequence[Rotated]:
+    return problem.branches or [Rotated(problem.q, problem.k, problem.positions.region)]
+
+
+def _described(problem: Problem, lowered: Lowered) -> tuple[str, list[int]]:
+    """What `attend` takes as kinds, but for a seed, and as numbers."""
+    branches = _branches(problem)
+    regions = [number for branch in branches for number in (*branch.region.numbers(), branch.first)]
     overlapping = int(lowered.segments.overlapping)
     numbers = [int(problem.positions.causal), overlapping, lowered.longest, *regions, *lowered.segments.table]
-    return attend(inputs, " ".join(kinds), numbers, problem.scale, problem.dropout_p)
+    return " ".join([str(len(branches)), *lowered.kinds]), numbers
 
 
 # -------------------------------------------------------------------- the operator, as compilers see it
@@ -234,8 +252,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradients(ctx: Any, grad: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
     if not torch.compiler.is_compiling() and (batched(grad) or batched(of_lse)):
         raise InputError(
-            "is_grads_batched=True: the operator of posenc.attention takes one gradient at a time; call "
-            "torch.autograd.grad for each gradient, or pass backend='reference'"
+            "the operator of posenc.attention takes one gradient at a time",
+            "call torch.autograd.grad for each gradient, or pass backend='reference'",
+            is_grads_batched=True,
         )
     *inputs, out, lse = ctx.saved_tensors
     needs, always = list(ctx.needs_input_grad[0]), 2 * int(ctx.settings[0].split()[0]) + 1
@@ -486,7 +505,11 @@ class Call:
             h = min(h + step, most)
 
     def tile(self, row: int, heads: Slice, queries: Slice, keys: Slice, diagonal: int) -> Tile:
-        return Tile(row, heads, queries, keys, self.longest - diagonal - (queries[1] - 1) + keys[0], diagonal)
+        return Tile(row, heads, queries, keys, self.first_entry(queries, keys, diagonal), diagonal)
+
+    def first_entry(self, queries: Slice, keys: Slice, diagonal: int) -> int:
+        """Which entry of a vector of distances is of the longest one between these queries and keys."""
+        return self.longest - diagonal - (queries[1] - 1) + keys[0]
 
     def bias(self, tile: Tile) -> Tensor:
         """The sum of the terms on a tile, (heads, rows, columns), minus infinity where the distance hides a key."""
@@ -576,10 +599,9 @@ def forward(calls: list[Call]) -> tuple[Tensor, Tensor]:
             if block.reverse:
                 part, sums = part.flip(2), sums.flip(2)
             if merge:
-                _merge(block.queries_of(out), block.queries_of(lse), part, sums)
+                _merge(out[block.queries], lse[block.queries], part, sums)
             else:
-                block.queries_of(out).copy_(part)
-                block.queries_of(lse).copy_(sums)
+                out[block.queries], lse[block.queries] = part, sums
     return out.to(q.dtype), lse
 
 
@@ -591,30 +613,22 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, sums: Tensor) -> None:
     lse.copy_(total)
 
 
-@dataclass
-class _Block:
-    """One call of the flash kernel."""
+class _Block(NamedTuple):
+    """One call of the flash kernel. queries, keys: rows of the batch, heads and tokens. reverse: the mask is for the queries in
+    reverse."""
 
-    batch: Slice
-    heads: Slice
-    queries: Slice
-    keys: Slice
-    causal: bool
-    mask: Tensor | None
-    reverse: bool
-    """The mask is for the queries in reverse."""
-
-    def queries_of(self, x: Tensor) -> Tensor:
-        return x[slice(*self.batch), slice(*self.heads), slice(*self.queries)]
-
-    def keys_of(self, x: Tensor, call: Call) -> Tensor:
-        return x[slice(*self.batch), slice(*call.kv_heads(self.heads)), slice(*self.keys)]
+    queries: tuple[slice, slice, slice]
+    keys: tuple[slice, slice, slice]
+    causal: bool = False
+    mask: Tensor | None = None
+    reverse: bool = False
 
     def inputs(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values; the kernel wants one width, and zeros fill what is missing."""
-        width = max(call.q.shape[-1], call.v.shape[-1])
-        q = _widened(self.queries_of(call.q), width)
-        k, v = (_widened(self.keys_of(x, call), width) for x in (call.k, call.v))
+        q, k, v = call.q[self.queries], call.k[self.keys], call.v[self.keys]
+        if q.shape[3] != v.shape[3]:
+            width = max(q.shape[3], v.shape[3])
+            q, k, v = _widened(q, width), _widened(k, width), _widened(v, width)
         return q.flip(2) if self.reverse else q, k, v
 
 
@@ -628,27 +642,27 @@ def _flash_blocks(call: Call) -> Iterator[_Block]:
         for row, heads, tiles in call.regions(all_keys=True):
             for term in call.terms:
                 term.enter(row, heads)
+            here, of_keys = (slice(row, row + 1), slice(*heads)), (slice(row, row + 1), slice(*call.kv_heads(heads)))
             for tile in tiles:
                 mask = call.bias(tile)[None]
-                yield _Block((row, row + 1), heads, tile.queries, tile.keys, False, mask, False)
+                yield _Block((*here, slice(*tile.queries)), (*of_keys, slice(*tile.keys)), mask=mask)
         return
     shared = all(row == -1 for row, *_ in call.rectangles)
     for row in [-1] if shared else range(call.q.shape[0]):
         batch = (0, call.q.shape[0]) if row < 0 else (row, row + 1)
         for band in call.bands:
+            here, of_keys = (slice(*batch), slice(*band.heads)), (slice(*batch), slice(*call.kv_heads(band.heads)))
             for queries, keys, diagonal in call.blocks(row, band, call.rows(band)):
+                block = _Block((*here, slice(*queries)), (*of_keys, slice(*keys)), call.square)
                 if call.vector is None or (not call.terms and call.sees_all(queries, keys, diagonal)):
-                    yield _Block(batch, band.heads, queries, keys, call.square, None, False)
+                    yield block
                     continue
-                tile = call.tile(row, band.heads, queries, keys, diagonal)
-                mask = _hankel(call.vector, tile, batch[1] - batch[0])
-                yield _Block(batch, band.heads, queries, keys, False, mask, True)
-
-
-def _hankel(vector: Tensor, tile: Tile, batch: int) -> Tensor:
-    """The vector as a mask for the tile's queries in reverse, (batch, heads, rows, columns): no copy."""
-    offset = vector.storage_offset() + tile.heads[0] * vector.stride(0) + tile.first
-    return vector.as_strided((batch, *tile.shape), (0, vector.stride(0), 1, 1), offset)
+                (h0, h1), (q0, q1), (k0, k1), vector = band.heads, queries, keys, call.vector
+                # the vector as a mask for the queries in reverse: a Hankel view, no copy
+                offset = vector.storage_offset() + h0 * vector.stride(0) + call.first_entry(queries, keys, diagonal)
+                shape = batch[1] - batch[0], h1 - h0, q1 - q0, k1 - k0
+                mask = vector.as_strided(shape, (0, vector.stride(0), 1, 1), offset)
+                yield block._replace(causal=False, mask=mask, reverse=True)
 
 
 def _plain_forward(call: Call, out: Tensor, lse: Tensor, merge: bool) -> None:
@@ -731,13 +745,13 @@ def _flash_gradients(call: Call, out: Tensor, lse: Tensor, grad: Tensor, totals:
     of_q, of_k, of_v = totals
     for block in _flash_blocks(call):
         q, k, v = block.inputs(call)
-        rows = [_widened(block.queries_of(x), q.shape[-1]) for x in (grad, out)] + [block.queries_of(lse)]
+        rows = [_widened(x[block.queries], q.shape[-1]) for x in (grad, out)] + [lse[block.queries]]
         g, o, sums = (x.flip(2) for x in rows) if block.reverse else rows
         grads = _flash_backward(g, q, k, v, o, sums, 0.0, block.causal, attn_mask=block.mask, scale=call.scale)
         part = grads[0][..., : call.q.shape[-1]]
-        block.queries_of(of_q).add_(part.flip(2) if block.reverse else part)
+        of_q[block.queries] += part.flip(2) if block.reverse else part
         for total, part in ((of_k, grads[1]), (of_v, grads[2])):
-            block.keys_of(total, call).add_(part[..., : total.shape[-1]])
+            total[block.keys] += part[..., : total.shape[-1]]
 
 
 def _backward_tile(

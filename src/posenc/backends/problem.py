@@ -62,6 +62,8 @@ class Problem:
     the softmax leave; None: zero."""
     first_key: int = 0
     """How many of the call's keys come before those in v."""
+    constant: bool = False
+    """Whether the terms depend on positions alone and are the same in every layer: a pass may make them once."""
     turn_back: Callable[[Tensor], Tensor] | None = None
     """Undoes on the output what was done to v; no part of what a backend computes, see `finished`."""
 
@@ -222,12 +224,19 @@ class Costs(NamedTuple):
     faster: str = ""
 
 
+Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Score] | None], Tensor]
+"""(q, k, v, terms) -> the output of another problem that differs in these alone, of the same shapes. q and k are rotated;
+terms: those that are not `Problem.constant`, else None."""
+
+
 class Plan(NamedTuple):
     """How a backend computes a problem. run: does it, (batch, num_heads, num_queries, value width). costs: is called by
-    `explain` alone, so that a graph for any length compares no sizes in it."""
+    `explain` alone, so that a graph for any length compares no sizes in it. again: makes a function that does it for the other
+    layers of a pass, and refers to none of the problem's tensors but to masks of constants; None: they are planned anew."""
 
     run: Callable[[], Tensor]
     costs: Callable[[], Costs]
+    again: Callable[[], Attend] | None = None
 
 
 class Backend(Protocol):

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.backends.problem import Costs, Plan, Problem, Rotated
-from posenc.bias import dense_sum, rows_at
+from posenc.bias import dense_sum
+from posenc.bias.structures import rows_at
 from posenc.functional import blocks, transformed, unturned
 from posenc.positions.visibility import EVERYTHING
 

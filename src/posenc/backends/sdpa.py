@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused attention: PyTorch's own where it knows the mask by itself, ours where position has more to say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, lower, obstacle, run
+from posenc.backends.fused import CELLS, MANY, ROWS, Lowered, attend_again, lower, obstacle, run
 from posenc.backends.precision import slower_than_float32, steps_slower_than_float32
-from posenc.backends.problem import Costs, Plan, Problem
+from posenc.backends.problem import Attend, Costs, Plan, Problem
 from posenc.backends.reference import Reference
-from posenc.bias import Refused, dense_sum, sum_by_rows
+from posenc.bias import Score, dense_sum, sum_by_rows
+from posenc.bias.structures import Refused
 from posenc.functional import intercepted, transformed
 from posenc.positions.segments import segments
 
@@ -55,10 +56,10 @@ class SDPA:
 
     def _by_way_of_float32(self, problem: Problem) -> Plan:
         single, dtype = _in_float32(problem), problem.q.dtype
-        run, costs_of_single = self._plan(single, _obstacle(single))
+        plan = self._plan(single, _obstacle(single))
 
         def costs() -> Costs:
-            why, size, faster = costs_of_single()
+            why, size, faster = plan.costs()
             copies = sum(x.numel() * x.element_size() for x in _tensors(single))
             out = problem.q.shape[:3].numel() * problem.v.shape[-1] * 4
             name = str(dtype).removeprefix("torch.")
@@ -68,39 +69,42 @@ class SDPA:
                 faster,
             )
 
-        return Plan(lambda: run().to(dtype), costs)
+        return Plan(lambda: plan.run().to(dtype), costs)
 
     def _plan(self, problem: Problem, refused: Refused | None) -> Plan:
         if problem.scale <= 0 and not _is_step(problem):  # the kernels mask before they scale
             branches = [branch._replace(q=branch.q * problem.scale) for branch in problem.branches]
             problem = replace(problem, q=problem.q * problem.scale, branches=branches, scale=1.0)
+            return self._plan(problem, refused)._replace(again=None)
         if _widens(problem):
             wide = _wider(problem)
-            run, costs_of_wide = self._plan(wide, _obstacle(wide))
+            plan = self._plan(wide, _obstacle(wide))
 
             def costs() -> Costs:
-                why, size, faster = costs_of_wide()
+                why, size, faster = plan.costs()
                 more = f"products of few channels widen queries and keys; {why}"
                 return Costs(more, size + problem.widened_bytes(), faster)
 
-            return Plan(run, costs)
+            return Plan(plan.run, costs)
         if _is_plain(problem):
-            return Plan(partial(_plain, problem), partial(_plain_costs, problem))
+            return Plan(partial(_plain, problem), partial(_plain_costs, problem), partial(_plainly, problem))
         if refused is None:
             if not (self.short and _takes_formulas(problem)):
                 return _fused(problem)
             refused = Refused("few queries and keys")
         if problem.q.shape[2] == 1:
-            if _is_step(problem):
-                run = partial(REFERENCE.attend, problem)
-            else:
-                dense = REFERENCE.rows if _is_row(problem) else _dense
-                run = partial(_at_once, problem, dense)
-            return Plan(run, partial(_row_costs if _is_row(problem) else _dense_costs, problem, refused))
+            if not _is_row(problem):
+                return _masked(problem, refused)
+            run = (
+                partial(REFERENCE.attend, problem) if _is_step(problem) else partial(_at_once, problem, REFERENCE.rows)
+            )
+            return Plan(run, partial(_row_costs, problem, refused))
         if problem.sink is not None and torch.compiler.is_compiling():
             return REFERENCE.plan(problem)  # an extra column defies a graph for any length
         dense = REFERENCE.rows if _takes_scores(problem) else _dense
         blocks = _block_rows(problem) < problem.q.shape[2]
+        if not blocks and dense is _dense:
+            return _masked(problem, refused)
         return Plan(
             partial(_in_blocks if blocks else _at_once, problem, dense), partial(_dense_costs, problem, refused)
         )
@@ -157,13 +161,24 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _plain(problem: Problem) -> Tensor:
-    q, k, v = _padded(problem)
-    out = scaled_dot_product_attention(q, k, v, is_causal=not problem.positions.all_visible, **_options(problem))
-    return out if out.shape[-1] == problem.v.shape[-1] else out[..., : problem.v.shape[-1]]
+    return _plainly(problem)(problem.q, problem.k, problem.v, None)
+
+
+def _plainly(problem: Problem) -> Attend:
+    options = _options(problem) | {"is_causal": not problem.positions.all_visible}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, terms: object) -> Tensor:
+        width = v.shape[3]
+        if q.shape[3] != width:
+            q, k, v = _padded(q, k, v)
+        out = scaled_dot_product_attention(q, k, v, **options)
+        return out if out.shape[3] == width else out[..., :width]
+
+    return attend
 
 
 def _plain_costs(problem: Problem) -> Costs:
-    width = _padded_width(problem)
+    width = _padded_width(problem.q, problem.v)
     rows = 0 if width is None else sum(x.numel() // x.shape[-1] for x in (problem.q, problem.v))
     seen = "every query sees every key" if problem.positions.all_visible else "only the future is hidden"
     size = torch.promote_types(problem.q.dtype, torch.float32).itemsize
@@ -176,17 +191,16 @@ def _options(problem: Problem) -> dict[str, Any]:
     return options | {"enable_gqa": True} if problem.q.shape[1] != problem.k.shape[1] else options
 
 
-def _padded_width(problem: Problem) -> int | None:
+def _padded_width(q: Tensor, v: Tensor) -> int | None:
     """The CPU's fused path wants values as wide as queries and keys, and else quietly takes an N x N one: the common
     width to pad them to with zeros, or None if they agree."""
-    widths = problem.q.shape[-1], problem.v.shape[-1]
-    return max(widths) if problem.q.device.type == "cpu" and widths[0] != widths[1] else None
+    widths = q.shape[-1], v.shape[-1]
+    return max(widths) if q.device.type == "cpu" and widths[0] != widths[1] else None
 
 
-def _padded(problem: Problem) -> tuple[Tensor, ...]:
-    width = _padded_width(problem)
-    inputs = problem.q, problem.k, problem.v
-    return inputs if width is None else tuple(pad(x, (0, width - x.shape[-1])) for x in inputs)
+def _padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    width = _padded_width(q, v)
+    return (q, k, v) if width is None else tuple(pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
 
 
 # -------------------------------------------------------------------- the fused operator
@@ -211,7 +225,11 @@ def _takes_formulas(problem: Problem) -> bool:
     if problem.q.shape[2] > _block_rows(problem):
         return False
     tables = problem.values is not None or not all(term.dense_if_short for term in problem.bias)
-    return problem.q.shape[2] * problem.v.shape[2] <= (SHORT // 4 if tables else SHORT)
+    return _is_short(problem, SHORT // 4 if tables else SHORT)
+
+
+def _is_short(problem: Problem, most: int | None = None) -> bool:
+    return problem.q.shape[2] * problem.v.shape[2] <= (SHORT if most is None else most)
 
 
 def _fused(problem: Problem) -> Plan:
@@ -221,7 +239,9 @@ def _fused(problem: Problem) -> Plan:
         out, lse = run(problem, lowered)
         return out if problem.sink is None else problem.with_sink(out, lse)
 
-    return Plan(compute, partial(_fused_costs, problem, lowered))
+    constant = problem.constant and problem.sink is None and problem.dropout_p == 0 and not problem.branches
+    again = partial(attend_again, problem, lowered) if constant else None
+    return Plan(compute, partial(_fused_costs, problem, lowered), again)
 
 
 def _fused_costs(problem: Problem, lowered: Lowered) -> Costs:
@@ -275,9 +295,10 @@ def _takes_scores(problem: Problem) -> bool:
 
 
 def _block_rows(problem: Problem) -> int:
-    """Queries whose scores are in memory at once; all of them where a graph for any length is traced."""
+    """Queries whose scores are in memory at once; all of them where a graph for any length is traced, or where a small mask is one
+    for all rows, of which PyTorch keeps no scores."""
     batch, heads, queries = problem.q.shape[:3]
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (problem.constant and problem.sink is None and _is_short(problem)):
         return queries
     return max(LEAST_ROWS, -(-BLOCK_CELLS // (batch * heads * problem.v.shape[2])))
 
@@ -360,6 +381,8 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
 
     def make() -> tuple[Tensor, Tensor | None]:
         visible = positions.mask(first, end)
+        if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
+            return visible, None  # each sees itself
         blind = ~visible.any(-1, keepdim=True)
         looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not intercepted()
         if looks and not bool(blind.any()):
@@ -375,9 +398,45 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
     return positions.shared("visible", make)
 
 
+def _masked(problem: Problem, refused: Refused) -> Plan:
+    """A dense mask at once; under terms that are constant, other layers of the pass take the same."""
+    repeats = problem.sink is None and problem.dropout_p == 0 and problem.q.device.type == "cpu"
+    again = partial(_under_mask, problem) if repeats else None
+    return Plan(partial(_at_once, problem, _dense), partial(_dense_costs, problem, refused), again)
+
+
+def _under_mask(problem: Problem) -> Attend:
+    options, device = _options(problem), problem.q.device
+    with torch.inference_mode(False), torch.no_grad():  # other layers may train on it
+        visible, blind = _visible(problem, 0, problem.q.shape[2])
+        hidden = None if visible is None else ~visible
+        mask = dense_sum(problem.bias, device) if problem.constant else None
+        mask = visible if mask is None else _with_hidden(_mask_dtype(mask, problem.q), hidden)
+        if mask is not None and mask.is_inference():
+            mask = mask.clone()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Score] | None) -> Tensor:
+        width, here = v.shape[3], mask
+        if terms:
+            bias = dense_sum(terms, device)
+            assert bias is not None
+            here = _with_hidden(_mask_dtype(bias, q), hidden)
+        if q.shape[3] != width:
+            q, k, v = _padded(q, k, v)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=here, **options)
+        out = out if out.shape[3] == width else out[..., :width]
+        return out if blind is None else out.masked_fill(blind, 0.0)
+
+    return attend
+
+
+def _with_hidden(mask: Tensor, hidden: Tensor | None) -> Tensor:
+    return mask if hidden is None else mask.masked_fill(hidden, -torch.inf)
+
+
 def _dense(problem: Problem, first: int, end: int, bias: Tensor | None) -> Tensor:
     """Attention of some queries under a dense mask; bias is their part of the sum of the terms."""
-    q, k, v = _padded(problem)
+    q, k, v = _padded(problem.q, problem.k, problem.v)
     if end - first < q.shape[2]:
         q = q[:, :, first:end]
     visible, blind = _visible(problem, first, end)

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our Triton kernels, as a backend and for rotations. Triton is imported only when one is called."""
 
-import json
 import os
-from importlib.resources import files
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc.backends.gpus import DTYPES, recorded
 from posenc.backends.problem import Costs, Problem
 from posenc.backends.reference import Kernel
 from posenc.bias.terms import KernelInputs
@@ -17,15 +15,10 @@ from posenc.errors import InputError
 from posenc.functional import Layout, transformed
 
 HAS_TRITON = find_spec("triton") is not None
-RECORD: dict[str, dict[str, Any]] = json.loads(files("posenc.backends").joinpath("gpus.json").read_text())
-"""Compute capability ("9.0") -> `kernels`, those of ours that benchmarks/gpu.py found right and faster than PyTorch's on such
-a GPU ("rotary"; "vector" and "products", the attention kernels by what they read), their `tiles`, and the versions."""
 FORCED = os.environ.get("POSENC_KERNELS") == "1"
 """Whether the kernels are the default on every GPU: set POSENC_KERNELS=1 before Python starts."""
 LEAST_QUERIES = 2048
 """The shortest text at which benchmarks/gpu.py times attention."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What `rotary_kernel` serves; wider ones would lose digits."""
 WIDEST = 256
 """Of queries, keys and values: a tile of them has to fit into a GPU's shared memory."""
 MOST_HEADS = 65535
@@ -111,13 +104,6 @@ def _precision(q: Tensor) -> str:
     """Of float32 products on tensor cores: what torch.set_float32_matmul_precision allows matrix products."""
     allowed = q.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else "ieee"
-
-
-def recorded(device: torch.device) -> dict[str, Any]:
-    """What RECORD has of a device."""
-    if not RECORD or device.type != "cuda":
-        return {}
-    return RECORD.get("{}.{}".format(*torch.cuda.get_device_capability(device)), {})
 
 
 def verified(kernel: str, device: torch.device) -> bool:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from posenc.backends.triton import DTYPES, recorded
+from posenc.backends.gpus import DTYPES, recorded
 from posenc.errors import InputError, check_devices, unknown
 from posenc.functional import Layout, no_second_derivatives, overlaps, unaliased
 
@@ -507,7 +507,7 @@ def rotate(
             f"tables {tuple(cos.shape)} and {tuple(sin.shape)}: pass (1 or {batch}, 1, {tokens}, pairs) for both"
         )
     if not 0 <= start <= width - 2 * cos.shape[-1]:
-        raise InputError(f"start={start}: {cos.shape[-1]} pairs from there do not fit into {width} channels")
+        raise InputError(f"{cos.shape[-1]} pairs from there do not fit into {width} channels", start=start)
     if q.dtype not in DTYPES:
         raise InputError(f"q of {q.dtype}: the kernel computes in float32; use posenc.functional.rotary")
     if layout not in ("half", "interleaved"):
@@ -518,9 +518,9 @@ def rotate(
     wanted = training and (q.requires_grad or k.requires_grad)
     if inplace:
         if wanted:
-            raise InputError("inplace=True: q and k require grad, and the kernel would overwrite them; pass False")
+            raise InputError("q and k require grad, and the kernel would overwrite them", "pass False", inplace=True)
         if overlaps(q) or overlaps(k):
-            raise InputError("inplace=True: q or k is expanded, several of its entries are one in memory; pass False")
+            raise InputError("q or k is expanded, several of its entries are one in memory", "pass False", inplace=True)
         cos, sin = (unaliased(unaliased(table, q), k) for table in (cos, sin))
         _launch_rotary(q, k, q, k, cos, sin, layout, start, 1.0)
         return q, k

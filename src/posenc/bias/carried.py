@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.bias import Block, Score
+from posenc.bias.structures import Block, Score
 from posenc.errors import InputError
 from posenc.positions import Positions
 from posenc.positions.order import at, order_of

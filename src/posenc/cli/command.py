@@ -9,7 +9,6 @@ command-line words, so that flags and files take the same values.
 import argparse
 import json
 import platform
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 import torch
 
 from posenc import __version__
-from posenc.errors import InputError, printable, unknown
+from posenc.errors import NO_VALUE, InputError, printable, shown, unknown, with_value
 from posenc.lab.files import Folder
 from posenc.spec import names_code
 from posenc_cli.arguments import Described, How, Mistake, Setting, build, check_required, given, values_of
@@ -148,16 +147,28 @@ def parse(command: type[C], arguments: Sequence[str], typed: str = "") -> C:
     return options
 
 
-def with_flags(message: str, command: type[Command]) -> str:
+def with_flags(error: InputError, command: type[Command]) -> str:
     """A library's message about an argument, "num_layers=0: must be ...", as one about the flag, "--num-layers 0: must be
     ...", if the command has it."""
-    match = re.match(r"(\w+)(?:=(?:'(\S+)'|(.*?)))?: ", message)
-    name = match[1].replace("directory", "out") if match else ""  # the argument of functions for the folder of --out
-    setting = command.settings().get(name)
-    if match is None or setting is None or setting.how.positional:
-        return message
-    value = match[2] or match[3]
-    return f"{setting.written}{'' if value is None else ' ' + value}: {message[match.end() :]}"
+    settings = command.settings()
+
+    def written(argument: str, value: object) -> str:
+        setting = settings.get("out" if argument == "directory" else argument)  # functions for the folder of --out
+        if setting is None or setting.how.positional:
+            return with_value(argument, value)
+        if value is NO_VALUE:
+            return setting.written
+        values = value if setting.many and isinstance(value, (tuple, list)) else [value]
+        return " ".join([setting.written, *map(_typed, values)])
+
+    return error.text(written)
+
+
+def _typed(value: object) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, str) and value.split() == [value]:
+        return value
+    return f"{value:.12g}" if isinstance(value, float) else shown(value)
 
 
 # ---------------------------------------------------------------- files

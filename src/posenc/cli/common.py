@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from posenc.cli.command import Command, record
 from posenc.errors import InputError, needs, printable
-from posenc_cli import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How, laid_out, room
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def check_limits(options: Command, **limits: tuple[float, float]) -> None:
     for name, (least, most) in limits.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
-            raise InputError(f"{name}={value}: must be from {least} to {most}")
+            raise InputError(f"must be from {least} to {most}", argument=name, value=value)
 
 
 def make_engine(options: StudyCommand, local: str = "local", **more: Any) -> "Engine":
@@ -114,17 +114,20 @@ def refuse_launcher(study: str, parts: str) -> None:
     processes = os.environ.get("WORLD_SIZE", "1")
     if "RANK" in os.environ and processes not in ("", "1"):
         raise InputError(
-            f"WORLD_SIZE={processes}: {study} runs in one process; start it without a launcher, and with --engine ray to "
-            f"distribute {parts}"
+            f"{study} runs in one process",
+            f"start it without a launcher, and with --engine ray to distribute {parts}",
+            WORLD_SIZE=processes,
         )
 
 
-def check_unchanged(what: str, setting: str, expected: str | None, actual: str) -> None:
+def check_unchanged(argument: str, value: object, setting: str, expected: str | None, actual: str) -> None:
     """Refuse data or a model whose digest is not that of a config.yaml."""
     if expected not in (None, actual):
         raise InputError(
-            f"{what}: has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}; restore it, or leave "
-            f"{setting} out to use its current content"
+            f"has changed, its digest is {actual[:12]} and {setting} is {str(expected)[:12]}",
+            f"restore it, or leave {setting} out to use its current content",
+            argument=argument,
+            value=value,
         )
 
 

@@ -103,8 +103,10 @@ class EncodingUnderTest:
             if isinstance(made, Encoding):
                 return made
         raise InputError(
-            f"make: got a {type(made).__name__}; pass a function from a model's config to an encoding, as in "
-            "check(lambda config: posenc.Rotary(config.width))"
+            f"got a {type(made).__name__}",
+            "pass a function from a model's config to an encoding, as in check(lambda config: "
+            "posenc.Rotary(config.width))",
+            argument="make",
         )
 
     def model(

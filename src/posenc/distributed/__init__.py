@@ -5,6 +5,6 @@
 """
 
 from posenc.distributed.exchange import gather, shard
-from posenc.positions.shards import LAYOUTS, Shard
+from posenc.positions import LAYOUTS, Shard
 
 __all__ = ["LAYOUTS", "Shard", "gather", "shard"]

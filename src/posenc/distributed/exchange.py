@@ -10,7 +10,8 @@ from torch import distributed as dist
 from posenc.encoding import Encoding, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.positions.shards import Shard, chunks_of
+from posenc.positions.chunks import chunks_of
+from posenc.positions.positions import Shard
 
 
 def shard(x: Tensor, positions: Positions, dim: int = 1) -> Tensor:
@@ -92,9 +93,7 @@ def augment_shard(encoding: Encoding, positions: Positions, batch: int) -> Posit
 
 def _sharding(positions: Positions) -> Shard:
     if not isinstance(positions, Positions) or positions.sharding is None:
-        raise InputError(
-            f"positions={type(positions).__name__} without a shard: pass positions.shard(rank, world_size)"
-        )
+        raise InputError("without a shard: pass positions.shard(rank, world_size)", positions=positions)
     return positions.sharding
 
 

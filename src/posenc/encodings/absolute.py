@@ -86,6 +86,7 @@ class Sinusoidal(Absolute):
     """
 
     name = "sinusoidal"
+    title = "sinusoidal encoding, sines and cosines"
     papers: ClassVar[tuple[str, ...]] = ("vaswani2017attention",)
     formula: ClassVar[tuple[str, ...]] = (
         r"p_{i,2c} = \sin(i \theta_c), \quad p_{i,2c+1} = \cos(i \theta_c)",
@@ -142,6 +143,7 @@ class GridSinusoidal(Absolute):
     """
 
     name = "grid_sinusoidal"
+    title = "2D sinusoidal encoding"
     papers: ClassVar[tuple[str, ...]] = ("he2022masked", "carion2020end")
     formula: ClassVar[tuple[str, ...]] = (
         r"x_i' = x_i + [p(y); p(x)], \quad i = (y, x)",
@@ -169,9 +171,9 @@ class GridSinusoidal(Absolute):
         super().setup()
         check_word("layout", self.layout, ("concat", "interleaved", "grouped"))
         if self.axes not in (2, 3):
-            raise InputError(f"axes={self.axes}: an image has 2, a video 3; for one use Sinusoidal")
+            raise InputError("an image has 2, a video 3", "for one use Sinusoidal", axes=self.axes)
         if self.dim < 2 * self.axes:
-            raise InputError(f"dim={self.dim}: needs a pair of channels for each of {self.axes} axes")
+            raise InputError(f"needs a pair of channels for each of {self.axes} axes", dim=self.dim)
 
     def tables(self) -> dict[str, Tensor]:
         width = self.dim // (2 * self.axes) * 2
@@ -205,6 +207,7 @@ class Learned(Absolute):
     """
 
     name = "learned"
+    title = "learned position embeddings"
     papers: ClassVar[tuple[str, ...]] = ("gehring2017convolutional",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_i, \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"

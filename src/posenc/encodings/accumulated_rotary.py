@@ -85,6 +85,7 @@ class SelectiveRotary(AccumulatedRotary):
     """
 
     name = "selective_rope"
+    title = "Selective RoPE"
     papers: ClassVar[tuple[str, ...]] = ("movahedi2026selective",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \theta^{-2c/d} \sum_{t \le i} \omega_{t,c}",
@@ -114,7 +115,7 @@ class SelectiveRotary(AccumulatedRotary):
         check_positive(rope_theta=self.rope_theta)
         check_numbers(1, 10**6, rank=self.rank, kernel_size=self.kernel_size)
         if self.dim % self.kv_heads:
-            raise InputError(f"dim={self.dim}: must be a multiple of the {self.kv_heads} key heads")
+            raise InputError(f"must be a multiple of the {self.kv_heads} key heads", dim=self.dim)
         shape = self.num_layers, self.kv_heads
         self.down: nn.Parameter = uniform(self.num_layers, self.rank, self.dim, fan_in=self.dim)
         self.up: nn.Parameter = uniform(*shape, self.pairs, self.rank, fan_in=self.rank)
@@ -163,6 +164,7 @@ class Mamba3Rotary(AccumulatedRotary):
     """
 
     name = "mamba3_rope"
+    title = "the rotation of Mamba-3"
     papers: ClassVar[tuple[str, ...]] = ("lahoti2026mamba",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \sum_{t \le i} \Delta_t\, \pi \tanh(a_c \cdot x_t)",
@@ -186,7 +188,7 @@ class Mamba3Rotary(AccumulatedRotary):
         check_numbers(0, 1, fraction=self.fraction)
         self.pairs = int(self.head_dim * self.fraction) // 2
         if self.pairs < 1:
-            raise InputError(f"fraction={self.fraction}: leaves no pair of head_dim={self.head_dim} channels to turn")
+            raise InputError(f"leaves no pair of head_dim={self.head_dim} channels to turn", fraction=self.fraction)
         shape = self.num_layers, self.kv_heads
         self.angle: nn.Parameter = uniform(self.num_layers, self.pairs, self.dim, fan_in=self.dim)
         self.weight: nn.Parameter = uniform(*shape, self.dim, fan_in=self.dim)
@@ -209,6 +211,7 @@ class CARoPE(AccumulatedRotary):
     """
 
     name = "carope"
+    title = "context-aware RoPE"
     papers: ClassVar[tuple[str, ...]] = ("veisi2025context",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_i)\, q_i, \quad k_j' = R(\varphi_j)\, k_j, \quad \varphi_{i,c} = \sum_{t \le i} f_t^{\,c}",

@@ -28,6 +28,7 @@ class SHAPE(Encoding):
     """
 
     name = "shape"
+    title = "shifted positions (SHAPE)"
     papers: ClassVar[tuple[str, ...]] = ("kiyono2021shape",)
     formula: ClassVar[tuple[str, ...]] = (r"i' = i + u, \quad u \in \{0, \dots, K - 1\} \text{ drawn for each text}",)
     shift_invariant = True
@@ -62,6 +63,7 @@ class CAPE(Encoding):
     """
 
     name = "cape"
+    title = "continuous augmented positions (CAPE)"
     papers: ClassVar[tuple[str, ...]] = ("likhomanenko2021cape",)
     formula: ClassVar[tuple[str, ...]] = (
         r"i' = (i + u + \epsilon_i)\, e^{\lambda}",
@@ -120,6 +122,7 @@ class Randomized(Encoding):
     """
 
     name = "randomized"
+    title = "randomized positions"
     papers: ClassVar[tuple[str, ...]] = ("ruoss2023randomized", "shimizu2026position")
     formula: ClassVar[tuple[str, ...]] = (r"0 \le i_0' < i_1' < \dots < i_{N-1}' < M \quad \text{drawn for each text}",)
     extrapolates = "yes: up to max_length, on algorithmic tasks"
@@ -182,6 +185,7 @@ class PoSE(Encoding):
     """
 
     name = "pose"
+    title = "skipped positions (PoSE)"
     papers: ClassVar[tuple[str, ...]] = ("zhu2023pose",)
     formula: ClassVar[tuple[str, ...]] = (
         r"i' = \begin{cases} i & \quad i < s \\ i + u & \quad i \ge s \end{cases} \quad s, u \text{ drawn for each text}",
@@ -206,7 +210,7 @@ class PoSE(Encoding):
 
 
 def skipped_positions(ids: Tensor, lengths: Tensor | int, max_length: int, part: Tensor, share: Tensor) -> Tensor:
-    """PoSE's positions of texts of these lengths: ids up to the start of the second part, then moved on.
+    """PoSE's positions of sequences of these lengths: ids up to the start of the second part, then moved on.
 
     part, share: drawn from 0 to below 1, for the length of the first part and how far the second moves; broadcastable.
     """
@@ -215,7 +219,7 @@ def skipped_positions(ids: Tensor, lengths: Tensor | int, max_length: int, part:
 
 
 def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:
-    """The length of every token's text, of texts whose positions are 0 .. n-1 and which fit into max_length."""
+    """The length of every token's sequence, of sequences whose positions are 0 .. n-1 and which fit into max_length."""
     name = type(encoding).__name__
     positions.require_full_sequence(f"{name} draws a text's positions up to max_length")
     positions.require_one_axis(name)
@@ -223,8 +227,9 @@ def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:
     if not torch.compiler.is_compiling():
         if int(lengths.max()) > encoding.max_length:
             raise InputError(
-                f"max_length={encoding.max_length}: a text of {int(lengths.max())} tokens does not fit into it; "
-                "make it the longest length to prepare for"
+                f"a text of {int(lengths.max())} tokens does not fit into it",
+                "make it the longest length to prepare for",
+                max_length=encoding.max_length,
             )
         inside = (positions.q >= 0) & (positions.q < lengths.clamp(min=1))
         if positions.q.is_floating_point() or not bool(inside.all()):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
-from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter, refuse_in_onnx
-from posenc.errors import InputError, check_word
+from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
+from posenc.errors import InputError, check_word, refuse_in_onnx
 from posenc.functional import Layout
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -33,6 +33,7 @@ class LieRE(Encoding):
     """
 
     name = "liere"
+    title = "LieRE, learned rotations"
     papers: ClassVar[tuple[str, ...]] = ("ostmeier2024liere",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(i)\, q_i, \quad k_j' = R(j)\, k_j",
@@ -58,11 +59,11 @@ class LieRE(Encoding):
 
     def setup(self) -> None:
         if self.head_dim % 2:
-            raise InputError(f"head_dim={self.head_dim}: must be even")
+            raise InputError("must be even", head_dim=self.head_dim)
         if self.block is None:
             self.block = next((size for size in (8, 4, 2) if self.head_dim % size == 0), 0)
         if self.block < 2 or self.head_dim % self.block:
-            raise InputError(f"block={self.block}: must be at least 2 and divide head_dim={self.head_dim}")
+            raise InputError(f"must be at least 2 and divide head_dim={self.head_dim}", block=self.block)
         self.kv_heads: int = kv_heads_of(self.num_heads, self.num_kv_heads)
         self.width: int = self.block
         self.blocks: int = self.head_dim // self.width
@@ -90,7 +91,7 @@ class LieRE(Encoding):
     def turning(self, coordinates: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
         """The rotation at (batch or 1, n, axes) coordinates, of (batch, num_kv_heads, group, n, blocks, block) in float64.
         Angles are float64, as positions may be large."""
-        refuse_in_onnx(type(self).__name__, "the exponential and the eigenvectors of a matrix", "mixed_rope")
+        refuse_in_onnx(type(self).__name__, "the exponential and the eigenvectors of a matrix", "`mixed_rope`")
         where = exact(coordinates.to(self.generator.device))
         one = self.multiples(layer)
         if one is None:
@@ -145,6 +146,7 @@ class ComRoPE(LieRE):
     """
 
     name = "comrope"
+    title = "ComRoPE, commuting rotations"
     papers: ClassVar[tuple[str, ...]] = ("yu2025comrope",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(i)\, q_i, \quad R(i) = \exp\Big(\sum_a x_a A_a\Big), \quad A_a A_b = A_b A_a",
@@ -168,7 +170,7 @@ class ComRoPE(LieRE):
         self.generator = normal_parameter(*shape, self.width, self.width, init_std=self.init_std)
         if self.variant == "ap" and self.blocks < self.axes:
             raise InputError(
-                f"block={self.block}: leaves {self.blocks} blocks for {self.axes} axes; pass a smaller one"
+                f"leaves {self.blocks} blocks for {self.axes} axes", "pass a smaller one", block=self.block
             )
         factors = torch.ones(self.num_layers, self.axes, self.blocks)
         self.factors = nn.Parameter(nn.init.normal_(factors)) if self.variant == "ld" else None
@@ -192,6 +194,7 @@ class STRING(AxialRotary):
     """
 
     name = "cayley_string"
+    title = "Cayley-STRING"
     papers: ClassVar[tuple[str, ...]] = ("schenck2025learning",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_i P q_i, \quad k_j' = R_j P k_j",
@@ -221,7 +224,7 @@ class STRING(AxialRotary):
         """P, (num_kv_heads, head_dim, head_dim), in float32 or better."""
         upper = self.skew[self.own_layer(layer)].triu(1).to(torch.promote_types(dtype, torch.float32))
         skew, identity = upper - upper.mT, torch.eye(self.head_dim, device=upper.device, dtype=upper.dtype)
-        refuse_in_onnx(type(self).__name__, "the solution of a linear system", "axial_rope")
+        refuse_in_onnx(type(self).__name__, "the solution of a linear system", "`axial_rope`")
         return torch.linalg.solve(identity + skew, identity - skew)  # the factors commute
 
     def in_basis(self, x: Tensor, basis: Tensor) -> Tensor:

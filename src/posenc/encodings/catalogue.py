@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from posenc.encoding import Encoding
-from posenc.encodings import ENCODINGS, create, create_map, lookup
+from posenc.encodings.create_encoding import ENCODINGS, create, create_map, lookup
 from posenc.encodings.patterns import PATTERNS, patterns_of, read
 from posenc.errors import summary
 from posenc_cli.listing import bibtex
@@ -16,6 +16,44 @@ OF_THE_MODEL = (
     "dim", "num_heads", "head_dim", "num_kv_heads", "num_layers", "max_positions", "rows", "train_length", "bidirectional",
 )  # fmt: skip
 """Arguments that `create` takes from the model's shape; the rest are options."""
+FAMILIES = {
+    "rotary": ("Rotary", "Queries and keys, or values, rotate with their positions: RoPE and its variants."),
+    "bias": ("Relative bias", "A number that depends on the distance is added to each score, as in ALiBi and T5."),
+    "absolute": ("Absolute", "Each position has a code, which is combined with the input of the first layer."),
+    "scores": (
+        "Relative scores",
+        "Scores have terms of content and distance, as in Transformer-XL, Shaw's and DeBERTa.",
+    ),
+    "content": (
+        "Gates and forgetting",
+        "The tokens decide what counts as far: gates, forgetting, accumulated rotations.",
+    ),
+    "grid": ("Images and video", "Positions have two or three coordinates."),
+    "visible": ("Windows, sinks and temperature", "Which keys a query sees, and how scores become weights."),
+    "augment": ("Positions in training", "Positions are changed in training, for use with any other encoding."),
+    "none": ("No positions", "Only the causal mask tells the order."),
+}
+"""Key -> what it is called, and what its encodings have in common."""
+
+
+def family(cls: type[Encoding]) -> str:
+    """The key of FAMILIES that an encoding declares, or that follows from the hooks that it overrides."""
+    sites = set(cls.sites())
+    if cls.family:
+        return cls.family
+    if not sites:
+        return "none"
+    if "augment" in sites:
+        return "augment"
+    if {"height", "axes"} & set(cls.arguments()):
+        return "grid"
+    if {"gates", "modify"} & sites:
+        return "content"
+    if {"restrict", "prefix_kv", "sink"} & sites or cls.rotates_last:
+        return "visible"
+    if "embed" in sites:
+        return "absolute"
+    return "scores" if {"bias", "scores"} & sites else "rotary"
 
 
 class Bibtex(str):
@@ -53,7 +91,7 @@ def entries() -> dict[str, str]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row per encoding: name, class, where it acts, whether it learns, what its source claims past the training
+    """One row per encoding: name, title, family, class, where it acts, whether it learns, what its source claims past the training
     length, when to use it, its formula, what it equals, options, papers, summary."""
     papers = entries()
     table = []
@@ -62,6 +100,8 @@ def rows() -> list[dict[str, Any]]:
         table.append(
             {
                 "name": name,
+                "title": cls.title or cls.__name__,
+                "family": family(cls),
                 "class": cls.__name__,
                 "acts_on": list(cls.sites()),
                 "learned": any(True for _ in made.parameters()),
@@ -80,11 +120,12 @@ def rows() -> list[dict[str, Any]]:
 
 
 def pattern_rows() -> list[dict[str, Any]]:
-    """One row per pattern of layers: name, summary, the models that have it, its text, options, papers."""
+    """One row per pattern of layers: name, title, summary, the models that have it, its text, options, papers."""
     papers = entries()
     return [
         {
             "name": name,
+            "title": pattern.title,
             "summary": summary(pattern.text),
             "models": pattern.models,
             "text": pattern.text(),

@@ -34,6 +34,7 @@ class ComplexOrder(Encoding):
     """
 
     name = "complex_order"
+    title = "complex word order"
     papers: ClassVar[tuple[str, ...]] = ("wang2020encoding",)
     formula: ClassVar[tuple[str, ...]] = (
         r"z_i = x_i \odot e^{\mathrm{i} (i \omega_i + \varphi_i)}",

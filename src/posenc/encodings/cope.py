@@ -32,6 +32,8 @@ class CoPE(Encoding):
     """
 
     name = "cope"
+    family = "content"
+    title = "contextual position (CoPE)"
     papers: ClassVar[tuple[str, ...]] = ("golovneva2024contextual",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot (k_j + e_p)}{\sqrt{d}}",

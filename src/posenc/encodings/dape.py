@@ -37,6 +37,7 @@ class DAPE(Encoding):
     """
 
     name = "dape"
+    title = "DAPE, bias adapted to content"
     papers: ClassVar[tuple[str, ...]] = ("zheng2024dape",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s'_{hij} = s_{hij} + b_{hij} + f_h(s_{1ij}, \dots, s_{Hij}, b_{1ij}, \dots, b_{Hij})",

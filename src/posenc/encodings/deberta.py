@@ -117,6 +117,7 @@ class DeBERTa(_Disentangled):
     """
 
     name = "deberta"
+    title = "disentangled attention (DeBERTa)"
     papers: ClassVar[tuple[str, ...]] = ("he2021deberta",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K p_r + k_j \cdot W_h^Q p_r}{\sqrt{3d}}",
@@ -156,6 +157,7 @@ class DeBERTaV2(_Disentangled):
     """
 
     name = "deberta_v2"
+    title = "disentangled attention (DeBERTa v2, v3)"
     papers: ClassVar[tuple[str, ...]] = ("he2021deberta", "he2023debertav3")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_h^K \bar{p}_r + k_j \cdot W_h^Q \bar{p}_r}{\sqrt{3d}}",

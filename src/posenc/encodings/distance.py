@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.bias import KeySlope, Positional, Relative
 from posenc.encoding import Encoding
 from posenc.encodings.shared import check_heads, normal_parameter
-from posenc.errors import InputError, as_numbers, check_word, shown
+from posenc.errors import InputError, as_numbers, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -24,6 +24,7 @@ STEEPEST = 1e20
 
 
 class _DistanceBias(Encoding):
+    family = "bias"
     shift_invariant = True
     bias_reads_keys = False
     num_heads: int
@@ -89,6 +90,7 @@ class T5(_DistanceBias):
     """
 
     name = "t5"
+    title = "T5's relative position bias"
     papers: ClassVar[tuple[str, ...]] = ("raffel2020exploring",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = q_i \cdot k_j + B_{h,\beta(j-i)}",
@@ -145,6 +147,7 @@ class ALiBi(_DistanceBias):
     """
 
     name = "alibi"
+    title = "attention with linear biases (ALiBi)"
     papers: ClassVar[tuple[str, ...]] = ("press2022train",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h |i - j|",
@@ -168,12 +171,12 @@ class ALiBi(_DistanceBias):
         if self.slopes is None:
             return
         if self.bias_max != 8.0:
-            raise InputError(f"slopes={shown(self.slopes)} and bias_max={self.bias_max}: pass one of them")
+            raise InputError("pass one of them", slopes=self.slopes, bias_max=self.bias_max)
         given = as_numbers("slopes", self.slopes, "cpu", torch.float64)
         if given.dim() not in (1, 2) or given.shape[-1] != self.num_heads or not (given.abs() <= STEEPEST).all():
             raise InputError(
-                f"slopes={shown(self.slopes)}: pass numbers up to {STEEPEST:g}, ({self.num_heads},), one for each head, or "
-                f"(batch, {self.num_heads})"
+                f"pass numbers up to {STEEPEST:g}, ({self.num_heads},), one for each head, or (batch, {self.num_heads})",
+                slopes=self.slopes,
             )
         self.slopes = given.tolist()
 
@@ -227,6 +230,8 @@ class GridALiBi(ALiBi):
     """
 
     name = "grid_alibi"
+    family = "grid"
+    title = "2D ALiBi"
     papers: ClassVar[tuple[str, ...]] = ("fuller2023croma",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h \lVert i - j \rVert",
@@ -278,6 +283,7 @@ class KERPLE(_DistanceBias):
     """
 
     name = "kerple"
+    title = "KERPLE, learned decay"
     papers: ClassVar[tuple[str, ...]] = ("chi2022kerple",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - \begin{cases} p_h \ln(1 + a_h |i - j|) & \quad \text{log} \\ "
@@ -298,7 +304,7 @@ class KERPLE(_DistanceBias):
     def setup(self) -> None:
         check_word("kind", self.kind, ("log", "power"))
         if not 0 < self.bound < 1:
-            raise InputError(f"bound={self.bound}: must lie between 0 and 1, where a starts")
+            raise InputError("must lie between 0 and 1, where a starts", bound=self.bound)
         self.p: nn.Parameter = nn.Parameter(torch.empty(self.num_layers, self.num_heads).uniform_(self.bound, 2))
         self.a: nn.Parameter = nn.Parameter(torch.empty(self.num_layers, self.num_heads).uniform_(self.bound, 1))
 
@@ -319,6 +325,7 @@ class Sandwich(_DistanceBias):
     """
 
     name = "sandwich"
+    title = "Sandwich, products of sines"
     papers: ClassVar[tuple[str, ...]] = ("chi2023dissecting",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \frac{H}{8(h + 1)} \sum_{c} \cos((i - j) \theta_c)",
@@ -358,6 +365,7 @@ class Sines(_DistanceBias):
     """
 
     name = "sines"
+    title = "learned sine bias"
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + w_{h,1} \sin \pi t + w_{h,2} \cos \pi t",
         r"t = \frac{i - j}{L}",

@@ -31,6 +31,8 @@ class FIRE(Encoding):
     """
 
     name = "fire"
+    family = "bias"
+    title = "FIRE, a learned function of distance"
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + f_h\left( \frac{\psi(i - j)}{\psi(\max(L', i))} \right)",
         r"\psi(t) = \ln(|c t| + 1)",

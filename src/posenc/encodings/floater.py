@@ -18,8 +18,8 @@ from torch.nn.functional import linear
 from posenc.bias import KeyValues
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter, refuse_in_onnx
-from posenc.errors import InputError, check_devices, check_positive, unknown
+from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
+from posenc.errors import InputError, check_devices, check_positive, refuse_in_onnx, unknown
 from posenc.functional import intercepted, no_second_derivatives, transformed
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -298,6 +298,7 @@ class FLOATER(Encoding):
     """
 
     name = "floater"
+    title = "FLOATER, a neural ODE"
     papers: ClassVar[tuple[str, ...]] = ("liu2020learning",)
     formula: ClassVar[tuple[str, ...]] = (
         r"\frac{\mathrm{d}p}{\mathrm{d}t} = h(t, p), \quad [p_i^q; p_i^k; p_i^v] = p(i\, \Delta t)",
@@ -402,7 +403,7 @@ class FLOATER(Encoding):
             rows = max(ids.shape[0], k.shape[0])
             ids = torch.cat((ids.expand(rows, -1), k.expand(rows, -1)), 1)
         check_devices("FLOATER", ids, *self.parameters())
-        refuse_in_onnx("FLOATER", "its flow, which takes a step for each position", "learned")
+        refuse_in_onnx("FLOATER", "its flow, which takes a step for each position", "`learned`")
         if ids.requires_grad:
             raise InputError("FLOATER: positions that need a gradient; its flow has none for them: pass ids.detach()")
         eager = not torch.compiler.is_compiling() and not intercepted()
@@ -450,7 +451,7 @@ class FLOATER(Encoding):
     def _by_torchdiffeq(self, ids: Tensor) -> Tensor:
         """The states at ids by another solver, in float64."""
         if torch.compiler.is_compiling():
-            raise InputError(f"solver={self.solver!r} cannot be compiled or exported: use 'rk4'")
+            raise InputError("cannot be compiled or exported: use 'rk4'", solver=self.solver)
         if bool((ids < 0).any()):
             raise InputError(f"FLOATER: position {ids.min().item()} is negative; its flow starts at 0")
         _check_near(ids.max().item())
@@ -480,7 +481,7 @@ def _torchdiffeq(solver: str) -> dict[str, type]:
         known: dict[str, type] = import_module("torchdiffeq._impl.odeint").SOLVERS
     except ImportError:
         raise InputError(
-            f"solver={solver!r}: 'rk4' is built in, others need torchdiffeq; pip install 'posenc[ode]'"
+            "'rk4' is built in, others need torchdiffeq", "pip install 'posenc[ode]'", solver=solver
         ) from None
     if solver not in known:
         raise unknown("solver", solver, known)

@@ -31,6 +31,7 @@ class FoX(Encoding):
     """
 
     name = "fox"
+    title = "forget gates (FoX)"
     papers: ClassVar[tuple[str, ...]] = ("lin2025forgetting", "lin2025adaptive")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \sum_{t=j+1}^{i} \log f_t",

@@ -32,6 +32,8 @@ class GRAPEA(ContentBias):
     """
 
     name = "grape_a"
+    family = "content"
+    title = "GRAPE, ALiBi gated by keys"
     papers: ClassVar[tuple[str, ...]] = ("zhang2025group",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - |i - j|\, m_h\, \zeta(\omega_h)\, \zeta\left( \frac{u_h \cdot k_j}{\sqrt{d}} \right)",

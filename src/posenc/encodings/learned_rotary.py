@@ -35,6 +35,7 @@ class HeadRotary(AxesRotary):
     """
 
     name = "head_rope"
+    title = "RoPE by head"
     papers: ClassVar[tuple[str, ...]] = ("zhang2024found", "bae2026anti")
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_{h,i} q_i, \quad k_j' = R_{h,j} k_j, \quad h \text{ the key head}",
@@ -63,7 +64,9 @@ class HeadRotary(AxesRotary):
             self.schedules = [{"name": "linear", "factor": 1.2 + 0.6 * head / heads} for head in range(heads)]
         self.schedules = schedules_of(self.schedules)
         if not self.schedules or heads % len(self.schedules):
-            raise InputError(f"schedules: {len(self.schedules)} of them, which must divide the {heads} key heads")
+            raise InputError(
+                f"{len(self.schedules)} of them, which must divide the {heads} key heads", argument="schedules"
+            )
         self.attention_factor = common_factor(self.ladders())
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
@@ -101,6 +104,7 @@ class LearnedRotary(AxesRotary):
     """
 
     name = "learned_rope"
+    title = "RoPE with learned frequencies"
     papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
@@ -155,7 +159,7 @@ class LearnedRotary(AxesRotary):
 
     def _check_groups(self, k: Tensor) -> None:
         if k.shape[1] % self.groups:
-            raise InputError(f"groups={self.groups}: must divide the key heads, and k has {k.shape[1]}")
+            raise InputError(f"must divide the key heads, and k has {k.shape[1]}", groups=self.groups)
 
     def plain(self, group: int = 0) -> Rotary:
         """One group's current ladder, in a `Rotary` with an "explicit" schedule.
@@ -164,7 +168,7 @@ class LearnedRotary(AxesRotary):
             InputError: a group that there is not.
         """
         if not 0 <= group < self.groups:
-            raise InputError(f"group={group}: must lie between 0 and {self.groups - 1}")
+            raise InputError(f"must lie between 0 and {self.groups - 1}", group=group)
         ladder = frequencies.Frequencies(self.vectors(0)[group, :, 0].detach().cpu())
         stretch = frequencies.stretch(ladder, self.head_dim, base=self.rope_theta).tolist()
         schedule = {"name": "explicit", "stretch": stretch, "attention_factor": self.attention_factor}
@@ -189,6 +193,7 @@ class FoPE(AxesRotary):
     """
 
     name = "fope"
+    title = "Fourier position embedding"
     papers: ClassVar[tuple[str, ...]] = ("hua2024fourier",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_{i,c}' = q_{i,c} C_c(i) - q_{i,c+d/2} S_c(i), \quad q_{i,c+d/2}' = q_{i,c} S_c(i) + q_{i,c+d/2} C_c(i)",
@@ -222,10 +227,10 @@ class FoPE(AxesRotary):
         kv_heads = kv_heads_of(self.num_heads, self.num_kv_heads)
         inputs = self.tables()["frequency"].shape[0]
         if inputs == 0:
-            raise InputError(f"train_length={self.train_length}: no frequency completes a rotation; pass at least 7")
+            raise InputError("no frequency completes a rotation", "pass at least 7", train_length=self.train_length)
         outputs = min(inputs, max(self.head_dim // 4, 1)) if self.pairs is None else self.pairs
         if not 1 <= outputs <= min(inputs, self.head_dim // 2):
-            raise InputError(f"pairs={self.pairs}: must lie between 1 and {min(inputs, self.head_dim // 2)}")
+            raise InputError(f"must lie between 1 and {min(inputs, self.head_dim // 2)}", pairs=self.pairs)
         start = torch.zeros(inputs, outputs)
         step = math.ceil(inputs / outputs)
         for column in range(outputs):
@@ -275,6 +280,7 @@ class RoPEPlusPlus(Rotary):
     """
 
     name = "rope_pp"
+    title = "RoPE++"
     papers: ClassVar[tuple[str, ...]] = ("liu2025beyond",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \begin{cases} \mathrm{Re}\, z_{ij} & \quad h \text{ even} \\ \mathrm{Im}\, z_{ij} & \quad h \text{ odd} \end{cases}",

@@ -36,8 +36,10 @@ class Mapped(Encoding):
         composite = isinstance(encoding, (Composite, Mapped))
         if composite or encoding.sites() != ("rotate",) or not encoding.sees_order:
             raise InputError(
-                f"encoding={encoding.known_as}: a position map moves what one encoding rotates by its positions, such as rope; "
-                "add others outside, as in Mapped(Rotary(64), rerope(512)) + LogN(4096), or before it if they come first"
+                "a position map moves what one encoding rotates by its positions, such as rope",
+                "add others outside, as in Mapped(Rotary(64), rerope(512)) + LogN(4096), or before it if they come "
+                "first",
+                encoding=encoding.known_as,
             )
         self.encoding = encoding
         self.map: PositionMap = map if isinstance(map, PositionMap) else create(map)

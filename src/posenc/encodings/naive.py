@@ -22,6 +22,7 @@ class NoPE(Encoding):
     Kazemnejad et al. 2023); a bidirectional one is blind to order."""
 
     name = "none"
+    title = "no positional encoding (NoPE)"
     papers: ClassVar[tuple[str, ...]] = ("haviv2022transformer", "kazemnejad2023impact")
     formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
@@ -73,6 +74,7 @@ class Normalized(_Scalar):
     """
 
     name = "normalized"
+    title = "position scaled to 0 .. 1"
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + \frac{i}{N - 1}\, w",)
     extrapolates = "no: the step shrinks with the length"
     use_when = "Take it to see why a code must not depend on the length of a text; `sinusoidal` does not."
@@ -101,6 +103,7 @@ class Integer(_Scalar):
     """The position i itself: unbounded, so tokens late in a long text get codes far outside anything trained on."""
 
     name = "integer"
+    title = "the position itself"
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + i\, w",)
     extrapolates = "no: unbounded"
     use_when = "Take it to see why a code must be bounded; `sinusoidal` is."
@@ -119,6 +122,7 @@ class Binary(Absolute):
     """
 
     name = "binary"
+    title = "binary digits"
     formula: ClassVar[tuple[str, ...]] = (
         r"p_{i,c} = \left\lfloor \frac{i}{2^c} \right\rfloor \bmod 2, \quad x_i' = x_i + p_i",
     )

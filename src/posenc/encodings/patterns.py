@@ -15,8 +15,10 @@ PATTERNS: dict[str, "Pattern"] = {}
 
 @dataclass(frozen=True)
 class Pattern:
-    """A name for an encoding's text. text: makes it of options. models: that have the pattern. papers: keys of papers.bib."""
+    """A name for an encoding's text. title: what it is called. text: makes it of options. models: that have the pattern. papers:
+    keys of papers.bib."""
 
+    title: str
     text: Callable[..., str]
     models: str
     papers: tuple[str, ...]
@@ -27,9 +29,9 @@ class Pattern:
         return tuple(signature(self.text).parameters)
 
 
-def _pattern(models: str, *papers: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
+def _pattern(title: str, models: str, *papers: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
     def register(text: Callable[..., str]) -> Callable[..., str]:
-        PATTERNS[text.__name__] = Pattern(text, models, papers)
+        PATTERNS[text.__name__] = Pattern(title, text, models, papers)
         return text
 
     return register
@@ -39,7 +41,7 @@ def _turns(most: str, every: int, last: str) -> str:
     """`most` in all layers but each `every`-th, which has `last`."""
     check_integers(2, every=every)
     if every > MOST_LAYERS:
-        raise InputError(f"every={every}: write at most {MOST_LAYERS} layers")
+        raise InputError(f"write at most {MOST_LAYERS} layers", every=every)
     return "/".join([most] * (every - 1) + [last])
 
 
@@ -53,7 +55,7 @@ def _rope(rope_theta: float) -> str:
     return f"rope:rope_theta={rope_theta}"
 
 
-@_pattern("SmolLM3", "yang2025rope")
+@_pattern("RoPE, some layers without positions", "SmolLM3", "yang2025rope")
 def rope_nope(every: int = 4, rope_theta: float = 10000.0) -> str:
     """RoPE, and no position in every fourth layer.
 
@@ -62,7 +64,10 @@ def rope_nope(every: int = 4, rope_theta: float = 10000.0) -> str:
     return _turns(_rope(rope_theta), every, "none")
 
 
-@_pattern("Command R7B, Command A, EXAONE 4.0 32B, SWAN-GPT", "yang2025rope", "puvvada2025swan")
+@_pattern(
+    "RoPE in windows, some layers without positions", "Command R7B, Command A, EXAONE 4.0 32B, SWAN-GPT", "yang2025rope",
+    "puvvada2025swan",
+)  # fmt: skip
 def local_nope(window: int = 4096, every: int = 4, rope_theta: float = 10000.0) -> str:
     """RoPE in a sliding window, and no position and no window in every fourth layer (RNoPE-SWA).
 
@@ -72,7 +77,7 @@ def local_nope(window: int = 4096, every: int = 4, rope_theta: float = 10000.0) 
     return _turns(_local(window, rope_theta), every, "none")
 
 
-@_pattern("Llama 4", "meta2025llama4")
+@_pattern("RoPE in chunks, some layers without positions", "Llama 4", "meta2025llama4")
 def irope(chunk: int = 8192, every: int = 4, rope_theta: float = 500000.0) -> str:
     """RoPE within chunks, and in every fourth layer no position, no chunks and a temperature that grows in steps (iRoPE).
 
@@ -83,7 +88,11 @@ def irope(chunk: int = 8192, every: int = 4, rope_theta: float = 500000.0) -> st
     return _turns(f"{_rope(rope_theta)}+chunks:size={chunk}", every, f"step_temperature:train_length={chunk}")
 
 
-@_pattern("Gemma 3, Gemma 2 (every=2), OLMo 3 (every=4), gpt-oss (every=2)", "gemma2025gemma3")
+@_pattern(
+    "RoPE in windows, some layers without",
+    "Gemma 3, Gemma 2 (every=2), OLMo 3 (every=4), gpt-oss (every=2)",
+    "gemma2025gemma3",
+)
 def local_rope(window: int = 1024, every: int = 6, rope_theta: float = 1000000.0, local_theta: float = 10000.0) -> str:
     """RoPE in a sliding window, and RoPE of a larger base without a window in every sixth layer.
 
@@ -93,7 +102,7 @@ def local_rope(window: int = 1024, every: int = 6, rope_theta: float = 1000000.0
     return _turns(_local(window, local_theta), every, _rope(rope_theta))
 
 
-@_pattern("Gemma 4", "barbero2024round")
+@_pattern("RoPE in windows, some layers with partial RoPE", "Gemma 4", "barbero2024round")
 def local_p_rope(
     window: int = 1024,
     every: int = 6,
@@ -113,7 +122,10 @@ def local_p_rope(
     return _turns(_local(window, local_theta), every, wide)
 
 
-@_pattern("GPT-NeoX, Pythia, StableLM; Qwen3-Next and Qwen3.5 in their layers with attention", "black2022gptneox")
+@_pattern(
+    "RoPE on a quarter of the channels", "GPT-NeoX, Pythia, StableLM; Qwen3-Next and Qwen3.5 in their layers with attention",
+    "black2022gptneox",
+)  # fmt: skip
 def partial_rope(fraction: float = 0.25, rope_theta: float = 10000.0) -> str:
     """RoPE on a quarter of each head's channels, in every layer.
 

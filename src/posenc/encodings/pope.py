@@ -31,6 +31,7 @@ class PoPE(Encoding):
     """
 
     name = "pope"
+    title = "PoPE, polar coordinates"
     papers: ClassVar[tuple[str, ...]] = ("gopalakrishnan2025decoupling",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} \mu(q_{i,c})\, \mu(k_{j,c}) \cos((j - i) \theta_c + \delta_{h,c})",

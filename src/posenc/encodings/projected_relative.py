@@ -33,6 +33,7 @@ class ProjectedRelative(Encoding):
     """
 
     name = "projected_relative"
+    title = "projected relative bias"
     papers: ClassVar[tuple[str, ...]] = ("thinkingmachines2026inkling",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \begin{cases} (W_r x_i) \cdot P_{i-j} & \quad 0 \le i - j < E \\ 0 & \quad \text{otherwise} \end{cases}",

@@ -53,7 +53,7 @@ class PairwiseRotary(Encoding):
         if self.rotary_dim is not None:
             check_even("rotary_dim", self.rotary_dim)
             if self.rotary_dim > self.head_dim:
-                raise InputError(f"rotary_dim={self.rotary_dim}: must be at most head_dim={self.head_dim}")
+                raise InputError(f"must be at most head_dim={self.head_dim}", rotary_dim=self.rotary_dim)
         check_positive(rope_theta=self.rope_theta)
         self.schedule = dict(self.schedule or {"name": "default"})
         self.attention_factor: float = self.frequencies().attention_factor
@@ -114,6 +114,7 @@ class Rotary(PairwiseRotary):
     """
 
     name = "rope"
+    title = "rotary position embedding (RoPE)"
     papers: ClassVar[tuple[str, ...]] = ("su2021roformer",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_c' = q_c \cos i\theta_c - q_{c+d/2} \sin i\theta_c, \quad \theta_c = b^{-2c/d}",
@@ -210,7 +211,8 @@ class Rotary(PairwiseRotary):
             tables = run_tables(cos, sin, self.layout, self.first_channel, self.head_dim)
             return tables if at is None else tuple(table[:, :, at] for table in tables)
 
-        return partial(turn_run, tables=self.remember(positions, (dtype, "run"), make), start=self.first_channel)
+        tables = self.remember(positions, (dtype, "run"), make)
+        return None if tables[0].requires_grad else partial(turn_run, tables=tables, start=self.first_channel)
 
     @property
     def _turns_all(self) -> bool:
@@ -234,6 +236,7 @@ class PRotary(Rotary):
     """
 
     name = "p_rope"
+    title = "partial RoPE (p-RoPE)"
     papers: ClassVar[tuple[str, ...]] = ("barbero2024round",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R_i q_i, \quad k_j' = R_j k_j",
@@ -278,6 +281,7 @@ class DecoupledRotary(Rotary):
     """
 
     name = "decoupled_rope"
+    title = "decoupled RoPE of latent attention"
     papers: ClassVar[tuple[str, ...]] = ("deepseek2024v2",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i = [q_i^C; q_i^R], \quad k_j = [k_j^C; k_j^R]",
@@ -318,6 +322,7 @@ class XPos(Rotary):
     """
 
     name = "xpos"
+    title = "xPos, RoPE with decay"
     papers: ClassVar[tuple[str, ...]] = ("sun2022length",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = \zeta^{i/S} \odot R_i q_i, \quad k_j' = \zeta^{-j/S} \odot R_j k_j",

@@ -12,7 +12,7 @@ from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import remade
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
-from posenc.errors import InputError, check_positive, check_word, is_integer, shown
+from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -42,7 +42,8 @@ class AxesRotary(Encoding):
         """Refuse a width of which the axes cannot have as many pairs each."""
         if self.head_dim % (2 * self.axes):
             raise InputError(
-                f"head_dim={self.head_dim}: each of {self.axes} axes takes complete pairs, so pass a multiple of {2 * self.axes}"
+                f"each of {self.axes} axes takes complete pairs, so pass a multiple of {2 * self.axes}",
+                head_dim=self.head_dim,
             )
 
     @property
@@ -131,6 +132,8 @@ class AxialRotary(AxesRotary):
         they depend on the size of the image, as `Positions.grid` knows it, or else on that of all tokens (of the
         packed document), which must then be there and have no negative coordinate.
     start: coordinate of the first patch. It matters only next to tokens without a place.
+    channels: which channels an axis has: "blocks" of pairs, one after the other; "turns", a pair of each in turn (Lumina-Next);
+        "apart", blocks of channels, of which each has its own pairs in the layout (Allegro; the same as blocks if interleaved).
 
     FLUX: sections=(8, 28, 28), rope_theta=10000, x_first=False; docs/vision-grid.md has the arguments of other models.
     Coordinates may be fractional or negative. Tokens without a place, such as [CLS], are not rotated. Raises InputError for
@@ -139,6 +142,7 @@ class AxialRotary(AxesRotary):
     """
 
     name = "axial_rope"
+    title = "axial RoPE, 2D RoPE"
     papers: ClassVar[tuple[str, ...]] = ("heo2024rotary",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
@@ -159,10 +163,14 @@ class AxialRotary(AxesRotary):
     x_first: bool = True
     centred: bool = False
     start: float = 0.0
+    channels: str = "blocks"
 
     def setup(self) -> None:
         super().setup()
         self._check_sections()
+        check_word("channels", self.channels, ("blocks", "turns", "apart"))
+        if self.channels == "turns" and len(set(self.pairs)) > 1:
+            raise InputError("give every axis as many pairs", channels="turns", sections=self.sections)
         check_word("ladder", self.ladder, ("axis", "head", "dealt"))
         if isinstance(self.rope_theta, Sequence):
             self.rope_theta = tuple(self.rope_theta)
@@ -174,7 +182,7 @@ class AxialRotary(AxesRotary):
             if len(self.schedules) != 1:
                 self._check_each("schedules", self.schedules)
         if self.ladder == "dealt" and len(set(self.pairs)) > 1:
-            raise InputError(f"ladder='dealt' and sections={self.sections}: give every axis as many pairs")
+            raise InputError("give every axis as many pairs", ladder="dealt", sections=self.sections)
         self.attention_factor = common_factor(self._frequencies())
         self.shift_invariant = not self.centred
         self.needs_length = self.centred
@@ -190,12 +198,13 @@ class AxialRotary(AxesRotary):
             halves = tuple(each // 2 for each in sections)
             half = f", here {halves}" if sum(halves) == pairs else ""
             raise InputError(
-                f"sections={sections}: add up to {sum(sections)}; pass the pairs of each axis, which add up to "
-                f"head_dim/2 = {pairs}{half}"
+                f"add up to {sum(sections)}",
+                f"pass the pairs of each axis, which add up to head_dim/2 = {pairs}{half}",
+                sections=sections,
             )
         if self.axes > len(sections):
             raise InputError(
-                f"axes={self.axes}: sections={sections} are of {len(sections)}; pass the pairs of each axis"
+                f"sections={sections} are of {len(sections)}", "pass the pairs of each axis", axes=self.axes
             )
         self.axes = len(sections)  # an image is a video of one frame
 
@@ -207,7 +216,7 @@ class AxialRotary(AxesRotary):
     def _check_each(self, name: str, values: Sequence[Any]) -> None:
         if len(values) != self.axes or self.ladder != "axis":
             raise InputError(
-                f"{name}={shown(values)}: pass one for all, or one for each of {self.axes} axes with ladder='axis'"
+                f"pass one for all, or one for each of {self.axes} axes with ladder='axis'", argument=name, value=values
             )
 
     def _frequencies(self) -> list[frequencies.Frequencies]:
@@ -245,7 +254,18 @@ class AxialRotary(AxesRotary):
         else:
             ladder = ladders[0] if self.ladder == "head" else ladders[0].unflatten(0, (-1, self.axes)).mT.flatten()
         axis = torch.tensor(order, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
-        return {"frequency": ladder[:, None] * one_hot(axis, self.axes)}
+        vectors = ladder[:, None] * one_hot(axis, self.axes)
+        return {"frequency": in_turn(vectors, self.axes) if self.channels == "turns" else vectors}
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+        if self.channels != "apart" or self.layout == "interleaved":
+            return super().turn(x, cos, sin, inplace)
+        sizes = self.pairs[:: -1 if self.x_first else 1]
+        blocks = zip(
+            x.split([2 * pairs for pairs in sizes], -1), cos.split(sizes, -1), sin.split(sizes, -1), strict=True
+        )
+        turned = [rotary(*block, layout="half", inplace=inplace) for block in blocks]
+        return x if inplace else torch.cat(turned, -1)
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         q, k = super().coordinates(positions)
@@ -272,6 +292,11 @@ class AxialRotary(AxesRotary):
         return positions.local(centred), centred[:, : positions.num_keys]
 
 
+def in_turn(blocks: Tensor, count: int) -> Tensor:
+    """The entries of so many blocks of equal size, one of each in turn."""
+    return blocks.unflatten(0, (count, -1)).transpose(0, 1).flatten(0, 1)
+
+
 def _centred(coordinates: Tensor, size: Tensor) -> Tensor:
     return 2 * torch.pi * (2 * (exact(coordinates) + 0.5) / size - 1)
 
@@ -290,6 +315,8 @@ class MRotary(AxesRotary):
     """
 
     name = "m_rope"
+    family = "grid"
+    title = "multimodal RoPE (M-RoPE)"
     papers: ClassVar[tuple[str, ...]] = ("wang2024qwen2vl",)
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi(i))\, q_i, \quad k_j' = R(\varphi(j))\, k_j",
@@ -313,14 +340,14 @@ class MRotary(AxesRotary):
         super().setup()
         check_positive(rope_theta=self.rope_theta)
         if self.interleaved and self.time_last:
-            raise InputError("interleaved=True and time_last=True: pass one of them")
+            raise InputError("pass one of them", interleaved=True, time_last=True)
         pairs = self.head_dim // 2
         if self.sections is None:
             share = pairs * (20 if self.interleaved else 24) // 64
             self.sections = pairs - 2 * share, share, share
         self.sections = checked_sections(self.sections)
         if len(self.sections) != 3 or sum(self.sections) != pairs:
-            raise InputError(f"sections={self.sections}: pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}")
+            raise InputError(f"pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}", sections=self.sections)
         self.schedule = dict(self.schedule or {"name": "default"})
         self.attention_factor = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).attention_factor
 
@@ -333,12 +360,12 @@ class MRotary(AxesRotary):
             turn = pairs % 3
             axis = torch.where((turn == 1) & (pairs < 3 * height) | (turn == 2) & (pairs < 3 * width), turn, 0)
             if axis.bincount(minlength=3).tolist() != list(self.sections):
-                raise InputError(f"sections={self.sections}: h and w take turns with t, so neither can exceed a third")
+                raise InputError("h and w take turns with t, so neither can exceed a third", sections=self.sections)
         elif self.time_last:
             axis = torch.where(pairs < height + width, 1 + pairs % 2, 0)
             if height - width not in (0, 1):
                 raise InputError(
-                    f"sections={self.sections}: h and w take turns, so pass as many of h as of w, or one more"
+                    "h and w take turns, so pass as many of h as of w, or one more", sections=self.sections
                 )
         else:
             axis = torch.arange(3, device="cpu").repeat_interleave(torch.tensor(self.sections, device="cpu"))
@@ -363,6 +390,7 @@ class MixedRotary(AxesRotary):
     """
 
     name = "mixed_rope"
+    title = "mixed 2D RoPE"
     formula: ClassVar[tuple[str, ...]] = (
         r"q_i' = R(\varphi_h(i))\, q_i, \quad k_j' = R(\varphi_h(j))\, k_j",
         r"\varphi_{h,c}(i) = y\, \theta_{h,c}^y + x\, \theta_{h,c}^x, \quad i = (y, x)",
@@ -417,7 +445,7 @@ def checked_sections(sections: Sequence[int]) -> tuple[int, ...]:
     """
     for pairs in sections:
         if not is_integer(pairs) or pairs < 0:
-            raise InputError(f"sections={shown(sections)}: pass integers, the pairs of channels of each axis")
+            raise InputError("pass integers, the pairs of channels of each axis", sections=sections)
     return tuple(sections)
 
 

@@ -29,6 +29,7 @@ class RoVE(PairwiseRotary):
     """
 
     name = "rove"
+    title = "rotated values"
     papers: ClassVar[tuple[str, ...]] = ("garciacastellanos2026rove", "miyato2024gta")
     formula: ClassVar[tuple[str, ...]] = (
         r"o_i = \sum_j \alpha_{ij} R_{j-i} v_j = R_i^{-1} \sum_j \alpha_{ij} R_j v_j, \quad \theta_c = b^{-2c/d}",

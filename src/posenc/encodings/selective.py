@@ -22,6 +22,8 @@ from posenc.positions.order import order_of
 
 TOKENS = 256
 """Tokens whose selections are added up at a time."""
+CELLS = 2**23
+"""Pairs of tokens up to which all selections are computed at once, 32 MiB in float32."""
 
 
 @dataclass(eq=False, repr=False)
@@ -43,6 +45,7 @@ class SelectiveAttention(Encoding):
     """
 
     name = "selective_attention"
+    title = "selective attention"
     papers: ClassVar[tuple[str, ...]] = ("leviathan2025selective",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s'_{ij} = s_{ij} - \begin{cases} 0 & \quad j \text{ the first key} \\ \sum_{t=j+1}^{i-1} \max(0, s^{(0)}_{tj}) & "
@@ -113,9 +116,12 @@ class Selection(Score):
     def __init__(self, queries: Tensor, keys: Tensor, positions: Positions, tokens: Positions) -> None:
         self.queries, self.keys, self.positions, self.tokens = queries, keys, positions, tokens
         self.batch, self.num_queries, self.num_keys = keys.shape[0], positions.num_queries, positions.num_keys
-        order = order_of(positions)
         here = torch.arange(positions.num_keys, device=keys.device)
-        self.first: Tensor = (order.first == here).gather(1, order.rank)  # keys that are the first of their documents
+        if positions.diagonal is not None and not positions.hides_tokens:  # one document, in its order
+            self.first: Tensor = (here == 0)[None]  # keys that are the first of their documents
+        else:
+            order = order_of(positions)
+            self.first = (order.first == here).gather(1, order.rank)
 
     def selected(self, first: int, end: int) -> Tensor:
         """What tokens first .. end - 1 score each key, where it counts: (batch, end - first, num_keys)."""
@@ -134,6 +140,11 @@ class Selection(Score):
         diagonal = self.positions.diagonal
         if diagonal is None:
             return self._in_any_order
+        most_of_them = 2 * self.num_queries >= self.num_keys and not torch.compiler.is_compiling()
+        if most_of_them and self.batch * self.num_keys**2 <= CELLS:
+            selected = pad(self.selected(0, self.num_keys), (0, 0, 1, -1))  # what counts comes from tokens before
+            every = -selected.cumsum(1)[:, None, diagonal : diagonal + self.num_queries]
+            return lambda first, end: every[:, :, first:end]
         sums = [self.keys.new_zeros(self.batch, self.num_keys)]  # of the tokens before each multiple of TOKENS
         if not torch.compiler.is_compiling():
             for first in range(0, diagonal + self.num_queries - TOKENS, TOKENS):

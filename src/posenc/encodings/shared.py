@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_numbers, check_word, shown
+from posenc.errors import InputError, check_numbers, check_word
 from posenc.positions import Positions
 
 
@@ -18,27 +18,13 @@ def check_beyond(beyond: str, *more: str) -> None:
     check_word("beyond", beyond, (*more, "error", "clamp"))
 
 
-def _in_onnx() -> bool:
-    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
-
-
-# Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
-_in_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def refuse_in_onnx(name: str, what: str, other: str) -> None:
-    """Refuse to be exported to ONNX, before the exporter fails at an operator."""
-    if torch.compiler.is_compiling() and _in_onnx():
-        raise InputError(f"{name}: ONNX has no operator for {what}: use torch.export, or `{other}`")
-
-
 def check_terms(terms: str, known: tuple[str, ...]) -> frozenset[str]:
     """The words of a text like "c2p|p2c"; refuses unknown and repeated ones."""
     words = [word.strip() for word in terms.split("|")]
     for word in words:
         check_word("term", word, known)
     if len(set(words)) < len(words):
-        raise InputError(f"terms={terms!r}: name each term once")
+        raise InputError("name each term once", terms=terms)
     return frozenset(words)
 
 
@@ -57,7 +43,7 @@ def kv_heads_of(num_heads: int, num_kv_heads: int | None) -> int:
     if num_kv_heads is None:
         return num_heads
     if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise InputError(f"num_kv_heads={num_kv_heads}: must divide num_heads={num_heads}")
+        raise InputError(f"must divide num_heads={num_heads}", num_kv_heads=num_kv_heads)
     return num_kv_heads
 
 
@@ -80,7 +66,7 @@ def check_head_dim(encoding: Encoding, q: Tensor, head_dim: int) -> None:
 def check_input(encoding: Encoding, x: Tensor, dim: int) -> Tensor:
     """A layer's input (batch, seq, dim) in float32 or better; refuses another width."""
     if x.dim() != 3 or x.shape[-1] != dim:
-        raise InputError(f"x={shown(x)}: this {type(encoding).__name__} makes gates of (batch, seq, dim={dim})")
+        raise InputError(f"this {type(encoding).__name__} makes gates of (batch, seq, dim={dim})", x=x)
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -32,6 +32,7 @@ class Shaw(ContentBias):
     """
 
     name = "shaw"
+    title = "Shaw's relative position vectors"
     papers: ClassVar[tuple[str, ...]] = ("shaw2018self", "wei2019nezha")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot (k_j + a_r)}{\sqrt{d}}, \quad o_i = \sum_j \alpha_{ij} (v_j + b_r)",
@@ -60,7 +61,7 @@ class Shaw(ContentBias):
         self.ahead: int = self.clip if self.clip_future is None else self.clip_future
         check_integers(0, LARGEST_SIZE, clip=self.clip, clip_future=self.ahead)
         if self.fixed and self.per_head:
-            raise InputError("fixed=True, per_head=True: the sinusoidal table is one for all heads; drop per_head")
+            raise InputError("the sinusoidal table is one for all heads", "drop per_head", fixed=True, per_head=True)
         self.acting: frozenset[str] = check_terms(self.terms, ("keys", "values"))
         self.key_table: nn.Parameter | None = self._learned("keys")
         self.value_table: nn.Parameter | None = self._learned("values")

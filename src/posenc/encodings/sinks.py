@@ -23,6 +23,7 @@ class SoftmaxN(Encoding):
     """
 
     name = "softmax_n"
+    title = "attention sink without a token (softmax_1)"
     papers: ClassVar[tuple[str, ...]] = ("xiao2024efficient",)
     formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{n + \sum_t e^{s_{it}}}",)
     shift_invariant = True
@@ -48,6 +49,7 @@ class LearnedSink(Encoding):
     """
 
     name = "sink"
+    title = "learned attention sink"
     papers: ClassVar[tuple[str, ...]] = ("openai2025gptoss",)
     formula: ClassVar[tuple[str, ...]] = (r"\alpha_{ij} = \frac{e^{s_{ij}}}{e^{z_h} + \sum_t e^{s_{it}}}",)
     shift_invariant = True
@@ -81,6 +83,7 @@ class PrefixKV(Encoding):
     """
 
     name = "prefix_kv"
+    title = "learned prefix of keys and values"
     papers: ClassVar[tuple[str, ...]] = ("li2021prefix", "sukhbaatar2019augmenting")
     formula: ClassVar[tuple[str, ...]] = (
         r"o_i = \frac{\sum_t e^{q_i \cdot P_t / \sqrt{d}} V_t + \sum_j e^{s_{ij}} v_j}"

@@ -31,6 +31,7 @@ class StickBreaking(Encoding):
     """
 
     name = "stick_breaking"
+    title = "stick-breaking attention"
     papers: ClassVar[tuple[str, ...]] = ("tan2025scaling",)
     formula: ClassVar[tuple[str, ...]] = (
         r"p_{ij} = \beta_{ij} \prod_{t=j+1}^{i-1} (1 - \beta_{it}), \quad \beta_{ij} = \sigma\left( \frac{q_i \cdot k_j}{\sqrt{d}} \right)",
@@ -56,7 +57,10 @@ class StickBreaking(Encoding):
         if self.remainder:
             if self.num_heads is None or self.head_dim is None:
                 raise InputError(
-                    f"remainder=True with num_heads={self.num_heads}, head_dim={self.head_dim}: give both, the sizes of its values"
+                    "give num_heads and head_dim, the sizes of its values",
+                    remainder=True,
+                    num_heads=self.num_heads,
+                    head_dim=self.head_dim,
                 )
             self.rest = nn.Parameter(torch.zeros(self.num_layers, self.num_heads, self.head_dim))
 

@@ -29,6 +29,7 @@ class Hierarchical(Absolute):
     """
 
     name = "hierarchical"
+    title = "extended learned table"
     papers: ClassVar[tuple[str, ...]] = ("su2020hierarchical",)
     formula: ClassVar[tuple[str, ...]] = (
         r"x_i' = x_i + \alpha u_{\lfloor i/n \rfloor} + (1 - \alpha) u_{i \bmod n}",
@@ -50,7 +51,7 @@ class Hierarchical(Absolute):
     def setup(self) -> None:
         super().setup()
         if not 0 < self.alpha < 1 or self.alpha == 0.5:
-            raise InputError(f"alpha={self.alpha}: must lie between 0 and 1 and not be 1/2, where codes collide")
+            raise InputError("must lie between 0 and 1 and not be 1/2, where codes collide", alpha=self.alpha)
         check_beyond(self.beyond)
         self.max_positions = self.rows**2
         self.table: nn.Parameter = normal_parameter(self.rows, self.dim, init_std=self.init_std)
@@ -71,6 +72,7 @@ class Multiplicative(Learned):
     """
 
     name = "multiplicative"
+    title = "multiplied position"
     papers: ClassVar[tuple[str, ...]] = ("su2021positions",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i \odot (1 + P_i), \quad P \in \mathbb{R}^{L \times d}",)
     extrapolates = "no: undefined past the table"
@@ -98,6 +100,7 @@ class AxialTable(Absolute):
     """
 
     name = "axial_table"
+    title = "axial learned table"
     papers: ClassVar[tuple[str, ...]] = ("kitaev2020reformer",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + [A_{\lfloor i/n \rfloor}; B_{i \bmod n}]",)
     extrapolates = "no: undefined past the table"
@@ -151,6 +154,7 @@ class GridTable(Absolute):
     """
 
     name = "grid_table"
+    title = "learned 2D table of patches"
     papers: ClassVar[tuple[str, ...]] = ("dosovitskiy2021image",)
     formula: ClassVar[tuple[str, ...]] = (r"x_i' = x_i + P_{y,x}, \quad i = (y, x)",)
     extrapolates = "partly: to larger images by interpolation"

@@ -69,6 +69,7 @@ class LogN(QueryScale):
     """
 
     name = "log_n"
+    title = "log-n scaling"
     papers: ClassVar[tuple[str, ...]] = ("chiang2022overcoming",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \max\left( 1, \frac{\ln n_i}{\ln L} \right) \frac{q_i \cdot k_j}{\sqrt{d}}",
@@ -103,6 +104,7 @@ class Temperature(QueryScale):
     """
 
     name = "temperature"
+    title = "attention temperature"
     papers: ClassVar[tuple[str, ...]] = ("peng2024yarn", "gelberg2025extending")
     formula: ClassVar[tuple[str, ...]] = (r"s_{ij} = \beta\, \frac{q_i \cdot k_j}{\sqrt{d}}",)
     shift_invariant = True
@@ -131,6 +133,7 @@ class StepTemperature(QueryScale):
     """
 
     name = "step_temperature"
+    title = "temperature in steps"
     papers: ClassVar[tuple[str, ...]] = ("meta2025llama4",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = (1 + \beta \ln(1 + n_i)) \frac{q_i \cdot k_j}{\sqrt{d}}",

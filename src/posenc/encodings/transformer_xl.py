@@ -37,6 +37,7 @@ class TransformerXL(ContentBias):
     """
 
     name = "transformer_xl"
+    title = "Transformer-XL's relative scores"
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{(q_i + u_h) \cdot k_j + (q_i + v_h) \cdot W_h \rho_{i-j}}{\sqrt{d}}",
         r"\rho_t = [\sin t \theta_c; \cos t \theta_c]",
@@ -154,6 +155,7 @@ class XLNet(TransformerXL):
     """
 
     name = "xlnet"
+    title = "XLNet's relative scores"
     papers: ClassVar[tuple[str, ...]] = ("yang2019xlnet", "dai2019transformer")
     extrapolates = "no claim made"
     use_when = (

@@ -33,6 +33,7 @@ class TUPE(ContentBias):
     """
 
     name = "tupe"
+    title = "untied positions (TUPE-A)"
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{2d}} + \begin{cases} a_h & \quad i = \text{[CLS]} \\ a_h' & \quad j = \text{[CLS]} \\ "
         r"U_h^Q p_i \cdot U_h^K p_j / \sqrt{2d} & \quad \text{otherwise} \end{cases}",
@@ -112,6 +113,7 @@ class TUPER(TUPE):
     """
 
     name = "tupe_r"
+    title = "untied positions with T5's bias (TUPE-R)"
     papers: ClassVar[tuple[str, ...]] = ("ke2021rethinking", "raffel2020exploring")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{2d}} + \begin{cases} a_h & \quad i = \text{[CLS]} \\ a_h' & \quad j = \text{[CLS]} \\ "

@@ -32,6 +32,7 @@ class Window(Encoding):
     """
 
     name = "window"
+    title = "sliding window"
     papers: ClassVar[tuple[str, ...]] = ("beltagy2020longformer", "child2019generating")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \begin{cases} q_i \cdot k_j / \sqrt{d} & \quad -a_h \le i - j \le b_h \\ -\infty & \quad \text{otherwise} \end{cases}",
@@ -55,7 +56,7 @@ class Window(Encoding):
                 check_integers(0, **{name: width})
         lengths = {len(side) for side in self.sides if isinstance(side, Sequence)}
         if len(lengths) > 1 or 0 in lengths:
-            raise InputError(f"before={self.before}, after={self.after}: give one number per head in both, or one")
+            raise InputError("give one number per head in both, or one", before=self.before, after=self.after)
         self.num_heads: int | None = lengths.pop() if lengths else None
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
@@ -94,6 +95,7 @@ class Chunks(Encoding):
     """
 
     name = "chunks"
+    title = "chunked attention"
     papers: ClassVar[tuple[str, ...]] = ("meta2025llama4", "child2019generating")
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \begin{cases} q_i \cdot k_j / \sqrt{d} & \quad \lfloor i / c \rfloor = \lfloor j / c \rfloor \\ -\infty & \quad \text{otherwise} \end{cases}",

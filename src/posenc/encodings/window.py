@@ -95,6 +95,7 @@ class WindowTable(_PatchBias):
     """
 
     name = "swin"
+    title = "Swin's relative position bias"
     papers: ClassVar[tuple[str, ...]] = ("liu2021swin",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h,i-j}, \quad i - j = (\Delta y, \Delta x)",
@@ -211,6 +212,7 @@ class ClassWindowTable(WindowTable):
     """
 
     name = "beit"
+    title = "BEiT's relative position bias"
     papers: ClassVar[tuple[str, ...]] = ("bao2022beit",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \begin{cases} B_{h,i-j} & \quad i, j \text{ patches} \\ "
@@ -263,6 +265,7 @@ class LogWindow(_PatchBias):
     """
 
     name = "swin_v2"
+    title = "Swin v2's continuous position bias"
     papers: ClassVar[tuple[str, ...]] = ("liu2022swin",)
     formula: ClassVar[tuple[str, ...]] = (
         r"s_{ij} = \tau_h \frac{q_i \cdot k_j}{\lVert q_i \rVert \lVert k_j \rVert} + B_{ij}",

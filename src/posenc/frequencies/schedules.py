@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, as_numbers, check_integers, check_numbers, check_positive, check_tensor, shown
+from posenc.errors import InputError, as_numbers, check_integers, check_numbers, check_positive, check_tensor
 from posenc.functional import check_even, frequency_curve
 
 __all__ = [
@@ -38,7 +38,7 @@ class Frequencies:
             or not self.inv_freq.is_floating_point()
             or not bool(self.inv_freq.isfinite().all())
         ):
-            raise InputError(f"inv_freq={shown(self.inv_freq)}: pass (pairs,) finite angles per position")
+            raise InputError("pass (pairs,) finite angles per position", inv_freq=self.inv_freq)
 
 
 def wavelengths(frequencies: Frequencies) -> Tensor:
@@ -91,7 +91,7 @@ def ntk(head_dim: int, *, base: float = 10000.0, factor: float) -> Frequencies:
     Works without fine-tuning, for rather less than factor times the context length: take factor larger than needed.
     """
     if head_dim == 2:
-        raise InputError("head_dim=2: NTK scaling needs at least two frequencies (head_dim >= 4)")
+        raise InputError("NTK scaling needs at least two frequencies (head_dim >= 4)", head_dim=2)
     return abf(head_dim, base=base, new_base=base * check_factor(factor) ** (head_dim / (head_dim - 2)))
 
 
@@ -279,7 +279,7 @@ def _ramp_ends(
     check_positive(beta_slow=beta_slow, beta_fast=beta_fast)
     _check_turns(beta_slow=beta_slow, beta_fast=beta_fast)
     if not base > 1:
-        raise InputError(f"base={base}: this schedule needs a base above 1")
+        raise InputError("this schedule needs a base above 1", base=base)
     low, high = (
         pairs * math.log(check_length(original_max_positions) / (turns * 2 * math.pi)) / math.log(base)
         for turns in (beta_fast, beta_slow)
@@ -386,7 +386,7 @@ def longrope(
             raise InputError("longrope needs a temperature: pass attention_factor, or the factor that it follows from")
         if original_max_positions == 1:
             raise InputError(
-                "original_max_positions=1: the temperature divides by its logarithm; pass attention_factor"
+                "the temperature divides by its logarithm", "pass attention_factor", original_max_positions=1
             )
         attention_factor = math.sqrt(1 + math.log(check_factor(factor)) / math.log(original_max_positions))
     return Frequencies(plain / divisors, attention_factor)
@@ -411,7 +411,7 @@ def evq_cosh(
     if tau is None:
         if original_max_positions is None:
             raise InputError(
-                "evq_cosh: pass tau, or original_max_positions for head_dim / sqrt(original_max_positions)"
+                "pass tau, or original_max_positions for head_dim / sqrt(original_max_positions)", argument="evq_cosh"
             )
         tau = head_dim / math.sqrt(check_length(original_max_positions))
     check_numbers(0, 700, tau=tau)
@@ -487,7 +487,9 @@ def tapered(
     check_integers(0, len(before.inv_freq), pairs=pairs)
     if pairs is None:
         if original_max_positions is None:
-            raise InputError("tapered: pass pairs, or original_max_positions to fade what makes no full rotation in it")
+            raise InputError(
+                "pass pairs, or original_max_positions to fade what makes no full rotation in it", argument="tapered"
+            )
         pairs = int((wavelengths(before) > check_length(original_max_positions)).sum())
     unchanged = len(before.inv_freq) - pairs
     phases = torch.linspace(0, math.pi, pairs, dtype=torch.float64, device="cpu")  # a single one is 0: not faded
@@ -601,7 +603,7 @@ def check_width(frequencies: Frequencies, head_dim: int) -> Frequencies:
     """Return the frequencies; refuse another number than head_dim/2."""
     if 2 * len(frequencies.inv_freq) != head_dim:
         raise InputError(
-            f"head_dim={head_dim}: has {head_dim // 2} pairs, but {len(frequencies.inv_freq)} frequencies were given"
+            f"has {head_dim // 2} pairs, but {len(frequencies.inv_freq)} frequencies were given", head_dim=head_dim
         )
     return frequencies
 

@@ -22,7 +22,8 @@ from posenc.errors import InputError, unknown
 from posenc.lab.experiment import Run
 from posenc.lab.files import Folder
 from posenc.lab.measure import first_steps, mean_loss
-from posenc.lab.results import CONTEXT, CURVE_POINTS, LOSS, RunRecord, VariantScores
+from posenc.lab.records import CONTEXT, LOSS, RunRecord, VariantScores
+from posenc.lab.results import CURVE_POINTS
 from posenc.lab.store import Stored
 from posenc.lab.study import difference, identity, versions
 from posenc.spec import REFUSED, names_code, read_json
@@ -122,11 +123,11 @@ def _packed(record: RunRecord) -> dict[str, Any]:
             "by_position": [_integers(row, LOSSES) for row in variant.by_position],
             "tokens_per_second": variant.tokens_per_second,
         }
-        for variant in record.arms
+        for variant in record.variants
     }
     sizes = ("parameters", "position_parameters", "training_seconds", "tokens_per_second", "memory_bytes")
     return {name: getattr(record, name) for name in sizes} | {
-        "arms": variants,
+        "variants": variants,
         "steps": len(record.losses),
         "stride": stride,
         "losses": _integers([sum(part) / len(part) for part in curve], LOSSES),
@@ -138,7 +139,7 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
     stride, steps = content.pop("stride"), content.pop("steps")
     losses = [value for value in _numbers(content.pop("losses"), LOSSES) for _ in range(stride)][:steps]
     variants = []
-    for name, variant in content.pop("arms").items():
+    for name, variant in content.pop("variants").items():
         scores = {
             measure: {at: _numbers(values, _unit(measure)) for at, values in measured.items()}
             for measure, measured in variant["scores"].items()
@@ -146,7 +147,7 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
         by_position = [_numbers(row, LOSSES) for row in variant["by_position"]]
         rate = variant["tokens_per_second"]
         variants.append(VariantScores(name, variant["trained"], scores.pop(LOSS), by_position, rate, scores))
-    return RunRecord(run=dict(facts), arms=variants, losses=losses, **content)
+    return RunRecord(run=dict(facts), variants=variants, losses=losses, **content)
 
 
 def _unit(measure: str) -> int:
@@ -171,11 +172,9 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
     parts: dict[tuple[str, int], dict[Run, Stored[RunRecord]]] = {}
     for run, stored in done.items():
         if run.code:
-            raise InputError(
-                f"encodings={run.encoding}: an archive has no code; archive the runs of posenc's encodings"
-            )
+            raise InputError("an archive has no code", "archive the runs of posenc's encodings", encodings=run.encoding)
         if facts := run.execution.facts():
-            raise InputError(f"execution={facts}: archives are of runs in float32 on a CPU")
+            raise InputError("archives are of runs in float32 on a CPU", execution=facts)
         parts.setdefault((run.settings.name, run.seed), {})[run] = stored
     here, folder, paths = {part.name: part for part in _parts(directory)}, Folder(directory), []
     for (task, seed), runs in parts.items():
@@ -186,8 +185,9 @@ def write(directory: str | Path, done: Mapping[Run, Stored[RunRecord]], machine:
         old = here.get(new.name, new)
         if old.conditions != new.conditions:
             raise InputError(
-                f"directory={str(directory)!r}: {new.name} has {difference(old.conditions, [new.conditions])}; give another "
-                "folder, or remove it"
+                f"{new.name} has {difference(old.conditions, [new.conditions])}",
+                "give another folder, or remove it",
+                directory=str(directory),
             )
         before = {encoding: old.behaviour(encoding) for encoding in old.runs}
         machines = [*(each for each in old.machines if each != machine), machine]
@@ -209,7 +209,7 @@ def read(directory: str | Path, tasks: Sequence[str] = ()) -> list[Part]:
     """
     parts = sorted(_parts(directory), key=lambda part: part.seed)
     if not parts:
-        raise InputError(f"directory={str(directory)!r}: has no files TASK-SEED{SUFFIX}; name a folder that has")
+        raise InputError(f"has no files TASK-SEED{SUFFIX}", "name a folder that has", directory=str(directory))
     known = list(dict.fromkeys(part.task for part in parts))
     for task in tasks:
         if task not in known:
@@ -224,9 +224,9 @@ def _parts(directory: str | Path) -> Iterator[Part]:
             if part.name != path.name:
                 raise ValueError(f"it is {part.name}")
         except InputError as error:
-            raise InputError(f"directory={str(directory)!r}: {path.name}: {error}") from None
+            raise InputError(f"{path.name}: {error}", directory=str(directory)) from None
         except (AttributeError, OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
-            raise InputError(f"directory={str(directory)!r}: {path.name} is damaged ({error}); restore it") from None
+            raise InputError(f"{path.name} is damaged ({error})", "restore it", directory=str(directory)) from None
         yield part
 
 
@@ -263,7 +263,7 @@ def archived(
         if wanted is None or key in wanted
     }
     if parts and not found:
-        raise InputError(f"directory={str(directory)!r}: has no runs of these tasks, encodings and seeds")
+        raise InputError("has no runs of these tasks, encodings and seeds", directory=str(directory))
     return {(id := identity(each.facts)): replace(each, record=_named(each.record, id)) for each in found.values()}
 
 

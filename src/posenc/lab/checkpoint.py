@@ -42,7 +42,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if not 0 <= self.minutes < math.inf:
-            raise InputError(f"checkpoint_minutes={self.minutes}: must be at least 0 (no checkpoints)")
+            raise InputError("must be at least 0 (no checkpoints)", checkpoint_minutes=self.minutes)
 
     def path(self, run: Run) -> Path:
         """The file of a run."""

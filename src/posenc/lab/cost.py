@@ -30,14 +30,14 @@ def check_affordable(settings: Experiment, workers: int = 1, device: str = "cpu"
     for name, most in settings.MOST.items():
         size = getattr(settings, name)
         if size is not None and size > most:
-            raise InputError(f"{name}={size}: must be at most {most}")
+            raise InputError(f"must be at most {most}", argument=name, value=size)
     settings.check_largest()
     if workers > MOST_WORKERS:
-        raise InputError(f"workers={workers}: must be at most {MOST_WORKERS}")
+        raise InputError(f"must be at most {MOST_WORKERS}", workers=workers)
     needed, free = least_bytes(settings), free_bytes(torch.device(device))
     if needed > free:
         raise InputError(
-            f"dim={settings.dim}: one training needs at least {needed / 2**30:.1f} GiB and "
-            f"{free / 2**30:.1f} GiB are free; give a smaller dim, num_heads, head_dim, num_layers, batch_size or "
-            f"{settings.tokens_by}"
+            f"one training needs at least {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
+            f"give a smaller dim, num_heads, head_dim, num_layers, batch_size or {settings.tokens_by}",
+            dim=settings.dim,
         )

@@ -198,20 +198,20 @@ class Ray:
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise InputError("engine='ray': needs Ray, which is not installed: pip install 'posenc[ray]'")
+            raise InputError("needs Ray, which is not installed: pip install 'posenc[ray]'", engine="ray")
         address, share = self.address or os.environ.get("RAY_ADDRESS") or "local", self.gpus_per_cell
         object.__setattr__(self, "address", address)
         if address.startswith("ray://"):
-            raise InputError(f"address={address}: is Ray Client; start on a machine of the cluster, with address=auto")
+            raise InputError("is Ray Client", "start on a machine of the cluster, with address=auto", address=address)
         if address == "local":
             object.__setattr__(self, "workers", cores() if self.workers is None else self.workers)
             _check_workers(self.workers)
         elif self.workers is not None:
-            raise InputError(f"workers={self.workers}: the cluster at {address} decides; give cpus_per_cell instead")
+            raise InputError(f"the cluster at {address} decides", "give cpus_per_cell instead", workers=self.workers)
         if self.cpus_per_cell < 1:
-            raise InputError(f"cpus_per_cell={self.cpus_per_cell}: must be at least 1")
+            raise InputError("must be at least 1", cpus_per_cell=self.cpus_per_cell)
         if not (0 < share <= 1 or (share > 1 and share == int(share))):
-            raise InputError(f"gpus_per_cell={share}: must be a share such as 0.25, or an integer")
+            raise InputError("must be a share such as 0.25, or an integer", gpus_per_cell=share)
 
     def run(self, work: Work[Shared, Job, Result], ticks: Ticks = lambda *_: None) -> Results[Job, Result]:
         """See `Engine`. A job whose worker dies restarts on another, at most RETRIES times; then the other jobs finish, and
@@ -296,8 +296,9 @@ class Ray:
         except (OSError, RuntimeError, ValueError) as error:
             ray.shutdown()
             raise InputError(
-                f"address={self.address}: no Ray cluster answers there: {error}; write HOST:PORT of one that is up (ray start "
-                "--head), or auto"
+                f"no Ray cluster answers there: {error}",
+                "write HOST:PORT of one that is up (ray start --head), or auto",
+                address=self.address,
             ) from error
         try:
             yield
@@ -317,8 +318,10 @@ class Ray:
         if not any(all(node.get(what, 0) >= amount for what, amount in needed.items()) for node in nodes):
             cpu, gpu, memory = needed.values()
             raise InputError(
-                f"engine='ray': a job needs {cpu:g} CPU, {gpu:g} GPU, {memory / 2**30:.1f} GiB of memory, and no machine of the "
-                "cluster has that much; add machines, or give a smaller cpus_per_cell or gpus_per_cell, or shorter inputs"
+                f"a job needs {cpu:g} CPU, {gpu:g} GPU, {memory / 2**30:.1f} GiB of memory, and no machine of the "
+                "cluster has that much",
+                "add machines, or give a smaller cpus_per_cell or gpus_per_cell, or shorter inputs",
+                engine="ray",
             )
         options = {"num_cpus": needed["CPU"], "num_gpus": needed["GPU"]}
         return options | ({"memory": work.memory} if work.memory else {})
@@ -334,8 +337,9 @@ def _perform_on_ray(shared: Any, index: int, job: Any, reports: Any) -> tuple[fl
     function, common, threads, expected = shared
     if versions() != expected:
         raise InputError(
-            f"engine='ray': the worker on {platform.node()} has {versions()} instead of {expected}, and would measure "
-            "something else; install the same versions on every machine"
+            f"the worker on {platform.node()} has {versions()} instead of {expected}, and would measure something else",
+            "install the same versions on every machine",
+            engine="ray",
         )
     torch.set_num_threads(threads)
     total, last = 0.0, time.monotonic()
@@ -374,10 +378,12 @@ def create(name: str, **options: Any) -> Engine:
     for option, value in options.items():
         takers = [known for known, engine in ENGINES.items() if option in {field.name for field in fields(engine)}]
         if name not in takers:
-            raise InputError(f"{option}={value}: is an option of engine {' and '.join(takers)}, and engine is {name}")
+            raise InputError(
+                f"is an option of engine {' and '.join(takers)}, and engine is {name}", argument=option, value=value
+            )
     return ENGINES[name](**options)
 
 
 def _check_workers(workers: int | None) -> None:
     if workers is not None and workers < 1:
-        raise InputError(f"workers={workers}: must be at least 1")
+        raise InputError("must be at least 1", workers=workers)

@@ -3,26 +3,25 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import isabstract
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.encodings import create, lookup
+from posenc.encodings import create
+from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
 from posenc.errors import InputError, check_fields, check_value
+from posenc.lab.records import Aggregate
 from posenc.lab.statistics import Estimate
 from posenc.lab.study import identity
 from posenc.positions import Positions
 from posenc.spec import Spec, load_object, source_of
 from posenc.transformer import Transformer, TransformerBase, TransformerConfig
-
-if TYPE_CHECKING:
-    from posenc.lab.results import Aggregate, Ranking
 
 __all__ = [
     "Batch", "Criterion", "Dataset", "Execution", "Experiment", "OverLengths", "Preset", "Run", "Scores", "Variant",
@@ -178,12 +177,12 @@ class Experiment(ABC):
         check_fields(self)
         for name, least in self.LEAST.items():
             if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
+                raise InputError(f"must be at least {least}", argument=name, value=getattr(self, name))
         for name in ("learning_rate", "adamw_learning_rate", "position_learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name}={getattr(self, name)}: must be a number above 0")
+                raise InputError("must be a number above 0", argument=name, value=getattr(self, name))
         if self.head_dim is None and self.dim % self.num_heads:
-            raise InputError(f"dim={self.dim}: must be a multiple of num_heads={self.num_heads}, or give head_dim")
+            raise InputError(f"must be a multiple of num_heads={self.num_heads}, or give head_dim", dim=self.dim)
 
     def changed(self, **values: Any) -> Self:
         """The settings with other values; lists become tuples."""
@@ -268,7 +267,7 @@ class Experiment(ABC):
         largest, most = self.conditions[-1], self.MOST[self.tokens_by]
         if self.size_at(largest) > most:
             raise InputError(
-                f"{self.conditions_by}={largest}: tests at {self.spelled(largest)}, must be at most {most}"
+                f"tests at {self.spelled(largest)}, must be at most {most}", argument=self.conditions_by, value=largest
             )
 
     # ---------------------------------------------------------------- model, data, test
@@ -324,19 +323,19 @@ class Experiment(ABC):
         """What guessing scores under a condition, by the criterion; None: not known."""
         return None
 
-    def row(self, ranking: "Ranking", variant: "Aggregate") -> dict[str, Any]:
+    def row(self, variant: Aggregate) -> dict[str, Any]:
         """What results.json has of a variant besides the numbers that every experiment has."""
         return {}
 
-    def point(self, ranking: "Ranking", variant: "Aggregate", condition: int) -> dict[str, Any]:
+    def point(self, variant: Aggregate, condition: int, corpus: Any) -> dict[str, Any]:
         """The same, under one condition."""
         return {}
 
-    def remarks(self, ranking: "Ranking") -> list[str]:
+    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
         """Sentences of the answer."""
         return []
 
-    def limits(self, ranking: "Ranking") -> list[str]:
+    def limits(self, trained: Sequence[Aggregate], corpus: Any) -> list[str]:
         """Sentences on what the results do not show."""
         return []
 
@@ -357,11 +356,11 @@ def load_experiment(target: str, *, may_import: bool) -> type[Experiment]:
     cls = load_object(target, may_import=may_import)
     if not (isinstance(cls, type) and issubclass(cls, Experiment)):
         raise InputError(
-            f"task={target}: is no subclass of posenc.lab.experiment.Experiment; docs/synthetic-lab.md has an example"
+            "is no subclass of posenc.lab.experiment.Experiment", "docs/synthetic-lab.md has an example", task=target
         )
     if isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise InputError(f"task={target}: the class does not define {missing}")
+        raise InputError(f"the class does not define {missing}", task=target)
     cls.name = target
     return cls
 
@@ -393,7 +392,7 @@ class OverLengths(Experiment):
         for factor in self.factors:
             check_value("factors", factor, int)
         if not self.factors or self.factors[0] != 1 or list(self.factors) != sorted(set(self.factors)):
-            raise InputError(f"factors={' '.join(map(str, self.factors))}: start at 1 and grow, as in 1 2 4 8")
+            raise InputError("start at 1 and grow, as in 1 2 4 8", factors=self.factors)
 
     @property
     def conditions(self) -> tuple[int, ...]:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written completely or not at all."""
 
-import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from posenc.errors import InputError
@@ -24,14 +22,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.fsync(file.fileno())
 
 
-def digest_of(files: Iterable[Path]) -> str:
-    """The hash of some files' content, such as the code that a measurement runs through."""
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 class Folder:
     """A folder to write results into, created if it is missing. What a killed process has left half-written is removed.
 
@@ -41,7 +31,7 @@ class Folder:
 
     def __init__(self, directory: str | Path) -> None:
         if not str(directory):
-            raise InputError("directory='': name a folder")
+            raise InputError("name a folder", directory="")
         self.directory: Path = Path(directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -49,7 +39,7 @@ class Folder:
                 pass
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise InputError(f"directory={str(directory)!r}: {why}; give a folder that can be written") from None
+            raise InputError(str(why), "give a folder that can be written", directory=str(directory)) from None
         sweep(self.directory)
 
     def write(self, name: str, content: str | bytes) -> Path:

@@ -18,10 +18,11 @@ from posenc.lab.compare import Comparison, ComparisonStudy, Table, experiment
 from posenc.lab.engines import Engine, Tick, create
 from posenc.lab.experiment import Dataset, Experiment, Run
 from posenc.lab.machine import describe
-from posenc.lab.results import Ranking, RunRecord, collect
+from posenc.lab.records import RunRecord
+from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
-from posenc.lab.study import Page, Progress, Study, difference, run
+from posenc.lab.study import Pages, Progress, Study, difference, run
 
 __all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 
@@ -50,7 +51,7 @@ class Leaderboard(Study[Run, RunRecord]):
         """
         planned = {(study.comparison.encodings, study.comparison.seeds) for study in self.studies.values()}
         if len(planned) > 1:
-            raise InputError("encodings: the tasks of one table compare the same encodings and seeds")
+            raise InputError("the tasks of one table compare the same encodings and seeds", argument="encodings")
         for study in self.studies.values():
             study.check()
 
@@ -192,7 +193,7 @@ def compare_tasks(
     checkpoint_minutes: float = 0,
     progress: Progress | None = None,
     command: str = "",
-    pages: Mapping[str, Page] | None = None,
+    pages: Pages | None = None,
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),
@@ -222,7 +223,7 @@ def archive(comparisons: Sequence[tuple[Comparison, Dataset]], directory: str | 
     runs = [run for comparison, corpus in comparisons for run in comparison.runs(corpus)]
     done = {run: stored for run in runs if (stored := store.load(run.id, RunRecord)) is not None}
     if not done:
-        raise InputError(f"directory={str(directory)!r}: has no finished run of these comparisons")
+        raise InputError("has no finished run of these comparisons", directory=str(directory))
     machine = {name: value for name, value in describe(torch.device("cpu")).items() if name != "load"}
     return write(to, done, machine)
 
@@ -252,10 +253,10 @@ def against(
         name for name in next(iter(parts.values()))[0].runs if all(name in each[0].runs for each in parts.values())
     ]
     if taken := [name for name in encodings if name in names]:
-        raise InputError(f"encodings={taken[0]}: is in the table; name encodings that are not")
+        raise InputError("is in the table", "name encodings that are not", encodings=taken[0])
     most = min(map(partial(_seeds_of, names), parts.values()))
     if seeds is not None and not 1 <= seeds <= most:
-        raise InputError(f"seeds={seeds}: the table has {most}; ask for at most so many")
+        raise InputError(f"the table has {most}", "ask for at most so many", seeds=seeds)
     computed = behaviours([part for of_task in parts.values() for part in of_task])
     comparisons: list[tuple[Comparison, Dataset]] = []
     runs: dict[Run, Stored[RunRecord]] = {}
@@ -267,13 +268,13 @@ def against(
         if corpus.digest != first.data:
             why = f"the data of {task} are others here than those of the table"
             if task in tasks:
-                raise InputError(f"task={task}: {why}")
+                raise InputError(why, task=task)
             warnings.warn(f"posenc: {task} is left out: {why}", stacklevel=2)
             continue
         for part in used:
             if (part.settings, part.data) != (first.settings, first.data):
                 changed = difference(part.conditions | {"seed": first.seed}, [first.conditions])
-                raise InputError(f"against={str(directory)!r}: {part.name} has {changed}, as the others have")
+                raise InputError(f"{part.name} has {changed}, as the others have", against=str(directory))
             for name in names:
                 stored = Stored(
                     part.runs[name], part.facts(name), computed[task, name, part.seed], in_words(part.versions)
@@ -284,7 +285,7 @@ def against(
         notes[task] = f"The other encodings are those of a table of finished runs, trained on {where}."
         comparisons.append((Comparison((*encodings, *names), len(used), settings), corpus))
     if not comparisons:
-        raise InputError(f"against={str(directory)!r}: no task has the same data here")
+        raise InputError("no task has the same data here", against=str(directory))
     return comparisons, Table(runs, notes)
 
 
@@ -299,7 +300,7 @@ def _settings(part: Part) -> Experiment:
         return experiment(part.task)().changed(**part.settings)
     except TypeError as error:
         raise InputError(
-            f"against: {part.name} is by {in_words(part.versions)} and has other settings: {error}"
+            f"{part.name} is by {in_words(part.versions)} and has other settings: {error}", argument="against"
         ) from None
 
 
@@ -310,6 +311,6 @@ def _found(directory: str | Path) -> Path:
     folder = Path(__file__).parents[3] / "benchmarks/leaderboard"
     if not folder.exists():
         raise InputError(
-            "against=leaderboard: is in posenc's repository alone; name a copy of its folder benchmarks/leaderboard"
+            "is in posenc's repository alone", "name a copy of its folder benchmarks/leaderboard", against="leaderboard"
         )
     return folder

@@ -50,7 +50,7 @@ def check_present(name: str) -> None:
     InputError: this machine has no such device.
     """
     if name != "cpu" and not (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
-        raise InputError(f"device={name}: not here; pass cpu{' or cuda' if torch.cuda.is_available() else ''}")
+        raise InputError("not here", f"pass cpu{' or cuda' if torch.cuda.is_available() else ''}", device=name)
 
 
 def describe(device: torch.device) -> dict[str, Any]:

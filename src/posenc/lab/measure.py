@@ -12,7 +12,8 @@ from posenc.errors import InputError
 from posenc.lab.checkpoint import Checkpoints
 from posenc.lab.experiment import Dataset, Run
 from posenc.lab.passes import executing
-from posenc.lab.results import CURVE_POINTS, RunRecord, VariantScores
+from posenc.lab.records import RunRecord, VariantScores
+from posenc.lab.results import CURVE_POINTS
 from posenc.lab.train import Training, activation_bytes, diverged
 
 FEW_EXAMPLES = 2
@@ -72,7 +73,7 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
         scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))
     return RunRecord(
         run={"id": run.id, "encoding": run.encoding, "seed": run.seed, "task": s.name},
-        arms=scored,
+        variants=scored,
         losses=[round(loss, 5) for loss in losses],
         parameters=sum(p.numel() for p in model.parameters()),
         position_parameters=sum(p.numel() for p in model.encoding.parameters()),

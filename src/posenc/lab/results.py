@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of finished runs, and what every comparison makes of them: ranking, numbers with intervals, verdicts, sentences."""
+"""What every comparison makes of its records: ranking, numbers with intervals, verdicts, sentences."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
@@ -13,99 +13,22 @@ from torch import Tensor
 
 from posenc.errors import InputError, listed
 from posenc.lab.experiment import Experiment, Run
+from posenc.lab.records import LOSS, Aggregate, RunRecord, change, difference, level, share
 from posenc.lab.statistics import Estimate, estimate, fisher, found, near_best, wilson
 
 CURVE_POINTS = 50
 LEARNED = 0.1
 """Of the way from guessing to the best possible: a task on which nobody came farther says nothing of the encodings."""
-LOSS = "loss"
-"""The measure that every task has: nats per target."""
-CONTEXT = "context"
-"""The same by how many tokens a target sees, in place of conditions."""
-
-
-@dataclass(frozen=True)
-class VariantScores:
-    """What one variant of a run measured, as plain numbers."""
-
-    name: str
-    trained: bool
-    paired: dict[str, list[float]]
-    """condition -> loss of each example, in nats"""
-    by_position: list[list[float]]
-    """example -> loss of each bin of positions; empty where the task has none"""
-    tokens_per_second: float
-    """tested tokens per second, all conditions together"""
-    extra: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """what else is measured -> condition -> value of each example"""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """One finished run."""
-
-    run: dict[str, Any]
-    arms: list[VariantScores]
-    losses: list[float]
-    """training loss of each step"""
-    parameters: int
-    position_parameters: int
-    training_seconds: float
-    tokens_per_second: float
-    memory_bytes: int
-    """what one training batch stores for its backward pass"""
-
-
-@dataclass(frozen=True, eq=False)
-class Aggregate:
-    """The same variant over all seeds."""
-
-    name: str
-    encoding: str
-    trained: bool
-    cells: dict[int, RunRecord]
-    scores: dict[int, VariantScores]
-
-    def values(self, condition: int, seeds: Sequence[int], of: str = LOSS) -> Tensor:
-        """What was measured under a condition, by (seed, example)."""
-        scores = [self.scores[s].paired if of == LOSS else self.scores[s].extra[of] for s in seeds]
-        return torch.tensor([measured[str(condition)] for measured in scores], dtype=torch.float64)
 
 
 def collect(cells: Mapping[Run, RunRecord]) -> list[Aggregate]:
     """The variants of finished runs, in the order of the runs."""
     aggregates: dict[str, Aggregate] = {}
     for run, cell in cells.items():
-        for scores in cell.arms:
+        for scores in cell.variants:
             variant = aggregates.setdefault(scores.name, Aggregate(scores.name, run.encoding, scores.trained, {}, {}))
             variant.cells[run.seed], variant.scores[run.seed] = cell, scores
     return list(aggregates.values())
-
-
-def difference(a: Aggregate, b: Aggregate, condition: int, of: str = LOSS) -> Estimate:
-    """Of a minus of b on the same examples, and on the same seeds where both have some in common."""
-    seeds = sorted(set(a.scores) & set(b.scores))
-    if seeds:
-        return estimate(a.values(condition, seeds, of) - b.values(condition, seeds, of))
-    means = (variant.values(condition, sorted(variant.scores), of).mean(0, keepdim=True) for variant in (a, b))
-    return estimate(next(means) - next(means))
-
-
-def level(variant: Aggregate, condition: int, of: str = LOSS) -> Estimate:
-    """What a variant scores under a condition."""
-    return estimate(variant.values(condition, sorted(variant.scores), of))
-
-
-def share(e: Estimate, examples: int) -> Estimate:
-    """A share, whose interval ends at 0 and 1; where all examples score the same, it is that of so many trials."""
-    low, high = wilson(e.mean * examples, examples) if e.error == 0 else (e.low, e.high)
-    return replace(e, low=max(low, 0.0), high=min(high, 1.0))
-
-
-def change(variant: Aggregate, condition: int, trained_at: int, of: str = LOSS) -> Estimate:
-    """How much that rises from the condition of training to another, on the same examples."""
-    seeds = sorted(variant.scores)
-    return estimate(variant.values(condition, seeds, of) - variant.values(trained_at, seeds, of))
 
 
 class Ranking:
@@ -169,7 +92,7 @@ class Ranking:
         """What a variant scored, (seeds, examples), on a scale that has guessing at 0 and the best possible at 1."""
         chance, best = self.chance[condition], self.criterion.best
         if chance is None:
-            raise InputError(f"task={self.settings.name}: what guessing scores is not known; define Experiment.chance")
+            raise InputError("what guessing scores is not known", "define Experiment.chance", task=self.settings.name)
         values = variant.values(condition, sorted(variant.scores), self.criterion.key)
         return (values - chance) / (best - chance)
 
@@ -220,7 +143,7 @@ class Ranking:
         best = {condition: self.best(condition, self.variants) for condition in conditions}
         of = {condition: self.near_best(condition) for condition in conditions}
         rows = [self._row(variant, best, of) for variant in self.variants]
-        return {"arms": rows, "extensions": self._extensions()}
+        return {"variants": rows, "extensions": self._extensions()}
 
     def _row(
         self, variant: Aggregate, best: Mapping[int, Aggregate], of: Mapping[int, Mapping[str, float]]
@@ -236,7 +159,7 @@ class Ranking:
             point["behind_best"] = asdict(self.behind(variant, best[condition], condition))
             point["near_best"] = of[condition].get(variant.name)
             point["chance"] = self.chance[condition]
-            points.append(point | s.point(self, variant, condition))
+            points.append(point | s.point(variant, condition, self.corpus))
         seeds = sorted(variant.scores)
         cells = [variant.cells[seed] for seed in seeds]
         return {
@@ -247,7 +170,8 @@ class Ranking:
             "verdict": self.verdict(variant, s.larger),
             **self._share_learned(variant),
             m.points: points,
-            **s.row(self, variant),
+            **({"verdict_smaller": self.verdict(variant, s.smaller)} if s.smaller else {}),
+            **s.row(variant),
             "training": _training(cells),
             "parameters": cells[0].parameters,
             "position_parameters": cells[0].position_parameters,
@@ -277,7 +201,7 @@ class Ranking:
     def _extensions(self) -> list[dict[str, Any]]:
         return [
             {
-                "arm": variant.name,
+                "variant": variant.name,
                 "against": model.name,
                 self.criterion.condition: condition,
                 "difference": asdict(difference(variant, model, condition, self.criterion.key)),
@@ -306,7 +230,7 @@ class Ranking:
         for conditions in directions:
             lines += self._by_verdict(conditions)
         lines += [self._in_jumps()] if self.jumps else []
-        lines += s.remarks(self)
+        lines += s.remarks(self.trained)
         return lines + [self._without_training(conditions[-1]) for conditions in directions if self._untrained()]
 
     def _first(self, condition: int, variants: Sequence[Aggregate], opening: str) -> str:
@@ -369,7 +293,7 @@ class Ranking:
                 f"After {s.steps} steps these are still more than {m.undertrained} behind the best {m.key}: {listed(late)}. A "
                 "model that has learned little has little to lose, so a flat curve is no merit there."
             )
-        notes += s.limits(self)
+        notes += s.limits(self.trained, self.corpus)
         if self._untrained():
             notes.append(
                 "Variants without retraining would gain from fine-tuning, which usually follows and is omitted here."

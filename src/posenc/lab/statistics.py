@@ -9,7 +9,7 @@ from math import comb, exp, log, sqrt
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, check_tensor, shown
+from posenc.errors import InputError, check_tensor
 
 __all__ = [
     "BENJAMINI_HOCHBERG", "HOLM", "Estimate", "average", "chances", "contrast", "different", "estimate", "fisher",
@@ -37,7 +37,7 @@ class Estimate:
 def estimate(values: Tensor, comparisons: int = 1) -> Estimate:
     """The mean of (seeds, windows) values and its interval, over the texts and over the trainings that might have been.
 
-    Seeds and windows are crossed: every model reads the same windows. The variance of the mean is that of the window
+    Seeds and windows are crossed: every model is evaluated on the same windows. The variance of the mean is that of the window
     means plus that of the seed means (which counts the residual twice: on the safe side), its degrees of freedom are
     Satterthwaite's. One seed does not show how trainings differ: the interval is then over windows only. comparisons: how
     many such intervals are to be right together, with a probability of 95 % (Bonferroni).
@@ -51,9 +51,9 @@ def average(measured: Sequence[Tensor], comparisons: int = 1) -> Estimate:
     for values in measured:
         check_tensor("values", values)
         if values.dim() != 2 or len(values) < 1 or values.shape[1] < 2 or not values.is_floating_point():
-            raise InputError(f"values={shown(values)}: pass (seeds, windows) losses, of two windows or more")
+            raise InputError("pass (seeds, windows) losses, of two windows or more", values=values)
         if not bool(values.isfinite().all()):
-            raise InputError("values=NaN or infinity: pass finite losses")
+            raise InputError("has NaN or infinity: pass finite losses", argument="values")
         seeds, windows = values.shape
         parts.append((values.mean(0).var().item() / windows, windows - 1))
         if seeds > 1:
@@ -177,7 +177,7 @@ def near_best(values: Tensor, margin: float) -> Tensor:
     """
     check_tensor("values", values)
     if values.dim() not in (2, 3) or not len(values) or values.shape[-1] < 2 or not bool(values.isfinite().all()):
-        raise InputError(f"values={shown(values)}: pass finite (rows, samples) values, of two samples or more")
+        raise InputError("pass finite (rows, samples) values, of two samples or more", values=values)
     values = values.double()
     values = values[:, None] if values.dim() == 2 else values
     draws = torch.Generator().manual_seed(0)
@@ -207,7 +207,7 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     """The 95 % interval of a share, from hits among `count` independent trials (Wilson 1927): within [0, 1], and of some
     width at 0 % and 100 % too."""
     if not 0 <= hits <= count or not count:
-        raise InputError(f"hits={hits} of count={count}: pass at least 0, at most count, of at least one trial")
+        raise InputError("pass at least 0, at most count, of at least one trial", hits=hits, count=count)
     share, z2 = hits / count, Z_975**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = Z_975 * sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)

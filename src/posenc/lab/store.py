@@ -59,7 +59,9 @@ class Store(Folder):
             json.dumps(plain, allow_nan=False)
         except ValueError:
             name, value = next(_not_finite(plain, type(stored.record).__name__))
-            raise InputError(f"{name}={value}: is not a finite number; store None there, or refuse the cell") from None
+            raise InputError(
+                "is not a finite number; store None there, or refuse the cell", argument=name, value=value
+            ) from None
         self.write(f"cells/{cell}.json", _sealed(stored))
 
     def load(self, cell: str, kind: type[T]) -> Stored[T] | None:
@@ -116,15 +118,15 @@ class Store(Folder):
                 try:
                     check(name, stored)
                 except InputError as error:
-                    raise InputError(f"merge={str(directory)!r}: {error}; nothing was merged") from None
+                    raise InputError(f"{error}; nothing was merged", merge=str(directory)) from None
                 new[f"{name}.json"] = _sealed(stored)
             if not paths and not cells:
-                raise InputError(f"merge={str(directory)!r}: has no cells; name the folder of a run, its --out")
+                raise InputError("has no cells", "name the folder of a run, its --out", merge=str(directory))
             for path in paths:
                 try:
                     check(path.stem, _read(path, kind))
                 except (InputError, OSError, msgspec.DecodeError) as error:
-                    raise InputError(f"merge={str(directory)!r}: {path.name}: {error}; nothing was merged") from None
+                    raise InputError(f"{path.name}: {error}; nothing was merged", merge=str(directory)) from None
                 new[path.name] = path.read_bytes()
         new = {name: content for name, content in new.items() if not (self.directory / "cells" / name).exists()}
         for name, content in new.items():
@@ -170,7 +172,7 @@ class Store(Folder):
         except Timeout:
             run = owner.read_text() if owner.exists() else "another run"
             raise InputError(
-                f"directory={str(self.directory)!r}: {run} is writing there; wait for it, stop it, or give another folder"
+                f"{run} is writing there", "wait for it, stop it, or give another folder", directory=str(self.directory)
             ) from None
 
 

@@ -2,7 +2,7 @@
 """Comparisons of text: the next token, tested past the training length."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -13,21 +13,13 @@ from posenc.encoding import Encoding, Sum
 from posenc.encodings import T5, Rotary
 from posenc.errors import InputError, check_value, listed
 from posenc.functional import t5_bucket
-from posenc.lab.data import (
-    DATA_TOKENS,
-    Corpus,
-    Text,
-    TextBatch,
-    draw,
-    inside_documents,
-    load,
-    window_ends,
-)
-from posenc.lab.data.text import HELD_OUT
+from posenc.lab.data import Corpus, Text, TextBatch, draw, inside_documents, load, window_ends
+from posenc.lab.data.corpus_text import HELD_OUT
+from posenc.lab.data.load_text import DATA_TOKENS
 from posenc.lab.data.tokens import bpe_size
 from posenc.lab.evaluate import BATCH_TOKENS, score
 from posenc.lab.experiment import LEADERBOARD, TEN, Criterion, Experiment, OverLengths, Preset, Scores, Variant
-from posenc.lab.results import CONTEXT, Aggregate, Ranking, level
+from posenc.lab.records import CONTEXT, Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.transformer import TransformerBase
 
@@ -97,17 +89,17 @@ class Settings(OverLengths):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.targets <= self.length:
-            raise InputError(f"targets={self.targets}: must lie between 1 and length={self.length}")
+            raise InputError(f"must lie between 1 and length={self.length}", targets=self.targets)
         for context in self.contexts:
             check_value("contexts", context, int)
         ascending = list(self.contexts) == sorted(set(self.contexts))
         if self.contexts and not (ascending and self.contexts[0] >= 1 and self.contexts[-1] <= self.longest):
             raise InputError(
-                f"contexts={' '.join(map(str, self.contexts))}: must grow from 1 or more to at most {self.longest}, the longest test"
+                f"must grow from 1 or more to at most {self.longest}, the longest test", contexts=self.contexts
             )
         bpe_size(self.tokenizer)  # refuses sizes that no vocabulary has
         if self.tokenizer == "bytes" and self.vocab_size != 256:
-            raise InputError(f"vocab_size={self.vocab_size}: bytes have 256 values")
+            raise InputError("bytes have 256 values", vocab_size=self.vocab_size)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON's types; runs without contexts are those that they were before there were any."""
@@ -156,24 +148,28 @@ class Settings(OverLengths):
         for name in ("tokenizer", "vocab_size", "packed"):
             loaded, given = getattr(corpus, name), getattr(self, name)
             if loaded != given:
-                raise InputError(f"{name}={given!r}: must be {loaded!r}, with which the corpus was loaded")
+                raise InputError(f"must be {loaded!r}, with which the corpus was loaded", argument=name, value=given)
         test, train = self.longest + self.windows * self.targets + 1, self.length * self.batch_size + 1
         if len(corpus.test) < test or len(corpus.train) < train:
             needed = max(round(test / HELD_OUT), round(train / (1 - HELD_OUT)))
             raise InputError(
-                f"data={corpus.name!r}: {len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at "
-                f"{self.longest} tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
-                "smaller length, factors, windows or batch_size"
+                f"{len(corpus.train) + len(corpus.test)} {self.unit}s are too short to test at {self.longest} "
+                f"tokens with {self.windows} windows; needs about {needed} {self.unit}s: give a longer text, or "
+                "smaller length, factors, windows or batch_size",
+                data=corpus.name,
             )
         if corpus.test.starts is not None and not self.packed and not inside_documents(corpus.test, self):
             raise InputError(
-                f"data={corpus.name!r}: its held-out files have no room for {self.windows} passages of {self.longest} {self.unit}s with "
-                f"{self.targets} targets each; give smaller windows, length or factors, or a longer text"
+                f"its held-out files have no room for {self.windows} passages of {self.longest} {self.unit}s with "
+                f"{self.targets} targets each",
+                "give smaller windows, length or factors, or a longer text",
+                data=corpus.name,
             )
         if corpus.packed and int(corpus.train.edges.diff().max()) < 2:
             raise InputError(
-                f"packed=True: no document of {corpus.name} has two {self.unit}s, so there is nothing to predict; "
-                "packed=False joins documents"
+                f"no document of {corpus.name} has two {self.unit}s, so there is nothing to predict",
+                "packed=False joins documents",
+                packed=True,
             )
 
     def draw(self, part: Text | Tensor, generator: torch.Generator) -> TextBatch:
@@ -253,9 +249,9 @@ class Settings(OverLengths):
         """The loss of predicting each token by its frequency."""
         return corpus.by_frequency
 
-    def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
+    def point(self, variant: Aggregate, condition: int, corpus: Corpus) -> dict[str, Any]:
         bits = level(variant, condition).mean / math.log(2)
-        return {"bits_per_byte": bits / ranking.corpus.bytes_per_token}
+        return {"bits_per_byte": bits / corpus.bytes_per_token}
 
     def gain(self, variant: Aggregate) -> Estimate | None:
         """By how much the loss falls from the context of training to the longest one, on the same targets; None: not measured."""
@@ -265,9 +261,9 @@ class Settings(OverLengths):
         near, far = (variant.values(context, sorted(variant.scores), CONTEXT) for context in ends)
         return estimate(near - far)
 
-    def remarks(self, ranking: Ranking) -> list[str]:
+    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
         lines, names = [], dict[str, list[str]]()
-        for variant in ranking.trained:
+        for variant in trained:
             if e := self.gain(variant):
                 names.setdefault(use(e), []).append(f"{variant.name} ({self.criterion.difference(e)})")
         if names:
@@ -277,7 +273,7 @@ class Settings(OverLengths):
             )
         return lines
 
-    def row(self, ranking: Ranking, variant: Aggregate) -> dict[str, Any]:
+    def row(self, variant: Aggregate) -> dict[str, Any]:
         contexts = [{"context": c, **asdict(level(variant, c, CONTEXT))} for c in self.contexts]
         gain = self.gain(variant)
         seen: dict[str, Any] = {"by_context": contexts} if contexts else {}
@@ -297,9 +293,9 @@ class Settings(OverLengths):
             ]
         }
 
-    def limits(self, ranking: Ranking) -> list[str]:
-        corpus, notes = ranking.corpus, []
-        for variant in ranking.trained if self.larger else ():
+    def limits(self, trained: Sequence[Aggregate], corpus: Corpus) -> list[str]:
+        notes: list[str] = []
+        for variant in trained if self.larger else ():
             encoding = self.make_encoding(variant.encoding)
             for term in encoding if isinstance(encoding, Sum) else [encoding]:
                 notes += self._term_limits(variant.name, term)

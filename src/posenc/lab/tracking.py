@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.errors import InputError, first_line, unknown
 from posenc.lab.experiment import Run
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.train import schedule
 
 Values = Mapping[str, float]
@@ -36,7 +36,7 @@ class Tracking:
         ]
         held_out = {
             f"{measure}/{variant.name}/{s.size_at(int(condition))}": sum(values) / len(values)
-            for variant in cell.arms
+            for variant in cell.variants
             for measure, by_condition in {"held_out": variant.paired, **variant.extra}.items()
             for condition, values in by_condition.items()
         }
@@ -78,11 +78,11 @@ def _tracker(name: str) -> Any:
     try:
         from accelerate import tracking
     except ImportError:
-        raise InputError(f"track={name!r}: needs accelerate: pip install 'posenc[tensorboard]'") from None
+        raise InputError("needs accelerate: pip install 'posenc[tensorboard]'", track=name) from None
     classes: dict[str, Any] = tracking.LOGGER_TYPE_TO_CLASS
     if name not in classes:
         raise unknown("tracker", name, classes)
     if name not in map(str, tracking.get_available_trackers()):
         package = "'posenc[tensorboard]'" if name == "tensorboard" else name.replace("_", "-")
-        raise InputError(f"track={name!r}: it is not installed: pip install {package}")
+        raise InputError(f"it is not installed: pip install {package}", track=name)
     return classes[name]

@@ -126,9 +126,11 @@ def diverged(run: Run, when: str) -> InputError:
     """The error for a loss that is no longer a number."""
     s = run.settings
     return InputError(
-        f"learning_rate={s.learning_rate} (adamw_learning_rate={s.adamw_learning_rate}, position_learning_rate="
-        f"{s.position_learning_rate}): the loss of {run.encoding!r} (seed {run.seed}) is no longer finite {when}; "
-        "give smaller ones"
+        f"the loss of {run.encoding!r} (seed {run.seed}) is no longer finite {when}",
+        "give smaller ones",
+        learning_rate=s.learning_rate,
+        adamw_learning_rate=s.adamw_learning_rate,
+        position_learning_rate=s.position_learning_rate,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, as_numbers, check_integers, check_sizes, holds_integers, shown
+from posenc.errors import InputError, as_numbers, check_integers, check_sizes, holds_integers
 
 Ids = Tensor | Sequence[Any]
 
@@ -62,13 +62,13 @@ def as_indices(name: str, index: Ids, count: int, rows: int) -> Tensor:
     index = given[None] if given.dim() == 1 else given
     fits = index.dim() == 2 and 0 not in index.shape and (rows == 1 or index.shape[0] in (1, rows))
     if not fits or not holds_integers(index):
-        raise InputError(f"{name}={shown(given)}: pass integers (m,), or (batch, m) for the {rows} rows")
+        raise InputError(f"pass integers (m,), or (batch, m) for the {rows} rows", argument=name, value=given)
     if not torch.compiler.is_compiling():
         low, high = (int(limit) for limit in index.aminmax())
         if not 0 <= low <= high < count:
             raise InputError(f"{name} from {low} to {high}: must lie between 0 and {count - 1}")
         if not bool((index.sort(1).values.diff(dim=1) > 0).all()):
-            raise InputError(f"{name}={shown(given)}: names a token twice")
+            raise InputError("names a token twice", argument=name, value=given)
     return index.long()
 
 
@@ -89,7 +89,7 @@ def check_range(first: int, end: int | None, count: int) -> None:
         return
     check_integers(first=first, end=end)
     if not 0 <= first < (count if end is None else end) <= count:
-        raise InputError(f"first={first}, end={end}: pass a range within 0 .. {count}")
+        raise InputError(f"pass a range within 0 .. {count}", first=first, end=end)
 
 
 def exact(ids: Tensor) -> Tensor:
@@ -120,14 +120,14 @@ def documents_of(
         edges = _token_counts("cu_seqlens", cu_seqlens, device)
         if edges.shape[0] < 2 or int(edges[0]) != 0 or int(edges.diff().min()) < 0 or int(edges[-1]) == 0:
             raise InputError(
-                f"cu_seqlens={shown(edges.tolist())}: must start at 0 and never fall, one more entry than documents, with a "
-                "token in one of them"
+                "must start at 0 and never fall, one more entry than documents, with a token in one of them",
+                cu_seqlens=edges.tolist(),
             )
         sizes = edges.diff()  # zeros for documents of no tokens, as FlashAttention allows
     if lengths is not None:
         sizes = _token_counts("lengths", lengths, device)
         if int(sizes.min()) < 1:
-            raise InputError(f"lengths={shown(sizes.tolist())}: each document needs at least one token")
+            raise InputError("each document needs at least one token", lengths=sizes.tolist())
     if document_ids is None:
         document_ids = torch.repeat_interleave(torch.arange(sizes.shape[0], device=sizes.device), sizes)
     documents = as_numbers("document_ids", document_ids)
@@ -182,8 +182,8 @@ def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tens
         lengths = lengths.expand(most, -1).gather(1, index)
     if not fits:
         raise InputError(
-            f"prefix_lengths={shown(prefix_lengths)}: pass an integer, one for each of {rows} rows, or, of packed documents, "
-            "one for each document"
+            f"pass an integer, one for each of {rows} rows, or, of packed documents, one for each document",
+            prefix_lengths=prefix_lengths,
         )
     index = valid.long().cumsum(1) - 1 if documents is None else index_in_document(documents)
     prefix = valid & (index < lengths)
@@ -200,7 +200,7 @@ def prefix_mask(prefix_lengths: int | Ids, documents: Tensor | None, valid: Tens
 def _token_counts(name: str, counts: Any, device: torch.device | str | None) -> Tensor:
     numbers = as_numbers(name, counts, device)
     if not holds_integers(numbers) or numbers.dim() != 1 or numbers.shape[0] == 0:
-        raise InputError(f"{name}={shown(counts)}: pass a list of integers, numbers of tokens")
+        raise InputError("pass a list of integers, numbers of tokens", argument=name, value=counts)
     return numbers.long()
 
 
@@ -227,10 +227,10 @@ def sizes_of(sizes: Any) -> list[tuple[int, ...]]:
         sizes = sizes.tolist()
     listed = isinstance(sizes, (tuple, list)) and all(isinstance(size, (tuple, list)) for size in sizes)
     if not listed or not sizes or not all(len(size) in (2, 3) for size in sizes):
-        raise InputError(f"sizes={shown(sizes)}: pass (height, width) or (height, width, frames) of each image")
+        raise InputError("pass (height, width) or (height, width, frames) of each image", sizes=sizes)
     images = [size_of(*size) for size in sizes]
     if len({len(size) for size in images}) > 1:
-        raise InputError(f"sizes={shown(sizes)}: pass images or videos, not both")
+        raise InputError("pass images or videos, not both", sizes=sizes)
     return images
 
 

@@ -233,7 +233,7 @@ def create_rule(name: str, options: Mapping[str, Any]) -> Rule:
     known = [field.name for field in fields(RULES[name])]
     if wrong := [option for option in options if option not in known]:
         raise InputError(
-            f"{wrong[0]}={shown(options[wrong[0]])}: rule {name!r} takes {listed(known or ['no options'])}"
+            f"rule {name!r} takes {listed(known or ['no options'])}", argument=wrong[0], value=options[wrong[0]]
         )
     return RULES[name](**options)
 
@@ -300,7 +300,7 @@ def grids_of(name: str, what: str, table: Ids | None, merge: int, rule: Rule, mo
         return Grids(name, what, [], rule, merge)
     if sizes.dim() != 2 or sizes.shape[1] != 3 or not holds_integers(sizes):
         raise InputError(
-            f"{name}={shown(table)}: pass integers (count, 3), frames, height and width of each in patches"
+            "pass integers (count, 3), frames, height and width of each in patches", argument=name, value=table
         )
     listing = sizes.tolist()
     for number, (frames, height, width) in enumerate(listing):
@@ -326,20 +326,22 @@ def intervals_of(second_per_grid_ts: Ids | None, videos: int, rule: Rule) -> lis
         InputError: seconds missing, not one for each video, not above 0, or given to a rule without them.
     """
     if not rule.timed and second_per_grid_ts is not None:
-        raise InputError("second_per_grid_ts: this rule does not read seconds; leave it out, or pass rule='qwen2_5_vl'")
+        raise InputError(
+            "this rule does not read seconds", "leave it out, or pass rule='qwen2_5_vl'", argument="second_per_grid_ts"
+        )
     if not rule.timed or (second_per_grid_ts is None and videos == 0):
         return [1.0] * videos
     if second_per_grid_ts is None:
         raise InputError(
-            "second_per_grid_ts=None: this rule puts frames at their time; pass the seconds from one frame to the next, one for "
-            f"each of {videos} videos, as the model's processor returns them"
+            "this rule puts frames at their time",
+            f"pass the seconds from one frame to the next, one for each of {videos} videos, as the model's "
+            "processor returns them",
+            second_per_grid_ts=None,
         )
     seconds = as_numbers("second_per_grid_ts", second_per_grid_ts)
     fits = seconds.shape == (videos,) and seconds.dtype != torch.bool
     if not fits or not bool(((seconds > 0) & seconds.isfinite()).all()):
-        raise InputError(
-            f"second_per_grid_ts={shown(second_per_grid_ts)}: pass a number above 0 for each of {videos} videos"
-        )
+        raise InputError(f"pass a number above 0 for each of {videos} videos", second_per_grid_ts=second_per_grid_ts)
     # a list is multiplied in float64, a tensor in its dtype, as in transformers
     given = seconds if isinstance(second_per_grid_ts, Tensor) else second_per_grid_ts
     return [float(rule.interval(value)) for value in given]
@@ -408,7 +410,7 @@ def from_parts(parts: Sequence[Any], device: torch.device | str | None) -> tuple
         InputError: a part that is neither a number of tokens nor the size of an image.
     """
     if isinstance(parts, (str, Tensor)) or not isinstance(parts, Sequence) or not parts:
-        raise InputError(f"parts={shown(parts)}: pass a list of numbers of text tokens and sizes of images")
+        raise InputError("pass a list of numbers of text tokens and sizes of images", parts=parts)
     sizes: tuple[list[Size], list[Size]] = [], []
     kinds: list[Tensor] = []
     for part in parts:
@@ -421,8 +423,9 @@ def from_parts(parts: Sequence[Any], device: torch.device | str | None) -> tuple
             sizes[kind - 1].append((frames, height, width))
         if not is_integer(count) or not 1 <= count <= LARGEST_SIZE:
             raise InputError(
-                f"parts={shown(parts)}: {shown(part)} is neither a number of text tokens, at least 1, nor (height, width) "
-                f"or (height, width, frames) of an image, of at most {LARGEST_SIZE} tokens"
+                f"{shown(part)} is neither a number of text tokens, at least 1, nor (height, width) or (height, "
+                f"width, frames) of an image, of at most {LARGEST_SIZE} tokens",
+                parts=parts,
             )
         kinds.append(torch.full((count,), kind, device=device))
     return torch.cat(kinds)[None], *sizes
@@ -439,7 +442,7 @@ def from_tokens(row: Tensor, image_token_id: int | None, video_token_id: int | N
         raise InputError(f"tokens of shape {tuple(row.shape)}: pass token ids (batch, n), or a list of parts")
     check_integers(image_token_id=image_token_id, video_token_id=video_token_id)
     if image_token_id is not None and image_token_id == video_token_id:
-        raise InputError(f"image_token_id={image_token_id}, video_token_id={video_token_id}: pass two ids")
+        raise InputError("pass two ids", image_token_id=image_token_id, video_token_id=video_token_id)
     kinds = torch.full_like(row, TEXT, dtype=torch.long)
     for kind, token in ((IMAGE, image_token_id), (VIDEO, video_token_id)):
         if token is not None:
@@ -485,7 +488,9 @@ def multimodal_ids(
             ("video_grid_thw", video_grid_thw),
         ):  # fmt: skip
             if value is not None:
-                raise InputError(f"{name}={shown(value)}: is for a tensor of token ids; parts have their sizes in them")
+                raise InputError(
+                    "is for a tensor of token ids", "parts have their sizes in them", argument=name, value=value
+                )
         kinds, of_images, of_videos = from_parts(tokens, device)
         images, videos = Grids("parts", "image", of_images, rule), Grids("parts", "video", of_videos, rule)
     videos.intervals = intervals_of(second_per_grid_ts, len(videos.sizes), rule)

@@ -3,14 +3,17 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_value, holds_integers, shown
+from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_value, holds_integers
 from posenc.functional import intercepted
+from posenc.positions.chunks import runs_of
 from posenc.positions.ids import (
     Ids,
     as_indices,
@@ -28,7 +31,6 @@ from posenc.positions.ids import (
     unplaced_index,
 )  # fmt: skip
 from posenc.positions.multimodal import create_rule, multimodal_ids
-from posenc.positions.shards import Shard, runs_of
 from posenc.positions.visibility import (
     EVERYTHING,
     Branch,
@@ -50,6 +52,44 @@ T = TypeVar("T")
 _TENSORS = (
     "q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "q_placed", "k_placed", "prefix",
 )  # fmt: skip
+_EVERY_TENSOR = attrgetter(*_TENSORS)
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The part of a sequence that one process has, made by `Positions.shard`.
+
+    Attributes:
+        full: the positions of the full sequence.
+        rank, world_size: the process, of so many.
+        layout: "contiguous" or "zigzag", see `Positions.shard`.
+        runs: the tokens, as first and end of consecutive ones.
+        group: the processes that have the other parts; None: all there are.
+    """
+
+    full: "Positions" = field(repr=False)
+    rank: int
+    world_size: int
+    layout: str
+    runs: tuple[tuple[int, int], ...]
+    group: Any = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of this part."""
+        return sum(end - first for first, end in self.runs)
+
+    def indices(self) -> Tensor:
+        """Which tokens of the full sequence are here, (length,)."""
+        device = self.full.q.device
+        return torch.cat([torch.arange(first, end, device=device) for first, end in self.runs])
+
+    def take(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This part of a tensor over the full sequence; one that is the same for every token stays."""
+        if x.shape[dim] == 1 < self.full.num_queries:
+            return x
+        parts = [x.narrow(dim, first, end - first) for first, end in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,64 +98,66 @@ class Positions:
 
     Build it once per forward pass with one of the constructors; positions and mask come from the same object, so they
     agree about padding and packing. It is immutable: methods that derive other positions return a new object.
-
-    Attributes:
-        q: positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float.
-        k: positions of the keys, in the same form.
-        q_order, k_order: (batch or 1, n) integers: a causal query sees the keys whose order is at most its own.
-            Separate from the positions, which may be shared by tokens, fractional or restart per document.
-        causal: whether order restricts what a query sees.
-        valid: (batch or 1, num_keys) bool; False marks padding. None: every key is valid.
-        q_valid: (batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing.
-        q_document, k_document: (batch or 1, n) integers; a query sees keys of its document. None: one document.
-        counted: whether these positions say all of what is visible. False: a mask beside them hides more, as a 4-D mask of
-            transformers does, so `visible_counts` and `lengths` refuse to count.
-        any_order: whether the positions of one causal text may fall. False: not declared, and `with_causal` refuses it.
-        q_placed, k_placed: (batch or 1, n) bool; False marks tokens without a place, such as [CLS] and registers next to
-            the patches of an image. They are at 0 on every axis, wherever others are moved; encodings neither rotate
-            them nor give them a distance. None: every token has a place, as all text has.
-        prefix: (batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`.
-        window: how many tokens before and after it a query sees, counted by their order, see `with_window`.
-        blocks: which blocks of tokens see one another, see `with_blocks`; a query sees what all of them leave.
-        branch: the branch of a position map to rotate for, see `at`. None: there is no map.
-        full_keys: the positions with all keys of the call, where these have only some of them, see `keys`.
-        sharding: the queries are those of one process, of a sequence that several have, see `shard`. None: of all.
-        gates: what an encoding made of the input of a layer, see `with_gates`; `ungated` are the positions without.
-        images: (height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the
-            images of all documents or rows, by number. None: not known, as of tokens that were moved.
-        start: (first query position, first key position) when both run contiguously by ones, identically in every
-            row, with nothing padded or packed: the case that fused paths recognise without reading a tensor.
-        diagonal: a causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the
-            orders run by ones. None: rows differ, there is a prefix, or unknown.
-        span: (shortest, longest) distance that a query may have from a key. None: not known without reading a tensor.
     """
 
     q: Tensor
+    """Positions of the queries, (batch or 1, num_queries) or (batch or 1, num_queries, axes); integer or float"""
     k: Tensor
+    """Positions of the keys, in the same form"""
     q_order: Tensor
+    """(batch or 1, n) integers: a causal query sees the keys whose order is at most its own. Separate from the
+    positions, which may be shared by tokens, fractional or restart per document."""
     k_order: Tensor
+    """Likewise, of the keys"""
     causal: bool = False
+    """Whether order restricts what a query sees"""
     valid: Tensor | None = None
+    """(batch or 1, num_keys) bool; False marks padding. None: every key is valid."""
     q_valid: Tensor | None = None
+    """(batch or 1, num_queries) bool, the same for queries; a query that is padding sees nothing"""
     q_document: Tensor | None = None
+    """(batch or 1, n) integers; a query sees keys of its document. None: one document."""
     k_document: Tensor | None = None
+    """Likewise, of the keys"""
     q_placed: Tensor | None = None
+    """(batch or 1, n) bool; False marks tokens without a place, such as [CLS] and registers next to the patches of an
+    image. They are at 0 on every axis, wherever others are moved; encodings neither rotate them nor give them a
+    distance. None: every token has a place, as all text has."""
     k_placed: Tensor | None = None
+    """Likewise, of the keys"""
     prefix: Tensor | None = None
+    """(batch or 1, num_keys) bool: keys that causal queries before them see, too, see `with_prefix`"""
     window: Window | None = None
+    """How many tokens before and after it a query sees, counted by their order, see `with_window`"""
     blocks: tuple[VisibleBlocks, ...] = ()
+    """Which blocks of tokens see one another, see `with_blocks`; a query sees what all of them leave"""
     branch: Branch | None = None
+    """The branch of a position map to rotate for, see `at`. None: there is no map."""
     full_keys: "Positions | None" = None
+    """The positions with all keys of the call, where these have only some of them, see `keys`"""
     sharding: Shard | None = None
+    """The queries are those of one process, of a sequence that several have, see `shard`. None: of all."""
     images: tuple[tuple[int, ...], ...] | None = None
+    """(height, width) or (frames, height, width), in patches, of the image that all tokens are of, or of the images of
+    all documents or rows, by number. None: not known, as of tokens that were moved."""
     counted: bool = True
+    """Whether these positions say all of what is visible. False: a mask beside them hides more, as a 4-D mask of
+    transformers does, so `visible_counts` and `lengths` refuse to count."""
     any_order: bool = True
+    """Whether the positions of one causal text may fall. False: not declared, and `with_causal` refuses it."""
     gates: tuple[Tensor, ...] = ()
+    """What an encoding made of the input of a layer, see `with_gates`"""
     # what is known without reading a tensor is set by `with_known` alone: dataclasses.replace must not carry it over
     start: tuple[int, int] | None = field(default=None, init=False)
+    """(first query position, first key position) when both run contiguously by ones, identically in every row, with
+    nothing padded or packed: the case that fused paths recognise without reading a tensor"""
     diagonal: int | None = field(default=None, init=False)
+    """A causal query at index i sees the keys up to index i + diagonal, its order less that of key 0 where the orders
+    run by ones. None: rows differ, there is a prefix, or unknown."""
     span: tuple[int, int] | None = field(default=None, init=False)
+    """(shortest, longest) distance that a query may have from a key. None: not known without reading a tensor."""
     ungated: "Positions | None" = field(default=None, init=False)
+    """The positions without gates"""
     if TYPE_CHECKING:
         _memo: dict[Hashable, Any] = field(init=False)
         _pass_cache: dict[Hashable, Any] | None = field(init=False)
@@ -148,7 +190,7 @@ class Positions:
                     "cache on the left and pass Positions.from_mask(mask, num_queries)"
                 )
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
-                raise InputError(f"offset={offset}: pass an int or a 1-D tensor of non-negative integers, one per row")
+                raise InputError("pass an int or a 1-D tensor of non-negative integers, one per row", offset=offset)
             device = offset.device if device is None else device
             offset = offset.to(device)
             q = offset[:, None] + torch.arange(n, device=device)
@@ -202,8 +244,9 @@ class Positions:
         """These positions on one axis, of documents that start where a position is not above the one before it."""
         if self.num_keys < self.num_queries or self.k.dim() == 3:
             raise InputError(
-                "packed=True reads documents from positions on one axis, of all keys: for others pass document ids to "
-                "Positions.packed or multimodal, or sizes to grids"
+                "reads documents from positions on one axis, of all keys: for others pass document ids to Positions.packed or "
+                "multimodal, or sizes to grids",
+                packed=True,
             )
         documents = torch.nn.functional.pad((self.k.diff(dim=1) <= 0).cumsum(1), (1, 0))
         return replace(
@@ -289,7 +332,7 @@ class Positions:
         """A prefix that sees itself in both directions, and causal tokens after it (Raffel et al. 2020, section 3.2.1).
 
         prefix_lengths: tokens of the prefix, an int or one for each row, (batch,). n, offset: as in `arange`; a prefix is
-        read in one call. With padding or packed documents: `with_prefix`.
+        passed in one call. With padding or packed documents: `with_prefix`.
 
         Raises:
             InputError: what `arange` and `with_prefix` refuse.
@@ -511,7 +554,7 @@ class Positions:
 
         Raises:
             InputError: another shape, lengths below 0 or above the tokens there are, queries that begin inside the prefix
-                (with a cache, the prefix is read in one call), or a shard, which is made of positions with a prefix.
+                (with a cache, the prefix is passed in one call), or a shard, which is made of positions with a prefix.
         """
         if self.sharding is not None or self.full_keys is not None:
             raise InputError("a prefix is for all keys of a sequence: call with_prefix before shard or keys")
@@ -525,8 +568,9 @@ class Positions:
             inside = prefix.expand(rows, -1).gather(1, slots.expand(rows, -1)).sum(1)
             if bool(((inside > 0) & (inside < prefix.sum(1))).any()):
                 raise InputError(
-                    f"prefix_lengths={shown(prefix_lengths)}: the {self.num_queries} queries begin inside the prefix; read a "
-                    "prefix in one call, since its first tokens see its last ones"
+                    f"the {self.num_queries} queries begin inside the prefix",
+                    "read a prefix in one call, since its first tokens see its last ones",
+                    prefix_lengths=prefix_lengths,
                 )
         return replace(self.with_causal(True), prefix=prefix).with_known(start=self.start, span=self.span)
 
@@ -564,7 +608,7 @@ class Positions:
             check_value("table", table, Tensor)
             if table.dtype != torch.bool or table.dim() not in (2, 3):
                 raise InputError(
-                    f"table={shown(table)}: pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)"
+                    "pass bool, (query blocks, key blocks) or (batch, query blocks, key blocks)", table=table
                 )
         if self.sharding is not None:
             *_, blocks = self.sharding.full.with_blocks(size, table).blocks
@@ -595,11 +639,9 @@ class Positions:
         given = as_numbers("parents", parents, self.q.device)
         given, n = given[None] if given.dim() == 1 else given, self.num_queries
         if given.dim() != 2 or given.shape[1] != n or not holds_integers(given) or len(given) not in (1, self.batch):
-            raise InputError(f"parents={shown(parents)}: pass integers ({n},) or (batch, {n}), one for each query")
+            raise InputError(f"pass integers ({n},) or (batch, {n}), one for each query", parents=parents)
         if bool((given >= torch.arange(n, device=given.device)).any()) or bool((given < -1).any()):
-            raise InputError(
-                f"parents={shown(parents)}: a draft's parent comes before it, or is -1 for the tokens of the cache"
-            )
+            raise InputError("a draft's parent comes before it, or is -1 for the tokens of the cache", parents=parents)
         if not self.causal or self.q_document is not None or self.axes > 1 or self.window is not None or self.blocks:
             raise InputError(
                 "a tree of drafts: pass causal positions of one axis without documents, windows or blocks, as "
@@ -719,7 +761,7 @@ class Positions:
         """
         check_range(first, end, self.num_keys)
         if end is None:
-            raise InputError(f"end=None: pass the key after the last one, at most {self.num_keys}")
+            raise InputError(f"pass the key after the last one, at most {self.num_keys}", end=None)
         parts = {name: getattr(self, name) for name in ("k", "k_order", "k_document", "k_placed", "valid", "prefix")}
         parts = {name: None if x is None else x[:, first:end] for name, x in parts.items()}
         blocks = tuple(each.select(lambda x: x, lambda x: x[:, first:end]) for each in self.blocks)
@@ -790,7 +832,7 @@ class Positions:
             InputError: no device of this machine.
         """
         if device is None:
-            raise InputError("device=None: pass a device, such as 'cpu'")
+            raise InputError("pass a device, such as 'cpu'", device=None)
         tensors = {name: x.to(device) for name in _TENSORS if (x := getattr(self, name)) is not None}
         sharding = None if self.sharding is None else replace(self.sharding, full=self.sharding.full.to(device))
         blocks = tuple(
@@ -919,8 +961,11 @@ class Positions:
         return self.shared("batch", self._rows)
 
     def _rows(self) -> int:
-        tensors = [*(getattr(self, name) for name in _TENSORS), *(x for each in self.blocks for x in each)]
-        return max(x.shape[0] for x in tensors if x is not None)
+        rows = 1
+        for x in (*_EVERY_TENSOR(self), *chain.from_iterable(self.blocks)):
+            if x is not None and x.shape[0] > rows:
+                rows = x.shape[0]
+        return rows
 
     @property
     def axes(self) -> int:
@@ -1043,6 +1088,8 @@ class Positions:
             InputError: they are not a range of the queries.
         """
         check_range(first, end, self.num_queries)
+        if self.causal and self.unmasked:
+            return self.k_order[:, None, None] <= self.q_order[:, None, first:end, None]
         rows = (self.num_queries if end is None else end) - first
         b, h, i, j = grid_indices(self.batch, 1, rows, self.num_keys, self.q.device)
         return self.mask_mod()(b, h, i + first, j)

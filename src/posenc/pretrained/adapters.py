@@ -108,7 +108,7 @@ def check_entry(entry: Any, file: str) -> tuple[str, int | None]:
         and isinstance(entry.get("target_length"), int | None)
     ):
         raise InputError(
-            f"posenc={shown(entry)} in {file}: must be an object with method, a text, and target_length, an integer or null"
+            f"in {file}: must be an object with method, a text, and target_length, an integer or null", posenc=entry
         )
     return entry["method"], entry.get("target_length")
 

@@ -27,24 +27,24 @@ OLD_KEYS = (
 )
 """Fields in which transformers 4 states a rotation."""
 
-NOT_RUN = "does not run it"
-
 
 @dataclass(frozen=True)
 class ProgramAnswer:
     """Whether a program computes what a model does.
 
-    agrees: None where that is not known. why: what it does instead or does not read; empty: nothing to tell. known_by: "run";
-    "recorded", where the program was run with this very configuration before; or posenc's "rules" of it.
+    agrees: None where that is not known. why: what it does instead or does not read, or why it does not run it; empty: nothing to
+    tell. known_by: "run"; "recorded", where the program was run with this very configuration before; or posenc's "rules" of it.
+    runs: whether it takes the configuration at all.
     """
 
     program: str
     agrees: bool | None
     why: str = ""
     known_by: str = "rules"
+    runs: bool = True
 
     def __str__(self) -> str:
-        return f"{self.program}: {self.why or 'the same'}"
+        return f"{self.program}: {'' if self.runs else 'does not run it: '}{self.why or 'the same'}"
 
 
 def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) -> tuple[ProgramAnswer, ...]:
@@ -57,7 +57,7 @@ def agreement(file: ConfigFile, wanted: Mapping[str, Frequencies], length: int) 
             found = compare(file, length)
     except InputError as error:
         return tuple(ProgramAnswer(program, None, str(error)) for program in PROGRAMS)
-    answers = {each.program: ProgramAnswer(each.program, False, f"{NOT_RUN}: {each.why}") for each in found.refused}
+    answers = {each.program: ProgramAnswer(each.program, False, each.why, runs=False) for each in found.refused}
     answers |= {each.program: ProgramAnswer(each.program, None, each.why) for each in found.not_known}
     by_type, still = rope_parameters_by_type(file.hf), file.unrotated()
     for reading in found.readings:
@@ -105,7 +105,7 @@ def as_text(answers: Iterable[ProgramAnswer]) -> list[str]:
     lines = [f"the same positions in {listed(asked)}"] if asked else []
     lines += [f"by posenc's rules of them the same positions in {listed(ruled)}"] if ruled else []
     for each in (each for each in answers if each.agrees is False):
-        lines.append(f"{each.program} {'' if each.why.startswith(NOT_RUN) else 'differs: '}{each.why}")
+        lines.append(f"{each.program} {'differs' if each.runs else 'does not run it'}: {each.why}")
     lines += [f"not known for {each.program}: {each.why}" for each in answers if each.agrees is None]
     return lines
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_positive, check_sizes, shown
+from posenc.errors import InputError, check_positive, check_sizes
 from posenc.pretrained.attach import AttentionCall, attached, check_attention, register_attention, set_implementation
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import ModelStructure, cache_name, model_structure, unwrap
@@ -165,12 +165,12 @@ def ape_generate(
             windows, capped scores, learned sinks, or under a position map.
     """
     if not contexts or isinstance(contexts, str):
-        raise InputError(f"contexts={shown(contexts)}: pass a list of at least one text")
+        raise InputError("pass a list of at least one text", contexts=contexts)
     check_positive(temperature=temperature, scale=scale)
     check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
     before, field, after = template.partition("{context}")
     if not field or "{question}" not in after:
-        raise InputError(f"template={template!r}: must have the field {{context}}, and {{question}} after it")
+        raise InputError("must have the field {context}, and {question} after it", template=template)
     structure = _checked(model)
     start: list[int] = tokenizer(before).input_ids
     # characters that a tokenizer merges over the border of two parts stay apart, as in the authors' code

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from posenc.attention import attention
-from posenc.bias import SoftCap
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
-from posenc.positions import Positions
 from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
@@ -226,7 +224,7 @@ def attend(call: AttentionCall) -> Tensor:
     plan: LayerPlan | None = getattr(call.module, "_posenc_plan", None)
     if plan is None:
         raise InputError(
-            'attn_implementation="posenc" is set by posenc.extend: load the model with another and extend it'
+            "is set by posenc.extend: load the model with another and extend it", attn_implementation="posenc"
         )
     return attended(call, plan.encoding, plan.windowed, plan.cache.get(call))
 
@@ -241,31 +239,19 @@ def attended(
     """
     if call.output_attentions:
         raise InputError(
-            "output_attentions=True: posenc's attention is fused and has no weights to return: leave it out, or call "
-            "posenc.restore(model) if the model was extended"
+            "posenc's attention is fused and has no weights to return: leave it out, or call posenc.restore(model) "
+            "if the model was extended",
+            output_attentions=True,
         )
     chosen = windowed
     if visible.allowed is not None:
         # transformers takes a 4-D mask for complete, windows too
         mask = BoolMask(visible.allowed)
         chosen = mask if encoding is None else encoding + mask
-    options = {"scale": call.scale} | options
+    options = {"scale": call.scale, "softcap": call.softcap} | options
     return attention(
         call.query, call.key, call.value, chosen, visible.positions, sink=call.sink, dropout_p=call.dropout, **options
     )
-
-
-class CappedScores(Encoding):
-    """Scores stay below `cap`, as in Gemma 2."""
-
-    shift_invariant = True
-
-    def __init__(self, cap: float) -> None:
-        super().__init__()
-        self.cap = cap
-
-    def modify(self, positions: Positions, layer: int = 0) -> SoftCap:
-        return SoftCap(self.cap)
 
 
 def combined(*parts: Encoding | None) -> Encoding | None:
@@ -333,6 +319,12 @@ class Attachment(ModelChange):
         self.changes += config_changes(decoder.config, deepcopy(dict(design.config)))
 
     @property
+    def not_expressed(self) -> tuple[str, ...]:
+        """The parts that no configuration of a plain model states."""
+        report = self.report
+        return (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
+
+    @property
     def config(self) -> dict[str, Any]:
         """The configuration values that the design changes, as they were."""
         return self.before(self.structure.config)
@@ -386,7 +378,7 @@ def _begin_pass(decoder: Any, *_: Any) -> None:
     name = decoder.config._attn_implementation
     if not name.startswith(NAME):
         raise InputError(
-            f"attn_implementation={name!r} was set on a model that posenc.extend has extended by "
-            f'{attachment.report.method}, which only attention "{NAME}" computes: call '
-            f'model.set_attn_implementation("{NAME}"), or posenc.restore(model) to undo the extension'
+            f"was set on a model that posenc.extend has extended by {attachment.report.method}, which only attention "
+            f'"{NAME}" computes: call model.set_attn_implementation("{NAME}"), or posenc.restore(model) to undo the extension',
+            attn_implementation=name,
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.errors import InputError, check_integers, check_positive, shown
+from posenc.errors import InputError, check_integers, check_positive
 from posenc.functional import Layout
 from posenc.positions import Positions
 from posenc.pretrained.attach import attached
@@ -53,7 +53,7 @@ class BandScale:
         """What multiplies the queries of a layer with these frequencies, (heads, head_dim) in float64."""
         total = structure.num_heads * len(structure.layers)
         if self.heads is not None and max(self.heads, default=0) >= total:
-            raise InputError(f"heads={max(self.heads)}: the model has {total}, layer * {structure.num_heads} + head")
+            raise InputError(f"the model has {total}, layer * {structure.num_heads} + head", heads=max(self.heads))
         fast = inv_freq * self.window >= self.threshold
         band = torch.where(fast, self.high, self.low).double()
         channels = torch.cat((band, band)) if structure.layout == "half" else band.repeat_interleave(2)
@@ -165,7 +165,7 @@ def head_scores(
     check_integers(2, window=window, keys=keys)
     check_integers(1, queries=queries)
     if ids.dim() != 2 or ids.shape[1] < 2 * keys:
-        raise InputError(f"ids={shown(ids)}: pass tokens (batch, n) of at least {2 * keys}, twice keys={keys}")
+        raise InputError(f"pass tokens (batch, n) of at least {2 * keys}, twice keys={keys}", ids=ids)
     check_tokens(inner, ids)
     structure = model_structure(inner)
     size = structure.loaded_length if window is None else window

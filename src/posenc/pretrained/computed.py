@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from posenc.attention import attention
 from posenc.functional import Layout, rotary
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, CappedScores, combined, register_attention
+from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import Layer, attention_layers
@@ -43,33 +43,38 @@ DIRECT = ("falcon",)
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """What a layer does with queries and keys that are not rotated.
-
-    table: its frequencies, None: it does not rotate. window, chunk: keys that a query sees at most; within the window behind
-    it, or of its chunk of the text. norms: weights of the norms of queries and of keys that follow their rotation (HunYuan).
-    back: values rotate as keys do, and the output by minus the query's position (DeepSeek-V4, whose values are its keys).
-    q_turns, k_turns: times that queries and keys are rotated by their positions; v_turns: values, which no other family
-    rotates. ahead: tokens by which queries are too far. rolled: the first token has the last position. crossed: a rotation of
-    the other layout reads cos and sin of this one. dealt: heads share keys in turn.
-    """
+    """What a layer does with queries and keys that are not rotated."""
 
     table: FrequencyTable | None
+    """Its frequencies, None: it does not rotate"""
     layout: Layout
     latent: bool
     scale: float
     softcap: float | None
     window: int | None
+    """Keys that a query sees at most, within the window behind it"""
     sink: Tensor | None
     chunk: int | None = None
+    """Likewise, of its chunk of the text"""
     norms: tuple[Tensor, Tensor] | None = None
+    """Weights of the norms of queries and of keys that follow their rotation (HunYuan)"""
     back: bool = False
+    """Values rotate as keys do, and the output by minus the query's position (DeepSeek-V4, whose values are its
+    keys)"""
     q_turns: int = 1
+    """Times that queries are rotated by their positions"""
     k_turns: int = 1
+    """Times that keys are"""
     v_turns: int = 0
+    """Times that values are, which no other family rotates"""
     ahead: int = 0
+    """Tokens by which queries are too far"""
     rolled: bool = False
+    """The first token has the last position"""
     crossed: bool = False
+    """A rotation of the other layout reads cos and sin of this one"""
     dealt: bool = False
+    """Heads share keys in turn"""
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """The output of attention, (batch, heads, queries, head_dim)."""
@@ -83,13 +88,12 @@ class Formula:
         groups = q.shape[1] // k.shape[1]
         if self.dealt:
             k, v = (x.repeat(1, groups, 1, 1) for x in (k, v))
-        cap = None if self.softcap is None else CappedScores(self.softcap)
         window = None if self.window is None else SlidingWindow(self.window)
         positions = Positions.arange(count, causal=True, device=device)
         if self.chunk is not None:
             lengths = [self.chunk] * (count // self.chunk) + [count % self.chunk] * (count % self.chunk > 0)
             positions = Positions.packed(lengths, causal=True, device=device)
-        output = attention(q, k, v, combined(cap, window), positions, scale=self.scale, sink=self.sink)
+        output = attention(q, k, v, window, positions, scale=self.scale, softcap=self.softcap, sink=self.sink)
         return self.turned(output, at + self.ahead, -self.q_turns) if self.back else output
 
     def turned(self, x: Tensor, positions: Tensor, times: int, norm: Tensor | None = None) -> Tensor:

@@ -67,7 +67,7 @@ def re_rotate(
             f"{encoding}: re_rotate moves keys of Rotary, rotations with axes, and PoPE, and values of RoVE"
         )
     if _layout_of(encoding) != _layout_of(target) or before.shape[1::2] != after.shape[1::2]:
-        raise InputError(f"into={target}: keys under {encoding} need the same head_dim, layout and rotated channels")
+        raise InputError(f"keys under {encoding} need the same head_dim, layout and rotated channels", into=target)
     width = encoding.head_dim * (2 if isinstance(encoding, PoPE) else 1)
     if keys.shape[-1] != width:
         raise InputError(f"keys of width {keys.shape[-1]}: under {encoding} they are {width} wide")
@@ -153,7 +153,9 @@ def convert_layout(
         check_even("head_dim - rotary_start" if rotary_start else "head_dim", width)
     if rotary_start < 0 or rotary_start + width > head_dim:
         raise InputError(
-            f"rotary_dim={rotary_dim}, rotary_start={rotary_start}: the rotated channels must lie within head_dim={head_dim}"
+            f"the rotated channels must lie within head_dim={head_dim}",
+            rotary_dim=rotary_dim,
+            rotary_start=rotary_start,
         )
     of_head = torch.arange(head_dim, device="cpu")  # whatever the default device is
     of_head[rotary_start : rotary_start + width] = rotary_start + layout_permutation(
@@ -165,7 +167,7 @@ def convert_layout(
         return _reordered("weights", weights, of_head, axis)
     listed = [] if names is None else list(names)
     if not listed:
-        raise InputError(f"names={names!r}: list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']")
+        raise InputError("list the modules that make queries and keys, e.g. ['q_proj', 'k_proj']", names=names)
     for name in listed:
         if FUSED.search(name.rpartition(".")[2]):
             raise InputError(
@@ -208,8 +210,9 @@ def _reordered(name: str, weight: Tensor, of_head: Tensor, axis: int) -> Tensor:
         raise InputError(f"{name} is {weight.dtype}, as quantised weights are: convert before quantising")
     if weight.dim() > 2 and axis % weight.dim() == 0:
         raise InputError(
-            f"axis={axis}: {name} has shape {shape}: pass the axis of the channels, 1 of (heads, head_dim, dim), or "
-            "flatten it to two axes"
+            f"{name} has shape {shape}: pass the axis of the channels, 1 of (heads, head_dim, dim), or flatten it "
+            "to two axes",
+            axis=axis,
         )
     width = weight.shape[axis]
     if width == 0 or width % head_dim:

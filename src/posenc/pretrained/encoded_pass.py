@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.encoding import Encoding, Sum, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, CappedScores, attended
+from posenc.pretrained.attach import AttentionCall, attended
 from posenc.pretrained.masks import FAR, SlidingWindow, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
 
@@ -35,9 +35,8 @@ class Plan:
     def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
         if self.sums is None or self.sums[0] is not encoding:
             part = [encoding.at(self.number)[0]] if self.layer.rotates else []
-            cap = [] if self.layer.softcap is None else [CappedScores(self.layer.softcap)]
             window = [] if self.layer.window is None else [SlidingWindow(self.layer.window)]
-            self.sums = encoding, _sum(*part, *cap), _sum(*part, *cap, *window)
+            self.sums = encoding, _sum(*part), _sum(*part, *window)
         return self.sums[1:]
 
 
@@ -92,8 +91,8 @@ def begun(decoder: Any, encoding: Encoding, inputs: dict[str, Any]) -> Pass:
     compiled = torch.compiler.is_compiling()
     if encoding.needs_length and not compiled and int(seen):
         raise InputError(
-            f"encoding={encoding.known_as!r}: its codes depend on the length of the text, so it cannot go on from cached keys: "
-            "pass use_cache=False"
+            "its codes depend on the length of the text, so it cannot go on from cached keys: pass use_cache=False",
+            encoding=encoding.known_as,
         )
     if isinstance(mask, dict):  # made before the pass, one for each layer type
         mask = mask.get("full_attention", next(iter(mask.values())))
@@ -143,8 +142,8 @@ def attend(call: AttentionCall) -> Tensor:
     given: Any = call.mask
     if plan is None or not isinstance(given, tuple):
         raise InputError(
-            f'attn_implementation="{NAME}" is for models with an encoding: AutoModelForCausalLM.from_config(config, '
-            'encoding="alibi"), after posenc.hf.register()'
+            'is for models with an encoding: AutoModelForCausalLM.from_config(config, encoding="alibi"), after posenc.hf.register()',
+            attn_implementation=NAME,
         )
     here, mask = given
     gates, value = _unpacked(call.value, plan.gates)

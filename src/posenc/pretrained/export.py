@@ -6,7 +6,6 @@ llama.cpp of October 2026 (ggml's rope, llama-context.cpp, src/models, server-co
 """
 
 import json
-import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -18,23 +17,22 @@ from typing import Any
 import torch
 
 from posenc.errors import InputError, unknown
-from posenc.frequencies import Frequencies, stretch, yarn
-from posenc.pretrained.agreement import NOT_RUN, ProgramAnswer, as_text, readable_by_transformers_4
+from posenc.frequencies import Frequencies
+from posenc.pretrained.agreement import ProgramAnswer, as_text, readable_by_transformers_4
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport, ModelChange, config_changes
 from posenc.pretrained.gguf_architectures import ARCHITECTURES as WRITTEN
+from posenc.pretrained.gguf_architectures import llama_cpp_keys
+from posenc.pretrained.gguf_file import check_expressed, check_layers
 from posenc.pretrained.learned_table import has_learned_table, table_of
 from posenc.pretrained.load import AUTO, dtype_of, stored_dtype
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
 from posenc.pretrained.plain_form import plain_form
 from posenc.pretrained.programs import ARCHITECTURES, LLAMA_CPP, PROGRAMS, TRANSFORMERS, VLLM
 from posenc.pretrained.rope_config import (
-    MAX_STRETCH,
     hf_config,
     hf_rope_parameters,
-    new_base,
     rope_parameters_of,
-    same_frequencies,
     writable,
 )
 from posenc.scratch import replacing, sweep
@@ -111,7 +109,7 @@ def to_hf(
     inner, folder = unwrap(model), Path(directory)
     if not folder.name or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise InputError(
-            f"directory={str(folder)!r}: is {'not empty' if folder.is_dir() else 'a file'}; name a new folder"
+            f"is {'not empty' if folder.is_dir() else 'a file'}", "name a new folder", directory=str(folder)
         )
     if hasattr(inner, "encoding"):
         inner, config, report, old = _encoded(inner, folder)
@@ -168,7 +166,7 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
         old = {} if structure.config is not inner.config else old
         return config, Export(name, model_type, None, length, True, (), parameters, command, flags, answers), old
     method = attachment.report.method
-    if missing := not_expressed(attachment):  # as it was before, so that extending it after loading starts from there
+    if missing := attachment.not_expressed:  # as it was before, so that extending it after loading starts from there
         for change in config_changes(config, {k: v for k, v in attachment.config.items() if k != "posenc"}):
             change.swap()
         no = f"cannot express {' and '.join(missing)}"
@@ -184,7 +182,7 @@ def _expressed(inner: Any, folder: Path) -> tuple[Any, Export, dict[str, Any]]:
     command = f"vllm serve {shlex.quote(name)} --max-model-len {length}"
     served = next((each for each in answers if each.program == VLLM and each.agrees is False), None)
     if served is not None:
-        command = f"cannot serve these frequencies: {served.why.removeprefix(f'{NOT_RUN}: ')}"
+        command = f"cannot serve these frequencies: {served.why}"
     flags = llama_cpp(structure, wanted, length, written.rope_parameters)
     return (
         config,
@@ -203,8 +201,6 @@ def _encoded(inner: Any, folder: Path) -> tuple[Any, Any, Export, dict[str, Any]
         no_rules = f"posenc does not have its rules for positions of {config.model_type} that are not RoPE's"
         others = (ProgramAnswer(each, None, no_rules) for each in PROGRAMS if each != TRANSFORMERS)
         answers = (ProgramAnswer(TRANSFORMERS, True, known_by="run"), *others)
-    from posenc.pretrained.gguf_file import check_expressed
-
     try:
         check_expressed(model_structure(made), None, length)
         flags = f"posenc.to_gguf writes a GGUF file of what posenc.load reads from here; serve it with -c {length}"
@@ -222,27 +218,18 @@ def _with_layers(
     answers: tuple[ProgramAnswer, ...], structure: ModelStructure, length: int
 ) -> tuple[ProgramAnswer, ...]:
     """The answers, llama.cpp's also by what it computes of the layers beside their rotation: windows, and which rotate."""
-    from posenc.pretrained.gguf_file import check_layers
-
     if structure.model_type not in WRITTEN:
         return answers
     try:
         check_layers(structure, length)
     except InputError as error:
-        why = str(error).removeprefix("model: ")
         return tuple(
-            ProgramAnswer(LLAMA_CPP, False, f"{why}{each.why and '; '}{each.why}")
+            ProgramAnswer(LLAMA_CPP, False, f"{error.reason}{each.why and '; '}{each.why}")
             if each.program == LLAMA_CPP
             else each
             for each in answers
         )
     return answers
-
-
-def not_expressed(attachment: Attachment) -> tuple[str, ...]:
-    """The parts of an extension that no configuration of a plain model states."""
-    report = attachment.report
-    return (() if report.map is None else (f"the position map {report.map['name']}",)) + tuple(report.attention)
 
 
 def _written(
@@ -262,8 +249,10 @@ def _written(
     written = hf_config(structure, wanted, length, made) if wanted else structure.config
     if not writable(structure, written.rope_parameters):
         raise InputError(
-            f"method={attachment.report.method!r}: only rope_type longrope has these frequencies, which transformers refuses for "
-            f"{structure.model_type}, whose heads have several widths; take linear or yarn"
+            f"only rope_type longrope has these frequencies, which transformers refuses for {structure.model_type}, "
+            "whose heads have several widths",
+            "take linear or yarn",
+            method=attachment.report.method,
         )
     if wanted:
         _check_rotation(attachment, written, length)
@@ -313,7 +302,7 @@ def expresses(change: ModelChange, program: str) -> ProgramAnswer:
     if not isinstance(change, Attachment):
         known = name == TRANSFORMERS
         return ProgramAnswer(name, True if known else None, "its table is in the weights", "run" if known else "rules")
-    if missing := not_expressed(change):
+    if missing := change.not_expressed:
         return ProgramAnswer(name, False, f"cannot express {' and '.join(missing)}")
     try:
         written, length, wanted, _, answers = _written(change)
@@ -321,8 +310,6 @@ def expresses(change: ModelChange, program: str) -> ProgramAnswer:
         return ProgramAnswer(name, False, str(error), "run")
     if name != LLAMA_CPP:
         return next(each for each in answers if each.program == name)
-    from posenc.pretrained.gguf_file import check_expressed
-
     try:
         check_expressed(change.structure, change, length)
         return ProgramAnswer(name, True, "by posenc.to_gguf")
@@ -427,62 +414,3 @@ def _flags(rope: Rope, wanted: Frequencies, architecture: str, options: Mapping[
     return override + "".join(
         f" {flags[key]} {f'{value:.10g}' if isinstance(value, float) else value}" for key, value in keys.items()
     )
-
-
-def llama_cpp_keys(
-    wanted: Frequencies,
-    rotary_dim: int,
-    rope_theta: float,
-    original: int,
-    loaded: torch.Tensor,
-    options: Mapping[str, Any],
-    *,
-    betas: bool = False,
-) -> "Keys | None":
-    """The keys of a GGUF file that turn its frequencies into others; None: no keys do.
-
-    original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,). options: of the schedule that
-    made the wanted ones, in which those of yarn are looked up. betas: whether yarn's may be others than 32 and 1: llama.cpp takes
-    them from flags, and from the files of few architectures.
-    """
-    plain, factor = Frequencies(wanted.inv_freq), stretch(wanted, rotary_dim, base=rope_theta).max().item()
-    usual, keys = 1.0, _keys_of(plain, factor, rotary_dim, loaded)
-    if keys is None and 1 < factor < MAX_STRETCH:
-        first: dict[str, Any] = {"factor": factor, "original_max_positions": original}
-        stated = {key: type(first[key])(options.get(key) or first[key]) for key in first}
-        others = {key: float(options[key]) for key in ("beta_fast", "beta_slow") if betas and options.get(key)}
-        for tried in (first, stated, stated | others):
-            found = yarn(rotary_dim, base=rope_theta, **tried)
-            if same_frequencies(plain, Frequencies(found.inv_freq)):
-                usual, keys = found.attention_factor, {"rope.scaling.type": "yarn"}
-                keys |= {key: tried[name] for name, key in YARN_KEYS.items() if name in tried}
-                break
-    if keys is not None and not math.isclose(wanted.attention_factor, usual, rel_tol=1e-9):
-        keys["rope.scaling.attn_factor"] = float(wanted.attention_factor / usual)  # which multiplies yarn's own
-    return keys
-
-
-YARN_KEYS = {
-    "factor": "rope.scaling.factor",
-    "original_max_positions": "rope.scaling.original_context_length",
-    "beta_fast": "rope.scaling.yarn_beta_fast",
-    "beta_slow": "rope.scaling.yarn_beta_slow",
-}
-"""An option of yarn -> its key in a GGUF file, after the architecture."""
-Keys = dict[str, str | float | int]
-
-
-def _keys_of(wanted: Frequencies, factor: float, rotary_dim: int, loaded: torch.Tensor) -> Keys | None:
-    """Keys of finer positions and of another base. factor: the largest divisor."""
-    if same_frequencies(wanted, Frequencies(loaded)):
-        return {}
-    if same_frequencies(wanted, Frequencies(loaded / factor)):
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
-    base = new_base(rotary_dim, wanted)
-    if base is not None:
-        return {"rope.freq_base": base}
-    first = 1 / float(wanted.inv_freq[0])
-    base = new_base(rotary_dim, Frequencies(wanted.inv_freq * first))
-    if base is not None:  # finer positions and another base
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": first, "rope.freq_base": base}
-    return None

@@ -4,15 +4,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import Any
 
 from posenc.encoding import Encoding
 from posenc.encodings.mapped import Turned
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
-from posenc.pretrained.attach import Attachment, CappedScores, Design, check_attention, combined, softmax_scale
+from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.fit import Fit, Fitting
@@ -33,16 +32,9 @@ from posenc.pretrained.parameters import STEP
 from posenc.pretrained.rope_config import SCORES, hf_config, pinned, same_frequencies, writable
 from posenc.pretrained.vision.models import TimmModel, find_vision_model
 from posenc.pretrained.vision.resize import restore_size
-from posenc.spec import check_options
-
-if TYPE_CHECKING:
-    from posenc.lab.evals.auto import Selection
 
 CONFIGURED = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 """Fields of a configuration from which plain transformers rotates as an extended model does, beside head_dim."""
-
-CHOSEN: Final = "auto"
-"""The method that measures others and takes one."""
 
 TUNING = {
     "works without": "works without fine-tuning",
@@ -53,43 +45,51 @@ TUNING = {
 
 @dataclass(frozen=True)
 class Extension(ChangeReport):
-    """What `extend` did to a model.
-
-    method: with every option that was set. trained_length: tokens the model was good for. new_length: tokens it is made for
-    now, None: the method does not depend on it. original_length: tokens before the scaling that the model was loaded with.
-    schedule, map: as data, None where there is none. stretch: how many times slower each pair turns than in plain RoPE,
-    fastest pair first. attention_factor: multiplies cos and sin. attention: other parts of the attention. exact_tokens: how
-    many from the start of any text are read exactly as before, by construction. tuning: whether the method works without
-    fine-tuning. raw_keys: the cache contains unrotated keys. cache_bytes_per_token: for one sequence, in the model's dtype, in
-    the layers that see all keys; cache_bytes_of_windows: of the others, whatever the input's length. Both are as before. plain: plain transformers can do the same from the saved configuration. layers: changed, of all.
-    reach: tokens within which no distance is beyond those of training, by construction; None: any number.
-    fitting: under "fit", how the stretches were found. notes: what else is worth knowing.
-    """
+    """What `extend` did to a model."""
 
     model_type: str
     method: str
+    """With every option that was set"""
     trained_length: int
+    """Tokens the model was good for"""
     new_length: int | None
+    """Tokens it is made for now, None: the method does not depend on it"""
     original_length: int
+    """Tokens before the scaling that the model was loaded with"""
     schedule: dict[str, Any] | None
+    """As data; None: there is none"""
     map: dict[str, Any] | None
+    """Likewise"""
     attention: tuple[str, ...]
+    """Other parts of the attention"""
     stretch: tuple[float, ...]
+    """How many times slower each pair turns than in plain RoPE, fastest pair first"""
     attention_factor: float
+    """Multiplies cos and sin"""
     exact_tokens: int
+    """How many from the start of any text are read exactly as before, by construction"""
     tuning: str
+    """Whether the method works without fine-tuning"""
     raw_keys: bool
+    """The cache contains unrotated keys"""
     cache_bytes_per_token: int
+    """For one sequence, in the model's dtype, in the layers that see all keys; as before"""
     cache_bytes_of_windows: int
+    """Of the other layers, whatever the input's length; as before"""
     plain: bool
+    """Plain transformers can do the same from the saved configuration"""
     layers: tuple[int, int]
+    """How many are changed, of how many"""
     reach: int | None = None
+    """Tokens within which no distance is beyond those of training, by construction; None: any number"""
     notes: tuple[str, ...] = ()
+    """What else is worth knowing"""
     fitting: Fitting | None = None
+    """Under "fit", how the stretches were found"""
 
     @property
     def expected(self) -> str:
-        """What to expect of texts that the model could read before, by construction."""
+        """What to expect within the context length that the model had before, by construction."""
         if self.exact_tokens >= self.trained_length:
             return f"outputs are unchanged up to {self.trained_length} tokens"
         if self.exact_tokens > 0:
@@ -128,62 +128,17 @@ class Extension(ChangeReport):
         return "\n  ".join([*lines, *fitted, *self.notes])
 
 
-@overload
-def extend(
-    model: Any,
-    method: Literal["auto"],
-    *,
-    factor: float | None = None,
-    target_length: int | None = None,
-    **options: Any,
-) -> "Selection": ...
-
-
-@overload
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
-) -> Extension | TableExtension: ...
-
-
-def extend(
-    model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
-) -> "Extension | TableExtension | Selection":
-    """Make a transformers causal language model read longer inputs, in place; `restore` undoes it.
-
-    model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
-    `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length
-    over the one the model had before any scaling; or target_length, in tokens; both None: the factor that a schedule's own
-    text states ("yarn:factor=4"). Methods that do not depend on the new length need neither. options: of the method's
-    parts, as in `extend(model, "rerope", window=2048)`.
-
-    "fit" learns the stretch of each frequency on a text, for minutes: `extend(model, "fit", text=book, tokenizer=tokenizer,
-    factor=4)`. The options are those of `posenc.pretrained.fit.Fit`; the report's method is the schedule that it found.
-
-    "auto" tries methods on documents for some minutes and takes the best that it can distinguish, or none where nothing beats
-    truncation: `extend(model, "auto", target_length=32768, tokenizer=tokenizer, text=book, minutes=10)`. The options are those of
-    `posenc.lab.evals.auto.select`, whose `Selection` it returns.
-
-    BERT, GPT-2 and other models with a learned table take "hierarchical" (option alpha) and "interpolate", see
-    `learned_table.plan_table`.
-
-    A model that is extended already is extended anew from what it was, never twice. If anything fails, the model stays as
-    it was. max_position_embeddings becomes the new length, and rope_parameters what plain transformers needs for the same
-    frequencies, so that save_pretrained keeps them; unless how the model was loaded ("dynamic", "linear") forbids it, which
-    `load` handles.
+) -> Extension | TableExtension:
+    """`posenc.extend` by a method that is named.
 
     Raises:
-        InputError: a model, method, option or length that is not supported, with the reason; options that do not reach
-            the new length, with how far they do.
+        InputError: a model, method, option or length that is not supported.
     """
     check_model(model)
     check_numbers(factor=factor)
     check_integers(1, target_length=target_length)
-    if method == CHOSEN:
-        from posenc.lab.evals.auto import select
-
-        names = signature(select).parameters.keys() - {"model", "factor", "target_length"}
-        check_options(CHOSEN, options, names, select)
-        return select(model, factor=factor, target_length=target_length, **options)
     inner = unwrap(model)
     previous: ModelChange | None = record_of(inner)
     attachment: ModelChange
@@ -254,7 +209,7 @@ def plan_fit(
     except InputError as error:
         raise InputError(f"fit from start={fit.start!r}: {error}") from None
     if start.design.encodings or not start.design.rotations:
-        raise InputError(f"start={fit.start!r}: is no frequency schedule; give one, such as yarn, ntk or linear")
+        raise InputError("is no frequency schedule", "give one, such as yarn, ntk or linear", start=fit.start)
     target = start.report.new_length
     if target is None:
         raise InputError("fit depends on the new length: pass factor= or target_length=")
@@ -280,19 +235,21 @@ def target_of(structure: ModelStructure, factor: float | None, target_length: in
     """The new length; None: not given.
 
     Raises:
-        InputError: both are given, or one that is shorter than the model reads already.
+        InputError: both are given, or one that is shorter than the model's context length.
     """
     if factor is not None and target_length is not None:
-        raise InputError(f"factor={factor} and target_length={target_length}: give one of them")
+        raise InputError("give one of them", factor=factor, target_length=target_length)
     if factor is not None:
         if not 1 <= factor < math.inf:
-            raise InputError(f"factor={factor}: the new length over the context length, at least 1")
+            raise InputError("the new length over the context length, at least 1", factor=factor)
         target_length = round(factor * structure.trained_length)
     loaded = structure.loaded_length
     if target_length is not None and target_length < loaded:
         raise InputError(
-            f"target_length={target_length}: the model reads {loaded} tokens already; pass target_length={2 * loaded} or "
-            f"more (factor counts from {structure.trained_length}, its length before any scaling)"
+            f"the model reads {loaded} tokens already",
+            f"pass target_length={2 * loaded} or more (factor counts from {structure.trained_length}, its length "
+            "before any scaling)",
+            target_length=target_length,
         )
     return target_length
 
@@ -388,7 +345,8 @@ def _by_head(structure: ModelStructure, scales: tuple[float, ...]) -> dict[int, 
     wanted = len(structure.layers) * heads
     if scales and len(scales) != wanted:
         raise InputError(
-            f"scales: {len(scales)} of them, which must be {wanted}, of {heads} key heads in {len(structure.layers)} layers"
+            f"{len(scales)} of them, which must be {wanted}, of {heads} key heads in {len(structure.layers)} layers",
+            argument="scales",
         )
     return {
         number: head_rotation(structure, layer, scales[number * heads : (number + 1) * heads])
@@ -405,8 +363,6 @@ def _parts(layer: Layer, chosen: Plan, rotation: Encoding | None) -> tuple[Encod
         parts.append(rotation)
     if layer.window is None:
         parts += chosen.attention.values()
-    if layer.softcap is not None:
-        parts.append(CappedScores(layer.softcap))
     return tuple(parts)
 
 
@@ -414,11 +370,12 @@ def _check_attention(structure: ModelStructure, chosen: Plan) -> None:
     """Refuse what `posenc.attention` cannot serve."""
     if all(layer.window is not None for layer in structure.layers):
         raise InputError(
-            f"method={chosen.text!r}: every layer of this model sees at most {structure.layers[0].window} tokens; load it "
-            "with sliding_window=None to let it see more, or use a frequency schedule"
+            f"every layer of this model sees at most {structure.layers[0].window} tokens",
+            "load it with sliding_window=None to let it see more, or use a frequency schedule",
+            method=chosen.text,
         )
     if "softmax_n" in chosen.attention and any(hasattr(layer.module, "sinks") for layer in structure.layers):
-        raise InputError(f"method={chosen.text!r}: {structure.model_type} has learned sinks; leave softmax_n out")
+        raise InputError(f"{structure.model_type} has learned sinks", "leave softmax_n out", method=chosen.text)
 
 
 def _report(structure: ModelStructure, chosen: Plan, design: Design, target: int | None) -> Extension:

@@ -262,9 +262,13 @@ def _windows(texts: Sequence[Tensor], length: int, count: int, generator: torch.
 
 def _not_finite(loss: float, step: int, settings: Mapping[str, Any]) -> InputError:
     if step == 0:
-        return InputError(f"model: its loss is {loss} before it is trained; posenc.doctor(model) may find the cause")
+        return InputError(
+            f"its loss is {loss} before it is trained", "posenc.doctor(model) may find the cause", argument="model"
+        )
     reload = "" if settings["lora"] else ", and load the model again, whose weights are not finite"
-    return InputError(f"learning_rate={settings['learning_rate']}: the loss is {loss} at step {step}; lower it{reload}")
+    return InputError(
+        f"the loss is {loss} at step {step}", f"lower it{reload}", learning_rate=settings["learning_rate"]
+    )
 
 
 def token_texts(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) -> list[Tensor]:
@@ -291,7 +295,8 @@ def token_rows(text: str | Tensor | Sequence[Any], tokenizer: Any, length: int) 
     ids = as_numbers("text", text)
     if not holds_integers(ids) or ids.dim() not in (1, 2) or not ids.numel():
         raise InputError(
-            "text: pass a string, or token ids as integers, (tokens,) or (sequences, tokens), or a list of these"
+            "pass a string, or token ids as integers, (tokens,) or (sequences, tokens), or a list of these",
+            argument="text",
         )
     rows = ids.long().cpu().reshape(-1, ids.shape[-1]).clone()  # inference tensors cannot be trained on
     if rows.shape[-1] < length:
@@ -309,16 +314,16 @@ def _check(settings: Mapping[str, Any]) -> None:
     check_integers(target_length=target)
     check_positive(learning_rate=settings["learning_rate"])
     if target is not None and not settings["pose"]:
-        raise InputError(f"target_length={target}: needs pose=True, which skips positions up to there")
+        raise InputError("needs pose=True, which skips positions up to there", target_length=target)
     if settings["pose"] and target < length:
-        raise InputError(f"target_length={target}: must be at least length={length}")
+        raise InputError(f"must be at least length={length}", target_length=target)
 
 
 def _with_adapters(structure: ModelStructure, rank: int) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise InputError(f"lora={rank} needs peft: pip install 'posenc[peft]' ({error})") from None
+        raise InputError(f"needs peft: pip install 'posenc[peft]' ({error})", lora=rank) from None
     attention = {id(layer.module) for layer in structure.layers}
     names = [
         f"{path}.{name}"
@@ -349,7 +354,7 @@ class StateFile:
         """Raises:
         InputError: another program wrote the state."""
         if why := disagreement(self.behaviour, state["behaviour"]):
-            raise InputError(f"checkpoint={str(self.path)!r}: is of another program ({why}); {self.REMEDY}")
+            raise InputError(f"is of another program ({why})", self.REMEDY, checkpoint=str(self.path))
 
     def load(self) -> dict[str, Any] | None:
         """The state; None: there is no file.
@@ -363,10 +368,10 @@ class StateFile:
         try:
             state: dict[str, Any] = read(self.path)
         except ValueError as error:
-            raise InputError(f"checkpoint={str(self.path)!r}: cannot be read ({error}); {self.REMEDY}") from None
+            raise InputError(f"cannot be read ({error})", self.REMEDY, checkpoint=str(self.path)) from None
         if state["identity"] != self.identity:
             raise InputError(
-                f"checkpoint={str(self.path)!r}: is of another model, text or settings; give those again, {self.REMEDY}"
+                "is of another model, text or settings", f"give those again, {self.REMEDY}", checkpoint=str(self.path)
             )
         return state
 
@@ -441,8 +446,9 @@ class Checkpoint(StateFile):
         state = super().load()
         if state is not None and len(state["losses"]) > self.steps:
             raise InputError(
-                f"steps={self.steps}: checkpoint={str(self.path)!r} has {len(state['losses'])} already; give as many or "
-                f"more, {self.REMEDY}"
+                f"checkpoint={str(self.path)!r} has {len(state['losses'])} already",
+                f"give as many or more, {self.REMEDY}",
+                steps=self.steps,
             )
         return state
 

@@ -88,42 +88,45 @@ class FitWindow(NamedTuple):
 class Fit:
     """Start from a schedule and learn on a text, with all weights frozen, how much slower each pair of channels turns.
 
-    text: a string, which needs the tokenizer, or token ids (tokens,) or (texts, tokens). start: the schedule from which the
-    stretches start. search: "gradient" (Adam on their logarithms) or "evolution" (mutations and crossings of stretches that
-    grow from pair to pair, without gradients: LongRoPE, Ding et al. 2024, arXiv 2402.13753, section 3.2). temperature: learn
-    the factor of cos and sin too. task: "repeated" (the text repeated four times) or another task of `posenc.tasks`, which
-    needs the tokenizer; the loss of its answers has the share task_share of the loss, the text the rest. With task_share=1
-    and a needle it is LongRoPE2's needle-driven perplexity (Shang et al. 2025, arXiv 2502.20082).
-
-    steps: at most, of Adam (60) or generations (12). learning_rate: of Adam, which falls linearly to a tenth. pull: times the
-    sum of squared logarithms of the stretches over the start's, is added to the loss. length: tokens of a window, None: of the new
-    length; shorter windows skip positions up to there (PoSE). batch_size: windows a step, read one after the other. held_out:
-    share of the text, at its end, on which stretches are compared. patience: readings of it without a gain after which
-    the search stops. checkpoint: a folder from which an interrupted search goes on, where the same call has run before; the
-    first Ctrl-C or SIGTERM then completes the step and writes it.
-    progress: called with the step, the number of steps and the loss on the held-out text.
-
     Raises:
         InputError: numbers out of range.
     """
 
     text: Any
+    """A string, which needs the tokenizer, or token ids (tokens,) or (texts, tokens)"""
     tokenizer: Any = None
     start: str = "yarn"
+    """The schedule from which the stretches start"""
     search: str = "gradient"
+    """"gradient" (Adam on their logarithms) or "evolution" (mutations and crossings of stretches that grow from pair to
+    pair, without gradients: LongRoPE, Ding et al. 2024, arXiv 2402.13753, section 3.2)."""
     temperature: bool = False
+    """Learn the factor of cos and sin too"""
     task: str | None = None
+    """"repeated" (the text repeated four times) or another task of `posenc.tasks`, which needs the tokenizer"""
     task_share: float = 0.5
+    """Of the loss, that of the task's answers; the text has the rest. With 1 and a needle it is LongRoPE2's
+    needle-driven perplexity (Shang et al. 2025, arXiv 2502.20082)."""
     steps: int | None = None
+    """At most, of Adam (60) or generations (12)"""
     learning_rate: float = 0.05
+    """Of Adam, which falls linearly to a tenth"""
     pull: float = 0.001
+    """Times the sum of squared logarithms of the stretches over the start's is added to the loss"""
     length: int | None = None
+    """Tokens of a window, None: of the new length; shorter windows skip positions up to there (PoSE)"""
     batch_size: int = 2
+    """Windows a step, read one after the other"""
     held_out: float = 0.1
+    """Share of the text, at its end, on which stretches are compared"""
     patience: int = 4
+    """Readings of it without a gain after which the search stops"""
     seed: int = 0
     checkpoint: str | Path | None = None
+    """A folder from which an interrupted search goes on, where the same call has run before; the first Ctrl-C or
+    SIGTERM then completes the step and writes it"""
     progress: Callable[[int, int, float], object] | None = None
+    """Called with the step, the number of steps and the loss on the held-out text"""
 
     def __post_init__(self) -> None:
         check_word("search", self.search, STEPS)
@@ -135,11 +138,11 @@ class Fit:
         check_numbers(0, 1, task_share=self.task_share)
         check_numbers(held_out=self.held_out)
         if not 0 < self.held_out < 1:
-            raise InputError(f"held_out={self.held_out}: must lie between 0 and 1, a share of the text")
+            raise InputError("must lie between 0 and 1, a share of the text", held_out=self.held_out)
         if self.task not in (None, "repeated"):
             create(self.task)
             if self.tokenizer is None:
-                raise InputError(f"task={self.task!r}: is made of text; pass the tokenizer, too")
+                raise InputError("is made of text", "pass the tokenizer, too", task=self.task)
 
     def run(self, start: Attachment) -> Fitting:
         """Search from an extension that is planned and not attached. The model is as it was, however this ends.
@@ -208,7 +211,9 @@ class Fit:
                         loss = windows.mean(windows.held_out)
                         if not losses and not math.isfinite(loss):
                             raise InputError(
-                                f"model: its loss is {loss} before the fit; posenc.doctor(model) may find the cause"
+                                f"its loss is {loss} before the fit",
+                                "posenc.doctor(model) may find the cause",
+                                argument="model",
                             )
                         if not losses and store is not None:
                             store.behaviour = {"loss before the fit": loss}
@@ -380,7 +385,7 @@ class Gradient:
             loss = loss.detach() + part.detach()
         if not loss.isfinite() or not all(bool(p.grad.isfinite().all()) for p in self.learned if p.grad is not None):
             raise InputError(
-                f"learning_rate={fit.learning_rate}: the fit diverges, its loss is {loss.item():.4g}; lower it"
+                f"the fit diverges, its loss is {loss.item():.4g}", "lower it", learning_rate=fit.learning_rate
             )
         self.optimizer.step()
 

@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model types that posenc writes as GGUF files."""
+"""The model types that posenc writes as GGUF files, and the keys with which llama.cpp makes frequencies."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from posenc.frequencies import Frequencies, stretch, yarn
+from posenc.pretrained.rope_config import MAX_STRETCH, new_base, same_frequencies
 
 
 @dataclass(frozen=True)
@@ -9,7 +17,7 @@ class Architecture:
     """How llama.cpp names and computes a model type.
 
     name: in GGUF. permuted: queries' and keys' rows are reordered from halves to pairs. norm_offset: added to the weights of
-    norms. windows: it reads sliding windows. divisors: tensors in which it reads divisors of the frequencies.
+    norms. windows: it has sliding windows. divisors: tensors with divisors of the frequencies.
     """
 
     name: str
@@ -32,3 +40,61 @@ ARCHITECTURES = {
     "olmo2": Architecture("olmo2"),
 }
 """config.model_type -> architecture; each was compared with llama.cpp's log-probabilities (tests/pretrained/test_gguf_file.py)."""
+
+YARN_KEYS = {
+    "factor": "rope.scaling.factor",
+    "original_max_positions": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+"""An option of yarn -> its key in a GGUF file, after the architecture."""
+Keys = dict[str, str | float | int]
+
+
+def llama_cpp_keys(
+    wanted: Frequencies,
+    rotary_dim: int,
+    rope_theta: float,
+    original: int,
+    loaded: torch.Tensor,
+    options: Mapping[str, Any],
+    *,
+    betas: bool = False,
+) -> Keys | None:
+    """The keys of a GGUF file that turn its frequencies into others; None: no keys do.
+
+    original: tokens that the file's frequencies were made for. loaded: these, (rotary_dim / 2,). options: of the schedule that
+    made the wanted ones, in which those of yarn are looked up. betas: whether yarn's may be others than 32 and 1: llama.cpp takes
+    them from flags, and from the files of few architectures.
+    """
+    plain, factor = Frequencies(wanted.inv_freq), stretch(wanted, rotary_dim, base=rope_theta).max().item()
+    usual, keys = 1.0, _keys_of(plain, factor, rotary_dim, loaded)
+    if keys is None and 1 < factor < MAX_STRETCH:
+        first: dict[str, Any] = {"factor": factor, "original_max_positions": original}
+        stated = {key: type(first[key])(options.get(key) or first[key]) for key in first}
+        others = {key: float(options[key]) for key in ("beta_fast", "beta_slow") if betas and options.get(key)}
+        for tried in (first, stated, stated | others):
+            found = yarn(rotary_dim, base=rope_theta, **tried)
+            if same_frequencies(plain, Frequencies(found.inv_freq)):
+                usual, keys = found.attention_factor, {"rope.scaling.type": "yarn"}
+                keys |= {key: tried[name] for name, key in YARN_KEYS.items() if name in tried}
+                break
+    if keys is not None and not math.isclose(wanted.attention_factor, usual, rel_tol=1e-9):
+        keys["rope.scaling.attn_factor"] = float(wanted.attention_factor / usual)  # which multiplies yarn's own
+    return keys
+
+
+def _keys_of(wanted: Frequencies, factor: float, rotary_dim: int, loaded: torch.Tensor) -> Keys | None:
+    """Keys of finer positions and of another base. factor: the largest divisor."""
+    if same_frequencies(wanted, Frequencies(loaded)):
+        return {}
+    if same_frequencies(wanted, Frequencies(loaded / factor)):
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+    base = new_base(rotary_dim, wanted)
+    if base is not None:
+        return {"rope.freq_base": base}
+    first = 1 / float(wanted.inv_freq[0])
+    base = new_base(rotary_dim, Frequencies(wanted.inv_freq * first))
+    if base is not None:  # finer positions and another base
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": first, "rope.freq_base": base}
+    return None

@@ -17,8 +17,7 @@ from posenc.errors import InputError, check_word, needs, unknown
 from posenc.frequencies import Frequencies, create, stretch
 from posenc.pretrained.attach import Attachment, attached
 from posenc.pretrained.changes import ChangeReport
-from posenc.pretrained.export import llama_cpp_keys, not_expressed
-from posenc.pretrained.gguf_architectures import ARCHITECTURES, Architecture
+from posenc.pretrained.gguf_architectures import ARCHITECTURES, Architecture, llama_cpp_keys
 from posenc.pretrained.models import ModelStructure, Rope, check_model, model_structure, unwrap
 from posenc.pretrained.rope_config import MAX_STRETCH, same_frequencies
 from posenc.scratch import replacing, sweep
@@ -110,9 +109,9 @@ def check_file(file: str | os.PathLike[str]) -> Path:
     InputError: a name that is no new .gguf file in a folder that exists."""
     path = Path(file)
     if path.suffix != ".gguf" or path.exists():
-        raise InputError(f"file={str(path)!r}: name a new file that ends in .gguf")
+        raise InputError("name a new file that ends in .gguf", file=str(path))
     if not path.absolute().parent.is_dir():
-        raise InputError(f"file={str(path)!r}: its folder does not exist; make it first")
+        raise InputError("its folder does not exist", "make it first", file=str(path))
     return path
 
 
@@ -134,8 +133,10 @@ def _rotation(
     """Keys and tensors."""
     wanted: Mapping[str, Frequencies] = {kind: rope.frequencies() for kind, rope in structure.ropes.items()}
     if attachment is not None:
-        if missing := not_expressed(attachment):
-            raise InputError(f"model: GGUF cannot express {' and '.join(missing)}; extend it by a frequency schedule")
+        if missing := attachment.not_expressed:
+            raise InputError(
+                f"GGUF cannot express {' and '.join(missing)}", "extend it by a frequency schedule", argument="model"
+            )
         new = {kind: rotation.frequencies() for kind, rotation in attachment.design.rotations.items()}
         wanted = (
             {kind: new.get(kind) or new.get("full_attention") or old for kind, old in wanted.items()} if new else wanted
@@ -148,7 +149,9 @@ def _rotation(
             plain = create({"name": "default"}, local.rotary_dim, base=local.rope_theta)
             if not same_frequencies(wanted["sliding_attention"], plain):
                 raise InputError(
-                    "model: llama.cpp rotates layers with a window by a plain base; extend full_attention alone"
+                    "llama.cpp rotates layers with a window by a plain base",
+                    "extend full_attention alone",
+                    argument="model",
                 )
             keys["rope.freq_base_swa"] = float(local.rope_theta)
     frequencies = wanted.get("full_attention") or next(iter(wanted.values()))
@@ -161,8 +164,9 @@ def _rotation(
     more, tensors = _expressed(frequencies, rope, schedule, architecture)
     if "rope.freq_base_swa" in keys and "rope.scaling.attn_factor" in more:
         raise InputError(
-            f"model: its attention factor is of full_attention, and llama.cpp's {architecture.name} has one for all layers; take "
-            "linear, ntk, abf, or yarn without attention_factor"
+            f"its attention factor is of full_attention, and llama.cpp's {architecture.name} has one for all layers",
+            "take linear, ntk, abf, or yarn without attention_factor",
+            argument="model",
         )
     return keys | more, tensors
 
@@ -177,11 +181,15 @@ def _two_lists(
     """
     if len(architecture.divisors) < 2:
         raise InputError(
-            f"model: inputs beyond {rope.original_length} tokens rotate by other frequencies, and llama.cpp's {architecture.name} has "
-            "one set for all; extend it by a schedule that does not depend on the length, such as yarn"
+            f"inputs beyond {rope.original_length} tokens rotate by other frequencies, and llama.cpp's "
+            f"{architecture.name} has one set for all",
+            "extend it by a schedule that does not depend on the length, such as yarn",
+            argument="model",
         )
     if not math.isclose(short.attention_factor, long.attention_factor, rel_tol=1e-9):
-        raise InputError("model: its attention factor depends on the length, and llama.cpp has one for all inputs")
+        raise InputError(
+            "its attention factor depends on the length, and llama.cpp has one for all inputs", argument="model"
+        )
     keys: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta), "rope.scaling.type": "longrope"}
     keys["rope.scaling.original_context_length"] = rope.original_length
     if short.attention_factor != 1:
@@ -210,11 +218,15 @@ def _expressed(
         if schedule.get("name") == "yarn" and options:
             given = " and ".join(f"{key}={value}" for key, value in options.items())
             raise InputError(
-                f"model: {given} of yarn: llama.cpp's {architecture.name} reads none of it from a file, and takes beta_fast=32, "
-                "beta_slow=1 and truncate=true; extend it by yarn without them, linear, ntk or abf"
+                f"{given} of yarn: llama.cpp's {architecture.name} reads none of it from a file, and takes "
+                "beta_fast=32, beta_slow=1 and truncate=true",
+                "extend it by yarn without them, linear, ntk or abf",
+                argument="model",
             )
         raise InputError(
-            f"model: llama.cpp's {architecture.name} has no key for these frequencies; extend it by linear, yarn, ntk or abf"
+            f"llama.cpp's {architecture.name} has no key for these frequencies",
+            "extend it by linear, yarn, ntk or abf",
+            argument="model",
         )
     if wanted.attention_factor != 1:
         keys["rope.scaling.attn_factor"] = float(wanted.attention_factor)
@@ -228,19 +240,23 @@ def check_layers(structure: ModelStructure, length: int) -> None:
     scalar = getattr(structure.config, "query_pre_attn_scalar", None)
     if scalar not in (None, structure.head_dim):
         raise InputError(
-            f"model: query_pre_attn_scalar={scalar}, and llama.cpp's {architecture.name} scales scores by the head's width, "
-            f"{structure.head_dim}"
+            f"query_pre_attn_scalar={scalar}, and llama.cpp's {architecture.name} scales scores by the head's "
+            f"width, {structure.head_dim}",
+            argument="model",
         )
     for index, layer in enumerate(structure.layers):
         if layer.window is not None and layer.window < length and not architecture.windows:
             raise InputError(
-                f"model: layer {index} sees {layer.window} keys, and llama.cpp's {architecture.name} has no windows; for texts up "
-                f"to {layer.window} tokens set config.sliding_window to None"
+                f"layer {index} sees {layer.window} keys, and llama.cpp's {architecture.name} has no windows; for "
+                f"texts up to {layer.window} tokens set config.sliding_window to None",
+                argument="model",
             )
         rotates = architecture.name != "smollm3" or (index + 1) % 4 != 0
         if layer.rotates != rotates:
             raise InputError(
-                f"model: layer {index} {'rotates' if layer.rotates else 'has no positions'}, and llama.cpp's {architecture.name} differs"
+                f"layer {index} {'rotates' if layer.rotates else 'has no positions'}, and llama.cpp's "
+                f"{architecture.name} differs",
+                argument="model",
             )
 
 
@@ -292,7 +308,7 @@ def _write_weights(writer: Any, inner: Any, structure: ModelStructure, architect
             continue
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if new is None:
-            raise InputError(f"model: its weight {name!r} has no name in GGUF")
+            raise InputError(f"its weight {name!r} has no name in GGUF", argument="model")
         tensor = weight.detach().to("cpu", torch.float32)
         if architecture.permuted and name.endswith(("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")):
             heads = structure.num_heads if "q_proj" in name else structure.num_kv_heads
@@ -329,11 +345,13 @@ def _vocabulary(tokenizer: Any, size: int, pre: str | None) -> dict[str, Any]:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise InputError(f"tokenizer={type(tokenizer).__name__}: pass a fast tokenizer of transformers")
+        raise InputError("pass a fast tokenizer of transformers", tokenizer=tokenizer)
     data = json.loads(backend.to_str())
     if data["model"]["type"] != "BPE":
         raise InputError(
-            f"tokenizer: its model is {data['model']['type']}, and only byte-pair encoding is written; leave it out"
+            f"its model is {data['model']['type']}, and only byte-pair encoding is written",
+            "leave it out",
+            argument="tokenizer",
         )
     by_id = {number: token for token, number in tokenizer.get_vocab().items()}
     added = tokenizer.added_tokens_decoder
@@ -382,7 +400,9 @@ def _pre_tokenizer(data: Any) -> str:
     if len(patterns) == 1 and "|\\p{N}|" in patterns[0]:
         return "qwen2"
     raise InputError(
-        f"tokenizer: its pre-tokenizer ({', '.join(kinds) or 'none'}) is not recognised; pass llama.cpp's name for it as pre"
+        f"its pre-tokenizer ({', '.join(kinds) or 'none'}) is not recognised",
+        "pass llama.cpp's name for it as pre",
+        argument="tokenizer",
     )
 
 

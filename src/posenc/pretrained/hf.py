@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from posenc.attention import attention
 from posenc.encoding import Encoding, gates_of
-from posenc.encodings import create, lookup
+from posenc.encodings import create
+from posenc.encodings.create_encoding import lookup
 from posenc.encodings.patterns import read
-from posenc.errors import InputError, needs, shown
+from posenc.errors import InputError, needs
 from posenc.functional import table_device
 from posenc.positions import Positions
 from posenc.pretrained.attach import register_attention
@@ -152,8 +153,10 @@ def _chooser(plain: Any, model: Any = None) -> Any:
             return plain, config
         if model is None:
             raise InputError(
-                f"encoding={encoding!r}: models of type {config.model_type!r} take no encoding: they have latent attention, layers "
-                "of other kinds, or a rotation that cannot be taken out; posenc.pretrained.hf.kinds() lists the types that do"
+                f"models of type {config.model_type!r} take no encoding: they have latent attention, layers of "
+                "other kinds, or a rotation that cannot be taken out",
+                "posenc.pretrained.hf.kinds() lists the types that do",
+                encoding=encoding,
             )
         stated = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "encoding")}
         return model, model.config_class(**stated, encoding=encoding)
@@ -233,7 +236,7 @@ def _completed(text: Any, structure: ModelStructure) -> str:
         InputError: no text, a class outside of the registry, or a rotation that these options do not express.
     """
     if not isinstance(text, str) or not text.strip():
-        raise InputError(f"encoding={shown(text)}: pass a text, such as 'alibi' or 'rope/rope/rope/none'")
+        raise InputError("pass a text, such as 'alibi' or 'rope/rope/rope/none'", encoding=text)
     ropes = {(rope.rope_theta, rope.rotary_dim): rope for rope in structure.ropes.values()}
     rope = structure.rope
     its = {"rope_theta": rope.rope_theta, "layout": structure.layout, "rotary_dim": rope.rotary_dim}
@@ -278,7 +281,8 @@ class _Encoded:
         asked = config._attn_implementation
         if asked not in (None, NAME):
             raise InputError(
-                f"attn_implementation={asked!r} computes no encoding of posenc: leave it out for encoding={config.encoding!r}"
+                f"computes no encoding of posenc: leave it out for encoding={config.encoding!r}",
+                attn_implementation=asked,
             )
         config._attn_implementation = NAME
         super().__init__(config, *given, **named)  # type: ignore[call-arg]
@@ -288,12 +292,9 @@ class _Encoded:
             made = _made(config)
             self._install(structure, made)
         except InputError as error:
-            stated = (
-                ""
-                if str(error).startswith("encoding=")
-                else f"encoding={config.encoding!r} in {structure.model_type}: "
-            )
-            raise InputError(f"{stated}{error}") from error
+            if error.argument == "encoding":
+                raise
+            raise InputError(f"in a {structure.model_type}: {error}", encoding=config.encoding) from error
 
     def _install(self, structure: ModelStructure, encoding: Encoding) -> None:
         decoder: Any = structure.decoder
@@ -372,7 +373,8 @@ class _Encoded:
         name, encoding = decoder.config._attn_implementation, self.acting_encoding
         if name != NAME:
             raise InputError(
-                f"attn_implementation={name!r} computes no encoding of posenc: call model.set_attn_implementation({NAME!r})"
+                f"computes no encoding of posenc: call model.set_attn_implementation({NAME!r})",
+                attn_implementation=name,
             )
         inputs = dict(zip(self._arguments, given, strict=False)) | named
         self._share(encoding)

@@ -114,16 +114,14 @@ def plan_table(
     first = _first_row(module)
     length = len(weight) - first
     if (factor is None) == (target_length is None):
-        raise InputError(f"factor={factor}, target_length={target_length}: give one of the two")
+        raise InputError("give one of the two", factor=factor, target_length=target_length)
     if factor is not None and not 1 < factor < math.inf:
-        raise InputError(f"factor={factor}: the new length over that of the table, a number above 1")
+        raise InputError("the new length over that of the table, a number above 1", factor=factor)
     target = int(length * factor) if factor is not None else int(target_length or 0)
     if target <= length:
-        raise InputError(f"target_length={target}: the table has {length} positions already; give more")
+        raise InputError(f"the table has {length} positions already", "give more", target_length=target)
     if method == "hierarchical" and target > length**2:
-        raise InputError(
-            f"target_length={target}: must be at most {length**2}, the square of the table's {length} rows"
-        )
+        raise InputError(f"must be at most {length**2}, the square of the table's {length} rows", target_length=target)
     rows = weight.detach()[first:].to(torch.promote_types(weight.dtype, torch.float32))
     longer = torch.cat((weight.detach()[:first], _resampled(rows, target, method, alpha).to(weight)))
     added = (target - length) * longer.shape[1] * longer.element_size()

@@ -74,14 +74,14 @@ def write(
         InputError: an unknown task, or a length or depth out of range.
     """
     if min(lengths) < 1 or samples < 1:
-        raise InputError(f"lengths={list(lengths)}, samples={samples}: must be at least 1")
+        raise InputError("must be at least 1", lengths=list(lengths), samples=samples)
     for depth in depths:
         check_depth(depth)
     made: dict[str, Task] = {}
     for task in map(create, tasks):
         other = made.setdefault(group_name(task), task)
         if other != task:
-            raise InputError(f"tasks: {other.text} and {task.text} are both {group_name(task)} for lm-eval")
+            raise InputError(f"{other.text} and {task.text} are both {group_name(task)} for lm-eval", argument="tasks")
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     for task in made.values():
@@ -189,8 +189,9 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Any:
     given = metadata.get("tokenizer") or metadata.get("pretrained") or metadata.get("model")
     if given is None:
         raise InputError(
-            "tokenizer: documents are measured with the model's own: name it in lm_eval's --model_args pretrained=... or "
-            "--metadata '{\"tokenizer\": ...}'"
+            "documents are measured with the model's own: name it in lm_eval's --model_args pretrained=... or "
+            "--metadata '{\"tokenizer\": ...}'",
+            argument="tokenizer",
         )
     return _load(given) if isinstance(given, str) else given
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that make a pretrained model read longer inputs, by name: what each changes, what it promises, how its options
-follow from the trained and the new length, and how far it reaches.
+"""The methods that extend the context window of a pretrained model, by name: what each changes, what it promises, how its options
+follow from the training length and the new one, and how far it reaches.
 
 A method is written as "yarn", "yarn:beta_fast=16", "ntk+log_n" or "rerope:window=2048+softmax_n": at most one frequency
 schedule (with changes to it, "yarn+resonance"), at most one position map, and any of the others. "none" is direct
@@ -19,7 +19,7 @@ from posenc import frequencies, position_maps
 from posenc.encoding import Encoding
 from posenc.encodings.sinks import SoftmaxN
 from posenc.encodings.temperature import LogN, StepTemperature, Temperature
-from posenc.errors import InputError, check_positive, shown, summary, unknown
+from posenc.errors import InputError, check_positive, summary, unknown
 from posenc.frequencies import Frequencies
 from posenc.pretrained.bands import BandScale
 from posenc.pretrained.fit import Fit
@@ -109,7 +109,7 @@ def ms_poe(scales: Sequence[float]) -> tuple[float, ...]:
     """Ms-PoE: each key head divides positions by its scale, which `posenc.pretrained.ms_poe.head_scales` measures on a text;
     against the loss of what is in the middle of a long text."""
     if not isinstance(scales, Sequence) or not scales:
-        raise InputError(f"scales={shown(scales)}: pass one number for each key head of each layer, layer by layer")
+        raise InputError("pass one number for each key head of each layer, layer by layer", scales=scales)
     for scale in scales:
         check_positive(scales=scale)
     return tuple(map(float, scales))
@@ -344,7 +344,7 @@ def plan(method: str, options: Options, schedules: Lengths, others: Lengths) -> 
         if chosen.kind == "heads":
             if "scales" not in given:
                 raise InputError(
-                    f"method={method!r}: needs scales=posenc.pretrained.ms_poe.head_scales(model, ids), measured on a text"
+                    "needs scales=posenc.pretrained.ms_poe.head_scales(model, ids), measured on a text", method=method
                 )
             scales = chosen.make(**given)
         given |= {key: default(others) for key, default in chosen.defaults.items() if key not in given}
@@ -380,8 +380,9 @@ def fit_of(method: str, options: Mapping[str, Any]) -> Fit | None:
         return None
     if len(parts) > 1:
         raise InputError(
-            f"method={method!r}: fit does not combine with others; fit alone, then extend by its report's method, "
-            'f"{report.method}+log_n"'
+            "fit does not combine with others",
+            """fit alone, then extend by its report's method, f"{report.method}+log_n\"""",
+            method=method,
         )
     _, given = _read(parts[0])
     every = [("fit", given)]
@@ -389,7 +390,8 @@ def fit_of(method: str, options: Mapping[str, Any]) -> Fit | None:
     given |= {key: options[key] for key in ("text", "tokenizer") if key in options}
     if given.get("text") is None:
         raise InputError(
-            "fit: pass text=, on which the stretches are learned, as a string with its tokenizer or as token ids"
+            "pass text=, on which the stretches are learned, as a string with its tokenizer or as token ids",
+            argument="fit",
         )
     METHODS["fit"].check("fit", given)
     return Fit(**given)
@@ -442,7 +444,7 @@ def reach(chosen: Plan, rotation: Frequencies, rope: Rope, loaded_length: int, t
         remedy = f"factor={wanted / rope.original_length:g} or more, or leave factor out"
     if remedy:
         missing = "the model reads as many without it" if target is None else f"{target} are wanted"
-        raise InputError(f"method={chosen.text!r}: reaches {reached:.0f} tokens, and {missing}; give {remedy}")
+        raise InputError(f"reaches {reached:.0f} tokens, and {missing}", f"give {remedy}", method=chosen.text)
     return None if reached == math.inf else round(reached)
 
 
@@ -485,33 +487,39 @@ def _distribute(parts: list[tuple[str, dict[str, Any]]], options: Mapping[str, A
         if len(owners) > 1:
             names = " and ".join(name for name, _ in owners)
             raise InputError(
-                f"{key}={value}: {names} both have it; write it where it belongs, {owners[0][0]}:{key}={value}"
+                f"{names} both have it",
+                f"write it where it belongs, {owners[0][0]}:{key}={value}",
+                argument=key,
+                value=value,
             )
         name, given = owners[0]
         if key in given:
-            raise InputError(f"{key}={value}: the method already has {name}:{key}={given[key]}; give it once")
+            raise InputError(
+                f"the method already has {name}:{key}={given[key]}", "give it once", argument=key, value=value
+            )
         given[key] = value.tolist() if isinstance(value, Tensor) else value
 
 
 def _check_compatible(method: str, names: list[str]) -> None:
     kinds = [METHODS[name].kind for name in names]
     if "fit" in kinds:
-        raise InputError(f'method={method!r}: a fit needs a text: posenc.extend(model, "fit", text=..., factor=...)')
+        raise InputError('a fit needs a text: posenc.extend(model, "fit", text=..., factor=...)', method=method)
     if "none" in kinds and len(names) > 1:
-        raise InputError(f"method={method!r}: none does not combine with others; leave it out")
+        raise InputError("none does not combine with others", "leave it out", method=method)
     if "nope" in kinds and set(kinds) - {"nope", "attention"}:
         raise InputError(
-            f"method={method!r}: under nope nothing is rotated, so that frequencies and position maps have no effect; leave "
-            "them out, or nope"
+            "under nope nothing is rotated, so that frequencies and position maps have no effect",
+            "leave them out, or nope",
+            method=method,
         )
     if "heads" in kinds and set(kinds) - {"heads", "bands", "attention"}:
-        raise InputError(f"method={method!r}: ms_poe scales what the model was loaded with; leave the others out")
+        raise InputError("ms_poe scales what the model was loaded with", "leave the others out", method=method)
     for kind, what in (("schedule", "frequency schedule"), ("map", "position map")):
         if sum(each == kind for each in kinds) > 1:
             both = " and ".join(name for name in names if METHODS[name].kind == kind)
-            raise InputError(f"method={method!r}: {both} are two of a kind; take one {what}")
+            raise InputError(f"{both} are two of a kind", f"take one {what}", method=method)
     if len(set(names)) < len(names):
-        raise InputError(f"method={method!r}: has the same part twice")
+        raise InputError("has the same part twice", method=method)
     order = [kind for kind in kinds if kind in ("schedule", "change")]
     if "schedule" in order[1:]:
-        raise InputError(f"method={method!r}: what changes a schedule comes after it, as in yarn+resonance")
+        raise InputError("what changes a schedule comes after it, as in yarn+resonance", method=method)

@@ -69,7 +69,7 @@ class Rope:
         return self.schedule["name"] not in ("default", "proportional")
 
     def at(self, length: int) -> dict[str, Any]:
-        """The schedule for texts of a length, on which it may depend."""
+        """The schedule for inputs of a length, on which it may depend."""
         if self.long_attention_factor is not None:
             return dict(self.schedule) | (
                 {"attention_factor": self.long_attention_factor} if length > self.original_length else {}
@@ -156,7 +156,7 @@ class ModelStructure:
 
     @property
     def cached_in_windows(self) -> int:
-        """Numbers in the cache of the layers with a window, of texts that are longer than it."""
+        """Numbers in the KV cache of the layers with a window, of inputs that are longer than it."""
         return sum(self._cached(layer) * layer.window for layer in self.layers if layer.window is not None)
 
     def _cached(self, layer: Layer) -> int:
@@ -273,7 +273,7 @@ def unwrap(model: Any) -> Any:
     if hasattr(model, "get_base_model"):  # PEFT, whose adapters live inside the layers
         model = model.get_base_model()
     if not hasattr(getattr(model, "config", None), "model_type") or not hasattr(model, "base_model"):
-        raise InputError(f"model={type(model).__name__}: pass a transformers model, as AutoModelForCausalLM loads it")
+        raise InputError("pass a transformers model, as AutoModelForCausalLM loads it", model=model)
     return model
 
 
@@ -284,9 +284,7 @@ def check_model(model: Any) -> None:
         InputError: says what to pass instead.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model={type(model).__name__}: pass a transformers model, the first that posenc.load(name) returns"
-        )
+        raise InputError("pass a transformers model, the first that posenc.load(name) returns", model=model)
 
 
 def attention_layers(decoder: Any, family: Family) -> tuple[Layer, ...]:
@@ -354,9 +352,7 @@ def _rope(
     if config.model_type == "phimoe" and schedule["name"] != "default":
         short, beyond = float(parameters["short_mscale"]), float(parameters["long_mscale"])
         if "attention_factor" not in ROPE_PARAMETERS[schedule["name"]] and (short, beyond) != (1.0, 1.0):
-            raise InputError(
-                f"short_mscale={short:g} and long_mscale={beyond:g} beside rope_type {schedule['name']!r}: must be 1"
-            )
+            raise InputError(f"must be 1 beside rope_type {schedule['name']!r}", short_mscale=short, long_mscale=beyond)
         if "attention_factor" in ROPE_PARAMETERS[schedule["name"]]:
             schedule |= {"attention_factor": short}
     base, width = float(parameters["rope_theta"]), 2 * buffer.numel()

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.learned_rotary import HeadRotary
-from posenc.errors import InputError, check_numbers, shown
+from posenc.errors import InputError, check_numbers
 from posenc.frequencies import stretch
 from posenc.positions import Positions
-from posenc.pretrained.attach import Attachment, CappedScores, Design, attached, check_attention, combined
+from posenc.pretrained.attach import Attachment, Design, attached, check_attention
 from posenc.pretrained.inference import check_tokens, evaluating
 from posenc.pretrained.models import Layer, ModelStructure, model_structure, unwrap
 
@@ -36,7 +36,7 @@ def head_rotation(structure: ModelStructure, layer: Layer, scales: Sequence[floa
     dim = rope.head_dim
     if rope.rotary_dim != dim:
         raise InputError(
-            f"method='ms_poe': {structure.model_type} rotates {rope.rotary_dim} of {dim} channels; it takes all"
+            f"{structure.model_type} rotates {rope.rotary_dim} of {dim} channels; it takes all", method="ms_poe"
         )
     loaded = rope.frequencies()
     divisors = stretch(loaded, dim, base=rope.rope_theta)
@@ -115,7 +115,7 @@ def head_scales(model: Any, ids: Tensor, *, least: float = 1.2, most: float = 1.
     if attached(inner) is not None:
         raise InputError("model is extended: its scales are measured on it as it was; call posenc.restore(model) first")
     if ids.dim() != 2 or ids.shape[1] < 2:
-        raise InputError(f"ids={shown(ids)}: pass tokens (batch, n) of at least two")
+        raise InputError("pass tokens (batch, n) of at least two", ids=ids)
     check_tokens(inner, ids)
     structure = model_structure(inner)
     measured = []
@@ -131,10 +131,9 @@ def read_through(structure: ModelStructure, rotations: Sequence[Encoding], ids: 
     """One pass over (batch, n) tokens, in which each layer's queries and keys go through another rotation before they
     are turned; afterwards the model is as it was."""
     check_attention(structure)
-    encodings = []
-    for layer, rotation in zip(structure.layers, rotations, strict=True):
-        cap = None if layer.softcap is None else CappedScores(layer.softcap)
-        encodings.append(combined(rotation if layer.rotates else None, cap))
+    encodings = [
+        rotation if layer.rotates else None for layer, rotation in zip(structure.layers, rotations, strict=True)
+    ]
     loaded = structure.loaded_length
     still = {kind: rope.rotation(rope.at(loaded)) for kind, rope in structure.ropes.items()}
     attachment = Attachment(structure, Design(still, frozenset(still), tuple(encodings), {}), None)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_numbers, check_sizes, check_word, shown
+from posenc.errors import InputError, check_numbers, check_sizes, check_word
 from posenc.pretrained.attach import attached
 from posenc.pretrained.inference import CachedBatch, check_tokens, end_tokens, evaluating
 from posenc.pretrained.models import unwrap
@@ -171,11 +171,11 @@ def nbce_steps(
     """
     _check(pooling, top_p, beta, eta)
     if not contexts or isinstance(contexts, str):
-        raise InputError(f"contexts={shown(contexts)}: pass a list of at least one text")
+        raise InputError("pass a list of at least one text", contexts=contexts)
     check_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
     check_numbers(temperature=temperature)
     if temperature < 0:
-        raise InputError(f"temperature={temperature}: must be 0 (the most likely token) or more")
+        raise InputError("must be 0 (the most likely token) or more", temperature=temperature)
     device = next(model.parameters()).device
     write = template if callable(template) else _format(template)
     prompts = [_encode(tokenizer, write(context, question)) for context in ("", *contexts)]
@@ -225,12 +225,12 @@ def _check(pooling: str, top_p: float, beta: float, eta: float) -> None:
     check_numbers(top_p=top_p, beta=beta, eta=eta)
     check_word("pooling", pooling, POOLINGS)
     if not 0 < top_p <= 1:
-        raise InputError(f"top_p={top_p}: must lie in (0, 1]; 1 keeps every token")
+        raise InputError("must lie in (0, 1]", "1 keeps every token", top_p=top_p)
 
 
 def _format(template: str) -> Callable[[str, str], str]:
     if "{context}" not in template or "{question}" not in template:
-        raise InputError(f"template={template!r}: must have the fields {{context}} and {{question}}")
+        raise InputError("must have the fields {context} and {question}", template=template)
     return lambda context, question: template.format(context=context, question=question)
 
 
@@ -249,7 +249,7 @@ def _encode(tokenizer: Any, prompt: str) -> list[int]:
     begins = bool(tokenizer.bos_token) and prompt.startswith(tokenizer.bos_token)
     ids: list[int] = tokenizer(prompt, add_special_tokens=not begins).input_ids
     if not ids:
-        raise InputError(f"template: the prompt {prompt!r} has no tokens")
+        raise InputError(f"the prompt {prompt!r} has no tokens", argument="template")
     return ids
 
 

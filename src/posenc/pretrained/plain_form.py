@@ -69,8 +69,9 @@ def plain_form(model: Any) -> tuple[Any, dict[str, Frequencies]]:
         _compare(model, made, layers)
     except InputError as error:
         raise InputError(
-            f"encoding={model.config.encoding!r} in {kind}: no model type of plain transformers computes it: {error}. "
-            "save_pretrained writes a checkpoint that posenc.load reads"
+            f"no model type of plain transformers computes it in a {kind}: {error}. save_pretrained writes a checkpoint that "
+            "posenc.load reads",
+            encoding=model.config.encoding,
         ) from error
     return made, {} if rotation is None else {"full_attention": _frequencies(rotation)}
 

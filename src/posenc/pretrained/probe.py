@@ -136,7 +136,7 @@ class Probe:
                 'rows, posenc.extend(model, "hierarchical" or "interpolate", target_length=...) makes them more'
             )
         if next(inner.parameters()).is_meta:
-            raise InputError("model: it has no weights (device meta), and doctor runs it; load them first")
+            raise InputError("it has no weights (device meta), and doctor runs it", "load them first", argument="model")
         self.model: Any = inner
         self.compiled: Callable[..., Any] | None = inner._compiled_call_impl
         if isinstance(model, OptimizedModule):

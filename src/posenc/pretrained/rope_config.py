@@ -182,11 +182,12 @@ def rope_parameters_of(encoding: Rotary | LearnedRotary | HeadRotary, length: in
     """
     check_integers(1, length=length)
     if type(encoding) not in (Rotary, PRotary, LearnedRotary, HeadRotary):
-        raise InputError(f"encoding={encoding!r}: pass a Rotary, PRotary, LearnedRotary or HeadRotary")
+        raise InputError("pass a Rotary, PRotary, LearnedRotary or HeadRotary", encoding=encoding)
     if encoding.layout != "half":
         raise InputError(
-            f"layout={encoding.layout!r}: transformers rotates channels c and c + head_dim/2 together; change the weights by "
-            "posenc.convert_layout, and the encoding to layout='half'"
+            "transformers rotates channels c and c + head_dim/2 together",
+            "change the weights by posenc.convert_layout, and the encoding to layout='half'",
+            layout=encoding.layout,
         )
     shape: dict[str, Any] = {}
     rotary_dim, schedule = encoding.head_dim, getattr(encoding, "schedule", None) or {}

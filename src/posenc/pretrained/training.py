@@ -41,7 +41,7 @@ def examine_batch(model: nn.Module, batch: Mapping[str, Any]) -> Diagnosis:
     check_model(model)
     ids = batch.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
-        raise InputError("batch: has no input_ids (batch, n); pass a batch as the model is called with it")
+        raise InputError("has no input_ids (batch, n)", "pass a batch as the model is called with it", argument="batch")
     probe = Probe(model)
     with evaluating(probe.model), probe.with_rotary(), probe.uncompiled():
         found = list(_evidence(probe, ids, batch))

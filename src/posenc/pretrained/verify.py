@@ -100,7 +100,7 @@ def verification(
     """
     ids = torch.tensor(tokenizer(text[: 16 * (tokens or wanted)], verbose=False).input_ids)
     if len(ids) < 2:
-        raise InputError(f"text={name}: has {len(ids)} tokens; give a longer one")
+        raise InputError(f"has {len(ids)} tokens", "give a longer one", text=name)
     count = min(len(ids), tokens or wanted)
     stopped = "the text has no more" if count == len(ids) else "as asked for"
     trained = int(model.config.max_position_embeddings)

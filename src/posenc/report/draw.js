@@ -436,7 +436,8 @@ posenc.draw = (() => {
 
   // arcs over a line of tokens: [{from, to: in pixels, share: 0 .. 1, null if hidden, past: in the other colour, label}], the
   // baseline at the bottom. limit: {x, label}, from where the ground is shaded.
-  function arcs(canvas, colours, shown, limit) {
+  // shown: [{from, to, share, past, label}]. pointed: the one that is drawn strong and labelled. Gives the arc near a place, or -1.
+  function arcs(canvas, colours, shown, limit, pointed) {
     const { context, width, height } = surface(canvas), box = { x: 0, y: 0, width, height };
     if (limit) {
       context.fillStyle = colours.past;
@@ -447,8 +448,8 @@ posenc.draw = (() => {
     const tops = shown.map(({ from, to }) => 14 + Math.sqrt(Math.abs(to - from) / width) * (height - 42));
     shown.forEach(({ from, to, share, past }, at) => {
       context.strokeStyle = share === null ? colours.soft : past ? colours.past : colours.around.css[225];
-      context.globalAlpha = share === null ? 0.5 : 0.2 + 0.8 * share;
-      context.lineWidth = share === null ? 1 : 0.8 + 7.2 * share;
+      context.globalAlpha = at === pointed ? 1 : share === null ? 0.5 : 0.2 + 0.8 * share;
+      context.lineWidth = share === null ? 1 : Math.max(0.8 + 7.2 * share, at === pointed ? 3 : 0);
       context.setLineDash(share === null ? [3, 4] : []);
       context.beginPath();
       context.moveTo(from, height);
@@ -459,20 +460,25 @@ posenc.draw = (() => {
     context.setLineDash([]);
     context.font = colours.font;
     if (limit) drawMark(context, colours, box, limit, x => x);
-    arcLabels(context, colours, width, shown.map(({ from, to, share, label }, at) => ({ x: (from + to) / 2, y: height - tops[at], share, label })));
+    if (shown[pointed]) {
+      const { from, to, label } = shown[pointed], half = context.measureText(label).width / 2 + 3;
+      Object.assign(context, { fillStyle: colours.ink, textAlign: "center", textBaseline: "middle" });
+      lettered(context, colours, label, Math.max(half, Math.min(width - half, (from + to) / 2)), Math.max(8, height - tops[pointed]));
+    }
+    return (x, y) => nearest(shown.map(({ from, to }, at) => along(t => [
+      from + (to - from) * (3 * t * t - 2 * t * t * t), height - 4 * tops[at] * (t - t * t),
+    ], x, y)));
   }
 
-  function arcLabels(context, colours, width, labels) {  // on top of the arcs, the strongest first, where there is room
-    const taken = [];
-    context.fillStyle = colours.ink;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    for (const { x, y, label } of labels.filter(one => one.label).sort((a, b) => b.share - a.share)) {
-      const half = context.measureText(label).width / 2 + 3, middle = Math.max(half, Math.min(width - half, x));
-      if (taken.some(one => Math.abs(one.y - y) < 14 && Math.abs(one.x - middle) < one.half + half)) continue;
-      taken.push({ x: middle, y, half });
-      lettered(context, colours, label, middle, y);
-    }
+  const REACH = 14;  // pixels from an arc to what points at it
+
+  function along(curve, x, y) {
+    return Math.min(...Array.from({ length: 41 }, (_, k) => Math.hypot(curve(k / 40)[0] - x, curve(k / 40)[1] - y)));
+  }
+
+  function nearest(distances) {
+    const least = Math.min(...distances);
+    return least <= REACH ? distances.indexOf(least) : -1;
   }
 
   return { theme, gradient, around, between, upTo, heat, lines, strip, arcs, number, level };

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from posenc.encodings import ENCODINGS
+from posenc.encodings.catalogue import FAMILIES, family
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.frequencies.schedules import FORMULAS
@@ -52,9 +53,21 @@ def block(state: Mapping[str, Any] | None = None, docs: str = "") -> "Markup":
 
 @cache
 def settings() -> dict[str, Any]:
-    """Fields with their defaults and limits, the encodings by where they act, those that are not drawn by the reason, the
-    steps of the guided path, the examples, and the glossary."""
-    return dict(json.loads(asset("explorer/settings.json")))
+    """Fields with their defaults and limits, the encodings that are drawn by family and what they are called, those that are not
+    drawn by the reason, the steps of the guided path, the examples, and the glossary."""
+    found = dict(json.loads(asset("explorer/settings.json")))
+    drawn, said = found.pop("drawn"), {name for names in found["undrawn"].values() for name in names}
+    families = {
+        title: [name for name in drawn if family(ENCODINGS[name]) == key] for key, (title, _) in FAMILIES.items()
+    }
+    found["encodings"] = {title: names for title, names in families.items() if names}
+    titles = {name: ENCODINGS[name].title for name in drawn}
+    found["names"] = {
+        name: text[0].upper() + text[1:] if text.split()[0].islower() else text for name, text in titles.items()
+    }
+    if others := [name for name in ENCODINGS if name not in said and name not in drawn]:
+        found["undrawn"]["the page has no drawing of it"] = others
+    return found
 
 
 def fields() -> dict[str, dict[str, Any]]:
@@ -88,26 +101,31 @@ def checked(state: Mapping[str, Any] | None) -> dict[str, Any]:
             terms = parse_sum(str(value))
             if len(terms) > 1:
                 raise InputError(
-                    f"{name}={value!r}: the explorer shows one encoding; leave out what follows the plus sign"
+                    "the explorer shows one encoding",
+                    "leave out what follows the plus sign",
+                    argument=name,
+                    value=value,
                 )
             for reason, undrawn in settings()["undrawn"].items():
                 if name == "encoding" and terms[0].name in undrawn:
                     raise InputError(
-                        f"encoding={value!r}: the explorer does not draw it, since {reason}; `posenc analyze {value}` has pictures"
+                        f"the explorer does not draw it, since {reason}",
+                        f"`posenc analyze {value}` has pictures",
+                        encoding=value,
                     )
             if terms[0].name not in names[name]:
                 raise unknown(f"{name} in the explorer", terms[0].name, names[name])
         if field["kind"] == "choice" and value not in field["choices"]:
             raise unknown(name, value, field["choices"])
         if field["kind"] == "boolean" and not isinstance(value, bool):
-            raise InputError(f"{name}={value!r}: {field['meaning']}; True or False")
+            raise InputError(f"{field['meaning']}; True or False", argument=name, value=value)
         if field["kind"] in ("integer", "number"):
             low, high, even = field["min"], field["max"], field.get("step") == 2
             integer = field["kind"] == "integer"
             fits = isinstance(value, int) or (isinstance(value, float) and not integer)
             if not fits or isinstance(value, bool) or not low <= value <= high or (even and value % 2):
                 what = "an even number" if even else "an integer" if integer else "a number"
-                raise InputError(f"{name}={value!r}: {field['meaning']}; {what} from {low} to {high}")
+                raise InputError(f"{field['meaning']}; {what} from {low} to {high}", argument=name, value=value)
     return state
 
 

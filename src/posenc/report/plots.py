@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.errors import InputError, shown, unknown
+from posenc.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +52,7 @@ def draw(results: "Results | str | Path", name: str = "", ax: "Axes | None" = No
 
     plots = {plot.name: plot for plot in plots_of(_panels(results))}
     if not plots:
-        raise InputError(
-            f"results={shown(results)}: no figure, because nothing is measured yet; let the command run on"
-        )
+        raise InputError("no figure, because nothing is measured yet", "let the command run on", results=results)
     if name and name not in plots:
         raise unknown("figure", name, plots)
     plot = plots[name] if name else next(iter(plots.values()))
@@ -74,13 +72,13 @@ def _panels(results: "Results | str | Path") -> "Mapping[str, Panel]":
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise InputError(f"results={str(path)!r}: {error}; name the results.json of a run, or its folder") from None
+            raise InputError(str(error), "name the results.json of a run, or its folder", results=str(path)) from None
     else:
         read = results
     kind = read.get("kind") if isinstance(read, Mapping) else None
     kind = "leaderboard" if kind == "compare" and "tasks" in read else kind
     if kind not in KINDS:
-        raise InputError(f"results={shown(kind)}: of no kind that has figures; expected {', '.join(KINDS)}")
+        raise InputError(f"of no kind that has figures; expected {', '.join(KINDS)}", results=kind)
     return _figures_of(kind, read)
 
 

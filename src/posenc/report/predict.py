@@ -63,13 +63,15 @@ class Weights:
             raise unknown("encoding on the page", encoding.known_as, ENCODINGS)
         _check_usual(encoding)
         if not config.causal or not config.tie_weights or config.kv_heads != config.num_heads:
-            raise InputError("model: the page computes decoders with tied weights and as many key heads as query heads")
+            raise InputError(
+                "the page computes decoders with tied weights and as many key heads as query heads", argument="model"
+            )
         about |= {
             "epsilon": torch.finfo(torch.float32).eps if model.norm.eps is None else model.norm.eps,
             "hidden": len(model.state_dict()["blocks.0.mlp.gate.weight"]),
             "name": encoding.known_as, "length": length, "dim": config.dim, "layers": config.num_layers,
             "heads": config.num_heads, "width": config.width, "scale": encoding.scale(config.width),
-            "base": encoding.rope_theta if isinstance(encoding, Rotary) else None,
+            "base": getattr(encoding, "rope_theta", None),
         }  # fmt: skip
         matrices, vectors = {}, {}
         for name, values in model.state_dict().items():
@@ -111,7 +113,7 @@ def _check_usual(encoding: Encoding) -> None:
             value = getattr(encoding, each.name)
             if each.init and each.name != "rope_theta" and value != getattr(usual, each.name):
                 raise InputError(
-                    f"{each.name}={value!r}: the page computes {encoding.known_as} without it; leave it out"
+                    f"the page computes {encoding.known_as} without it", "leave it out", argument=each.name, value=value
                 )
 
 
@@ -156,11 +158,9 @@ def trained(
             raise unknown("encoding on the page", name, ENCODINGS)
     corpus, settings = (settings or Settings()).load(data)
     if settings.tokenizer != "bytes" or settings.packed:
-        raise InputError(f"tokenizer={settings.tokenizer!r}: the page reads running text in bytes; leave it out")
+        raise InputError("the page reads running text in bytes", "leave it out", tokenizer=settings.tokenizer)
     if 2 * settings.length > MOST_BYTES:
-        raise InputError(
-            f"length={settings.length}: the page reads {MOST_BYTES} bytes, so train at half of that or less"
-        )
+        raise InputError(f"the page reads {MOST_BYTES} bytes, so train at half of that or less", length=settings.length)
     settings.check_data(corpus)
     found = {}
     for name in dict.fromkeys(names):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that measure what a model retrieves from a long text: each makes texts of a length in tokens, deterministically,
+"""Tasks that measure what a model retrieves from a long input: each makes prompts of a length in tokens, deterministically,
 and scores the model's answers.
 
     create("key_value:keys=digits") -> Task
@@ -9,57 +9,7 @@ and scores the model's answers.
 `task` is the interface, the other files are one task or one family each. `posenc.lab.evals` runs them.
 """
 
-from dataclasses import fields
-
-from posenc.errors import unknown
-from posenc.spec import check_options, parse_single, unquoted
-from posenc.tasks.copying import Copying
-from posenc.tasks.key_value import Facts, KeyValue
-from posenc.tasks.many_shot import ManyShot
-from posenc.tasks.multi_document import MultiDocument
-from posenc.tasks.needle import Needle
-from posenc.tasks.passkey import Passkey
-from posenc.tasks.perplexity import Perplexity, Repeated
-from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
+from posenc.tasks.create_task import TASKS, create
 from posenc.tasks.task import Sample, Task
-
-TASKS: dict[str, type[Task]] = {
-    "facts": Facts,
-    "key_value": KeyValue,
-    "many_shot": ManyShot,
-    "multi_document": MultiDocument,
-    "needle": Needle,
-    "passkey": Passkey,
-    **{needle.name: needle for needle in NEEDLES},
-    "variable_tracking": VariableTracking,
-    "common_words": CommonWords,
-    "frequent_words": FrequentWords,
-    "perplexity": Perplexity,
-    "repeated": Repeated,
-    "copying": Copying,
-}
-"""Every task by name."""
-
-
-def create(text: str) -> Task:
-    """A task from its name and options, as in "key_value:keys=digits:query_aware=true". A colon in a value is written
-    as \\:, as in "needle:source=C\\:/essays.txt".
-
-    Raises:
-        InputError: an unknown task or option, or a value that does not serve.
-    """
-    spec = parse_single(text)
-    name = spec.name
-    if name not in TASKS:
-        raise unknown("task", name, TASKS)
-    cls = TASKS[name]
-    types = {field.name: field.type for field in fields(cls)}
-    options = spec.values(name, types)
-    for key, value in spec.options:
-        if types[key] in (str, str | None) and options[key] is not None:  # a file called 1984
-            options[key] = unquoted(value)
-    check_options(name, options, types, cls.__init__)
-    return cls(**options)
-
 
 __all__ = ["TASKS", "Sample", "Task", "create"]

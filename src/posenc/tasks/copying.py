@@ -38,9 +38,9 @@ class Copying(Task):
     def __post_init__(self) -> None:
         check_word("kind", self.kind, ("tokens", "words"))
         if self.segment < 2:
-            raise InputError(f"segment={self.segment}: must be at least 2")
+            raise InputError("must be at least 2", segment=self.segment)
         if self.distance is not None and self.distance < self.segment:
-            raise InputError(f"distance={self.distance}: cannot be shorter than the segment, {self.segment} tokens")
+            raise InputError(f"cannot be shorter than the segment, {self.segment} tokens", distance=self.distance)
 
     @property
     def takes_depth(self) -> bool:  # type: ignore[override]
@@ -51,7 +51,7 @@ class Copying(Task):
         start = start_tokens(tokenizer)
         least = len(start) + self.segment + (self.distance or self.segment)
         if length < least:
-            raise InputError(f"length={length}: {self.text} needs at least {least} tokens")
+            raise InputError(f"{self.text} needs at least {least} tokens", length=length)
         others = length - len(start) - 2 * self.segment
         before = round(depth * others) if self.distance is None else others + self.segment - self.distance
         draws = self.draws(seed, index, length)
@@ -77,5 +77,5 @@ def ordinary_tokens(tokenizer: Any, kind: str) -> tuple[int, ...]:
     if kind == "words":
         ids = [n for n in ids if re.fullmatch(r"\s?[^\W\d_]{3,}", tokenizer.decode([n]))]
     if len(ids) < 2:
-        raise InputError(f"kind={kind}: the tokenizer has {len(ids)} such tokens, and two are needed")
+        raise InputError(f"the tokenizer has {len(ids)} such tokens, and two are needed", kind=kind)
     return tuple(sorted(ids))

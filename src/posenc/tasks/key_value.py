@@ -71,7 +71,7 @@ class KeyValue(Task):
                 raise unknown(f"kind of {option}", getattr(self, option), KINDS)
         if self.pairs is not None and not 2 <= self.pairs <= (self._most or self.pairs):
             most = f" to {self._most}" if self._most else " or more"
-            raise InputError(f"pairs={self.pairs}: give 2{most}, or none for as many as fit")
+            raise InputError(f"give 2{most}, or none for as many as fit", pairs=self.pairs)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)
@@ -121,9 +121,9 @@ class Facts(Task):
 
     def __post_init__(self) -> None:
         if self.noise and (self.items is None or self.query_aware):
-            raise InputError("noise=true: give items, the number of sentences in the noise, and leave out query_aware")
+            raise InputError("give items, the number of sentences in the noise, and leave out query_aware", noise=True)
         if self.items is not None and not 2 <= self.items <= len(DIGITS):
-            raise InputError(f"items={self.items}: give 2 to {len(DIGITS)}, or none for as many as fit")
+            raise InputError(f"give 2 to {len(DIGITS)}, or none for as many as fit", items=self.items)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         check_depth(depth)

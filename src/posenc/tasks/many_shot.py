@@ -34,10 +34,10 @@ class ManyShot(Task):
 
     def __post_init__(self) -> None:
         if not 2 <= self.classes <= 50:
-            raise InputError(f"classes={self.classes}: give 2 to 50")
+            raise InputError("give 2 to 50", classes=self.classes)
         if not 3 <= self.nouns <= len(words.NOUNS) // self.classes:
             raise InputError(
-                f"nouns={self.nouns}: give 3 to {len(words.NOUNS) // self.classes}, for {self.classes} classes"
+                f"give 3 to {len(words.NOUNS) // self.classes}, for {self.classes} classes", nouns=self.nouns
             )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:

@@ -77,10 +77,10 @@ class MultiDocument(Task):
     def __post_init__(self) -> None:
         check_word("ordering", self.ordering, ("relevance", "random"))
         if self.documents is not None and not 1 <= self.documents <= MOST:
-            raise InputError(f"documents={self.documents}: give 1 to {MOST}, or none for as many as fit")
+            raise InputError(f"give 1 to {MOST}, or none for as many as fit", documents=self.documents)
         if self.query_aware + (self.ordering == "random") + self.closed_book > 1:
             raise InputError(
-                "query_aware=true, ordering=random and closed_book=true have no common prompt: give one of them"
+                "they have no common prompt: give one of them", query_aware=True, ordering="random", closed_book=True
             )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
@@ -117,14 +117,15 @@ class MultiDocument(Task):
         questions = read_questions(file)
         if index >= len(questions):
             raise InputError(
-                f"file={file}: has {len(questions)} questions, no sample {index + 1}; ask for fewer samples"
+                f"has {len(questions)} questions, no sample {index + 1}", "ask for fewer samples", file=file
             )
         question = Random(f"{self.name} {seed}").sample(questions, len(questions))[index]
         have = len(question.distractors) + 1
         if self.documents is not None and self.documents > have:
             raise InputError(
-                f"documents={self.documents}: the question {question.text!r} in {file} has {have}, those with the answer "
-                f"counted once; give {have} or fewer"
+                f"the question {question.text!r} in {file} has {have}, those with the answer counted once",
+                f"give {have} or fewer",
+                documents=self.documents,
             )
         return question
 
@@ -166,7 +167,7 @@ def read_questions(file: str) -> tuple[DocumentQuestion, ...]:
         return _read(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"file={file}: {reason}; give JSON lines in UTF-8, .jsonl or .jsonl.gz") from None
+        raise InputError(reason, "give JSON lines in UTF-8, .jsonl or .jsonl.gz", file=file) from None
 
 
 @lru_cache(maxsize=4)
@@ -174,7 +175,7 @@ def _read(path: Path, changed: int, size: int) -> tuple[DocumentQuestion, ...]:
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
         questions = tuple(_question(line, f"file={path}, line {n}") for n, line in enumerate(lines, 1) if line.strip())
     if not questions:
-        raise InputError(f"file={path}: no questions in it; give a JSON object a line")
+        raise InputError("no questions in it", "give a JSON object a line", file=path)
     return questions
 
 

@@ -68,8 +68,9 @@ class Needle(Task):
         lacking = [word for word in _split(self.keywords) if word.lower() not in self.needle.lower()]
         if lacking or not _split(self.keywords):
             raise InputError(
-                f"keywords={self.keywords}: give words of the needle {self.needle!r}, separated by commas"
-                + (f"; {lacking[0]!r} is not in it" if lacking else "")
+                f"give words of the needle {self.needle!r}, separated by commas",
+                f"{lacking[0]!r} is not in it" if lacking else "",
+                keywords=self.keywords,
             )
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:

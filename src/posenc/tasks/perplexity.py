@@ -57,7 +57,7 @@ class Perplexity(Task):
         start = start_tokens(tokenizer)
         least = {"full": 2, "sliding": self.stride + 1, "last": self.last + 1}[self.protocol]
         if length < least:
-            raise InputError(f"length={length}: {self.text} needs at least {least} tokens")
+            raise InputError(f"{self.text} needs at least {least} tokens", length=length)
         if self.protocol == "full":
             ids = passage(tokenizer, self.source, length - len(start), seed, index)
             return scored(start, ids, len(ids))
@@ -66,7 +66,7 @@ class Perplexity(Task):
             return scored(start, ids, self.last)
         tokens = WINDOWS * length if self.tokens is None else self.tokens
         if tokens < length:
-            raise InputError(f"tokens={tokens}: cannot be fewer than the length of a window, {length}")
+            raise InputError(f"cannot be fewer than the length of a window, {length}", tokens=tokens)
         ids = passage(tokenizer, self.source, tokens - len(start), seed, index)
         ids = ids[: len(ids) - (tokens - length) % self.stride]
         return scored(start, ids, len(ids), length, self.stride)
@@ -109,7 +109,7 @@ class Repeated(Task):
         tokens = length - len(start)
         period = max(length // 4, 1) if self.period is None else self.period
         if tokens < 2 * period:
-            raise InputError(f"length={length}: {self.text} needs at least {2 * period + len(start)} tokens")
+            raise InputError(f"{self.text} needs at least {2 * period + len(start)} tokens", length=length)
         ids = ending(tokenizer, self.source, tokens, period, seed, index)
         if self.repeats:
             ids = ids[-period:].repeat(tokens // period + 1)[-tokens:]

@@ -112,8 +112,10 @@ class Niah(RulerTask):
         check_integers(1, keys=self.keys, values=self.values, queries=self.queries)
         if self.haystack == "essay" and self._needles > len(DEPTHS):
             raise InputError(
-                f"keys={self.keys}, values={self.values}: an essay has {len(DEPTHS)} positions for needles; give fewer, or "
-                "another haystack"
+                f"an essay has {len(DEPTHS)} positions for needles",
+                "give fewer, or another haystack",
+                keys=self.keys,
+                values=self.values,
             )
 
     @property
@@ -350,7 +352,7 @@ class CommonWords(RulerTask):
 
         sample = fit(self, length, build, least=COMMON_COUNT, most=len(sampled))
         if f" {Counts(len(sampled), *often).total}. " in sample.prompt:
-            raise InputError(f"length={length}: {self.name} has {len(sampled)} words, which do not fill it")
+            raise InputError(f"{self.name} has {len(sampled)} words, which do not fill it", length=length)
         return sample
 
 
@@ -398,11 +400,11 @@ class FrequentWords(RulerTask):
 
     def __post_init__(self) -> None:
         if not 1 < self.alpha < math.inf:
-            raise InputError(f"alpha={self.alpha} of {self.name}: must be more than 1, or no power law sums up")
+            raise InputError("must be more than 1, or no power law sums up", alpha=self.alpha)
 
     def sample(self, tokenizer: Any, length: int, *, depth: float = 0.5, seed: int = 0, index: int = 0) -> Sample:
         if (words := int(self.least * float(self._shares(5).sum()))) > length:
-            raise InputError(f"length={length}: {self.text} needs at least {words} words")
+            raise InputError(f"{self.text} needs at least {words} words", length=length)
         draws = self.draws(seed, index, length)
         coded: dict[str, None] = {"...": None}  # distinct, in order
         while len(coded) < max((length - self.new_tokens) // 50, 5):

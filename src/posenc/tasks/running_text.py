@@ -34,11 +34,13 @@ def read(source: str) -> str:
     try:
         text = Path(source).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"source={source}: not text in UTF-8; give a plain text file, or pydoc") from None
+        raise InputError("not text in UTF-8", "give a plain text file, or pydoc", source=source) from None
     except OSError as error:
-        raise InputError(f"source={source}: {error.strerror}; give a readable text file, or pydoc") from None
+        raise InputError(
+            error.strerror or "cannot be read", "give a readable text file, or pydoc", source=source
+        ) from None
     if not text.strip():
-        raise InputError(f"source={source}: the file is empty; give one with text in it, or pydoc")
+        raise InputError("the file is empty", "give one with text in it, or pydoc", source=source)
     return text
 
 
@@ -88,8 +90,9 @@ def passage(tokenizer: Any, source: str, tokens: int, seed: int, index: int) -> 
     ids = _tokens(tokenizer, source)
     if tokens > len(ids):
         raise InputError(
-            f"source={source} has {len(ids)} tokens with this tokenizer, fewer than the {tokens} of one passage: give a "
-            "longer text or a smaller length"
+            f"has {len(ids)} tokens with this tokenizer, fewer than the {tokens} of one passage: give a longer text or a "
+            "smaller length",
+            source=source,
         )
     start = _block(len(ids), tokens, seed, index)
     return ids[start : start + tokens]
@@ -106,8 +109,10 @@ def ending(tokenizer: Any, source: str, tokens: int, scored: int, seed: int, ind
     half = len(ids) // 2
     if scored > len(ids) - half or tokens - scored > half:
         raise InputError(
-            f"source={source} has {len(ids)} tokens with this tokenizer: {scored} in its second half with {tokens - scored} "
-            f"before them need {2 * max(scored, tokens - scored)}; give a longer text or a smaller length"
+            f"has {len(ids)} tokens with this tokenizer: {scored} in its second half with {tokens - scored} before them need "
+            f"{2 * max(scored, tokens - scored)}",
+            "give a longer text or a smaller length",
+            source=source,
         )
     end = half + _block(len(ids) - half, scored, seed, index) + scored
     return ids[end - tokens : end]

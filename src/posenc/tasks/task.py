@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a task: texts of a given length in tokens, a question about each, and the score of an answer."""
+"""The interface of a task: prompts of a given length in tokens, a question about each, and the score of an answer."""
 
 import random
 from abc import ABC, abstractmethod
@@ -90,7 +90,7 @@ def check_depth(depth: float) -> None:
     InputError: a depth that is not between 0 and 1.
     """
     if not 0 <= depth <= 1:
-        raise InputError(f"depth={depth}: must lie between 0 (the start of the context) and 1 (its end)")
+        raise InputError("must lie between 0 (the start of the context) and 1 (its end)", depth=depth)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -149,7 +149,7 @@ def fit(
 
     def check(tokens: int, count: int) -> None:
         if tokens > length and count == least:
-            raise InputError(f"length={length}: {task.text} needs about {tokens} tokens with this tokenizer")
+            raise InputError(f"{task.text} needs about {tokens} tokens with this tokenizer", length=length)
 
     def needed(count: int, at: float = 0.5) -> int:
         sample = build(count, at)

@@ -50,7 +50,13 @@ def built(case: str, name: str, mode: str, dtype: str) -> Built:
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize(("case", "name", "mode", "dtype"), PLANNED)
+@pytest.mark.parametrize(
+    ("case", "name", "mode", "dtype"),
+    [
+        pytest.param(*planned, marks=pytest.mark.slow if planned[2:] == ("train", "bfloat16") else ())
+        for planned in PLANNED
+    ],
+)
 def test_every_candidate_agrees_with_the_formula(case, name, mode, dtype):
     made = built(case, name, mode, dtype)
     results = made.results()

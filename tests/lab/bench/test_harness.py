@@ -95,29 +95,25 @@ def test_the_clocks_divide_by_the_calls(name):
 needs_linux = pytest.mark.skipif(not measurable(CPU), reason="peak memory is measured on Linux")
 
 
-def allocate(mebibytes, announce):
-    return peak(lambda: torch.ones(mebibytes * 2**18), CPU)
+def peaks(mebibytes, announce):
+    """Of one allocation, of two at a time, and of reading alone."""
+    size = mebibytes * 2**18
 
-
-def allocate_twice(mebibytes, announce):
-    def work():  # two at a time, one after another
+    def two():
         for _ in range(3):
-            torch.ones(mebibytes * 2**18).add(1)
+            torch.ones(size).add(1)
 
-    return peak(work, CPU)
-
-
-def read_only(mebibytes, announce):
-    tensor = torch.ones(mebibytes * 2**18)
-    torch.ones(3 * mebibytes * 2**18)  # an earlier peak
-    return peak(lambda: tensor.sum(), CPU)
+    tensor = torch.ones(size)
+    torch.ones(3 * size)  # an earlier peak
+    return peak(lambda: torch.ones(size), CPU), peak(two, CPU), peak(lambda: tensor.sum(), CPU)
 
 
 @needs_linux
-def test_a_known_allocation_is_measured_in_a_new_process():
-    assert 199 <= in_new_process(allocate, 200) / 2**20 <= 208
-    assert 399 <= in_new_process(allocate_twice, 200) / 2**20 <= 408
-    assert in_new_process(read_only, 100) < 8 * 2**20
+def test_known_allocations_are_measured_in_a_new_process():
+    one, two, none = (found / 2**20 for found in in_new_process(peaks, 200))
+    assert 199 <= one <= 208
+    assert 399 <= two <= 408
+    assert none < 8
 
 
 def fails(announce):

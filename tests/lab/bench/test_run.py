@@ -72,11 +72,13 @@ def test_what_is_given_replaces_what_the_preset_has():
     assert {t.mode for t in plan(["rope"], modes=["decode"])} == {"decode"}
     assert plan(["alibi", "alibi"], [8], ["forward"]) == plan(["alibi"], [8], ["forward"])
     assert {t.length for t in plan(["t5"], dtypes=["bfloat16"], memory=False) if t.mode == "forward"} == {
+        64,
         512,
         2048,
-        4096,
-        8192,
     }
+    for mode in ("forward", "train"):
+        lengths = {t.length for t in plan(memory=False, modes=[mode], dtypes=["float32"]) if t.case == "alibi"}
+        assert min(lengths) == 64, mode
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,12 @@ def test_the_limit_alone_is_not_timed(monkeypatch):
 def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     trials = [ROPE, replace(ROPE, what=MEMORY), TABLES]
     run(BenchStudy(trials[:1], FAST), tmp_path)
-    results = run(BenchStudy(trials, FAST), tmp_path, command="posenc bench", pages={"table.md": markdown})
+    results = run(
+        BenchStudy(trials, FAST),
+        tmp_path,
+        command="posenc bench",
+        pages=lambda results: {"table.md": markdown(results)},
+    )
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert (results["schema"], results["complete"], results["trials_kept_from_before"]) == (1, True, 1)
     assert results["machine"]["cpu"]
@@ -250,7 +257,7 @@ def test_a_candidate_that_takes_the_process_down_is_named_and_the_rest_is_measur
         (["--n", "many"], "--n: invalid int value: 'many'"),
         (["--threads", "0"], "--threads 0: must lie between 1 and"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
-        (["--patience", "0"], "--patience 0.0: must be a number of seconds above 0"),
+        (["--patience", "0"], "--patience 0: must be a number of seconds above 0"),
         (["--device", "tpu"], "--device tpu: not here; pass cpu"),
         (["--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
     ],

@@ -11,7 +11,7 @@ import torch
 
 from lab.evals.conftest import VOCABULARY
 from posenc import cli
-from posenc_cli import DONE, FAILED, USAGE
+from posenc_cli.answers import DONE, FAILED, USAGE
 from references import PATIENCE
 from references.small_models import small_model
 
@@ -70,7 +70,7 @@ def test_times_of_a_preset_are_run_again_from_the_settings(saved, tmp_path, caps
         (["--lengths", "10"], "at length 10: "),
         (["--lengths", "many"], "invalid int value"),
         (["--out", ""], "name a folder"),
-        (["--text", "nowhere.txt", "--tasks", "perplexity"], "nowhere.txt: No such file"),
+        (["--text", "nowhere.txt", "--tasks", "perplexity"], "nowhere.txt': No such file"),
         (["--device", "tpu"], "--device tpu: not here"),
     ],
 )
@@ -112,7 +112,7 @@ def test_several_processes_of_a_launcher_are_refused(saved, tmp_path, capsys, mo
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["eval", str(saved), *SMALL, "--out", str(tmp_path / "out")]) == USAGE
-    assert "WORLD_SIZE=2: an evaluation runs in one process" in capsys.readouterr().err
+    assert "WORLD_SIZE='2': an evaluation runs in one process" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -172,9 +172,9 @@ def test_models_that_cannot_be_measured_are_refused(tokenizer):
     assert evaluate(gpt2, tokenizer, lengths=(40, 64), **settings)["complete"]
     with pytest.raises(InputError, match=r"lengths=65: .* table of 64 positions.* give lengths of at most 64"):
         evaluate(gpt2, tokenizer, lengths=(65,), **settings)
-    with pytest.raises(InputError, match=r"methods=yarn: .*; methods=none"):
+    with pytest.raises(InputError, match=r"methods='yarn': .*; methods=none"):
         evaluate(gpt2, tokenizer, lengths=(40,), methods=("yarn",), **settings)
-    with pytest.raises(InputError, match=r"text=a\.txt: none of copying:segment=8 takes a text; leave it out"):
+    with pytest.raises(InputError, match=r"text='a\.txt': none of copying:segment=8 takes a text; leave it out"):
         evaluate(gpt2, tokenizer, lengths=(40,), text="a.txt", **settings)
 
 
@@ -305,11 +305,11 @@ def test_methods_are_tried_before_texts_are_made(tokenizer, monkeypatch):
     [
         ({"tasks": ("paskey",)}, r"unknown task 'paskey': did you mean 'passkey'"),
         ({"tasks": ()}, r"tasks: name at least one"),
-        ({"methods": ("yarm",)}, r"methods=yarm: unknown method 'yarm': did you mean 'yarn'"),
-        ({"methods": ("yarn", "cut_off")}, r"methods=cut_off: .*by itself"),
+        ({"methods": ("yarm",)}, r"methods='yarm': unknown method 'yarm': did you mean 'yarn'"),
+        ({"methods": ("yarn", "cut_off")}, r"methods='cut_off': .*by itself"),
         ({"lengths": (1,)}, r"lengths=1: must be an integer from 2"),
         ({"lengths": 400.5}, r"lengths=400\.5: must be an integer"),
-        ({"lengths": (20, 400)}, r"tasks=passkey at length 20: length=20: passkey needs about"),
+        ({"lengths": (20, 400)}, r"tasks='passkey': at length 20: length=20: passkey needs about"),
         ({"depths": (0.5, 5)}, r"depths=5: must be from 0"),
         ({"samples": 1}, r"samples=1: must be an integer from 2 to 10000"),
         (
@@ -413,7 +413,7 @@ def test_attention_profiles_of_other_methods_remain_where_one_refuses(tokenizer,
 def test_an_extended_model_is_measured_as_it_came(tokenizer):
     ours = model()
     posenc.extend(ours, "yarn", factor=2)
-    with pytest.raises(InputError, match=r"methods=rerope:window=64: .* extended by yarn"):
+    with pytest.raises(InputError, match=r"methods=\('rerope:window=64',\): .* extended by yarn"):
         evaluate(ours, tokenizer, **SMALL)
     found = evaluate(ours, tokenizer, tasks=("copying",), lengths=(64,), samples=2)
     assert found["model"]["trained_length"] == 2 * TRAINED
@@ -499,7 +499,7 @@ def test_the_control_does_nothing(tokenizer):
         llama(torch.zeros(1, 2, dtype=torch.long), past_key_values=cache)
         handle.remove()
     assert torch.cat(seen, 1).tolist() == [[1, 2, 3, 4, 5]]
-    with pytest.raises(InputError, match="methods=control: moves positions, and needs a model of RoPE"):
+    with pytest.raises(InputError, match="methods='control': moves positions, and needs a model of RoPE"):
         evaluate(
             GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=256, n_embd=32, n_layer=1, n_head=2)),
             tokenizer,

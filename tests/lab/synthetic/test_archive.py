@@ -14,7 +14,7 @@ from posenc.lab.compare import Comparison, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.experiment import Execution
 from posenc.lab.leaderboard import against, archive, compare_tasks
-from posenc.lab.results import RunRecord
+from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.report.leaderboard import files, show_tasks
 
@@ -78,7 +78,7 @@ def test_an_archive_has_the_runs(trained, archives, tmp_path):
         for at in range(0, 60, 2):  # means of two steps
             assert curve[1][at] == curve[1][at + 1] == pytest.approx(sum(curve[0][at : at + 2]) / 2, abs=6e-4)
         close(there, here | {"run": {name: here["run"][name] for name in there["run"]}}, 6e-4)
-        for variant, other in zip(there["arms"], here["arms"], strict=True):
+        for variant, other in zip(there["variants"], here["variants"], strict=True):
             assert variant["extra"] == other["extra"]
     again = tmp_path / "again"
     run(tmp_path / "from archive", comparisons(), merge=[archives])
@@ -160,13 +160,13 @@ def test_an_encoding_is_placed_in_the_table(trained, archives, tmp_path, capsys)
     file = tmp_path / "fade.py"
     file.write_text(FADE)
     placed, table = against(archives, [f"{file}:Fade"])
-    results = run(tmp_path / "out", placed, table=table, pages=files(TASKS))
+    results = run(tmp_path / "out", placed, table=table, pages=files)
     assert results["runs"] == {"planned": 12, "finished": 12, "kept_from_before": 8}
     assert len(list((tmp_path / "out/cells").iterdir())) == 4 + 2  # of the table's, one of a task is trained here, too
     assert {row["encoding"] for row in results["table"]} == {*ENCODINGS, f"{file}:Fade"}
     for task in TASKS:
-        of = {variant["name"]: variant for variant in results["tasks"][task]["arms"]}
-        before = {variant["name"]: variant for variant in trained[1]["tasks"][task]["arms"]}
+        of = {variant["name"]: variant for variant in results["tasks"][task]["variants"]}
+        before = {variant["name"]: variant for variant in trained[1]["tasks"][task]["variants"]}
         for name in ENCODINGS:
             for point, other in zip(of[name]["lengths"], before[name]["lengths"], strict=True):
                 assert point["loss"]["mean"] == pytest.approx(other["loss"]["mean"], abs=5e-4)
@@ -205,7 +205,7 @@ def test_a_task_with_other_data_is_left_out(archives):
     with pytest.warns(UserWarning, match="text is left out: the data of text are others here"):
         placed, _ = against(archives, ["alibi"])
     assert [comparison.settings.name for comparison, _ in placed] == ["sort"]
-    with pytest.raises(InputError, match="task=text: the data of text are others here"):
+    with pytest.raises(InputError, match="task='text': the data of text are others here"):
         against(archives, ["alibi"], ["text"])
 
 
@@ -233,5 +233,5 @@ def test_folders_that_are_no_table_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="has no files TASK-SEED"):
         against(tmp_path, ["alibi"])
     monkeypatch.setattr("posenc.lab.leaderboard.__file__", str(tmp_path / "site-packages/posenc/lab/leaderboard.py"))
-    with pytest.raises(InputError, match="against=leaderboard: is in posenc's repository alone"):
+    with pytest.raises(InputError, match="against='leaderboard': is in posenc's repository alone"):
         against("leaderboard", ["alibi"])

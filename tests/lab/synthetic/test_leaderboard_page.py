@@ -37,12 +37,16 @@ def parts(leaderboard):
     return read(leaderboard.ARCHIVES)
 
 
-def test_the_tables_are_those_of_the_results(leaderboard, parts):
+@pytest.fixture(scope="module")
+def board(leaderboard, parts):
     if any(part.data != load("pydoc").digest for part in parts if part.task == "text"):
         pytest.skip("Python's text is another one here")
+    return leaderboard.Board.read(leaderboard.ARCHIVES)
+
+
+def test_the_tables_are_those_of_the_results(leaderboard, board):
     budgets = json.loads(leaderboard.BUDGETS.read_text(encoding="utf-8"))
     assert leaderboard._rounded(leaderboard.measured_budgets()) == budgets
-    board = leaderboard.Board.read(leaderboard.ARCHIVES)
     made = leaderboard.tables(board)
     for path in leaderboard.PAGES:
         page = path.read_text(encoding="utf-8")
@@ -83,11 +87,9 @@ def test_findings_are_of_what_is_compared(leaderboard):
         assert re.findall(r'<a id="([^"]+)"', page) == ids
 
 
-@pytest.fixture(scope="module")
-def rankings(leaderboard, parts):
-    if any(part.data != load("pydoc").digest for part in parts if part.task == "text"):
-        pytest.skip("Python's text is another one here")
-    return leaderboard.Board.read(leaderboard.ARCHIVES).rankings
+@pytest.fixture
+def rankings(board):
+    return board.rankings
 
 
 def test_a_finding_the_other_way_round_has_the_other_verdict(leaderboard, rankings, monkeypatch):

@@ -154,7 +154,7 @@ def test_the_split_is_fixed_and_sizes_are_of_the_same_images(small):
     pixels = Pixels(
         "x", ("a", "b"), torch.arange(40) % 2, [torch.full((1, 8, 8), n, dtype=torch.uint8) for n in range(40)]
     )
-    split = ImageCorpus.of(pixels, settings)
+    split = ImageCorpus.of(pixels, settings.image_size, settings.test_sizes, settings.images)
     trained = set(split.train.sizes[8][:, 0, 0, 0].tolist())
     tested = [split.test.sizes[size][:, 0, 0, 0].tolist() for size in settings.test_sizes]
     assert trained == set(range(40)) - {8, 9, 18, 19, 28, 29, 38, 39}
@@ -169,7 +169,9 @@ def test_every_class_is_trained_and_tested_however_rows_are_ordered(small, perio
     for labels in (torch.arange(70) % period, (torch.arange(70) % period).sort().values):
         split = ImageCorpus.of(
             Pixels("x", tuple(map(str, range(period))), labels, [torch.zeros(1, 8, 8, dtype=torch.uint8)] * 70),
-            replace(settings, images=14),
+            settings.image_size,
+            settings.test_sizes,
+            14,
         )
         assert set(split.train.labels.tolist()) == set(split.test.labels.tolist()) == set(range(period))
         assert int(split.test.labels.bincount().max() - split.test.labels.bincount().min()) <= 1
@@ -242,7 +244,6 @@ def test_an_image_that_would_fill_the_memory_is_not_opened(folder):
 
 
 def test_data_that_do_not_fit_the_settings_are_refused(small):
-    from dataclasses import replace
 
     corpus, settings = small
     settings.check_data(corpus)

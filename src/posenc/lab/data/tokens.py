@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from posenc.errors import InputError, first_line
+from posenc.lab.data.corpus_text import HELD_OUT, Corpus, Text
 from posenc.lab.data.sources import Document
-from posenc.lab.data.text import HELD_OUT, Corpus, Text
 from posenc.scratch import scratch
 
 BYTES, LARGEST = 256, 1_000_000
@@ -66,12 +66,12 @@ def bpe_size(name: str) -> int | None:
         InputError: an empty name, or N that is no integer above 256.
     """
     if not name.strip():
-        raise InputError("tokenizer='': give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer")
+        raise InputError("give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer", tokenizer="")
     if name != "bpe" and not name.startswith("bpe:"):
         return None
     size = name[4:]
     if not (size.isascii() and size.isdigit() and BYTES < int(size) <= LARGEST):
-        raise InputError(f"tokenizer={name!r}: must be bpe:N, with N from {BYTES + 1} to {LARGEST}, as in bpe:4096")
+        raise InputError(f"must be bpe:N, with N from {BYTES + 1} to {LARGEST}, as in bpe:4096", tokenizer=name)
     return int(size)
 
 
@@ -82,7 +82,7 @@ def learn_bpe(name: str, size: int, texts: Iterable[str]) -> Tokenizer:
         from tokenizers import Tokenizer as Fast
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError:
-        raise InputError(f"tokenizer={name!r}: needs the tokenizers package: pip install 'posenc[lab]'") from None
+        raise InputError("needs the tokenizers package: pip install 'posenc[lab]'", tokenizer=name) from None
     fast = Fast(models.BPE())
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
@@ -105,20 +105,21 @@ def pretrained(name: str) -> Tokenizer:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise InputError(f"tokenizer={name!r}: needs transformers: pip install 'posenc[lab]'") from None
+        raise InputError("needs transformers: pip install 'posenc[lab]'", tokenizer=name) from None
     try:
         hf: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         vocabulary = hf.get_vocab()
     except Exception as error:  # each kind of tokenizer raises others
         raise InputError(
-            f"tokenizer={name!r}: {first_line(error).rstrip('.')}; give bytes, bpe:4096, or the name or folder of a Hugging "
-            "Face tokenizer"
+            first_line(error).rstrip("."),
+            "give bytes, bpe:4096, or the name or folder of a Hugging Face tokenizer",
+            tokenizer=name,
         ) from error
     # ids may have gaps, and added ones lie past what tokenizers call their vocabulary's size
     size = max(vocabulary.values(), default=-1) + 1
     eos = hf.eos_token_id
     if not size or (eos is not None and not 0 <= eos < size):
-        raise InputError(f"tokenizer={name!r}: has {size} ids, and its end of text is id {eos}; give another")
+        raise InputError(f"has {size} ids, and its end of text is id {eos}", "give another", tokenizer=name)
 
     def encode(texts: list[str]) -> list[list[int]]:
         ids: list[list[int]] = hf(texts, add_special_tokens=False, verbose=False)["input_ids"]
@@ -156,7 +157,7 @@ def build(
         InputError: no text, text that is not UTF-8 (but for bytes), or a tokenizer that does not exist or fit.
     """
     if data_tokens < 2:
-        raise InputError(f"data_tokens={data_tokens}: must be at least 2")
+        raise InputError("must be at least 2", data_tokens=data_tokens)
     size = bpe_size(tokenizer)
     known = None if tokenizer == "bytes" or size else pretrained(tokenizer)
     running = not packed and (known is None or known.eos is None) and first_held_out is None
@@ -209,14 +210,14 @@ class Spool:
         """
         if self.first_held_out is not None and limit < self.size:
             raise InputError(
-                f"data={self.name!r}: is read to its end, {self.size} bytes; give more data_tokens, or leave them out"
+                f"is read to its end, {self.size} bytes", "give more data_tokens, or leave them out", data=self.name
             )
         self.size = min(self.size, self.boundary(limit))
         os.truncate(self.path, self.size)
         while self.starts and self.starts[-1] >= self.size:
             self.starts.pop()
         if self.size < 2:
-            raise InputError(f"data={self.name!r}: the text is empty")
+            raise InputError("the text is empty", data=self.name)
         return self
 
     def read(self, start: int, end: int) -> bytes:
@@ -274,8 +275,9 @@ class Spool:
         except UnicodeDecodeError as error:
             number = bisect_right(self.starts, offset + error.start)
             raise InputError(
-                f"data={self.name!r}: byte {offset + error.start - self.starts[number - 1]} of document {number} is not "
-                "UTF-8, which only tokenizer='bytes' reads"
+                f"byte {offset + error.start - self.starts[number - 1]} of document {number} is not UTF-8, which "
+                "only tokenizer='bytes' reads",
+                data=self.name,
             ) from None
 
 
@@ -345,7 +347,7 @@ def _encode(
                 num_bytes += piece.num_bytes
             if ids and not 0 <= min(ids) <= max(ids) < size:
                 raise InputError(
-                    f"tokenizer={tokenizer.name!r}: gives id {max(ids)}, but its vocabulary ends at {size - 1}"
+                    f"gives id {max(ids)}, but its vocabulary ends at {size - 1}", tokenizer=tokenizer.name
                 )
             raw = torch.tensor(ids, dtype=torch.long).to(dtype).numpy().tobytes()
             update(raw)

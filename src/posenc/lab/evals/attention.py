@@ -12,7 +12,7 @@ profile.retrieving()                # the heads that attend to the answer
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
-from posenc.bias import SoftCap, sum_by_rows
+from posenc.bias import sum_by_rows
 from posenc.errors import InputError, as_json
 from posenc.frequencies import create, wavelengths
 from posenc.functional import Layout
@@ -97,37 +97,44 @@ class Retriever(NamedTuple):
 class AttentionProfile:
     """Where attention goes, as means over texts and their queries from `first_row` on; tensors are float64 on the CPU, of
     shape (layers, heads) unless stated.
-
-    rows: queries counted. longest: tokens of the longest text.
-    first, sink: mass on position 0, and on the first `sinks` tokens. nowhere: mass on no token at all (sinks of gpt-oss,
-    softmax_1). distance: mean distance of the attended tokens; distance_after: without the first `sinks`.
-    effective_keys: exp of the entropy. edges, by_distance: the distances at which bins begin (0, 1, 2, 4, 8, ..) and the
-    mass in each, (layers, heads, bins), without the sinks', so that sink + nowhere + by_distance.sum(-1) = 1.
-    needle: by depth of the needle; empty if no sample has one.
-    turning: layer type -> wavelengths. bands: per layer, mean |q_i| |k_i| of each pair, times the scale: how many nats the
-    pair can move a score, (pairs,), mean over heads; None if nothing rotates. still: the same of all channels that do
-    not rotate, (layers,).
     """
 
     model_type: str
     texts: int
     longest: int
+    """Tokens of the longest text"""
     rows: int
+    """Queries counted"""
     first_row: int
+    """Queries before it are not counted"""
     sinks: int
+    """Tokens at the start that count as sinks"""
     layers: tuple[LayerKind, ...]
     first: Tensor
+    """(layers, heads), mass on position 0"""
     sink: Tensor
+    """(layers, heads), mass on the first `sinks` tokens"""
     nowhere: Tensor
+    """(layers, heads), mass on no token at all (sinks of gpt-oss, softmax_1)"""
     distance: Tensor
+    """(layers, heads), mean distance of the attended tokens"""
     distance_after: Tensor
+    """(layers, heads), the same without the first `sinks`"""
     effective_keys: Tensor
+    """(layers, heads), exp of the entropy"""
     edges: tuple[int, ...]
+    """The distances at which bins begin: 0, 1, 2, 4, 8, """
     by_distance: Tensor
+    """(layers, heads, bins), the mass in each, without the sinks', so that sink + nowhere + by_distance.sum(-1) = 1"""
     needle: tuple[NeedleMass, ...]
+    """By depth of the needle; empty if no sample has one"""
     turning: Mapping[str, Turning]
+    """Layer type -> wavelengths"""
     bands: tuple[Tensor | None, ...]
+    """Per layer, (pairs,): mean |q_i| |k_i| of each pair, times the scale, which is how many nats the pair can move a
+    score, mean over heads; None if nothing rotates"""
     still: Tensor
+    """(layers,), the same of all channels that do not rotate"""
 
     @property
     def unfinished_share(self) -> tuple[float, ...]:
@@ -188,7 +195,9 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
         InputError: the model's attention cannot be set, or is not causal.
     """
     if any(not getattr(layer.module, "is_causal", True) for layer in body.layers):
-        raise InputError(f"model: attention of a {body.model_type} model is not causal; pass a causal model")
+        raise InputError(
+            f"attention of a {body.model_type} model is not causal", "pass a causal model", argument="model"
+        )
     indices = {layer.module: index for index, layer in enumerate(body.layers)}
 
     def observe(call: AttentionCall) -> Tensor:
@@ -199,9 +208,9 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
         encoding = plan.windowed if plan is not None else None if window is None else SlidingWindow(window)
         with torch.autocast(query.device.type, enabled=False):
             positions = Positions.arange(query.shape[2], causal=True, device=query.device)
-            problem = prepare(query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0)
-            if call.softcap is not None:
-                problem = replace(problem, modifiers=[SoftCap(call.softcap)])
+            problem = prepare(
+                query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0, softcap=call.softcap
+            )
             sums.add_vectors(index, query[0], key[0], problem.scale)
             bias, outs = sum_by_rows(problem.bias, query.device), []
             for first in range(0, query.shape[2], chunk):
@@ -396,7 +405,9 @@ def _sum(x: Tensor) -> Tensor:
 def _as_sample(ids: Tensor) -> Sample:
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.squeeze(0).ndim != 1:
         what = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        raise InputError(f"samples: {what} is not a text; pass a Sample or int64 ids (N,), one text at a time")
+        raise InputError(
+            f"{what} is not a text", "pass a Sample or int64 ids (N,), one text at a time", argument="samples"
+        )
     return Sample(ids.reshape(-1), ids.numel())
 
 
@@ -414,13 +425,11 @@ def _check(
     if depths is not None and len(depths) != len(texts):
         raise InputError(f"depths has {len(depths)} numbers for {len(texts)} samples: give one each")
     if not 1 <= sinks <= first_row or chunk < 1:
-        raise InputError(
-            f"sinks={sinks}, first_row={first_row}, chunk={chunk}: need 1 <= sinks <= first_row and chunk >= 1"
-        )
+        raise InputError("need 1 <= sinks <= first_row and chunk >= 1", sinks=sinks, first_row=first_row, chunk=chunk)
     for text in texts:
         if len(text.ids) <= first_row:
             raise InputError(
-                f"first_row={first_row}: a text has {len(text.ids)} tokens; give longer inputs or a lower first_row"
+                f"a text has {len(text.ids)} tokens", "give longer inputs or a lower first_row", first_row=first_row
             )
         check_tokens(body.model, text.ids)
 

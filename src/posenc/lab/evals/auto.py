@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Any
 
 import torch
@@ -31,8 +31,18 @@ import torch
 from posenc.errors import InputError, check_integers, check_word, listed
 from posenc.lab.evals.comparison import past
 from posenc.lab.evals.config import CUT_OFF, EXTENSIONS, NONE, Cell, EvaluationSettings
-from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, PLAN, RETRIEVAL, SERVING, Plan, planned_rounds
-from posenc.lab.evals.reader import BLOCKS, TextOutcome
+from posenc.lab.evals.plan import (
+    LEAST_TEXTS,
+    MOST_TEXTS,
+    PAIR,
+    PLAN,
+    RETRIEVAL,
+    SERVING,
+    Plan,
+    checked_tasks,
+    planned_rounds,
+)
+from posenc.lab.evals.reader import BLOCKS, CHUNK, TextOutcome
 from posenc.lab.evals.results import Measured, share
 from posenc.lab.evals.study import AnyCell, AnyRecord, Evaluation
 from posenc.lab.files import Folder
@@ -58,8 +68,8 @@ TRUNCATE = "truncate"
 MINUTES = 10.0
 TITLES = {"passkey": "passkey", "facts": "key-value"}
 RUNNING = "perplexity"
-PROBE = (512, 2048)
-"""Tokens of the texts by which the speed is measured, at most."""
+PROBE = 2048
+"""Tokens of the text by which the speed is measured, at least, if the new length is as long."""
 MOST_TIMES = BLOCKS
 """The new length over the context length, at most: losses are known for so many parts of a text."""
 TEXT = "text.txt"
@@ -118,18 +128,22 @@ class Selection(ChangeReport):
 
 
 def _seconds_per_token(model: Any, ids: torch.Tensor, target: int) -> float:
-    """In a text of the new length: the time of a token grows with the tokens before it, and is measured at two lengths."""
-    short, long = (min(most, target) for most in PROBE)
-    first, second = (_timed(partial(loss_by_position, model, ids[:count])) / count for count in (short, long))
-    slope = max(second - first, 0.0) / (long - short) if long > short else 0.0
-    return second + slope * max(target - long, 0)
+    """In a text of the new length. The time of a token grows with the tokens before it, along a line through the times of the
+    chunks of a first part."""
+    loss_by_position(model, ids[: min(CHUNK, target)])  # the first time is slower
+    done, times = [0], [time.perf_counter()]
 
+    def progress(tokens: int, of: int) -> None:
+        done.append(tokens)
+        times.append(time.perf_counter())
 
-def _timed(work: Callable[[], object]) -> float:
-    work()  # the first time is slower
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    loss_by_position(model, ids[: min(max(PROBE, target // 8), target)], chunk=CHUNK, progress=progress)
+    measured = zip(pairwise(done), pairwise(times), strict=True)
+    full = [
+        ((first + last) / 2, (then - now) / CHUNK) for (first, last), (now, then) in measured if last - first == CHUNK
+    ]
+    slope = linear_regression(*zip(*full, strict=True)).slope if len(full) > 1 else 0.0
+    return (times[-1] - times[0]) / done[-1] + max(slope, 0.0) * (target - done[-1]) / 2
 
 
 # ---------------------------------------------------------------- measuring
@@ -340,7 +354,8 @@ def select(
         text: what the model is to read, at least target_length tokens; None: the language reference in Python.
         program: that is to run the model: "python" (posenc), "transformers", "vllm" or "llama.cpp". Methods that it cannot express
             are not tried.
-        minutes: for which the rounds are planned, 10 if None; measuring may take longer on a machine that becomes slower.
+        minutes: for which the checks of the tasks and the rounds are planned, 10 if None; measuring may take longer on a machine
+            that becomes slower.
         seed: of the texts, 0 if None.
         candidates: methods to try, in this order; None: `posenc.lab.evals.config.EXTENSIONS`.
         directory: for the plan and what was measured: the same call goes on from there.
@@ -357,27 +372,30 @@ def select(
     inner = unwrap(model)
     if has_learned_table(inner):
         raise InputError(
-            f"method='auto': {inner.config.model_type} has a learned table of positions; name interpolate or hierarchical"
+            f"{inner.config.model_type} has a learned table of positions",
+            "name interpolate or hierarchical",
+            method="auto",
         )
     structure, context = model_structure(inner), model_structure(inner).loaded_length
     if tokenizer is None:
-        raise InputError("tokenizer=None: auto tokenizes documents; pass the tokenizer that belongs to the model")
+        raise InputError("auto tokenizes documents", "pass the tokenizer that belongs to the model", tokenizer=None)
     if plan is not None:
         given = {"minutes": minutes, "program": program, "seed": seed, "candidates": candidates, "factor": factor}
         for name, value in given.items():
             if value is not None:
-                raise InputError(f"{name}={value}: is part of the plan; leave it out")
+                raise InputError("is part of the plan", "leave it out", argument=name, value=value)
         fixed = Plan.read(plan)
         if fixed.context_length != context or target_length not in (None, fixed.target_length):
             raise InputError(
-                f"plan: is for {fixed.context_length} to {fixed.target_length} tokens, and this is a model of {context} tokens"
-                + ("" if target_length is None else f" with target_length={target_length}")
+                f"is for {fixed.context_length} to {fixed.target_length} tokens, and this is a model of {context} tokens"
+                + ("" if target_length is None else f" with target_length={target_length}"),
+                argument="plan",
             )
         target = fixed.target_length
     else:
         fixed, minutes = None, MINUTES if minutes is None else minutes
         if not 0 < minutes < math.inf:
-            raise InputError(f"minutes={minutes:g}: must be above 0")
+            raise InputError("must be above 0", minutes=minutes)
         check_word("program", program or "python", SERVING)
         check_integers(0, seed=seed)
         wanted = target_of(structure, factor, target_length)
@@ -386,12 +404,14 @@ def select(
         target = wanted
     if not context < target <= MOST_TIMES * context:
         raise InputError(
-            f"target_length={target}: the model reads {context} tokens; give more, up to {MOST_TIMES * context} tokens"
+            f"the model reads {context} tokens", f"give more, up to {MOST_TIMES * context} tokens", target_length=target
         )
     ids = torch.tensor(tokenizer(pydoc() if text is None else text, add_special_tokens=False, verbose=False).input_ids)
     if len(ids) < target:
         raise InputError(
-            f"text: has {len(ids)} tokens with this tokenizer, and target_length={target} are used; give a longer text"
+            f"has {len(ids)} tokens with this tokenizer, and target_length={target} are used",
+            "give a longer text",
+            argument="text",
         )
     progress = progress or Progress()
     with _unextended(inner), scratch() if directory is None else nullcontext(Path(directory)) as folder:
@@ -400,7 +420,7 @@ def select(
             fixed = _planned(model, tokenizer, asked, candidates, ids, text, folder, progress, command)
         costs, skipped = _screened(model, fixed.candidates, target, fixed.program)
         if gone := [method for method in fixed.candidates if method not in costs]:
-            raise InputError(f"plan: {gone[0]}: {skipped[gone[0]]}")
+            raise InputError(f"{gone[0]}: {skipped[gone[0]]}", argument="plan")
         made_in = Folder(folder)
         made_in.write(PLAN, json.dumps(asdict(fixed), indent=1))
         progress.say(str(fixed))
@@ -441,13 +461,15 @@ def _planned(
     costs, skipped = _screened(model, tried, asked.target_length, asked.program)
     if len(costs) < 2:
         why = "; ".join(f"{method}: {each}" for method, each in skipped.items())
-        raise InputError(f"candidates: {asked.program} can run none of them: {why}")
+        raise InputError(f"{asked.program} can run none of them: {why}", argument="candidates")
     new = replace(asked, candidates=tuple(costs), rounds=((LEAST_TEXTS, len(costs)),), skipped=skipped)
     if (folder / PLAN).exists():
         with suppress(InputError):
             before = Plan.read(folder / PLAN)
             count = len(before.candidates)
-            planned = {name: getattr(before, name) for name in ("tasks", "rounds", "seconds_per_token", "left_out")}
+            planned = {
+                name: getattr(before, name) for name in ("tasks", "checked", "rounds", "seconds_per_token", "left_out")
+            }
             if before == replace(new, candidates=new.candidates[:count], **planned):
                 return before
         progress.say(
@@ -461,11 +483,13 @@ def _planned(
             create(task).sample(tokenizer, asked.context_length, depth=asked.depth)
         except InputError as error:
             left_out[task] = str(error)
-    new = replace(new, tasks=tuple(task for task in RETRIEVAL if task not in left_out))
+    new = checked_tasks(
+        replace(new, tasks=tuple(task for task in RETRIEVAL if task not in left_out), left_out=left_out)
+    )
     made_in = Folder(folder)
     alone = replace(new, candidates=(NONE,), rounds=((LEAST_TEXTS, 1),))
     trial = _trial(model, tokenizer, alone, costs, _source(made_in, text))
-    left_out |= _solvable(trial, made_in, progress, command)
+    left_out = new.left_out | _solvable(trial, made_in, progress, command)
     new = replace(new, tasks=tuple(task for task in RETRIEVAL if task not in left_out), left_out=left_out)
     passages = len(ids) // asked.target_length // PAIR * PAIR
     return planned_rounds(new, min(max(passages, LEAST_TEXTS), MOST_TEXTS))

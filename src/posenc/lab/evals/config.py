@@ -35,10 +35,10 @@ class EvaluationSettings:
         methods: as `posenc.extend` takes them. The unmodified model, "none", is always added as the first.
         lengths: of the texts, in tokens.
         depths: where in the text the answer is, from 0 (start) to 1 (end).
-        samples: the number of texts in a cell.
+        samples: the number of prompts in a cell.
         seeds: how often every cell is measured, each time with other texts.
         generate: also generate answers, for tasks that can score them.
-        batch_size: texts that the model reads at once. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
+        batch_size: prompts of a forward pass. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
             texts have in common is read only once.
         text: a file of running text, for the tasks that take one.
         times: lengths as multiples of the context length, instead of `lengths`. Every method is then set up for the length
@@ -70,10 +70,10 @@ class EvaluationSettings:
             given = getattr(self, name)
             values = (given,) if isinstance(given, str | int | float) else tuple(dict.fromkeys(given or ()))
             if not values and name not in ("methods", "times"):
-                raise InputError(f"{name}: name at least one")
+                raise InputError("name at least one", argument=name)
             object.__setattr__(self, name, values)
         if CUT_OFF in self.methods:
-            raise InputError(f"methods={CUT_OFF}: is measured by itself past the context length; leave it out")
+            raise InputError("is measured by itself past the context length", "leave it out", methods=CUT_OFF)
         object.__setattr__(self, "methods", (NONE, *(m for m in self.methods if m != NONE)))
         check_flags(generate=self.generate)
         for length in self.lengths:
@@ -84,10 +84,10 @@ class EvaluationSettings:
             _check_count("batch_size", self.batch_size, 1, 4096)
         for times in self.times:
             if not 0 < times <= LONGEST:
-                raise InputError(f"times={times:g}: must be above 0 and at most {LONGEST}; give 2 for twice the length")
+                raise InputError(f"must be above 0 and at most {LONGEST}", "give 2 for twice the length", times=times)
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise InputError(f"depths={depth:g}: must be from 0 (start of the text) to 1 (end)")
+                raise InputError("must be from 0 (start of the text) to 1 (end)", depths=depth)
         object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))
         for name in ("times", "depths"):
             object.__setattr__(self, name, tuple(sorted(map(float, getattr(self, name)))))
@@ -113,10 +113,10 @@ class EvaluationSettings:
                     given = {"source": self.text}
                     task = replace(task, **given)
             if task.text in tasks:
-                raise InputError(f"tasks: {task.text} is named twice")
+                raise InputError(f"{task.text} is named twice", argument="tasks")
             tasks[task.text] = task
         if self.text is not None and not uses_text:
-            raise InputError(f"text={self.text}: none of {', '.join(tasks)} takes a text; leave it out")
+            raise InputError(f"none of {', '.join(tasks)} takes a text", "leave it out", text=self.text)
         return tasks
 
 
@@ -127,12 +127,12 @@ def texts_a_cell(samples: int, seeds: int) -> str:
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:
     if not is_integer(value) or not least <= value <= most:
-        raise InputError(f"{name}={value}: must be an integer from {least} to {most}")
+        raise InputError(f"must be an integer from {least} to {most}", argument=name, value=value)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Some texts of one task, length, depth (None: the task takes none) and seed, read by one method."""
+    """Some prompts of one task, length, depth (None: the task takes none) and seed, under one method."""
 
     task: str
     method: str
@@ -173,7 +173,7 @@ def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
 
 
 def material(task: Task) -> dict[str, str]:
-    """What a task makes its texts of, besides its code: SHA-256 of the running text, and the version of the word list.
+    """What a task makes its prompts of, besides its code: SHA-256 of the running text, and the version of the word list.
 
     Raises:
         InputError: no such text.
@@ -246,12 +246,12 @@ def settings_of(preset: str | None, **given: Any) -> EvaluationSettings:
     """
     if preset is None:
         if "tasks" not in given:
-            raise InputError("tasks: name at least one, or a preset")
+            raise InputError("name at least one, or a preset", argument="tasks")
         return EvaluationSettings(**given)
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     if given.get("lengths") and given.get("times"):
-        raise InputError(f"times={given['times']}: and lengths={given['lengths']} are given; give one of the two")
+        raise InputError("give one of the two", times=given["times"], lengths=given["lengths"])
     if "lengths" in given:
         given = {"times": ()} | given
     return replace(PRESETS[preset], **given)

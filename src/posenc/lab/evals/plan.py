@@ -7,11 +7,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from posenc.errors import InputError, check_fields, check_integers, check_positive, check_word
+from posenc.errors import NO_VALUE, InputError, check_fields, check_integers, check_positive, check_word
 from posenc.lab.evals.config import NONE
 from posenc.spec import read_json
 
-__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "PAIR", "PLAN", "RETRIEVAL", "SERVING", "Plan", "Round", "planned_rounds"]
+__all__ = [
+    "LEAST_TEXTS",
+    "MOST_TEXTS",
+    "PAIR",
+    "PLAN",
+    "RETRIEVAL",
+    "SERVING",
+    "Plan",
+    "Round",
+    "checked_tasks",
+    "planned_rounds",
+]
 
 RETRIEVAL = ("passkey", "facts")
 """Tasks with an answer."""
@@ -34,7 +45,8 @@ class Plan:
 
     tasks: with an answer, that count beside the running text. candidates: in the order in which they are tried, "none" among
     them. rounds: see `Round`. seconds_per_token: in a text of the new length, measured for the unmodified model. left_out,
-    skipped: tasks that do not count and methods that the model or the program does not take, and why.
+    skipped: tasks that do not count and methods that the model or the program does not take, and why. checked: how many tasks
+    the unmodified model read within its context length, to see whether they count.
 
     Raises:
         InputError: numbers out of range, or rounds that no selection has.
@@ -51,6 +63,7 @@ class Plan:
     seconds_per_token: float = 1.0
     left_out: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    checked: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tasks", "candidates", "rounds"):
@@ -58,23 +71,23 @@ class Plan:
         object.__setattr__(self, "rounds", tuple(tuple(each) for each in self.rounds))
         check_fields(self)
         check_integers(1, context_length=self.context_length, target_length=self.target_length)
-        check_integers(0, seed=self.seed)
+        check_integers(0, seed=self.seed, checked=self.checked)
         check_positive(minutes=self.minutes, seconds_per_token=self.seconds_per_token)
         check_word("program", self.program, SERVING)
         for task in self.tasks:
             check_word("tasks", task, RETRIEVAL)
         if NONE not in self.candidates or not all(isinstance(each, str) for each in self.candidates):
-            raise InputError(f"candidates={self.candidates}: must be names of methods, and none among them")
+            raise InputError("must be names of methods, and none among them", candidates=self.candidates)
         if not self.rounds or any(len(each) != 2 for each in self.rounds):
-            raise InputError(f"rounds={self.rounds}: must be pairs of texts and methods")
+            raise InputError("must be pairs of texts and methods", rounds=self.rounds)
         texts, methods = zip(*self.rounds, strict=True)
         for text, method in self.rounds:
             check_integers(1, rounds=text)
             check_integers(1, rounds=method)
         if any(each % PAIR for each in texts) or list(texts) != sorted(set(texts)) or texts[-1] < LEAST_TEXTS:
-            raise InputError(f"rounds={self.rounds}: texts must be even numbers that grow to {LEAST_TEXTS} or more")
+            raise InputError(f"texts must be even numbers that grow to {LEAST_TEXTS} or more", rounds=self.rounds)
         if list(methods) != sorted(methods, reverse=True) or methods[0] != len(self.candidates):
-            raise InputError(f"rounds={self.rounds}: the first must have all candidates, and no later one more")
+            raise InputError("the first must have all candidates, and no later one more", rounds=self.rounds)
 
     @classmethod
     def read(cls, plan: Self | Mapping[str, Any] | str | Path) -> Self:
@@ -85,17 +98,17 @@ class Plan:
         """
         if isinstance(plan, cls):
             return plan
-        name = "plan" if isinstance(plan, Mapping) else f"plan={str(plan)!r}"
+        value = NO_VALUE if isinstance(plan, Mapping) else str(plan)
         remedy = f"pass the {PLAN} of an earlier call"
         try:
             given = plan if isinstance(plan, Mapping) else read_json(Path(str(plan)).read_text(encoding="utf-8"))
             return cls(**given)
         except OSError as error:
-            raise InputError(f"{name}: {error.strerror}; {remedy}") from None
+            raise InputError(error.strerror or "cannot be read", remedy, argument="plan", value=value) from None
         except InputError as error:
-            raise InputError(f"{name}: {error}; {remedy}") from None
+            raise InputError(str(error), remedy, argument="plan", value=value) from None
         except (ValueError, TypeError):
-            raise InputError(f"{name}: is no plan; {remedy}") from None
+            raise InputError("is no plan", remedy, argument="plan", value=value) from None
 
     @property
     def depth(self) -> float:
@@ -104,13 +117,13 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """That are read in all rounds."""
+        """That are read in all rounds and to check the tasks, at most."""
         context, target, tasks = self.context_length, self.target_length, len(self.tasks)
-        windows = 1 + math.ceil((target - context) / max(context // 2, 1))  # over running text
-        baselines = (windows + tasks) * context + target
-        read, total = 0, 0
+        windows = 1 + math.ceil((target - context) / max(context // 2, 1))  # of truncation, over running text
+        read, total = 0, self.checked * PAIR * context
         for texts, methods in self.rounds:
-            total += (texts - read) * (methods * (1 + tasks) * target + baselines)
+            unmodified = target if methods < len(self.candidates) else 0  # else it is one of the methods
+            total += (texts - read) * (methods * (1 + tasks) * target + (windows + tasks) * context + unmodified)
             read = texts
         return total
 
@@ -136,6 +149,16 @@ def _halving(plan: Plan, count: int) -> Plan:
     return replace(plan, candidates=plan.candidates[:count], rounds=tuple(rounds))
 
 
+def checked_tasks(plan: Plan) -> Plan:
+    """With as many of its tasks as the minutes allow to check, and to count for one method; the others are left out."""
+    for count in range(len(plan.tasks), -1, -1):
+        found = replace(plan, tasks=plan.tasks[:count], checked=count)
+        if count == 0 or _halving(found, 2).planned_minutes <= plan.minutes:
+            break
+    why = f"{plan.minutes:g} minutes are too few for it beside the running text"
+    return replace(found, left_out=plan.left_out | dict.fromkeys(plan.tasks[count:], why))
+
+
 def planned_rounds(plan: Plan, most_texts: int = MOST_TEXTS) -> Plan:
     """With rounds for as many of the candidates as the minutes allow, and then for as many texts.
 
@@ -148,8 +171,9 @@ def planned_rounds(plan: Plan, most_texts: int = MOST_TEXTS) -> Plan:
     if found is None:
         least = _halving(plan, 2).planned_minutes
         raise InputError(
-            f"minutes={plan.minutes:g}: one method and {LEAST_TEXTS} texts of {plan.target_length} tokens take about {least:.2g} "
-            f"minutes here; give minutes={math.ceil(1.2 * least)} or more, or a lower target_length"
+            f"one method and {LEAST_TEXTS} texts of {plan.target_length} tokens take about {least:.2g} minutes here",
+            f"give minutes={math.ceil(1.2 * least)} or more, or a lower target_length",
+            minutes=plan.minutes,
         )
     while True:
         *before, (texts, methods) = found.rounds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`posenc eval` as a study: a cell is some texts of one task, length, depth and seed, read under one method, or an attention
+"""`posenc eval` as a study: a cell is some prompts of one task, length, depth and seed, under one method, or an attention
 profile under a method. Every method and text is tried before anything is measured."""
 
 import functools
@@ -42,7 +42,7 @@ from posenc.lab.evals.config import (
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
 from posenc.lab.machine import describe, free_bytes, measurable, peak
-from posenc.lab.study import Page, Progress, Results, Study, run, versions
+from posenc.lab.study import Pages, Progress, Results, Study, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating, scores_by_position
@@ -111,7 +111,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     tasks: dict[str, Task] = field(init=False)
     samples: dict[tuple[Any, ...], Sample] = field(default_factory=dict)
     exact: dict[str, int] = field(default_factory=dict)
-    """Method -> the length of texts that it does not change, by construction."""
+    """Method -> the length of inputs that it does not change, by construction."""
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
@@ -138,15 +138,17 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         attachment = attached(unwrap(self.model))
         if attachment is not None and len(s.methods) > 1:
             raise InputError(
-                f"methods={' '.join(s.methods[1:])}: the model is already extended by {attachment.report.method}; pass "
-                "the original model, and name that method beside the others"
+                f"the model is already extended by {attachment.report.method}",
+                "pass the original model, and name that method beside the others",
+                methods=s.methods[1:],
             )
         check_causal(self.model)
         rows = table_of(self.model)[1] if has_learned_table(self.model) else s.lengths[-1]
         if s.lengths[-1] > rows:
             raise InputError(
-                f"lengths={s.lengths[-1]}: the unmodified model has a learned table of {rows} positions; give lengths of at "
-                f"most {rows}"
+                f"the unmodified model has a learned table of {rows} positions",
+                f"give lengths of at most {rows}",
+                lengths=s.lengths[-1],
             )
         set_up = s.lengths if s.times else s.lengths[-1:]
         for method, length in product((*s.methods, CUT_OFF), set_up):
@@ -154,14 +156,15 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                 with self.under(method, length), evaluating(self.model), torch.no_grad():
                     self.model(torch.zeros(1, 2, dtype=torch.long, device=self.device))
             except InputError as error:
-                raise InputError(f"methods={method}: {error}; methods=none measures the unmodified model") from None
+                raise InputError(str(error), "methods=none measures the unmodified model", methods=method) from None
         self.check_texts()  # late: long inputs take a while to make
         need, free = self.reading_bytes(), free_bytes(self.device)
         if need > free:
             raise InputError(
-                f"lengths={s.lengths[-1]}: cache, scores and logits of {self.batch_size} such text(s) take about "
-                f"{need / 2**30:.1f} GiB beside the model, and {free / 2**30:.1f} GiB are free; give shorter ones, "
-                "batch_size=1 or dtype=bfloat16"
+                f"cache, scores and logits of {self.batch_size} such text(s) take about {need / 2**30:.1f} GiB "
+                f"beside the model, and {free / 2**30:.1f} GiB are free",
+                "give shorter ones, batch_size=1 or dtype=bfloat16",
+                lengths=s.lengths[-1],
             )
 
     def check_texts(self) -> None:
@@ -176,7 +179,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
                     try:
                         made = [self.sample(Cell(text, NONE, length, depth, seed), index) for depth in depths]
                     except InputError as error:
-                        raise InputError(f"tasks={text} at length {length}: {error}") from None
+                        raise InputError(f"at length {length}: {error}", tasks=text) from None
                     check_tokens(self.model, made[0].ids)
 
     def reading_bytes(self) -> int:
@@ -290,8 +293,9 @@ class Evaluation(Study[AnyCell, AnyRecord]):
         local = name not in PACKAGED and bool(name) and Path(name).exists()
         if not local and name not in PACKAGED and (name.startswith("/") or "/" not in name):
             raise InputError(
-                f"name={name!r}: must be a path or OWNER/NAME, from which workers load the model; save model and tokenizer with "
-                "save_pretrained(FOLDER) and give name=FOLDER"
+                "must be a path or OWNER/NAME, from which workers load the model",
+                "save model and tokenizer with save_pretrained(FOLDER) and give name=FOLDER",
+                name=name,
             )
         source = os.path.abspath(name) if local else name
         return Remote(source, name, unwrap(self.model).dtype, self.device.type, self.settings, json.dumps(self.shared))
@@ -427,7 +431,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     @contextmanager
     def under(self, method: str, length: int) -> Iterator[None]:
-        """The model extended by a method, to read texts of a length."""
+        """The model extended by a method, for inputs of a length."""
         if method in (NONE, CUT_OFF):
             yield
             return
@@ -571,7 +575,7 @@ def evaluate(
     attention: bool = True,
     progress: Progress | None = None,
     command: str = "",
-    pages: Mapping[str, Page] | None = None,
+    pages: Pages | None = None,
     begin: Callable[[], object] = lambda: None,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -583,7 +587,7 @@ def evaluate(
         preset: see `posenc.lab.evals.config.PRESETS`; None: the settings are complete.
         directory: finished cells are stored there, and those that are there already are not measured again;
             results.json comes beside them. None: nothing is written.
-        pages: file name -> what makes it of the results, such as `posenc.report.evaluate.FILES`.
+        pages: what makes files of the results, such as `posenc.report.evaluate.files`.
         name: of the model; also what `posenc.load` takes if an engine's workers load it themselves.
         engine: where cells are measured, see `posenc.lab.engines`; None: in this process.
         attention: also measure attention patterns, see `posenc.lab.evals.attention`.

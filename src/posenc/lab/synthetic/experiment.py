@@ -13,10 +13,10 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.errors import InputError
-from posenc.lab.data.text import IGNORED
+from posenc.lab.data.corpus_text import IGNORED
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import LEADERBOARD, Criterion, Experiment, OverLengths, Preset, Scores, Variant
-from posenc.lab.results import Aggregate, Ranking, level, share
+from posenc.lab.records import Aggregate, level, share
 from posenc.transformer import TransformerBase
 
 __all__ = ["IGNORED", "SequenceBatch", "Synthetic", "SyntheticCorpus", "answered"]
@@ -137,7 +137,7 @@ class Synthetic(OverLengths):
         super().__post_init__()
         if self.length < self.shortest or (self.length - self.shortest) % self.stride:
             steps = f" in steps of {self.stride}" if self.stride > 1 else ""
-            raise InputError(f"length={self.length}: the lengths of task {self.name} start at {self.shortest}{steps}")
+            raise InputError(f"the lengths of task {self.name} start at {self.shortest}{steps}", length=self.length)
 
     # ---------------------------------------------------------------- what a task defines
 
@@ -196,7 +196,7 @@ class Synthetic(OverLengths):
 
     def load(self, source: str, **options: Any) -> tuple[SyntheticCorpus, "Synthetic"]:
         if source != self.data:
-            raise InputError(f"data={source!r}: the sequences of task {self.name} are generated; leave data out")
+            raise InputError(f"the sequences of task {self.name} are generated", "leave data out", data=source)
         generator = torch.Generator().manual_seed(HELD_OUT_SEED)
         test = {condition: self.held_out(condition, generator) for condition in self.conditions}
         digest = hashlib.sha256(b"".join(part.numpy().tobytes() for batch in test.values() for part in batch[:2]))
@@ -211,7 +211,7 @@ class Synthetic(OverLengths):
         shapes = {condition: tuple(batch.inputs.shape) for condition, batch in corpus.test.items()}
         if shapes != {condition: (self.sequences, self.tokens_at(condition)) for condition in self.conditions}:
             raise InputError(
-                f"length={self.length}: the sequences were generated for other settings; load them for these"
+                "the sequences were generated for other settings", "load them for these", length=self.length
             )
 
     def draw(self, part: object, generator: torch.Generator) -> SequenceBatch:
@@ -242,5 +242,5 @@ class Synthetic(OverLengths):
     def chance(self, corpus: SyntheticCorpus, condition: int) -> float:
         return corpus.chance[condition]
 
-    def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
+    def point(self, variant: Aggregate, condition: int, corpus: SyntheticCorpus) -> dict[str, Any]:
         return {EXACT: asdict(share(level(variant, condition, EXACT), self.sequences))}

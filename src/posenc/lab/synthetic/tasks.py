@@ -140,8 +140,9 @@ class Recall(OfSymbols):
         most = self.pairs(self.size_at(self.factors[-1]))
         if self.symbols < most:
             raise InputError(
-                f"symbols={self.symbols}: task recall has {most} different keys at length {self.size_at(self.factors[-1])}; "
-                f"give at least {most}, or a smaller length or factors"
+                f"task recall has {most} different keys at length {self.size_at(self.factors[-1])}",
+                f"give at least {most}, or a smaller length or factors",
+                symbols=self.symbols,
             )
 
     def pairs(self, length: int) -> int:
@@ -336,8 +337,9 @@ class FlipFlop(OfSymbols):
         super().__post_init__()
         if self.factors != (1,):
             raise InputError(
-                f"factors={' '.join(map(str, self.factors))}: task flip_flop is tested with other shares of ignored instructions, at "
-                "the length of training; leave factors out"
+                "task flip_flop is tested with other shares of ignored instructions, at the length of training",
+                "leave factors out",
+                factors=self.factors,
             )
 
     def size_at(self, condition: int) -> int:
@@ -467,8 +469,9 @@ class IndirectIndexing(OfSymbols):
         super().__post_init__()
         if self.symbols < self.size_at(self.factors[-1]):
             raise InputError(
-                f"symbols={self.symbols}: task {self.name} has {self.size_at(self.factors[-1])} different symbols in its longest "
-                "test; give as many, or a smaller length or factors"
+                f"task {self.name} has {self.size_at(self.factors[-1])} different symbols in its longest test",
+                "give as many, or a smaller length or factors",
+                symbols=self.symbols,
             )
 
     def tokens_in(self, length: int) -> int:
@@ -505,7 +508,7 @@ class A5(OfSymbols):
         super().__post_init__()
         if self.symbols != len(ELEMENTS):
             raise InputError(
-                f"symbols={self.symbols}: the group of task a5 has {len(ELEMENTS)} elements; leave symbols out"
+                f"the group of task a5 has {len(ELEMENTS)} elements", "leave symbols out", symbols=self.symbols
             )
 
     def generate(self, n: int, length: int, generator: torch.Generator) -> SequenceBatch:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparisons of images: the class of an image, tested at other resolutions than that of training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -15,7 +15,7 @@ from posenc.encodings.rotary_axes import AxesRotary
 from posenc.errors import InputError, check_value, listed
 from posenc.lab.evaluate import score
 from posenc.lab.experiment import Criterion, Experiment, Preset, Scores, Variant
-from posenc.lab.results import Aggregate, Ranking, level
+from posenc.lab.records import Aggregate, level
 from posenc.lab.statistics import Estimate, estimate
 from posenc.lab.vision.images import DATA_IMAGES, ImageBatch, ImageCorpus, Images, load
 from posenc.lab.vision.scenes import CELLS
@@ -73,7 +73,9 @@ class ImageSettings(Experiment):
         object.__setattr__(self, "test_sizes", sizes)
         for name, size in (("image_size", self.image_size), *(("test_sizes", size) for size in sizes)):
             if size < 1 or size % self.patch_size:
-                raise InputError(f"{name}={size}: must be a multiple of patch_size={self.patch_size}, and above 0")
+                raise InputError(
+                    f"must be a multiple of patch_size={self.patch_size}, and above 0", argument=name, value=size
+                )
 
     @property
     def side(self) -> int:
@@ -126,20 +128,26 @@ class ImageSettings(Experiment):
     # ---------------------------------------------------------------- data and test
 
     def load(self, source: str, **options: Any) -> tuple[ImageCorpus, "ImageSettings"]:
-        corpus = ImageCorpus.of(load(source, **{**self.data_options, **options}), self)
+        corpus = ImageCorpus.of(
+            load(source, **{**self.data_options, **options}), self.image_size, self.test_sizes, self.images
+        )
         return corpus, replace(self, channels=corpus.channels, num_classes=len(corpus.classes))
 
     def check_data(self, corpus: ImageCorpus) -> None:
         if (tuple(corpus.train.sizes), tuple(corpus.test.sizes)) != ((self.image_size,), self.test_sizes):
-            raise InputError(f"test_sizes={self.test_sizes}: the images were loaded for others; load them for these")
+            raise InputError("the images were loaded for others", "load them for these", test_sizes=self.test_sizes)
         if (corpus.channels, len(corpus.classes)) != (self.channels, self.num_classes):
             raise InputError(
-                f"channels={self.channels}, num_classes={self.num_classes}: the images have {corpus.channels} and "
-                f"{len(corpus.classes)}; take the settings that loading them gives"
+                f"the images have {corpus.channels} and {len(corpus.classes)}",
+                "take the settings that loading them gives",
+                channels=self.channels,
+                num_classes=self.num_classes,
             )
         if len(corpus.test) < self.images:
             raise InputError(
-                f"images={self.images}: of data {corpus.name} {corpus.held_out} images are held out; give fewer, or more data"
+                f"of data {corpus.name} {corpus.held_out} images are held out",
+                "give fewer, or more data",
+                images=self.images,
             )
 
     def example(self, condition: int) -> Tensor:
@@ -199,13 +207,12 @@ class ImageSettings(Experiment):
     def chance(self, corpus: ImageCorpus, condition: int) -> float:
         return corpus.chance
 
-    def point(self, ranking: Ranking, variant: Aggregate, condition: int) -> dict[str, Any]:
+    def point(self, variant: Aggregate, condition: int, corpus: ImageCorpus) -> dict[str, Any]:
         return {"patches": self.side_at(condition)}
 
-    def row(self, ranking: Ranking, variant: Aggregate) -> dict[str, Any]:
+    def row(self, variant: Aggregate) -> dict[str, Any]:
         bag = level(variant, self.image_size, SHUFFLED_ACCURACY)
         return {
-            "verdict_smaller": ranking.verdict(variant, self.smaller),
             "shuffled": {
                 "loss": asdict(level(variant, self.image_size, SHUFFLED_LOSS)),
                 "accuracy": asdict(replace(bag, low=max(bag.low, 0.0), high=min(bag.high, 1.0))),
@@ -218,24 +225,20 @@ class ImageSettings(Experiment):
         seeds, size = sorted(variant.scores), self.image_size
         return estimate(variant.values(size, seeds, ACCURACY) - variant.values(size, seeds, SHUFFLED_ACCURACY))
 
-    def remarks(self, ranking: Ranking) -> list[str]:
+    def remarks(self, trained: Sequence[Aggregate]) -> list[str]:
         size, value = self.image_size, self.criterion.value
-        most = max(ranking.trained, key=lambda variant: self._lost(variant).mean)
+        most = max(trained, key=lambda variant: self._lost(variant).mean)
         intact, moved = (level(most, size, of).mean for of in (ACCURACY, SHUFFLED_ACCURACY))
-        bag = [
-            f"; without positions it is {value(level(v, size, ACCURACY).mean)}"
-            for v in ranking.trained
-            if v.name == "none"
-        ]
+        bag = [f"; without positions it is {value(level(v, size, ACCURACY).mean)}" for v in trained if v.name == "none"]
         return [
             f"With the patches of the test images shuffled, the accuracy of {most.name} goes from {value(intact)} to "
             f"{value(moved)}{''.join(bag)}."
         ]
 
-    def limits(self, ranking: Ranking) -> list[str]:
+    def limits(self, trained: Sequence[Aggregate], corpus: ImageCorpus) -> list[str]:
         notes = [
             f"{variant.name} depends on distances alone, not on directions: it cannot distinguish an image from its mirror image."
-            for variant in ranking.trained
+            for variant in trained
             if isinstance(self.make_encoding(variant.encoding), GridALiBi)
         ]
         if len(self.test_sizes) > 1:
@@ -243,10 +246,10 @@ class ImageSettings(Experiment):
                 "At another size a patch shows another part of the scene, with which a model without positions has to cope too: "
                 "the effect of an encoding is the difference from that model."
             )
-            if ranking.corpus.scaled:
+            if corpus.scaled:
                 notes.append("Larger images are the same pixels, resized: they show nothing that smaller ones do not.")
         divided = [str(size) for size in self.test_sizes if size // CELLS % self.patch_size]
-        if divided and not ranking.corpus.scaled:
+        if divided and not corpus.scaled:
             notes.append(
                 f"At {listed(divided)} pixels a patch crosses the border of two of the {CELLS} x {CELLS} cells: neighbouring "
                 "shapes meet in a patch, so a model without positions can do better than guess."

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,9 +24,6 @@ from posenc.lab.data.sources import HUB, STRINGS, column, files, kind_of, rows_o
 from posenc.lab.machine import free_bytes
 from posenc.lab.vision.scenes import Scenes
 from posenc.positions import Positions
-
-if TYPE_CHECKING:
-    from posenc.lab.vision.experiment import ImageSettings
 
 DATA_IMAGES = 5000
 """How many images are drawn or read by default."""
@@ -134,8 +131,10 @@ class ImageCorpus:
     test: Images
 
     @classmethod
-    def of(cls, pictures: Pictures, settings: "ImageSettings") -> "ImageCorpus":
+    def of(cls, pictures: Pictures, image_size: int, test_sizes: Sequence[int], images: int) -> "ImageCorpus":
         """Cut in two, always alike: every fifth image of each class is held out.
+
+        image_size, test_sizes: sides in pixels, to train on and to test. images: how many are tested.
 
         Raises:
             InputError: more than the memory that is free.
@@ -143,18 +142,19 @@ class ImageCorpus:
         by_class = pictures.labels.argsort(stable=True)
         every_fifth = torch.arange(len(by_class)) % HELD_OUT == HELD_OUT - 1
         held_out, train = by_class[every_fifth].sort().values, by_class[~every_fifth].sort().values
-        count = min(settings.images, len(held_out))
-        pixels = len(train) * settings.image_size**2 + count * sum(size**2 for size in settings.test_sizes)
+        count = min(images, len(held_out))
+        pixels = len(train) * image_size**2 + count * sum(size**2 for size in test_sizes)
         needed, free = pixels * pictures.channels, free_bytes(torch.device("cpu"))
         if needed > free:
             raise InputError(
-                f"image_size={settings.image_size}: the images need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
-                "free; give a smaller image_size and test_sizes, or fewer data_images"
+                f"the images need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
+                "give a smaller image_size and test_sizes, or fewer data_images",
+                image_size=image_size,
             )
         tested = held_out[torch.linspace(0, len(held_out) - 1, count, dtype=torch.float64).long()]
         parts = (
             Images({size: pictures.at(size, which) for size in sizes}, pictures.labels[which])
-            for which, sizes in ((train, (settings.image_size,)), (tested, settings.test_sizes))
+            for which, sizes in ((train, (image_size,)), (tested, test_sizes))
         )
         p = pictures
         return cls(p.name, p.digest, p.classes, p.channels, p.scaled, len(held_out), *parts)
@@ -209,11 +209,11 @@ def load(
         InputError: no such images, fewer than two classes, an image that cannot be read, or a package that is missing.
     """
     if not LEAST_IMAGES <= data_images <= MOST_IMAGES:
-        raise InputError(f"data_images={data_images}: must lie between {LEAST_IMAGES} and {MOST_IMAGES}")
+        raise InputError(f"must lie between {LEAST_IMAGES} and {MOST_IMAGES}", data_images=data_images)
     if source in ("places", "digits"):
         for name, column in (("image_column", image_column), ("label_column", label_column)):
             if column is not None:
-                raise InputError(f"{name}={column!r}: data={source!r} has no columns; leave it out")
+                raise InputError(f"data={source!r} has no columns", "leave it out", argument=name, value=column)
         return Scenes.drawn(data_images) if source == "places" else _digits(data_images)
     columns = _Columns(source, image_column, label_column)
     if source.startswith(HUB):
@@ -221,7 +221,7 @@ def load(
     paths = files(source, IMAGE_SUFFIXES | {".parquet"})
     rows = [path for path in paths if kind_of(path) == ".parquet"]
     if rows and len(rows) < len(paths):
-        raise InputError(f"data={source!r}: has image files and rows ({rows[0].name}); give a folder of one kind")
+        raise InputError(f"has image files and rows ({rows[0].name})", "give a folder of one kind", data=source)
     if rows:
         return _of_rows(
             columns, _sampled(chain.from_iterable(rows_of_file(path, columns) for path in rows), data_images)
@@ -233,7 +233,7 @@ def _digits(max_images: int) -> Pixels:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise InputError("data='digits': needs scikit-learn: pip install 'posenc[vision]'") from None
+        raise InputError("needs scikit-learn: pip install 'posenc[vision]'", data="digits") from None
     digits = load_digits()
     grey = torch.from_numpy(digits.images[:max_images]).mul(255 / 16).round().to(torch.uint8)[:, None]
     labels = torch.from_numpy(digits.target[:max_images]).long()
@@ -244,7 +244,7 @@ def _of_files(source: str, paths: Sequence[Path], max_images: int) -> Pixels:
     """Images in sub-folders: the first below the source names the class."""
     named = [(path.relative_to(source).parts[0], path) for path in paths if len(path.relative_to(source).parts) > 1]
     if not named:
-        raise InputError(f"data={source!r}: give a folder with a sub-folder of images per class")
+        raise InputError("give a folder with a sub-folder of images per class", data=source)
     spread = torch.linspace(0, len(named) - 1, min(max_images, len(named)), dtype=torch.float64).long()
     chosen = [named[index] for index in spread.tolist()]
     return _pixels(source, [name for name, _ in chosen], [_read(source, str(path), path) for _, path in chosen])
@@ -283,7 +283,7 @@ def _of_rows(columns: _Columns, rows: Iterable[tuple[int, Any]]) -> Pixels:
         content = image.get("bytes") if isinstance(image, dict) else image
         if content is None or label is None:
             missing = "image" if content is None else "class"
-            raise InputError(f"data={columns.source!r}: row {number} has no {missing}; leave it out")
+            raise InputError(f"row {number} has no {missing}", "leave it out", data=columns.source)
         images.append(_read(columns.source, f"row {number}", io.BytesIO(content)))
         named = isinstance(label, int) and 0 <= label < len(columns.names)
         labels.append(columns.names[label] if named else str(label))
@@ -294,7 +294,7 @@ def _pixels(source: str, labels: Sequence[str], images: list[Tensor]) -> Pixels:
     classes = sorted(set(labels), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
     if len(classes) < 2 or len(images) < LEAST_IMAGES:
         raise InputError(
-            f"data={source!r}: {len(images)} images of {len(classes)} classes; needs {LEAST_IMAGES} images of two classes"
+            f"{len(images)} images of {len(classes)} classes; needs {LEAST_IMAGES} images of two classes", data=source
         )
     number = {name: index for index, name in enumerate(classes)}
     return Pixels(source, tuple(classes), torch.tensor([number[label] for label in labels]), images)
@@ -305,23 +305,25 @@ def _read(source: str, name: str, file: Path | io.BytesIO) -> Tensor:
     try:
         from PIL import Image
     except ImportError:
-        raise InputError(f"data={source!r}: needs Pillow to read images: pip install 'posenc[vision]'") from None
+        raise InputError("needs Pillow to read images: pip install 'posenc[vision]'", data=source) from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(file) as opened:  # which reads the header alone
                 if opened.width * opened.height > MOST_PIXELS:
                     raise InputError(
-                        f"data={source!r}: {name} is {opened.width} x {opened.height} pixels; give one of at most {MOST_PIXELS:,} pixels"
+                        f"{name} is {opened.width} x {opened.height} pixels",
+                        f"give one of at most {MOST_PIXELS:,} pixels",
+                        data=source,
                     )
                 if opened.mode.startswith(("I", "F")):  # Pillow would clamp them to 255 instead of scaling them
-                    raise InputError(f"data={source!r}: {name} has more than 8 bits per channel; save it with 8")
+                    raise InputError(f"{name} has more than 8 bits per channel", "save it with 8", data=source)
                 image = _upright(opened)
     except InputError:
         raise
     except Exception as error:  # of damaged files, Pillow's decoders raise errors of any kind
         reason = first_line(error)[:100]
-        raise InputError(f"data={source!r}: {name} cannot be read as an image ({reason}); leave it out") from error
+        raise InputError(f"{name} cannot be read as an image ({reason})", "leave it out", data=source) from error
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     square = bytearray(image.crop((left, top, left + side, top + side)).tobytes())

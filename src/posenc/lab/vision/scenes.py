@@ -84,7 +84,7 @@ class Scenes:
         """
         if size % CELLS:
             raise InputError(
-                f"data='places': {CELLS} x {CELLS} cells need sizes that are multiples of {CELLS}, not {size}"
+                f"{CELLS} x {CELLS} cells need sizes that are multiples of {CELLS}, not {size}", data="places"
             )
         pixels = size // CELLS
         at = (torch.arange(pixels) + 0.5) / pixels - 0.5

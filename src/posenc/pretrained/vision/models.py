@@ -106,14 +106,14 @@ class VisionModel:
         if (height % rows or width % columns) and image_size != self.image_size:
             near = self.pixels((max(round(height / rows), 1), max(round(width / columns), 1)))
             raise InputError(
-                f"image_size={image_size}: must be a multiple of the patches of {rows} x {columns}; pass {near}"
+                f"must be a multiple of the patches of {rows} x {columns}", f"pass {near}", image_size=image_size
             )
 
     def check_weights(self) -> None:
         """Raises:
         InputError: a model without weights."""
         if next(self.tower.parameters()).is_meta:
-            raise InputError("model: it has no weights (they are on the device 'meta'); load them first")
+            raise InputError("it has no weights (they are on the device 'meta')", "load them first", argument="model")
 
     def images(self, image_size: Grid) -> Tensor:
         """Noise of a size, (1, channels, height, width), in the model's dtype."""
@@ -159,11 +159,12 @@ class TransformersModel(VisionModel):
         if self.family.square and image_size[0] != image_size[1]:
             remedy = "; the square one reads them already" if self.family.interpolates else ""
             raise InputError(
-                f"image_size={image_size}: transformers' {self.model_type} has no table for images that are not square "
-                f"({self.family.square}){remedy}"
+                f"transformers' {self.model_type} has no table for images that are not square "
+                f"({self.family.square}){remedy}",
+                image_size=image_size,
             )
         if window_size is not None and not hasattr(self.config, "window_size"):
-            raise InputError(f"window_size={window_size}: {self.model_type} has no windows")
+            raise InputError(f"{self.model_type} has no windows", window_size=window_size)
         made = []
         for settings in ([], self.settings(image_size, window_size)):
             config = copy.deepcopy(self.config)
@@ -216,7 +217,7 @@ class TimmModel(VisionModel):
         parameters = set(inspect.signature(after.set_input_size).parameters)
         extra: dict[str, Any] = {} if window_size is None else {"window_size": (window_size, window_size)}
         if not extra.keys() <= parameters:
-            raise InputError(f"window_size={window_size}: {self.model_type} has no windows")
+            raise InputError(f"{self.model_type} has no windows", window_size=window_size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its interpolation indexes in ways that newer versions of PyTorch warn of
             after.set_input_size(img_size=image_size, **extra)
@@ -252,8 +253,9 @@ def vision_model(model: nn.Module) -> VisionModel:
     if kind is not None:
         raise unknown("vision model type", kind, FAMILIES, 0.7)
     raise InputError(
-        f"model={type(model).__name__}: pass a vision model of transformers ({', '.join(sorted(FAMILIES))}), or one of timm "
-        "that has patch_embed and set_input_size"
+        f"pass a vision model of transformers ({', '.join(sorted(FAMILIES))}), or one of timm that has patch_embed "
+        "and set_input_size",
+        model=model,
     )
 
 

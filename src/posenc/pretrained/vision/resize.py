@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import InputError, check_integers, is_integer, on_one_line, shown
+from posenc.errors import InputError, check_integers, is_integer, on_one_line
 from posenc.pretrained.changes import Change, ChangeReport, ModelChange
 from posenc.pretrained.vision.models import TransformersModel, VisionModel, find_vision_model, vision_model
 from posenc.pretrained.vision.tables import (
@@ -87,7 +87,7 @@ def resize(
     method: str | None = None,
     verify: bool = True,
 ) -> Resizing:
-    """Make a pretrained vision model read images of another size, in place; `restore` undoes it.
+    """Run a pretrained vision model on images of another size, in place; `restore` undoes it.
 
     Args:
         model: of transformers, of a type in `posenc.pretrained.vision.models.FAMILIES`, alone or within a model with one
@@ -170,9 +170,7 @@ def position_parts(vision: VisionModel) -> list[Part]:
 def _size(image_size: int | Sequence[int]) -> Grid:
     sides: list[Any] = list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
     if len(sides) != 2 or not all(is_integer(n) and 0 < int(n) <= MOST_PIXELS for n in sides):
-        raise InputError(
-            f"image_size={shown(image_size)}: pass pixels, as 384 or (height, width), from 1 to {MOST_PIXELS}"
-        )
+        raise InputError(f"pass pixels, as 384 or (height, width), from 1 to {MOST_PIXELS}", image_size=image_size)
     return int(sides[0]), int(sides[1])
 
 
@@ -234,10 +232,11 @@ def _verified(
         output = vision_model(vision.model).read(images)
     except Exception as error:  # the libraries raise errors of many types
         raise InputError(
-            f"image_size={new}: {vision.library} cannot read such images with a {vision.model_type}: {on_one_line(error, 300)}"
+            f"{vision.library} cannot read such images with a {vision.model_type}: {on_one_line(error, 300)}",
+            image_size=new,
         ) from error
     if not output.isfinite().all():
-        raise InputError(f"image_size={new}: the model's output for an image of noise is not finite")
+        raise InputError("the model's output for an image of noise is not finite", image_size=new)
     verified = f"verified: an image of {by(new)} is read, {' x '.join(map(str, output.shape[1:]))}, all finite"
     if interpolated is None or interpolated.shape != output.shape:
         return (verified,), None

@@ -1,37 +1,41 @@
 "use strict";
 // Rotation as clock hands: a face per pair of channels, with the key's hand and the query's at their positions, the angle
-// between them, and around them the angles that training had.
+// between them, and around them the angles that training had; under an extension method, as trained and extended side by side.
 posenc.clocks = (() => {
   const { number } = posenc.draw, { element } = posenc.plot;
-  const FACES = 10, TURN = 2 * Math.PI;
+  const FACES = 10, FEW = 4, TURN = 2 * Math.PI;
   const degrees = angle => (angle * 180) / Math.PI;
   const around = angle => ((angle % TURN) + TURN) % TURN;
-  const shown = angle => `${Number(degrees(around(angle)).toFixed(1)) % 360}°`;
+
+  // An angle with its sign; of more than half a turn, as turns and the rest.
+  function shown(angle) {
+    const size = Math.round(degrees(Math.abs(angle)) * 10) / 10, turns = Math.floor(size / 360), sign = angle < 0 ? "−" : "";
+    if (turns > 0) return `${sign}${turns} turn${turns === 1 ? "" : "s"} ${sign || "+"} ${Math.round(size - 360 * turns)}°`;
+    return `${sign}${size < 1 ? Number(degrees(Math.abs(angle)).toPrecision(1)) : size}°`;
+  }
 
   // The hands of every pair for the chosen query and key, in radians, or null where nothing turns: {query, key: positions, seen: the
-  // relative position, hidden, pairs: [{wavelength, query, key, between, plain: the query's as trained, trained, reach: the
-  // angles from the key's hand (of a code: from 0) that training had, and that the length shown has, known: training had it}]}.
+  // relative position, hidden, pairs: [{wavelength, query, key, between, trained, reach: the angles from the key's hand (of a code: from
+  // 0) that training had, and that the length shown has, known: training had it, goesPast: the length
+  // shown has angles that training had not}], plain: the same as trained, under a method}.
   function angles(state, m) {
     if (!m.waves || state.tokens.length < 2) return null;
     const query = state.at[state.token - 1], key = state.at[state.key - 1], seen = m.seenAt(query, key), hidden = Number.isNaN(seen);
     const [at, from] = m.map ? [seen, 0] : [query, key];  // a map replaces the distance, whatever the positions are
-    const farthest = m.rotates ? Math.max(m.seen.top, Math.abs(hidden ? 0 : seen)) : Math.max(m.n - 1, query, key);
-    const away = m.rotates ? seen : Math.max(query, key);
-    const pairs = Array.from(m.turned.invFreq, (theta, c) => {
-      const plain = m.plain.invFreq[c];
-      return {
-        wavelength: TURN / theta, query: theta * at, key: theta * from, between: theta * (at - from),
-        plain: plain * (query - key) === theta * (at - from) ? null : theta * from + plain * (query - key),
-        trained: plain * (state.trained - 1), reach: theta * farthest, known: hidden || !posenc.model.newAngle(m, c, Math.abs(away)),
-      };
-    });
-    return { query, key, seen, hidden, pairs };
+    const farthest = (top, distance) => (m.rotates ? Math.max(top, Math.abs(hidden ? 0 : distance)) : Math.max(m.n - 1, query, key));
+    const fresh = (turned, c, away) => posenc.model.newAngle({ turned, plain: m.plain, state }, c, away);
+    const hands = (turned, at, from, top) => Array.from(turned.invFreq, (theta, c) => ({
+      wavelength: TURN / theta, query: theta * at, key: theta * from, between: theta * (at - from),
+      trained: m.plain.invFreq[c] * (state.trained - 1), reach: theta * farthest(top, at - from),
+      known: hidden || !fresh(turned, c, Math.abs(m.rotates ? at - from : Math.max(query, key))), goesPast: fresh(turned, c, farthest(top, at - from)),
+    }));
+    return { query, key, seen, hidden, pairs: hands(m.turned, at, from, m.rotates ? m.seen.top : 0), plain: m.changed ? hands(m.plain, query, key, m.n - 1) : null };
   }
 
   // The pairs that have a face: all, or so many from the fastest to the slowest.
-  function chosen(count) {
-    if (count <= FACES) return Array.from({ length: count }, (_, c) => c);
-    return Array.from({ length: FACES }, (_, k) => Math.round((k * (count - 1)) / (FACES - 1)));
+  function chosen(count, most) {
+    if (count <= most) return Array.from({ length: count }, (_, c) => c);
+    return Array.from({ length: most }, (_, k) => Math.round((k * (count - 1)) / (most - 1)));
   }
 
   // ------------------------------------------------------------------ a face, in SVG of 100 by 100
@@ -47,7 +51,7 @@ posenc.clocks = (() => {
     const parts = {
       circle: svg("circle", { class: "rim", cx: 50, cy: 50, r: 38 }), between: svg("path", { class: "between" }),
       trained: svg("path", { class: "trained" }), reach: svg("path", { class: "reach" }),
-      plain: svg("line", { class: "plain", x1: 50, y1: 50 }), key: svg("line", { class: "key", x1: 50, y1: 50 }), query: svg("line", { class: "query", x1: 50, y1: 50 }),
+      key: svg("line", { class: "key", x1: 50, y1: 50 }), query: svg("line", { class: "query", x1: 50, y1: 50 }),
     };
     const drawing = svg("svg", { viewBox: "0 0 100 100", "aria-hidden": "true" }), name = element("b"), says = element("span");
     drawing.append(...Object.values(parts), svg("circle", { class: "middle", cx: 50, cy: 50, r: 2.5 }));
@@ -65,32 +69,42 @@ posenc.clocks = (() => {
 
   function draw({ item, parts, name, says }, pair, c, { hidden, seen }, rotates) {
     const side = rotates && seen < 0 ? -1 : 1, from = rotates ? pair.key : 0;  // a key after its query: angles the other way
-    const full = pair.trained >= TURN, rest = pair.between % TURN;
+    const rest = pair.between % TURN;
     const set = (part, angle, length) => {
       const [x, y] = tip(angle, length);
       part.setAttribute("x2", x.toFixed(2));
       part.setAttribute("y2", y.toFixed(2));
     };
     parts.trained.setAttribute("d", arc(from, from + side * pair.trained, 44));
-    parts.reach.setAttribute("d", full || pair.reach <= pair.trained ? "" : arc(from + side * pair.trained, from + side * Math.min(pair.reach, TURN), 44));
+    parts.reach.setAttribute("d", !pair.goesPast ? "" : arc(from + side * pair.trained, from + side * Math.min(pair.reach, TURN), 44));
     parts.between.setAttribute("d", hidden || Math.abs(rest) < 1e-6 ? "" : `${arc(pair.key, pair.key + rest, 24)}L50 50Z`);
-    parts.plain.style.display = pair.plain === null || hidden ? "none" : "";
     parts.query.style.display = parts.key.style.display = hidden ? "none" : "";
     if (!hidden) {
       set(parts.key, pair.key, 25);
       set(parts.query, pair.query, 36);
-      if (pair.plain !== null) set(parts.plain, pair.plain, 36);
     }
     item.className = pair.known ? "" : "past";
     name.textContent = `pair ${c}`;
     says.textContent = hidden ? "hidden" : `${shown(pair.between)}${pair.known ? "" : ", new"}`;
   }
 
+  // The dot product of two vectors of ones as what it is made of: a bar for the cosine of each pair's angle.
+  function cosines(sum, pairs, which) {
+    const values = pairs.map(pair => Math.cos(pair.between)), total = values.reduce((a, b) => a + b, 0), wide = 100 / values.length;
+    const bars = values.map((value, c) => svg("rect", {
+      x: (c * wide + wide * 0.1).toFixed(2), width: (wide * 0.8).toFixed(2), y: (12 - 11 * Math.max(value, 0)).toFixed(2), height: (11 * Math.abs(value)).toFixed(2), class: which.includes(c) ? "drawn" : "",
+    }));
+    const drawing = svg("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" });
+    drawing.append(...bars, svg("line", { x1: 0, x2: 100, y1: 12, y2: 12 }));
+    sum.replaceChildren(drawing, element("p", { className: "hint" }, `Of equal vectors, q · k is the sum of the cosines of these angles, over all ${pairs.length} pairs: ${number(Number(total.toFixed(2)))}, and ${pairs.length} at distance 0.`));
+  }
+
   // ------------------------------------------------------------------ the panel
 
   function made(root, change) {
     const find = selector => root.querySelector(selector), select = find("select"), details = find("details");
-    let faces = [], latest = null, words = "";
+    const sides = [...root.querySelectorAll(".side")].map(place => ({ place, faces: [] }));
+    let latest = null, words = "";
     select.addEventListener("change", () => change({ key: Number(select.value) }));
     details.addEventListener("toggle", () => table());
 
@@ -100,14 +114,26 @@ posenc.clocks = (() => {
       root.hidden = !found;
       if (!found) return;
       keys(state);
-      const which = chosen(found.pairs.length);
-      if (faces.length !== which.length) {
-        faces = which.map(face);
-        find(".faces").replaceChildren(...faces.map(({ item }) => item));
-      }
-      which.forEach((c, k) => draw(faces[k], found.pairs[c], c, found, model.rotates));
+      const which = chosen(found.pairs.length, found.plain || state.step ? FEW : FACES), adds = model.rotates && state.encoding !== "xpos" && !found.hidden;
+      root.classList.toggle("two", Boolean(found.plain));
+      root.classList.toggle("few", which.length <= FEW);
+      [found.plain, found.pairs].forEach((pairs, at) => {
+        const side = sides[at], title = side.place.querySelector("h5"), sum = side.place.querySelector(".sum");
+        side.place.hidden = !pairs;
+        if (!pairs) return;
+        if (side.faces.length !== which.length) {
+          side.faces = which.map(face);
+          side.place.querySelector(".faces").replaceChildren(...side.faces.map(({ item }) => item));
+        }
+        title.hidden = !found.plain;
+        title.textContent = at ? `With ${state.method}` : "As trained";
+        const seen = at ? found : { ...found, seen: found.query - found.key };
+        which.forEach((c, k) => draw(side.faces[k], pairs[c], c, seen, model.rotates));
+        sum.hidden = !adds;
+        if (adds) cosines(sum, pairs, which);
+      });
       find(".see").textContent = sentence(found, state, model);
-      find(".legend").replaceChildren(...legend(found, model, colours).map(posenc.plot.legend));
+      find(".legend").replaceChildren(...legend(colours).map(posenc.plot.legend));
       table();
     }
 
@@ -123,9 +149,9 @@ posenc.clocks = (() => {
       if (!latest || !details.open) return;
       const { found: { pairs, hidden }, model } = latest, cell = angle => (hidden ? NaN : degrees(around(angle)));
       posenc.plot.table(find("table"), {
-        caption: "In degrees; a turn is 360",
+        caption: "In degrees; a turn is 360. The angle between the hands has a sign and counts turns",
         head: ["pair", "wavelength", "key’s hand", "query’s hand", "between", model.rotates ? "in training" : "both in training"],
-        rows: pairs.map((pair, c) => [String(c), pair.wavelength, cell(pair.key), cell(pair.query), cell(pair.between), hidden ? "hidden" : pair.known ? "yes" : "no"]),
+        rows: pairs.map((pair, c) => [String(c), pair.wavelength, cell(pair.key), cell(pair.query), hidden ? NaN : degrees(pair.between), hidden ? "hidden" : pair.known ? "yes" : "no"]),
       });
     }
 
@@ -143,13 +169,12 @@ posenc.clocks = (() => {
     return `${lead} Here ${where}, and in ${fresh} of ${pairs.length} pairs the ${what} is one that training on ${state.trained} positions did not have.`;
   }
 
-  function legend({ pairs }, model, colours) {
-    const found = [
+  function legend(colours) {
+    return [
       { stroke: colours.accent, text: "query" }, { stroke: colours.palette[3], text: "key" },
       { stroke: colours.palette[2], text: "angles of training" }, { stroke: colours.past, text: "never trained, at the length shown" },
     ];
-    return pairs.some(pair => pair.plain !== null) ? [...found, { stroke: colours.soft, dashed: true, text: `the query without ${model.state.method}` }] : found;
   }
 
-  return { made, angles };
+  return { made, angles, shown };
 })();

@@ -3,7 +3,7 @@
 posenc.controls = (() => {
   const { FIELDS } = posenc.state, { element } = posenc.plot;
   const CURVES = { "geometric:1": "base⁻ᵗ, as usual", "power:1": "t", "power:0.5": "√t", "power:2": "t²", power: "t to another power" };
-  const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line", "position_only"] };
+  const PLACES = { ".controls .fields": ["encoding", "dim", "heads", "head", "length", "trained", "curve", "exponent", "base", "method", "factor"], ".own .fields": ["tokens", "line", "bidirectional", "position_only"] };
 
   // change(part of a state, done): done is false while a slider is still moving.
   function made(root, change) {
@@ -76,7 +76,7 @@ posenc.controls = (() => {
       const codes = model.kind === "position", free = name => new Set(posenc.state.range(name, state)).size > 1;
       for (const [name, shown] of Object.entries({
         dim: codes && free("dim"), trained: free("trained"), heads: bias && !encoding.bucketed && free("heads"), head: bias && !encoding.bucketed && state.heads > 1, curve: model.waves, exponent: model.waves && state.curve === "power",
-        base: (model.waves && state.curve === "geometric") || "base" in (encoding.options || {}), factor: uses("factor"),
+        bidirectional: !model.mapped && !encoding.causal, base: (model.waves && state.curve === "geometric") || "base" in (encoding.options || {}), factor: uses("factor"),
       })) controls[name].hidden = !shown;
       stepping = state.step > 0;
       mark();

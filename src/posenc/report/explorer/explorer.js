@@ -115,6 +115,7 @@ posenc.explorer = (() => {
     root.classList.toggle("brief", brief);
     root.classList.toggle("alone", id !== "all");
     root.dataset.view = id;
+    root.dataset.first = (step && id === "all" && posenc.state.PATH[step - 1].first) || "";
     for (const field of root.querySelectorAll(".controls > .fields > .field")) {
       field.classList.toggle("changing", id !== "all" && CHANGING[id].includes(field.dataset.field));
     }

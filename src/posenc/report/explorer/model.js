@@ -39,7 +39,7 @@ posenc.model = (() => {
     const schedule = chosen === "schedule" && !refused ? method : null;
     const of = found => (found ? { ...settings, ...found } : settings);
     const kernel = entry.kernel || null;
-    const changed = Boolean(mapped || schedule), causal = Boolean(mapped) || entry.causal;
+    const changed = Boolean(mapped || schedule), causal = Boolean(mapped) || entry.causal || !s.bidirectional;
     const ofPair = (i, j) => (j > i ? NaN : target.added(s.head - 1, i - j, i));
     const signed = sign => positions.map(distance => sign * distance);
 
@@ -62,9 +62,9 @@ posenc.model = (() => {
         if (kind === "distance" && !target.alongDiagonals) return Float64Array.from({ length: n * n }, (_, at) => ofPair(Math.floor(at / n), at % n));
         return target.alongDiagonals ? posenc.codes.ofDistance(...target.alongDiagonals) : posenc.codes.allPairs(s.encoding, n, of(target.turned));
       },
-      product() {  // of a query and a key; `products` is not computed where it is not needed
-        const { alongDiagonals: along } = target;
-        return along ? (i, j) => (j <= i ? along[0][i - j] : along[1][j - i]) : (i, j) => target.products[i * n + j];
+      product() {  // of a query and a key that it sees, else NaN; `products` is not computed where it is not needed
+        const { alongDiagonals: along } = target, at = along ? (i, j) => (j <= i ? along[0][i - j] : along[1][j - i]) : (i, j) => target.products[i * n + j];
+        return causal ? (i, j) => (j > i ? NaN : at(i, j)) : at;
       },
       codesTop: () => greatest(target.codes),
       productsTop: () => (target.alongDiagonals ? Math.max(...target.alongDiagonals.map(greatest)) : greatest(target.products)),

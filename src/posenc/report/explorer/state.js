@@ -45,10 +45,10 @@ posenc.state = (() => {
   }
 
   // What follows from other choices unless it is given. Extension methods are for long inputs: under one, the line is as long
-  // as the text, tokens are spread over it, and the last is the query, as it is where keys after the query are hidden.
+  // as the text, and tokens are spread over it. The query is the last token where keys after it are hidden.
   const FOLLOWS = {
     line: s => (s.method === "none" ? FIELDS.line.default : Math.max(FIELDS.line.min, Math.min(FIELDS.line.max, s.length))),
-    token: s => (s.method === "none" && !entry(s).causal ? FIELDS.token.default : s.tokens.length),
+    token: s => (s.method === "none" && s.bidirectional && !entry(s).causal ? FIELDS.token.default : s.tokens.length),
     key: s => (s.token === FIELDS.key.default ? s.tokens.length : FIELDS.key.default),
   };
 

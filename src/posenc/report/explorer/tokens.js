@@ -10,7 +10,7 @@ posenc.tokens = (() => {
   function made(root, act) {
     const find = selector => root.querySelector(selector);
     const track = find(".track"), scale = find(".scale"), ruler = find(".ruler");
-    let state = null, buttons = [], drag = null;
+    let state = null, buttons = [], drag = null, pointed = -1, near = () => -1, redrawn = () => {};
 
     const across = at => ((at + 0.5) / state.line) * 100;
     const under = event => {
@@ -54,6 +54,21 @@ posenc.tokens = (() => {
       act.move(placed(state.at, index, Math.max(0, Math.min(last, to))), true);
     });
 
+    // The token whose arc is labelled: that of the arc under the pointer, of the token, or of the row of the table.
+    function point(index) {
+      if (index === pointed) return;
+      pointed = index;
+      redrawn();
+    }
+    ruler.addEventListener("pointermove", event => {
+      const token = buttons.indexOf(event.target.closest(".token")), box = ruler.getBoundingClientRect();
+      point(token >= 0 ? token : near(event.clientX - box.left, event.clientY - box.top));
+    });
+    ruler.addEventListener("pointerdown", event => event.target.closest(".arcs") && point(near(event.offsetX, event.offsetY)));
+    ruler.addEventListener("pointerleave", () => point(-1));
+    find(".scores").addEventListener("pointerover", event => point([...find(".scores tbody").rows].indexOf(event.target.closest("tr"))));
+    find(".scores").addEventListener("pointerleave", () => point(-1));
+
     function show(now, model, colours) {
       state = now;
       if (buttons.length !== now.tokens.length) {
@@ -74,7 +89,8 @@ posenc.tokens = (() => {
       });
       // what is measured and drawn comes before what changes the page's layout: measuring after a change is slow
       const width = track.clientWidth, halves = buttons.map(button => button.offsetWidth / 2), lane = buttons[0].offsetHeight + GAP;
-      arcs(ruler.querySelector(".arcs"), width, chosen, rows, model, colours);
+      redrawn = () => { near = arcs(ruler.querySelector(".arcs"), width, chosen, rows, model, colours, pointed); };
+      redrawn();
       code(chosen, model, colours);
       arrange(width, halves, lane);
       ticks(width);
@@ -125,13 +141,16 @@ posenc.tokens = (() => {
       return Array.from({ length: Math.ceil(state.line / step) }, (_, k) => k * step);
     }
 
-    function arcs(canvas, width, chosen, rows, model, colours) {
-      const place = at => (across(at) / 100) * width, { trained, line } = state;
-      const shown = rows.flatMap((row, index) => (index === chosen ? [] : [{
-        from: place(state.at[chosen]), to: place(row.position), share: row.share, past: row.past, label: label(row, model),
-      }]));
+    // Gives the token whose arc is near a place, or -1.
+    function arcs(canvas, width, chosen, rows, model, colours, strong = -1) {
+      const place = at => (across(at) / 100) * width, { trained, line } = state, others = [...rows.keys()].filter(index => index !== chosen);
+      const shown = others.map(index => {
+        const { position, share, past } = rows[index];
+        return { from: place(state.at[chosen]), to: place(position), share, past, label: label(state.tokens[index], rows[index], model) };
+      });
       const limit = trained < line ? { x: (trained / line) * width, label: "training length" } : null;
-      posenc.draw.arcs(canvas, colours, shown, limit);
+      const found = posenc.draw.arcs(canvas, colours, shown, limit, others.indexOf(strong));
+      return (x, y) => others[found(x, y)] ?? -1;
     }
 
     function numbers(chosen, rows, model) {
@@ -195,7 +214,7 @@ posenc.tokens = (() => {
 
     function legend(chosen, rows, model, colours) {
       find(".ruler-legend").replaceChildren(...marks(chosen, rows, model, colours).map(posenc.plot.legend));
-      const labels = { range: "An arc’s label is its distance, and what the slowest and the fastest pair make of it.", map: "An arc’s label is its distance, and what the score sees it as.", bucket: "An arc’s label is its bucket." }[labelled(model)] || "";
+      const labels = { range: "Point at an arc for its distance, and what the slowest and the fastest pair make of it.", map: "Point at an arc for its distance, and what the score sees it as.", bucket: "Point at an arc for its bucket." }[labelled(model)] || "Point at an arc for its distance and weight.";
       find("#explorer-line-signs").textContent = `${weighed(rows, model)} ${labels} Distance is the query’s position minus the key’s, in every panel. ${posenc.views.direction(model)}`.replace("  ", " ");
     }
 
@@ -277,9 +296,9 @@ posenc.tokens = (() => {
 
   const rounded = value => number(Math.abs(value) >= 100 ? Math.round(value) : Number(value.toPrecision(2)));
 
-  function label(one, model) {
-    const as = { bucket: () => String(one.bucket), map: () => `${one.distance} → ${number(one.seen)}`, range: () => `${one.distance} → ${span(one.distance, model.stretch)}` }[labelled(model)];
-    return as && !one.hidden ? as() : "";
+  function label(word, one, model) {
+    const as = { bucket: () => `, bucket ${one.bucket}`, map: () => ` → ${number(one.seen)}`, range: () => ` → ${span(one.distance, model.stretch)}` }[labelled(model)];
+    return one.hidden ? `${word}: hidden` : `${word}: distance ${number(one.distance)}${as ? as() : ""}, ${percent(one.weight)}`;
   }
 
   // A column of the table for what a method makes of the distance, and its heading.

@@ -25,7 +25,7 @@ posenc.views = (() => {
       : elsewhere(m) || "Without an encoding there are no codes: every position is the same to attention.";
   }
 
-  const title = m => posenc.settings.names[m.state.encoding].replace(/ \(.*/, "");
+  const title = m => posenc.settings.names[m.state.encoding].replace(/,? \(.*|, .*/, "");
 
   // Of an encoding that gives pairs nothing of their own, what it does instead; else "".
   function elsewhere(m) {
@@ -70,7 +70,7 @@ posenc.views = (() => {
   const products = {
     absent: m => elsewhere(m) || (m.kind !== "nothing" ? "" : "Without an encoding, every pair gets the same from its positions: nothing."),
     see(m) {
-      if (m.bucketed) return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional ? ", and keys after the query have separate buckets" : ""}. ${BOTH}`;
+      if (m.bucketed) return `The bucket of each pair: long distances share one${m.state.encodingOptions.bidirectional && !m.causal ? ", and keys after the query have separate buckets" : ""}. ${direction(m)}`;
       if (m.measured) return `The mean of what head ${m.state.head} adds at each distance. What it adds to one pair depends on the words: distance explains ${percent(explained(m)[m.state.head - 1])} of the differences. ${CAUSAL}`;
       if (m.state.encoding === "fire") return `What head ${m.state.head} adds to each pair after training: up to the position that it learned, about 76, a diagonal has one colour; later queries stretch it over all that they see. ${CAUSAL}`;
       if (m.kind === "distance") return `What head ${m.state.head} adds to the score of each query with each key: every diagonal is one distance, and has one colour. ${direction(m)}`;
@@ -85,7 +85,7 @@ posenc.views = (() => {
       const sentence = apart < 1e-9
         ? `Every diagonal has one colour: ${m.state.encoding === "xpos" ? "the score of two equal vectors" : "the dot product of two codes"} depends on how far apart they are, not on where they are.`
         : `Diagonals change colour: at one distance the products still differ by ${number(off(m))} or more, so they say where as well as how far.`;
-      return `${sentence} ${BOTH}`;
+      return `${sentence} ${direction(m)}`;
     },
     draw: (canvas, colours, m) => posenc.draw.heat(canvas, colours, {
       rows: m.n, columns: m.n, value: m.product, pixel: posenc.draw.around(colours, m.productsTop),

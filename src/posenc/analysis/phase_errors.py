@@ -161,8 +161,9 @@ def _waves(encoding: Encoding) -> Waves:
     waves = codes_of(encoding).waves
     if waves is None:
         raise InputError(
-            f"encoding: the codes of {type(encoding).__name__} are no rotation by fixed frequencies; pass a rotary or a "
-            "sinusoidal encoding, for XPos the Rotary of its frequencies"
+            f"the codes of {type(encoding).__name__} are no rotation by fixed frequencies",
+            "pass a rotary or a sinusoidal encoding, for XPos the Rotary of its frequencies",
+            argument="encoding",
         )
     return waves
 
@@ -170,7 +171,7 @@ def _waves(encoding: Encoding) -> Waves:
 def _dtype(dtype: torch.dtype | str) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise InputError(f"dtype={dtype}: phases are real numbers; pass one of {', '.join(DTYPES)}")
+        raise InputError("phases are real numbers", f"pass one of {', '.join(DTYPES)}", dtype=dtype)
     return DTYPES[name]
 
 

@@ -228,33 +228,34 @@ class _Recorder:
 
 @dataclass(frozen=True, eq=False)
 class FourTerms(Finding):
-    """The terms of the first layer's scores, per head, over all pairs that a query sees.
-
-    terms: their names. error: the largest difference between their sum and the model's scores. Since softmax ignores
-    what all keys of a query share, shares are of scores from which each query's mean is taken.
-    share: (heads, terms), a term's variance over the sum of the terms' variances. removed: (heads, terms), total variation
-    between the attention with and without a term, mean over queries: 0 nothing changes, 1 everything. designs: the same
-    with the terms of DESIGNS alone, (heads,).
-    distances: query minus key. by_distance: (heads, distances), mean of position-position, above its mean over all pairs.
-    explained: (heads,), the share of position-position's variance that distance alone accounts for; nan where it does
-    not vary.
-    map: (heads, n, n), position-position, mean over texts, nan where hidden; to_dict leaves it out.
-    loss: of the model with its first layer changed so, nats per token; None: the model does not predict next tokens.
-    """
+    """The terms of the first layer's scores, per head, over all pairs that a query sees."""
 
     name: str
     texts: int
     length: int
     terms: tuple[str, ...]
+    """Their names"""
     error: float
+    """The largest difference between their sum and the model's scores. Since softmax ignores what all keys of a query
+    share, shares are of scores from which each query's mean is taken."""
     share: Tensor
+    """(heads, terms), a term's variance over the sum of the terms' variances"""
     removed: Tensor
+    """(heads, terms), total variation between the attention with and without a term, mean over queries: 0 nothing
+    changes, 1 everything"""
     designs: Mapping[str, Tensor]
+    """The same with the terms of DESIGNS alone, (heads,)"""
     distances: Tensor
+    """Query minus key"""
     by_distance: Tensor
+    """(heads, distances), mean of position-position, above its mean over all pairs"""
     explained: Tensor
+    """(heads,), the share of position-position's variance that distance alone accounts for; nan where it does not
+    vary"""
     map: Tensor
+    """(heads, n, n), position-position, mean over texts, nan where hidden; to_dict leaves it out"""
     loss: Mapping[str, float] | None
+    """Of the model with its first layer changed so, nats per token; None: the model does not predict next tokens"""
 
     def of(self, term: str) -> int:
         """The index of a term along the tensors."""

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from posenc.cli.common import WithOutput
 from posenc.errors import InputError
 from posenc.lab.files import write_atomically
-from posenc_cli import DONE, FAILED, NOT_RUN
+from posenc_cli.answers import DONE, FAILED, NOT_RUN
 from posenc_cli.arguments import How
 
 COLOURS = {True: "#2e7d32", False: "#b3261e", None: "#6b6b6b"}

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from posenc.cli.common import WithModel, WithOutput, check_limits
 from posenc.errors import InputError, needs
-from posenc_cli import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import room
 
 
@@ -51,7 +51,7 @@ class Doctor(WithModel, WithOutput):
             self.emit({"command": self.typed, **comparison.to_dict()}, comparison.text(room()))
             return FAILED if comparison.wrong else DONE
         if self.length is not None:
-            raise InputError(f"length={self.length}: is for a configuration alone; add config_only, or leave it out")
+            raise InputError("is for a configuration alone", "add config_only, or leave it out", length=self.length)
 
         from posenc.pretrained.doctor import doctor
 

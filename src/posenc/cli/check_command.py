@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from posenc.cli.common import WithOutput
-from posenc_cli import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How
 
 

@@ -13,7 +13,7 @@ from posenc.cli.common import WithModel, WithOutput, no_progress_bars
 from posenc.errors import InputError
 from posenc.scratch import replacing
 from posenc.spec import literal, parse_sum
-from posenc_cli import DONE, FAILED
+from posenc_cli.answers import DONE, FAILED
 from posenc_cli.arguments import How, room
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Extend(WithModel, WithOutput):
 
     @classmethod
     def epilog(cls) -> str:
-        from posenc.pretrained.extend import CHOSEN
+        from posenc.lab.evals.chosen import CHOSEN
         from posenc.pretrained.methods import METHODS
 
         width = max(map(len, METHODS))
@@ -128,8 +128,8 @@ class Extend(WithModel, WithOutput):
         )
 
     def run(self) -> int:
+        from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.pretrained.export import to_hf
-        from posenc.pretrained.extend import CHOSEN, extend
         from posenc.pretrained.finetune import Checkpoint, prepared
         from posenc.pretrained.gguf_file import check_file, to_gguf
         from posenc.pretrained.load import AUTO, HALF, STEPS_LOST, chosen_because, widen
@@ -139,23 +139,23 @@ class Extend(WithModel, WithOutput):
         if self.image_size is not None:
             return self._resize(self.image_size)
         if self.method is None:
-            raise InputError("--method: is required; name one (posenc extend --help), or give --image-size")
+            raise InputError("is required", "name one (posenc extend --help), or give --image-size", argument="method")
         if self.method == CHOSEN:
             return self._auto()
         for option in AUTO_OPTIONS & self.given.keys():
-            raise InputError(f"{option}: is for --method auto, leave it out")
+            raise InputError("is for --method auto, leave it out", argument=option)
         if self.window_size is not None:
-            raise InputError(f"--window-size {self.window_size}: is for vision models, give --image-size with it")
+            raise InputError("is for vision models, give --image-size with it", window_size=self.window_size)
         if self.verify_tokens is not None and self.verify_tokens < 2:
-            raise InputError(f"--verify-tokens {self.verify_tokens}: must be at least 2")
+            raise InputError("must be at least 2", verify_tokens=self.verify_tokens)
         for item in self.option:
             if "=" not in item:
-                raise InputError(f"--option {item}: write key=value")
+                raise InputError("write key=value", option=item)
         method = self.method
         options = {key: literal(value) for key, _, value in (item.partition("=") for item in self.option)}
         fits = any(part.name == "fit" for part in parse_sum(method))
         if fits and self.text is None:
-            raise InputError("--method fit: give --text FILE, on which the stretches are learned")
+            raise InputError("give --text FILE, on which the stretches are learned", method="fit")
         training = self._check_training()
         text = None if self.text is None else _read(self.text, "--text")  # before anything is loaded
         self._check_out()
@@ -227,25 +227,27 @@ class Extend(WithModel, WithOutput):
 
     def _auto(self) -> int:
         """Let measurements choose the method."""
+        from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.lab.evals.plan import PLAN
         from posenc.lab.study import Interrupted
         from posenc.pretrained.export import to_hf
-        from posenc.pretrained.extend import CHOSEN, extend
         from posenc.pretrained.gguf_file import check_file, to_gguf
         from posenc.report.terminal import Display
 
         for name in ("window_size", "option", "verify_tokens", "finetune"):
             if getattr(self, name):
-                raise InputError(f"{name}: is for one method; let auto choose, then give it with --method CHOICE")
+                raise InputError(
+                    "is for one method", "let auto choose, then give it with --method CHOICE", argument=name
+                )
         for name in self.given.keys() - AUTO_OPTIONS - {"seed"}:
-            raise InputError(f"{name}: is for fine-tuning; let auto choose, then give it with --method CHOICE")
+            raise InputError("is for fine-tuning", "let auto choose, then give it with --method CHOICE", argument=name)
         text = None if self.text is None else _read(self.text, "--text")
         saved_in = None if self.out is None else Path(self.out) / "model"
         if self.out is not None and not any((Path(self.out) / name).exists() for name in (PLAN, "cells")):
             self._check_out()
         if saved_in is not None and saved_in.exists():
             raise InputError(
-                f"--out {self.out}: has a model already; name a new folder, with --plan {Path(str(self.out)) / PLAN}"
+                "has a model already", f"name a new folder, with --plan {Path(str(self.out)) / PLAN}", out=self.out
             )
         if self.gguf is not None:
             check_file(self.gguf)
@@ -282,11 +284,11 @@ class Extend(WithModel, WithOutput):
 
         for name in ("factor", "target_length", "option", "text", "verify_tokens", "finetune", "gguf"):
             if getattr(self, name):
-                raise InputError(f"{name}: is for language models, leave it out beside --image-size")
+                raise InputError("is for language models, leave it out beside --image-size", argument=name)
         self._check_training()
         sides = image_size.lower().split("x")
         if not 1 <= len(sides) <= 2 or not all(side.isdecimal() and len(side) < 10 for side in sides):
-            raise InputError(f"--image-size {image_size}: write pixels, as 384 or 384x512 (height x width)")
+            raise InputError("write pixels, as 384 or 384x512 (height x width)", image_size=image_size)
         size = tuple(map(int, sides)) if len(sides) == 2 else int(sides[0])
         self._check_out()
         model, _ = self.load()
@@ -303,19 +305,19 @@ class Extend(WithModel, WithOutput):
         from posenc.lab.files import Folder
 
         if self.out is not None and not self.out.isprintable():  # tokenizers writes to no path that is not Unicode
-            raise InputError(f"--out {self.out!r}: has characters that cannot be shown; name another folder")
+            raise InputError("has characters that cannot be shown", "name another folder", out=self.out)
         if self.out is not None and any(Folder(self.out).directory.iterdir()):
-            raise InputError(f"--out {self.out}: is not empty; name a new folder")
+            raise InputError("is not empty", "name a new folder", out=self.out)
 
     def _check_training(self) -> list[str] | None:
         """The texts to train on; None: no fine-tuning."""
         if not self.finetune:
             for name in self.given:
-                raise InputError(f"{name}: is for fine-tuning, give --finetune FILE with it")
+                raise InputError("is for fine-tuning, give --finetune FILE with it", argument=name)
             return None
         trained_on = [Path(file).resolve() for file in self.finetune]
         if self.verify and self.text is not None and Path(self.text).resolve() in trained_on:
-            raise InputError(f"--text {self.text}: the model is trained on it; give another, which it has not seen")
+            raise InputError("the model is trained on it", "give another, which it has not seen", text=self.text)
         return [_read(file, "--finetune") for file in self.finetune]
 
     def _before_and_after(

@@ -4,15 +4,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from posenc.positions import Positions
-
-if TYPE_CHECKING:
-    from posenc.lab.text import Settings
 
 HELD_OUT = 0.1
 """The share at the end of the text that is reserved for testing."""
@@ -149,7 +146,25 @@ class TextBatch(NamedTuple):
         return None if self.documents is None else Positions.packed(document_ids=self.documents[:, :-1])
 
 
-def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) -> TextBatch:
+class Windows(Protocol):
+    """The settings that sequences are drawn by: their length and number; of the tests the longest, the number of passages and
+    of the targets in each."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def packed(self) -> bool: ...
+    @property
+    def longest(self) -> int: ...
+    @property
+    def windows(self) -> int: ...
+    @property
+    def targets(self) -> int: ...
+
+
+def draw(text: Text | Tensor, settings: Windows, generator: torch.Generator) -> TextBatch:
     """The sequences of one training step: a function of its arguments alone.
 
     Running text is cut anywhere. Packed, a sequence starts where a document does, goes on with the documents after it,
@@ -166,7 +181,7 @@ def draw(text: Text | Tensor, settings: "Settings", generator: torch.Generator) 
     return TextBatch(text.tokens[index].long(), text.document(index) if settings.packed else None)
 
 
-def window_ends(text: Text | Tensor, settings: "Settings") -> Tensor:
+def window_ends(text: Text | Tensor, settings: Windows) -> Tensor:
     """(windows,): the last token of each held-out passage, evenly spread. Where the documents are known, a passage lies in one
     if there are enough such passages, and else anywhere, see `inside_documents`."""
     text, s = Text.of(text), settings
@@ -179,11 +194,11 @@ def window_ends(text: Text | Tensor, settings: "Settings") -> Tensor:
     return text.edges[document] + s.longest + index - (through - room)[document]
 
 
-def inside_documents(text: Text, settings: "Settings") -> bool:
+def inside_documents(text: Text, settings: Windows) -> bool:
     """Whether the documents that are longer than the longest test length have room for all targets."""
     return int(_room(text, settings).sum()) > settings.windows * settings.targets
 
 
-def _room(text: Text, settings: "Settings") -> Tensor:
+def _room(text: Text, settings: Windows) -> Tensor:
     """(documents,): how many of a document's tokens have the longest context before them."""
     return (text.edges.diff() - settings.longest).clamp(min=0)

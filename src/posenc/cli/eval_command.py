@@ -77,23 +77,23 @@ class Eval(WithModel, StudyCommand):
         from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.files import Folder
         from posenc.lab.tracking import Tracking
-        from posenc.report.evaluate import FILES, show
+        from posenc.report.evaluate import files, show
         from posenc.report.terminal import Display
 
         refuse_launcher("an evaluation", "its cells")
         settings = settings_of(self.preset, **self.given)
-        files = digests(settings.made())  # a mistake shows before a model is loaded
+        texts = digests(settings.made())  # a mistake shows before a model is loaded
         resolved: dict[str, Any] = {}
-        if settings.text in files:
-            resolved["text_sha256"] = files[settings.text]
-            check_unchanged(f"--text {settings.text}", "text_sha256", self.text_sha256, files[settings.text])
+        if settings.text in texts:
+            resolved["text_sha256"] = texts[settings.text]
+            check_unchanged("text", settings.text, "text_sha256", self.text_sha256, texts[settings.text])
         engine = make_engine(self, local="here")
         Folder(self.out)
         tracking = Tracking(self.track, self.out)
         model, tokenizer = self.load()
         resolved |= {"device": str(next(model.parameters()).device), "model_fingerprint": fingerprint(model)}
         resolved["dtype"] = str(model.dtype).removeprefix("torch.")
-        check_unchanged(self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
+        check_unchanged("model", self.model, "model_fingerprint", self.model_fingerprint, resolved["model_fingerprint"])
         code, results = run_study(
             self,
             Display(yes=self.yes),
@@ -107,7 +107,7 @@ class Eval(WithModel, StudyCommand):
                 attention=self.attention,
                 progress=progress,
                 command=self.typed,
-                pages=FILES,
+                pages=files,
                 begin=lambda: record(self.out, self, **resolved),
                 **self.given,
             ),

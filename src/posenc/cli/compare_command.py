@@ -130,7 +130,7 @@ class Compare(StudyCommand):
         refuse_launcher("a comparison", "its trainings")
         alone = self.device != "cpu" and self.engine == "local"
         if alone and self.workers not in (None, 1):
-            raise InputError(f"workers={self.workers}: on cuda, models are trained one after the other; leave it out")
+            raise InputError("on cuda, models are trained one after the other", "leave it out", workers=self.workers)
         engine = create("here") if alone else make_engine(self, workers=self.workers)
         comparisons, table = self.read_table() if self.against else (self.read(), None)
         tracking = Tracking(self.track, self.out)
@@ -151,9 +151,8 @@ class Compare(StudyCommand):
                 "table": table,
             }  # fmt: skip
             if one:
-                return compare(*comparisons[0], self.out, pages=report.files(may_import=True), **more)
-            tasks = [each.settings.name for each, _ in comparisons]
-            return compare_tasks(comparisons, self.out, pages=leaderboard.files(tasks, may_import=True), **more)
+                return compare(*comparisons[0], self.out, pages=partial(report.files, may_import=True), **more)
+            return compare_tasks(comparisons, self.out, pages=partial(leaderboard.files, may_import=True), **more)
 
         code, _ = run_study(
             self,
@@ -178,7 +177,7 @@ class Compare(StudyCommand):
         kind = experiment(task, may_import=True)
         if self.preset not in kind.presets:
             raise InputError(
-                f"preset={self.preset}: task {task} has none of this name; give {listed(list(kind.presets))}"
+                f"task {task} has none of this name", f"give {listed(list(kind.presets))}", preset=self.preset
             )
         preset: Preset = kind.presets[self.preset]
         changed = {name: value for name, value in self.given.items() if name not in kind.data_options}
@@ -221,17 +220,17 @@ class Compare(StudyCommand):
             **self.given,
         }
         for name in (name for name, value in decided.items() if value):
-            raise InputError(f"{name}: --against takes it from the table; leave it out")
+            raise InputError("--against takes it from the table", "leave it out", argument=name)
         if not self.encodings:
-            raise InputError("encodings: name those to place in the table")
+            raise InputError("name those to place in the table", argument="encodings")
         return against(str(self.against), names(self.encodings), self.task, self.seeds)
 
     def read(self) -> "list[tuple[Comparison, Dataset]]":
         """The comparison of every task, and its data."""
         if len(set(self.tasks)) < len(self.tasks):
-            raise InputError(f"task={' '.join(self.tasks)}: names a task twice; name each once")
+            raise InputError("names a task twice", "name each once", task=self.tasks)
         if len(self.tasks) > 1 and self.data_sha256:
-            raise InputError("data_sha256: is for one task; leave it out, or name one --task")
+            raise InputError("is for one task", "leave it out, or name one --task", argument="data_sha256")
         return [self._read(task) for task in self.tasks]
 
     def _read(self, task: str) -> "tuple[Comparison, Dataset]":
@@ -243,7 +242,7 @@ class Compare(StudyCommand):
         kind = experiment(task, may_import=True)
         for name in self.given:
             if name not in (*settings_in(kind), *kind.data_options):
-                raise InputError(f"{name}: is for other tasks; leave it out of --task {task}")
+                raise InputError("is for other tasks", f"leave it out of --task {task}", argument=name)
         encodings, seeds, settings = self.planned(task)
         if self.engine != "ray":
             check_present(self.device)
@@ -252,7 +251,7 @@ class Compare(StudyCommand):
         data = self.data or kind.data
         corpus, settings = settings.load(data, **self._reading(kind))
         check_affordable(settings, workers, memory)
-        check_unchanged(f"--data {data}", "data_sha256", self.data_sha256, corpus.digest)
+        check_unchanged("data", data, "data_sha256", self.data_sha256, corpus.digest)
         execution = Execution(self.device, self.precision, self.compiled)
         return Comparison(encodings, seeds, settings, execution), corpus
 
@@ -261,5 +260,5 @@ def _share(text: str) -> tuple[int, int]:
     """The numbers in "1/4"."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal()):
-        raise InputError(f"share={text}: write two numbers, as in 1/4 for the first of four shares")
+        raise InputError("write two numbers, as in 1/4 for the first of four shares", share=text)
     return int(part), int(parts)

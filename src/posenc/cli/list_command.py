@@ -35,7 +35,7 @@ class List(WithOutput):
     ] = None  # fmt: skip
 
     def run(self) -> int:
-        from posenc_cli import table
+        from posenc_cli.answers import table
         from posenc_cli.arguments import Mistake
         from posenc_cli.listing import listed
 

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured of our kernels on GPUs, from gpus.json."""
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+RECORD: dict[str, dict[str, Any]] = json.loads(files("posenc.backends").joinpath("gpus.json").read_text())
+"""Compute capability ("9.0") -> `kernels`, those of ours that benchmarks/gpu.py found right and faster than PyTorch's on such
+a GPU ("rotary"; "vector" and "products", the attention kernels by what they read), their `tiles`, and the versions."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What `rotary_kernel` serves; wider ones would lose digits."""
+
+
+def recorded(device: torch.device) -> dict[str, Any]:
+    """What RECORD has of a device."""
+    if not RECORD or device.type != "cuda":
+        return {}
+    return RECORD.get("{}.{}".format(*torch.cuda.get_device_capability(device)), {})

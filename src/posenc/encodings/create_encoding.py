@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every encoding by name, and how to make one from a name, a short text or a spec."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
+from typing import Any
+
+import torch
+
+from posenc import position_maps
+from posenc.encoding import Composite, Encoding, PerLayer, Sum
+from posenc.encodings.absolute import Absolute, GridSinusoidal, Learned, Sinusoidal
+from posenc.encodings.accumulated_rotary import CARoPE, Mamba3Rotary, SelectiveRotary
+from posenc.encodings.augment import CAPE, SHAPE, PoSE, Randomized
+from posenc.encodings.block_rotary import STRING, ComRoPE, LieRE
+from posenc.encodings.complex_order import ComplexOrder
+from posenc.encodings.cope import CoPE
+from posenc.encodings.dape import DAPE
+from posenc.encodings.deberta import DeBERTa, DeBERTaV2, EnhancedMaskDecoder
+from posenc.encodings.distance import KERPLE, T5, ALiBi, GridALiBi, Sandwich, Sines
+from posenc.encodings.fire import FIRE
+from posenc.encodings.floater import FLOATER
+from posenc.encodings.forgetting import FoX
+from posenc.encodings.grape import GRAPEA
+from posenc.encodings.learned_rotary import FoPE, HeadRotary, LearnedRotary, RoPEPlusPlus
+from posenc.encodings.mapped import Mapped
+from posenc.encodings.naive import Binary, Integer, NoPE, Normalized
+from posenc.encodings.path import PaTH
+from posenc.encodings.patterns import PATTERNS, read
+from posenc.encodings.pope import PoPE
+from posenc.encodings.projected_relative import ProjectedRelative
+from posenc.encodings.rotary import DecoupledRotary, PRotary, Rotary, XPos
+from posenc.encodings.rotary_axes import AxialRotary, MixedRotary, MRotary
+from posenc.encodings.rove import RoVE
+from posenc.encodings.selective import SelectiveAttention
+from posenc.encodings.shaw import Shaw
+from posenc.encodings.sinks import LearnedSink, PrefixKV, SoftmaxN
+from posenc.encodings.stick_breaking import StickBreaking
+from posenc.encodings.tables import AxialTable, GridTable, Hierarchical, Multiplicative
+from posenc.encodings.temperature import LogN, StepTemperature, Temperature
+from posenc.encodings.transformer_xl import TransformerXL, XLNet
+from posenc.encodings.tupe import TUPE, TUPER
+from posenc.encodings.visible import Chunks, Window
+from posenc.encodings.wall import Wall
+from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
+from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
+from posenc.frequencies import SCHEDULES
+from posenc.position_maps import PositionMap
+from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr
+
+# fmt: off
+__all__ = [
+    "CAPE", "DAPE", "ENCODINGS", "FIRE", "FLOATER", "GRAPEA", "KERPLE", "SHAPE", "STRING", "T5", "TUPE", "TUPER", "ALiBi", "Absolute",
+    "AxialRotary", "AxialTable", "Binary", "CARoPE", "Chunks", "ClassWindowTable", "CoPE", "ComRoPE", "ComplexOrder", "DeBERTa",
+    "DeBERTaV2", "DecoupledRotary", "EnhancedMaskDecoder", "FoPE", "FoX", "GridALiBi", "GridSinusoidal", "GridTable", "HeadRotary",
+    "Hierarchical", "Integer", "Learned", "LearnedRotary", "LearnedSink", "LieRE", "LogN", "LogWindow", "MRotary", "Mamba3Rotary", "Mapped",
+    "MixedRotary", "Multiplicative", "NoPE", "Normalized", "PRotary", "PaTH", "PoPE", "PoSE", "PrefixKV", "ProjectedRelative", "Randomized",
+    "RoPEPlusPlus", "RoVE", "Rotary", "Sandwich", "SelectiveAttention", "SelectiveRotary", "Shaw", "Sines", "Sinusoidal", "SoftmaxN",
+    "StepTemperature", "StickBreaking", "Temperature", "TransformerXL", "Wall", "Window", "WindowTable", "XLNet", "XPos", "create",
+    "from_spec",
+]
+
+ENCODINGS: dict[str, type[Encoding]] = {
+    cls.name: cls
+    for cls in (
+        # at the input: naive ones, then a code per position
+        NoPE, Normalized, Integer, Binary,
+        Sinusoidal, Learned, Hierarchical, Multiplicative, ComplexOrder, AxialTable, GridTable, GridSinusoidal,
+        # at the input, and carried into every layer
+        FLOATER,
+        # on queries and keys
+        Rotary, PRotary, DecoupledRotary, XPos, HeadRotary, LearnedRotary, FoPE, RoPEPlusPlus, AxialRotary, MRotary, MixedRotary,
+        LieRE, ComRoPE, STRING, PoPE, SelectiveRotary, Mamba3Rotary, CARoPE,
+        # on the values
+        RoVE,
+        # on the scores, by content and distance
+        Shaw, TransformerXL, XLNet, TUPE, TUPER, DeBERTa, DeBERTaV2, ProjectedRelative, GRAPEA, DAPE, SelectiveAttention,
+        # on the scores, by the tokens between query and key
+        Wall, PaTH,
+        # on the scores, by distance
+        T5, Sines, ALiBi, KERPLE, Sandwich, FIRE, CoPE, FoX, WindowTable, ClassWindowTable, LogWindow, GridALiBi,
+        # on positions themselves, in training
+        SHAPE, CAPE, Randomized, PoSE,
+        # on the softmax
+        SoftmaxN, LearnedSink, LogN, Temperature, StepTemperature, StickBreaking,
+        # on what each query sees
+        Window, Chunks, PrefixKV,
+    )
+}
+# fmt: on
+
+
+MOST_BYTES = 2**30
+"""What an encoding may take because of its options; the model's shape is not bounded here."""
+
+
+def create(
+    name: str | EncodingSpec,
+    *,
+    dim: int | None = None,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+    num_kv_heads: int | None = None,
+    num_layers: int | None = None,
+    max_positions: int | None = None,
+    causal: bool | None = None,
+    grid: Sequence[int] | None = None,
+    classes: Mapping[str, type[Encoding]] = {},
+    may_import: bool = True,
+    **options: Any,
+) -> Encoding:
+    """Create an encoding by name for a model of the given shape; each uses the parts of the shape that it needs.
+
+    Args:
+        name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
+            after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" for layers that
+            alternate ("rope/rope/rope/none"); or a pattern of layers ("local_nope:window=512", see
+            `posenc.encodings.patterns`). A class of any other package is MODULE:CLASS or FILE:CLASS
+            ("fade.py:Fade:slope=2"), which is imported.
+        dim: the width of the model's input.
+        num_heads: query heads.
+        head_dim: channels of a head; None: dim / num_heads, where it is an integer.
+        num_kv_heads: key heads, where several query heads share one.
+        num_layers: of the model; for parameters per layer, and for layers that alternate.
+        max_positions: the context length of the training, in tokens, for tables and for those that scale by it; None: with a
+            grid its number of patches.
+        causal: whether a query sees only the keys before it.
+        grid: (height, width) or (frames, height, width), in patches, of the images trained on: for tables of a grid, and for
+            the number of axes.
+        classes: further encodings by name.
+        may_import: False for a name that was read from a file, which must not be MODULE:CLASS or FILE:CLASS.
+        options: keyword arguments of the class, with a single name.
+
+    Raises:
+        InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.
+    """
+    check_arguments(create, locals())
+    spec = read(name, classes)
+    if options and (len(spec.layers) > 1 or len(spec.layers[0]) > 1 or spec.layers[0][0].map):
+        raise InputError(
+            f"options {sorted(options)} for {str(spec)!r}: write them into the text, as in rope:layout=half"
+        )
+    if head_dim is None and dim is not None and num_heads is not None and dim % num_heads == 0:
+        head_dim = dim // num_heads
+    if grid is not None:
+        check_grid(grid)
+        max_positions = math.prod(grid) if max_positions is None else max_positions
+    height, width = (None, None) if grid is None else grid[-2:]
+    shape = {
+        "height": height, "width": width, "columns": width, "axes": None if grid is None else len(grid), "dim": dim,
+        "num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads, "max_positions": max_positions,
+        "rows": max_positions, "train_length": max_positions, "bidirectional": None if causal is None else not causal,
+    }  # fmt: skip
+
+    def layer(terms: Sequence[Spec], layers: int | None) -> Encoding:
+        of_layer = shape | {"num_layers": layers}
+        made = {term: _single(term, of_layer, classes, options, may_import) for term in dict.fromkeys(terms)}
+        return made[terms[0]] if len(terms) == 1 else Sum(*(made[term] for term in terms))
+
+    if len(spec.layers) == 1:
+        return layer(spec.layers[0], num_layers)
+    turns: dict[tuple[Spec, ...], int | None] = dict.fromkeys(spec.layers)
+    if num_layers is not None:
+        acting = [spec.layers[i % len(spec.layers)] for i in range(num_layers)]
+        turns = {terms: max(1, acting.count(terms)) for terms in turns}
+    parts = {terms: layer(terms, layers) for terms, layers in turns.items()}
+    return PerLayer(*(parts[terms] for terms in spec.layers), num_layers=num_layers)
+
+
+def _single(
+    spec: Spec,
+    shape: Mapping[str, Any],
+    classes: Mapping[str, type[Encoding]],
+    options: Mapping[str, Any],
+    may_import: bool,
+) -> Encoding:
+    """One term of an encoding's text. shape: what a class may take of the model's."""
+    name, cls = spec.name, classes.get(spec.name) or lookup(spec.name, may_import=may_import)
+    parameters = cls.arguments()
+    options = {**options, **spec.values(name, parameters)}
+    check_options(name, options, parameters, cls.__init__)
+    dim, heads = shape["dim"], shape["num_heads"]
+    unknown_width = "head_dim" in parameters and "head_dim" not in options and shape["head_dim"] is None
+    if unknown_width and dim is not None and heads is not None:
+        raise InputError("must divide evenly; or pass head_dim", dim=dim, num_heads=heads)
+    given = {k: v for k, v in shape.items() if k in parameters and k not in options and v is not None}
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given | options]
+    if missing:
+        raise InputError(f"{name} needs {', '.join(missing)}: pass {' and '.join(m + '=' for m in missing)}")
+    check_affordable(name, cls, given, options)
+    encoding = cls(**given, **options)
+    return encoding if spec.map is None else Mapped(encoding, create_map(spec.map))
+
+
+def check_grid(grid: Sequence[int]) -> None:
+    """Check the size of an image or a video.
+
+    Raises:
+        InputError: names it.
+    """
+    if len(grid) not in (2, 3):
+        raise InputError("pass (height, width) or (frames, height, width) in patches", grid=grid)
+    for n in grid:
+        check_sizes(grid=n)
+
+
+def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {}) -> Encoding:
+    """Create the encoding that `spec()` describes, with newly initialised parameters.
+
+    classes: further ones by name, as in `create`; a spec names a class without a `name` by its class name.
+
+    Raises:
+        InputError: an unknown name or arguments that the encoding does not take.
+    """
+    check_arguments(from_spec, locals())
+    arguments = dict(spec)
+    name = arguments.pop("name", None)
+    known = {**ENCODINGS, **{c.name: c for c in (Sum, PerLayer, Mapped)}, **classes}
+    cls = (known.get(name) if isinstance(name, str) else None) or lookup(name, may_import=False)
+    if issubclass(cls, Composite):
+        parameters = cls.arguments()
+        if set(arguments) - {"order", *parameters} != {"parts"}:
+            may = " and ".join(map(repr, ("order", *parameters)))
+            raise InputError(f"spec of {name!r}: needs 'parts' and may have {may}, got {sorted(arguments)}")
+        parts = [from_spec(part, classes) for part in arguments.pop("parts")]
+        order = arguments.pop("order", range(len(parts)))
+        return cls(*(parts[i] for i in order), **arguments)
+    parameters = cls.arguments()
+    heads = None if "heads" in parameters else arguments.pop("heads", None)
+    for argument, value in arguments.items():
+        if argument not in parameters:
+            raise unknown(f"argument in the spec of {name!r}:", argument, parameters)
+        takes = parameters[argument].annotation
+        inner = value.get("name") if isinstance(value, Mapping) else None
+        if isinstance(inner, str) and inner in known and (takes is Parameter.empty or "Encoding" in str(takes)):
+            arguments[argument] = from_spec(value, classes)
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
+    if missing:
+        raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
+    check_affordable(str(name), cls, {}, arguments)
+    made = cls(**arguments)
+    return made if heads is None else made.heads(_range(name, heads))
+
+
+def _range(name: object, heads: Any) -> slice:
+    """The heads of a spec."""
+    if not isinstance(heads, (list, tuple)) or len(heads) != 2 or not all(isinstance(at, int) for at in heads):
+        raise InputError(f"spec of {name!r}: heads={shown(heads)}: give the first head and the end, such as [4, 8]")
+    return slice(*heads)
+
+
+def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse options with which an encoding would take more than `MOST_BYTES`, before they are allocated. given: the model's
+    shape.
+
+    Raises:
+        InputError: names the options and the bytes.
+    """
+    sizes = {key: value for key, value in options.items() if isinstance(value, int) and value > 1}
+    if cls not in ENCODINGS.values() or not sizes:  # without options, the model is as large
+        return
+    if (
+        math.prod(sizes.values()) ** 2 * math.prod(_sizes(given.values())) < MOST_BYTES // 64
+    ):  # a size may be both sides of a table
+        return
+    with torch.device("meta"):
+        made = cls(**given, **options)
+    size = sum(each.numel() * each.element_size() for each in {*made.parameters(), *made.buffers()})
+    if size > MOST_BYTES:
+        written = ", ".join(f"{key}={value}" for key, value in sizes.items())
+        raise InputError(f"{name} with {written}: takes {size:,} bytes; give sizes that take at most {MOST_BYTES:,}")
+
+
+def _sizes(values: Iterable[Any]) -> Iterator[int]:
+    yield from (value for value in values if isinstance(value, int) and value > 1)
+
+
+def lookup(name: object, *, may_import: bool) -> type[Encoding]:
+    """The class behind a name, or behind MODULE:CLASS or FILE:CLASS, which is imported. may_import: see `load_object`.
+
+    Raises:
+        InputError: an unknown name, with the nearest one, an object that is not a class of encodings, or a text from a file
+            that names code.
+    """
+    if isinstance(name, str) and name in ENCODINGS:
+        return ENCODINGS[name]
+    if isinstance(name, str) and ":" in name:
+        base, _, option = name.partition(":")
+        if base in ENCODINGS:
+            raise InputError(f"option {option} of {base}: write {option}=value")
+        with printing_to_stderr():
+            cls = load_object(name, may_import=may_import)
+        if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+            raise InputError(f"{name}: is a {type(cls).__name__}; name a subclass of posenc.Encoding")
+        return cls
+    for known, cls in ENCODINGS.items():
+        if str(name).lower() == cls.__name__.lower():
+            raise InputError(f"unknown encoding {name!r}: did you mean {known!r}? known are {', '.join(ENCODINGS)}")
+    if isinstance(name, str) and name in SCHEDULES:
+        raise InputError(
+            f"encoding {name!r}: is a frequency schedule of rope; write posenc.Rotary(head_dim).with_schedule({name!r}, ...), "
+            "or extend a pretrained model by it"
+        )
+    if isinstance(name, str) and name in position_maps.MAPS:
+        raise InputError(f"encoding {name!r}: is a position map; write it after an encoding, as in rope@{name}")
+    if isinstance(name, str) and name in PATTERNS:
+        raise InputError(f"encoding {name!r}: is a pattern of layers; pass it to posenc.create, as a text")
+    raise unknown("encoding", name, [*ENCODINGS, *PATTERNS])
+
+
+def create_map(spec: Spec) -> PositionMap:
+    """The position map that a text names after "@", such as self_extend:window=1024:group=8.
+
+    Raises:
+        InputError: an unknown name or option.
+    """
+    return position_maps.create({"name": spec.name, **spec.values(f"position map {spec.name!r}")})

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules as data and as text: made, read, written and compared."""
+
+import math
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any
+
+from posenc.errors import InputError, check_positive, unknown
+from posenc.frequencies.difference import Difference, compared
+from posenc.frequencies.schedules import SCHEDULES, Frequencies, check_factor, check_length
+from posenc.spec import Spec, check_options, parse_sum
+
+__all__ = ["Difference", "as_text", "complete", "create", "diff", "options_of", "parse"]
+
+
+def create(schedule: Mapping[str, Any], head_dim: int, *, base: float) -> Frequencies:
+    """The frequencies of a schedule given as data: {"name": "ntk", "factor": 4}.
+
+    Those that are applied to another take it as "of": {"name": "resonance", "of": {"name": "ntk", "factor": 4}}.
+
+    Raises:
+        InputError: an unknown name, unknown options, or a missing option.
+    """
+    name, function, options = _look_up(schedule)
+    parameters = options_of(name)
+    if isinstance(options.get("of"), Mapping) and "of" in parameters:
+        options["of"] = create(options["of"], head_dim, base=base)
+    check_options(f"schedule {name!r}", options, parameters, function)
+    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in options]
+    if missing:
+        raise InputError(f"schedule {name!r} needs {' and '.join(missing)}")
+    return function(head_dim, base=base, **options)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """A schedule written as text, as data: "yarn:factor=4:beta_fast=16", and what is applied to it after a plus sign,
+    "yarn:factor=4+resonance". Options that it does not name are omitted, see `complete`.
+
+    Raises:
+        InputError: an unknown name or option, or something after a plus that is not applied to others.
+    """
+    schedule: dict[str, Any] = {}
+    for spec in parse_sum(text):
+        name = spec.name
+        if name not in SCHEDULES:
+            raise unknown("schedule", name, SCHEDULES)
+        known = options_of(name)
+        if schedule and "of" not in known:
+            appliable = ", ".join(sorted(n for n in SCHEDULES if "of" in options_of(n)))
+            raise InputError(f"schedule {text!r}: {name} is not applied to another schedule; after + go {appliable}")
+        read = spec.values(f"schedule {name!r}", [key for key in known if key != "of"])
+        schedule = {"name": name, **read} | ({"of": schedule} if schedule else {})
+    return schedule
+
+
+def as_text(schedule: Mapping[str, Any]) -> str:
+    """A schedule given as data, written as `parse` reads it."""
+    name, _, options = _look_up(schedule)
+    of = options.pop("of", None)
+    text = str(Spec.of(name, options))
+    return text if of is None else f"{as_text(of)}+{text}"
+
+
+def complete(schedule: Mapping[str, Any], **shape: Any) -> dict[str, Any]:
+    """A schedule as data with those of the further options that it cannot do without (no default, or None) and does
+    not have: complete({"name": "yarn"}, factor=4.0, original_max_positions=8192, length=32768).
+
+    Raises:
+        InputError: an unknown name.
+    """
+    name, _, options = _look_up(schedule)
+    if isinstance(options.get("of"), Mapping):
+        options["of"] = complete(options["of"], **shape)
+    parameters = options_of(name)
+    needed = {k: v for k, v in shape.items() if k in parameters and parameters[k].default in (Parameter.empty, None)}
+    return {"name": name, **needed, **options}
+
+
+def diff(
+    first: str | Mapping[str, Any],
+    second: str | Mapping[str, Any],
+    head_dim: int = 64,
+    base: float = 10000.0,
+    *,
+    factor: float = 4.0,
+    length: int = 4096,
+    at: float | None = None,
+) -> Difference:
+    """Compare two schedules, as strings ("yarn:beta_fast=16") or as data.
+
+    factor and length, the context length, go to the schedules that need them and do not say them. at: the distance in
+    tokens at which phases are compared, factor * length if None; schedules that depend on the text's length take it so.
+
+    Raises:
+        InputError: what `parse` and `create` refuse, a length below 1, a distance not above 0.
+    """
+    at = check_factor(factor) * check_length(length) if at is None else at
+    check_positive(at=at)
+    shape = {"factor": factor, "original_max_positions": length, "length": math.ceil(at)}
+    given = [complete(parse(s) if isinstance(s, str) else s, **shape) for s in (first, second)]
+    names = [s if isinstance(s, str) else as_text(s) for s in (first, second)]
+    full = [as_text(schedule) for schedule in given]
+    made = [create(schedule, head_dim, base=base) for schedule in given]
+    return compared((names[0], names[1]), (full[0], full[1]), (made[0], made[1]), head_dim, base, length, at)
+
+
+def options_of(name: str) -> dict[str, Parameter]:
+    """Options of a schedule, besides head_dim and base.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    _, function, _ = _look_up({"name": name})
+    return {key: p for key, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY and key != "base"}
+
+
+def _look_up(schedule: Mapping[str, Any]) -> tuple[str, Callable[..., Frequencies], dict[str, Any]]:
+    if not isinstance(schedule, Mapping):
+        raise InputError("pass a dict, such as {'name': 'ntk', 'factor': 4}, or parse a text", schedule=schedule)
+    options = dict(schedule)
+    name = options.pop("name", None)
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise unknown("schedule", name, SCHEDULES)
+    return name, SCHEDULES[name], options

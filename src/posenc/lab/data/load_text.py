@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text behind a name, as a corpus."""
+
+import torch
+from torch import Tensor
+
+from posenc.errors import InputError
+from posenc.lab.data.corpora import CORPORA, split
+from posenc.lab.data.corpus_text import Corpus, Text, TextBatch, draw, inside_documents, window_ends
+from posenc.lab.data.sources import documents
+from posenc.lab.data.tokens import build
+
+__all__ = [
+    "Corpus",
+    "Text",
+    "TextBatch",
+    "corpus",
+    "draw",
+    "inside_documents",
+    "load",
+    "window_ends",
+    "with_copies",
+]
+
+DATA_TOKENS = 50_000_000
+"""How much of a text is read by default."""
+
+
+def load(
+    source: str,
+    tokenizer: str = "bytes",
+    *,
+    packed: bool = False,
+    text_column: str | None = None,
+    data_tokens: int = DATA_TOKENS,
+) -> Corpus:
+    """The text behind a name, streamed and tokenized once; what does not fit into memory is mapped from disk.
+
+    Args:
+        source: "prose", "code" or "chinese", see `posenc.lab.data.corpora`, which are split by file and have no near-duplicates;
+            "pydoc" (the language reference inside Python's standard library); the path or pattern of files, or a
+            folder of them: text, or rows (.jsonl, .parquet); "hf:NAME[:CONFIG]" for a Hugging Face dataset.
+        tokenizer: "bytes"; "bpe:N", N byte pairs and bytes learned from the training part of the text; or the name or
+            folder of a Hugging Face tokenizer.
+        packed: remember the boundaries of documents (files, rows, pydoc's topics).
+        text_column: the column of rows; None: "text", or the only one of strings.
+        data_tokens: about how many tokens are read.
+
+    Raises:
+        InputError: no such text, no text in it, a tokenizer that cannot be loaded, or a package that is missing.
+    """
+    if source in CORPORA:
+        if text_column is not None:
+            raise InputError(f"data={source!r} has no columns", "leave it out", text_column=text_column)
+        files = CORPORA[source]()
+        train, test = split(files)
+        return build(files.name, ((text,) for text in (*train, *test)), tokenizer, packed, data_tokens, len(train))
+    name, streamed = documents(source, text_column)
+    return build(name, streamed, tokenizer, packed, data_tokens)
+
+
+def corpus(text: bytes, name: str) -> Corpus:
+    """A text as bytes: the last tenth is held out."""
+    return build(name, [(text,)], "bytes", packed=False, data_tokens=max(2, len(text)))
+
+
+def with_copies(text: Text | Tensor, longest: int, seed: int = 0) -> Tensor:
+    """A text to learn copying from, made of one in bytes: by turns a piece of 4 to `longest` of its bytes, another piece
+    twice, and as many random bytes twice (of 64 values), which nothing but copying predicts."""
+    tokens = Text.of(text).tokens
+    draws = torch.Generator().manual_seed(seed)
+    pieces: list[Tensor] = []
+    while len(tokens):
+        piece, tokens = tokens.tensor_split([int(torch.randint(4, longest + 1, (), generator=draws))])
+        noise = torch.randint(64, piece.shape, generator=draws, dtype=torch.uint8)
+        pieces.append((piece, piece.repeat(2), noise.repeat(2))[len(pieces) % 3])
+    return torch.cat(pieces)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program `posenc`: what needs no torch is answered here, the rest by `posenc.cli`."""
+
+import sys
+
+from posenc_cli.answers import FAILED, USAGE, answer, output_failed, prepare_streams, table
+from posenc_cli.arguments import Mistake
+from posenc_cli.names import printable
+
+
+def main() -> int:
+    """Run one command; returns the exit code."""
+    words = sys.argv[1:]
+    prepare_streams()
+    command = f"posenc {words[0]}" if words and words[0] in (*table()["commands"], "completion") else "posenc"
+    try:
+        code = answer(words)
+        if sys.stdout is not None:  # the caller may have closed it
+            sys.stdout.flush()
+    except Mistake as error:
+        print(f"{command}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        return USAGE
+    except OSError as error:
+        return output_failed(error, command)
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        return FAILED
+    if code is not None:
+        return code
+    from posenc.cli import main
+
+    return main()
