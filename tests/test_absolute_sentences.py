@@ -120,7 +120,7 @@ DESIGN = {
     "which keys each query sees": PLAIN,
     "One identity covers every scheme": PLAIN,
     "are the same case": "positions/test_positions.py::test_cross_takes_queries_and_keys_from_two_positions",
-    "positions that live long keep no model": "positions/test_data_alone.py::test_positions_that_live_long_keep_no_encoding",
+    "positions that live long keep no model": "encodings/test_released.py::test_positions_keep_no_model",
     "No value of a position means anything but a place": "positions/test_placed.py::test_every_coordinate_counts",
     "that a token has none": "positions/test_placed.py::test_derived_positions_carry_it",
     "forward nothing": PLAIN,
@@ -130,7 +130,7 @@ DESIGN = {
     "Each structure gives one closure": "test_terms.py::test_a_structure_is_its_score_mod_in_every_form",
     "Each kind has the code of every backend": PLAIN,
     "are the same idea for rotations": PLAIN,
-    "All are compared with the slow `reference`": "test_conformance.py::test_every_backend_and_sequence_of_variants_conforms",
+    "All are compared with the slow `reference`": "test_conformance.py::test_every_backend_of_variants_conforms",
     "parses all of them into a tree": "test_spec.py::test_a_tree_is_printed_and_read_again",
     "computes the others, stores each at once": "lab/test_study.py::test_what_is_stored_is_not_measured_again_and_what_is_damaged_is",
 }

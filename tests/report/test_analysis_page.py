@@ -40,26 +40,28 @@ number = 3
 """
 
 
+def hostile():
+    return target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A page with the explorer, and one of something with a name that is not harmless."""
     folder = tmp_path_factory.mktemp("analysis")
-    plain = target_of("rope", length=24, steps=0)
-    hostile = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
-    for name, one in (("rope", plain), ("hostile", hostile)):
+    for name, one in (("rope", target_of("rope", length=24, steps=0)), ("hostile", hostile())):
         found = analyze(one)
         (folder / f"{name}.html").write_text(page(found, results(found, f"posenc analyze '{HOSTILE}'", 1.0), one))
     return folder
 
 
 def test_it_is_one_small_file_with_every_sentence(report):
-    text = (report / "rope.html").read_text()
+    text = (report / "hostile.html").read_text()
     assert len(text.encode()) < 5e5
     assert not re.search(r"<(script|link|img|image)[^>]+(src|href)=[\"']?http", text)
     assert INK not in text.split("</style>", 1)[1].split("<script", 1)[0]
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-    found = analyze("rope", length=24, steps=0)
+    found = analyze(hostile())
     for section in found.sections:
         for sentence in section.finding.sentences():
             assert sentence.replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;") in text
