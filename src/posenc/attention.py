@@ -385,6 +385,7 @@ def prepare(
         raise InputError("a probability below 1", dropout_p=dropout_p)
     head_dim = q.shape[-1]
     terms: list[Score] = []
+    products: list[Score] = []
     factor = float(head_dim**-0.5)
     values: Values | None = None
     branches: list[Rotated] = []
