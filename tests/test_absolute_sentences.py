@@ -79,7 +79,6 @@ ATTENTION = {
     "if no mask is needed, and FlexAttention otherwise": "backends/test_flex.py::test_what_auto_takes",
     "found them right and faster, none so far": "test_absolute_sentences.py::test_nothing_was_timed_on_a_gpu",
     "makes them defaults on any GPU": PLAIN,
-    "Without a bias, both are the same": PLAIN,  # a cap before or after a bias
 }
 RELIABILITY = {
     "where there is no terminal nothing is asked": "report/test_tables.py::test_without_a_terminal_and_with_yes_nothing_is_asked",
