@@ -453,7 +453,7 @@ LONGER = {
     "Bonferroni over all candidates": "lab/evals/test_auto.py::test_the_cheapest_of_those_that_are_not_distinguishable_from_the_best_is_chosen",
     "Where no method is distinguishable from truncation": "lab/evals/test_auto.py::test_the_choice_is_applied_and_truncation_leaves_the_model_as_it_was_loaded",
     "The minutes make the plan, and nothing else": "lab/evals/test_auto.py::test_rounds_double_the_texts_halve_the_methods_and_take_the_minutes",
-    "before any method is measured": "lab/evals/test_auto.py::test_the_minutes_hold_the_checks_of_the_tasks_and_those_that_do_not_fit_are_named",
+    "before any method is measured": "lab/evals/test_auto.py::test_rounds_double_the_texts_halve_the_methods_and_take_the_minutes",
     "No clock ends a round": "lab/evals/test_auto.py::test_the_same_call_takes_the_plan_in_the_folder_and_another_one_what_was_measured",
     "Two runs with the same `--minutes`": PLAIN,
     "the same command goes on from the folder": "lab/evals/test_auto.py::test_the_command_goes_on_after_sigterm_and_saves_the_choice",
