@@ -157,7 +157,7 @@ Again = Callable[[Tensor, Tensor, Tensor, Encoding | None, Positions, int], Tens
 def _memory(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, scale: object, layer: object
 ) -> dict[Hashable, Any] | None:  # fmt: skip
-    """What the plan of a call is kept in for the other layers of its pass: it is for tensors of these shapes, at these positions,
+    """What stores the plan of a call for the other layers of its pass: it is for tensors of these shapes, at these positions,
     under this encoding as it is now. None: it is planned anew, or refused."""
     if positions is None or torch.compiler.is_compiling() or transformed():
         return None

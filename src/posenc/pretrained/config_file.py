@@ -216,7 +216,7 @@ class ConfigFile:
         return tuple(number for number in full if parts is None or parts[number] not in forced)
 
     def layer_bases(self) -> tuple[float, ...]:
-        """rope_theta of layers that have bases of their own; empty: one base for all."""
+        """rope_theta of layers with other bases; empty: one base for all."""
         stated = vars(self.hf).get("layer_rope_theta") if self.hf.model_type in OWN_BASES else None
         return tuple(dict.fromkeys(float(base) for base in stated or () if base))
 
