@@ -446,7 +446,7 @@ def prepare(
         factor = scale
     if softcap is not None:  # what is added after it is a function of the capped score
         modifiers = [SoftCap(softcap), *(Added(term, q.device) for term in terms), *modifiers]
-        terms = []
+        terms, constant = [], False
     terms = products + terms
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
