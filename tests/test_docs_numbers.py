@@ -21,7 +21,7 @@ from posenc.conformance import conform, kinds
 from posenc.encodings import ENCODINGS
 from posenc.lab import data
 from posenc.lab.data import corpora as by_file
-from posenc.lab.data import text as corpora
+from posenc.lab.data import corpus_text as corpora
 from posenc.lab.data import tokens
 from posenc.lab.evals import plan
 from posenc.lab.experiment import Criterion

@@ -12,6 +12,7 @@ import torch
 import posenc
 from lab.evals.conftest import VOCABULARY
 from posenc import InputError, cli
+from posenc.cli.extend_command import Extend
 from posenc.lab.evals import auto
 from posenc.lab.evals.auto import TRUNCATE, decide
 from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, RETRIEVAL, SERVING, Plan, checked_tasks, planned_rounds
@@ -419,4 +420,4 @@ def test_mistakes_of_the_command_are_one_line(flags, message, saved, tmp_path, c
 
 
 def test_every_program_is_offered_by_the_command():
-    assert set(cli.Extend.settings()["program"].choices) == set(SERVING)
+    assert set(Extend.settings()["program"].choices) == set(SERVING)
