@@ -153,7 +153,7 @@ def test_bad_lines_are_named(tmp_path, line, message):
 
 
 def test_bad_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.jsonl: No such file or directory; give JSON lines"):
+    with pytest.raises(InputError, match=r"gone\.jsonl': No such file or directory; give JSON lines"):
         read_questions(str(tmp_path / "gone.jsonl"))
     with pytest.raises(InputError, match=r"no questions in it; give a JSON object a line"):
         read_questions(written(tmp_path / "empty.jsonl", ["\n"]))
