@@ -158,7 +158,7 @@ def test_bad_files_are_named(tmp_path):
     with pytest.raises(InputError, match=r"no questions in it; give a JSON object a line"):
         read_questions(written(tmp_path / "empty.jsonl", ["\n"]))
     (tmp_path / "zipped.jsonl").write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(InputError, match=r"zipped\.jsonl: .*; give JSON lines in UTF-8, \.jsonl or \.jsonl\.gz"):
+    with pytest.raises(InputError, match=r"zipped\.jsonl': .*; give JSON lines in UTF-8, \.jsonl or \.jsonl\.gz"):
         read_questions(str(tmp_path / "zipped.jsonl"))
     (tmp_path / "plain.jsonl.gz").write_bytes(b"{}")
     with pytest.raises(InputError, match=r"plain\.jsonl\.gz: Not a gzipped file.*; give JSON lines"):
