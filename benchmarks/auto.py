@@ -37,7 +37,7 @@ def section(name: str, results: dict[str, Any]) -> str:
             f"{name.removeprefix('auto_')}, from {plan.context_length} to {plan.target_length} tokens, for {plan.program}: "
             f"{len(plan.candidates)} methods, of which {methods} read {texts} documents.{out} **{why[0].upper()}{why[1:]}.**",
             "",
-            f"`{results['command']}`: planned for {plan.planned_minutes:.2g} minutes, measured in {found.seconds / 60:.2g}; "
+            f"`{results['command']}`: {plan.minutes:g} minutes were given, {found.seconds / 60:.2g} were measured; "
             f"{machine['dtype']}, {machine['cpu']}, torch {machine['torch']}.",
         ]
     )

@@ -19,28 +19,35 @@ from posenc.lab.bench.table import Results, in_words, machine_words, markdown, r
 
 RESULTS = Path("benchmarks/results")
 BEGIN, END = "<!-- speed: written by python benchmarks/speed_tables.py -->", "<!-- end of speed -->"
-LENGTH, MEMORY_LENGTH = 2048, 4096
-"""What docs/bench.md shows; benchmarks/tables.md has all."""
+LENGTHS, MEMORY_LENGTH = (64, 512, 2048), 4096
+"""What docs/bench.md shows, as far as it was measured; benchmarks/tables.md has all."""
 NAIVE = ("SDPA with a dense bias", "textbook rotation, then SDPA")
 
 
 def summary(results: Results) -> str:
-    """A line per encoding, posenc and the best of the others, forward, with backward, and in memory."""
+    """A line per encoding, posenc and the best of the others: forward, with backward, and in memory."""
     trials = {_key(trial): trial for trial in results["trials"] if trial["family"] == "attention"}
-    columns = ((TIME, "forward", LENGTH), (TIME, "train", LENGTH), (MEMORY, "forward", MEMORY_LENGTH))
     cases = list(dict.fromkeys(key[1] for key in trials))
-    rows = []
-    for case in cases:
-        found = [trials.get((what, case, mode, "float32", length)) for what, mode, length in columns]
-        rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
     first = cases[0] if cases else None
     plain = _cell(_row(trials.get((MEMORY, first, "forward", "float32", MEMORY_LENGTH)), "plain SDPA"))
-    head = ["", *(cell for name in ("forward", "with backward", "MiB") for cell in (f"{name}: posenc", "best other"))]
-    intro = (
-        f"{machine_words(results)}, {results['created'][:10]}. Time over the same module without any position, float32, "
-        f"{LENGTH} tokens; peak memory in a forward pass over {MEMORY_LENGTH}{f' (without position: {plain} MiB)' if plain else ''}."
-    )
-    return f"{intro}\n\n{_markdown(head, rows)}\n"
+    without = f"; without position: {plain}" if plain else ""
+    parts = [
+        f"{machine_words(results)}, {results['created'][:10]}. Time over the same module without any position, float32, by tokens."
+    ]
+    for title, what, mode, lengths in (
+        ("Forward", TIME, "forward", LENGTHS),
+        ("With backward", TIME, "train", LENGTHS),
+        (f"Peak memory of a forward pass, MiB{without}", MEMORY, "forward", (MEMORY_LENGTH,)),
+    ):
+        given = [n for n in lengths if any((what, case, mode, "float32", n) in trials for case in cases)]
+        rows = []
+        for case in cases:
+            found = [trials.get((what, case, mode, "float32", n)) for n in given]
+            rows.append([f"`{case}`", *(cell for trial in found for cell in _pair(trial))])
+        head = ["", *(cell for n in given for cell in (f"{n}: posenc", "best other"))]
+        if given:
+            parts += [f"{title}:", _markdown(head, rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _key(trial: Results) -> tuple[Any, ...]:

@@ -36,7 +36,7 @@ README = {
     "| bias by distance |": "test_front_page.py::test_every_cell_of_the_comparison_links_to_its_evidence",
     "| padding, packing, KV caches |": "test_front_page.py::test_every_cell_of_the_comparison_links_to_its_evidence",
     "| conformance, passed / tested | all, against loops": "test_front_page.py::test_the_readme_counts_what_the_package_has",
-    "All 70, with options, papers and tests": "test_front_page.py::test_the_page_of_encodings_names_every_one",
+    "All of them, with pictures, options, papers and tests": "test_front_page.py::test_the_page_of_encodings_names_every_one",
     "have nearly the same order at 7.5 M": "test_readme_numbers.py::test_the_limits",
 }
 SECURITY = {

@@ -220,13 +220,11 @@ def dots(case):
 
 @EDITIONS
 def test_the_readme_counts_what_the_package_has(text):
-    count = len(ENCODINGS)
-    for place in (
-        rf"^\*\*\D*\b{count}\b",
-        rf"\[{count}\]\(docs/encodings\.md\)",
-        rf"^\[\D*\b{count}\b[^\]]*\]\(docs/encodings\.md\)",
-    ):
-        assert re.search(place, text, re.MULTILINE), place
+    counts = [
+        re.search(place, text, re.MULTILINE)[1]
+        for place in (r"^\*\*\D*\b(\d+)\+", r"\[(\d+)\+\]\(docs/encodings\.md\)")
+    ]
+    assert set(counts) == {str(len(ENCODINGS) // 10 * 10)}
     assert re.search(rf"\[[^\]]*\b{len(FAMILIES)}\b", text)
     schedules, maps = re.search(r"\[(\d+)[^\]]*\]\(docs/frequencies\.md\).{1,2}\[(\d+)", text).groups()
     assert (int(schedules), int(maps)) == (len(set(SCHEDULES) - {"default"}), len(MAPS))
@@ -238,7 +236,7 @@ def test_the_readme_counts_what_the_package_has(text):
 
 
 def test_the_page_of_encodings_names_every_one():
-    assert (ROOT / "docs/index.md").read_text(encoding="utf-8").startswith(f"# posenc\n\n{len(ENCODINGS)} ")
+    assert (ROOT / "docs/index.md").read_text(encoding="utf-8").startswith(f"# posenc\n\n{len(ENCODINGS) // 10 * 10}+ ")
     page = (ROOT / "benchmarks/encodings.md").read_text(encoding="utf-8").split("\n## ")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \| `\w+` \|", page, re.MULTILINE)) == sorted(ENCODINGS)
 

@@ -94,7 +94,7 @@ def made(name: str, c: TransformerConfig = CONFIG) -> Encoding:
 NAMES = pytest.mark.parametrize("name", ["one", "two", "per layer"])
 
 
-@NAMES
+@pytest.mark.parametrize("name", [pytest.param("one", marks=pytest.mark.slow), "two", "per layer"])
 def test_conformance(name):
     """Full, cached, ragged, padded, packed, generated, sharded, in every backend, with gradients."""
     report = check(partial(made, name), slow=False)

@@ -178,6 +178,7 @@ def _cost(name: str) -> str:
     learned = [
         f"{x:,} {words}" for x, words in ((2 * numbers - more, "shared"), (more - numbers, "in each layer")) if x
     ]
+    encoding.share([(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))])
     gates = gates_of(encoding, torch.zeros(1, COUNT, 512)) if "gates" in cls.sites() else ()
     cached = sum(gate.shape[1] * gate.shape[3] for gate in gates)
     memory = (

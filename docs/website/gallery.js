@@ -4,7 +4,7 @@
   const box = document.querySelector(".gallery"), words = JSON.parse(box.dataset.words), cards = [...box.querySelectorAll(".cards > li")];
   const { curves, distances } = posencCurves, facets = Object.keys(words.facets), byName = new Map(cards.map(card => [card.dataset.name, card]));
   const state = { search: "", compare: [], ...Object.fromEntries(facets.map(facet => [facet, []])) };
-  const COLOURS = ["var(--first)", "var(--second)"], WIDE = 640, HIGH = 280, LEFT = 56, TOP = 30, LOW = 34;
+  const COLOURS = ["var(--first)", "var(--second)"], WIDEST = 640, HIGH = 280, LEFT = 56, TOP = 30, LOW = 34;
 
   function element(tag, given = {}, ...children) {
     const { dataset, ...others } = given, found = Object.assign(document.createElement(tag), others);
@@ -157,7 +157,7 @@
   }
 
   function figure(names) {
-    const own = names.map(name => curves[name]), shared = own.flat(), points = shared.flat().filter(value => value !== null);
+    const WIDE = Math.max(260, Math.min(WIDEST, box.clientWidth - 36)), own = names.map(name => curves[name]), shared = own.flat(), points = shared.flat().filter(value => value !== null);
     const inPatches = line => line.length < 16, at = (line, index) => (inPatches(line) ? index : distances[index]);
     const most = Math.max(...shared.map(line => at(line, line.length - 1))), low = Math.min(0, ...points), high = Math.max(0, ...points, low + 1e-6);
     const x = value => LEFT + (value / most) * (WIDE - LEFT - 12), y = value => TOP + (1 - (value - low) / (high - low)) * (HIGH - TOP - LOW);
@@ -173,7 +173,7 @@
         found.append(svg("polyline", { points: places.join(" "), class: which ? "second" : "first" }));
       }
       if (!lines.length) return;
-      const from = LEFT + (which ? 200 : 0), style = which ? "second" : "first";
+      const from = LEFT + (which ? (WIDE - LEFT) / 2 : 0), style = which ? "second" : "first";
       found.append(svg("polyline", { points: `${from},14 ${from + 26},14`, class: style }), svg("text", { x: from + 32, y: 18, class: style }, names[which]));
     });
     return found;

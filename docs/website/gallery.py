@@ -14,7 +14,7 @@ from torch import Tensor
 
 import posenc
 from posenc.analysis import plots
-from posenc.analysis.finding import SOFT, STYLE
+from posenc.analysis.finding import PALETTE, SOFT, STYLE
 from posenc.analysis.scores import Bias, PositionScores, scores
 from posenc.encodings import ENCODINGS
 from posenc.encodings.catalogue import FAMILIES, family
@@ -124,7 +124,7 @@ def _card(row: dict[str, Any], language: str) -> str:
 
 def _said(text: str) -> str:
     """The first sentence, as HTML; what stands between backticks is code."""
-    first = re.split(r"(?<=[.;])\s", text)[0].rstrip(".;")
+    first = re.split(r"(?<=[\w)\]`][.;])\s", text)[0].rstrip(".;")
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(first)) + "."
 
 
@@ -182,12 +182,12 @@ def _scores(name: str) -> Tensor:
 
 def thumb(name: str) -> str:
     """The most telling picture of an encoding without axes, as SVG: its lines and images, with what they show as a title."""
-    from matplotlib import rc_context
+    from matplotlib import rc_context, rcsetup
     from matplotlib.figure import Figure
 
     shown = [picture for picture in pictures(name) if picture.plot is not plots.pair_wavelengths] or pictures(name)
     picture = next((each for each in shown if any(isinstance(of, Bias) for of in each.findings)), shown[0])
-    style: Any = STYLE | {"figure.constrained_layout.use": False}
+    style: Any = STYLE | {"figure.constrained_layout.use": False, "axes.prop_cycle": rcsetup.cycler("color", PALETTE)}
     with rc_context(style):
         figure = Figure()
         ax = figure.add_axes((0, 0, 1, 1))

@@ -110,9 +110,8 @@ def papers_of(cited: Iterable[str]) -> list[str]:
 
 def explorer(state: Mapping[str, str]) -> str:
     """A link to the explorer in a state; "" where it does not draw that."""
-    drawn = [name for names in settings()["encodings"].values() for name in names]
     if (
-        state["encoding"].partition(":")[0] not in drawn
+        state["encoding"].partition(":")[0] not in settings()["names"]
         or state.get("method", "none").partition(":")[0] not in methods()
     ):
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -157,6 +157,8 @@ def _memory(
         return None
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device == positions.q.device):
         return None
+    if positions.q.requires_grad or positions.k.requires_grad:  # what is made of them is no constant
+        return None
     if type(layer) is not int or layer < 0 or not (scale is None or type(scale) is float):
         return None
     if encoding is None:
@@ -182,7 +184,8 @@ def _again(
     return _Again(plan.again(), not problem.constant, rotates, keys_rotated, turn, positions.hidden())
 
 
-class _Again(NamedTuple):
+@dataclass(frozen=True)
+class _Again:
     """A plan, and what comes before it in each layer.
 
     attend: (q, k, v, terms) -> the output. asks: for the terms, which are None where they are constant. rotates: there is a
@@ -200,21 +203,21 @@ class _Again(NamedTuple):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, layer: int
     ) -> Tensor:
-        attend, asks, rotates, keys_rotated, turn, (of_queries, of_keys) = self
+        of_queries, of_keys = self.hidden
         if of_queries is not None:
             q = of_queries.left_out(q)
         if of_keys is not None:
             k, v = of_keys.left_out(k), of_keys.left_out(v)
-        terms = None
-        if encoding is not None and (asks or (rotates and turn is None)):
+        rotates, terms = self.rotates and self.turn is None, None
+        if encoding is not None and (self.asks or rotates):
             effects = encoding.effects(positions, layer)
-            if asks:
+            if self.asks:
                 terms = effects.terms(q, k)
-            if rotates and turn is None:
-                q, k = (effects.queries_rotated(q), k) if keys_rotated else effects.rotated(q, k)
-        if turn is not None:
-            q = turn(q)
-        return attend(q, k, v, terms)
+            if rotates:
+                q, k = (effects.queries_rotated(q), k) if self.keys_rotated else effects.rotated(q, k)
+        if self.turn is not None:
+            q = self.turn(q)
+        return self.attend(q, k, v, terms)
 
 
 def _again_by_branches(problem: Problem, encoding: Encoding, positions: Positions, q: Tensor) -> Again | None:
@@ -224,8 +227,10 @@ def _again_by_branches(problem: Problem, encoding: Encoding, positions: Position
     at = {branch.region: branch for branch in _merged(encoding, encoding.branches(), positions)}
     turns = []
     for branch in sorted(problem.branches, key=lambda branch: branch.first):
+        if branch.turn is None or not branch.complete:
+            return None
         of_query = encoding.effects(positions.at(at[branch.region])).token_rotation(q)
-        if branch.turn is None or not branch.complete or of_query is None:
+        if of_query is None:
             return None
         turns.append((branch.first, branch.first + branch.k.shape[2], of_query, branch.turn))
     scale = problem.scale
@@ -374,7 +379,7 @@ def prepare(
     branches: list[Rotated] = []
     modifiers: list[Modifier] = []
     prefix: tuple[Tensor, Tensor] | None = None
-    products: list[Score] = []
+    of_product: float | None = None
     constant = True
     of_queries, of_keys = positions.hidden()
     projected = q = left_out(of_queries, q)
@@ -419,12 +424,16 @@ def prepare(
         if products:
             if map_branches:
                 raise InputError(f"{encoding} computes other scores than q . k, and a position map has no part in them")
-            terms, q, k, constant = products + terms, q[..., :1], k[..., :1], False
+            pair = products[0].factors()
+            if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
+                q, k, of_product = pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0
+            else:
+                terms, q, k, constant, of_product = products + terms, q[..., :1], k[..., :1], False, 0.0
     elif scale is not None:
         factor = scale
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
-    of_product = 0.0 if products else factor
+    scale = factor if of_product is None else of_product
     problem = Problem(
         q,
         k,
@@ -432,7 +441,7 @@ def prepare(
         terms,
         values,
         positions,
-        of_product,
+        scale,
         logit,
         dropout_p,
         branches,

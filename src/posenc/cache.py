@@ -10,10 +10,12 @@ from torch import Tensor
 
 from posenc.encoding import Encoding, checked_gates, require_fit
 from posenc.errors import InputError, check_flags, check_integers, check_sizes
+from posenc.functional import transformed
 from posenc.positions import Positions
 
 ROOM = 64
 """Tokens, at least, for which a layer takes memory ahead, beside a quarter of those that it has."""
+ALL_KEYS = slice(None)
 
 
 class _Layer(NamedTuple):
@@ -191,13 +193,23 @@ def _rotated(
         return k, v, True
     if not must and part.bias_reads_keys and "rotate" in sites:
         return k, v, False
+    # what the first layer was found to do, the others do without its validation
+    plain = not (transformed() or new.k.requires_grad or "rotate_values" in sites)
+    memory = part.memory(new) if plain else None
+    key = "turn", k.shape, k.dtype, k.device
+    turn = None if memory is None else memory.get(key)
+    if turn is not None:
+        return turn(k, ALL_KEYS).to(k.dtype), v, True
     effects = encoding.effects(new, layer)
     try:
-        return effects.keys_rotated(k), effects.values_rotated(v), True
+        rotated = effects.keys_rotated(k), effects.values_rotated(v), True
     except InputError:
         if must:
             raise
         return k, v, False
+    if memory is not None and part.turns_and_adds:
+        memory[key] = effects.key_rotation(k)
+    return rotated
 
 
 def _counts_tokens(positions: Positions) -> bool:

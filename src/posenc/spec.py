@@ -164,7 +164,8 @@ def parse_single(text: str, classes: bool = False) -> Spec:
 def _layers(text: str) -> list[str]:
     """The text at its slashes, except those in the path of a file that there is, or else in the longest path."""
     paths = []
-    for match in re.finditer(r"[^:+@,]*\.py(?=:[A-Za-z_])", text):
+    # from a sign on, or the beginning: from any other character the rest would be read again
+    for match in re.finditer(r"(?<![^:+@,])[^:+@,]*\.py(?=:[A-Za-z_])", text):
         starts = [i + 1 for i in range(match.start(), match.end()) if text[i] == "/"]
         if match.start() == 0 or PLUS.match(text, match.start() - 1):  # else an option's value comes first
             starts.insert(0, match.start())

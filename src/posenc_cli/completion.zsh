@@ -262,7 +262,7 @@ _shtab_posenc_explore_options=(
   "--out[the file to write (default\: posenc-explorer.html)]:FILE.html:_files"
   {--open,--no-open}"[show it in the browser]"
   "--step[of the guided path\; what else is asked for changes its state\; 0 for none (default\: 0)]:N:"
-  "--encoding[as posenc list names it, with options after colons (default\: sinusoidal)]:ENCODING:"
+  "--encoding[as posenc list names it, with options after colons (default\: rope)]:ENCODING:"
   "--dim[dim of a code, head_dim of a rotation\; two make a pair (default\: 64)]:N:"
   "--base[of the frequencies, rope_theta (default\: 10000)]:X:"
   "--curve[geometric\: base\^-t\; power\: t\^exponent, with t from 0 to 1 over the pairs (default\: geometric)]:CURVE:"
@@ -274,10 +274,11 @@ _shtab_posenc_explore_options=(
   "--heads[of the attention (default\: 8)]:N:"
   "--head[whose scores are shown, from 1 (default\: 1)]:N:"
   "--tokens[words apart by spaces, at most 12 (default\: Can you open a can \?)]:TOKENS:"
+  {--bidirectional,--no-bidirectional}"[a query also sees the keys after it, as in an encoder\; off\: causal, as in a decoder (default\: off)]"
   {--position-only,--no-position-only}"[compare positions alone\: words have no vectors (default\: off)]"
   "--line[positions that tokens can be dragged to\; under an extension method all that are shown, unless given (default\: 24)]:N:"
   "--at[of the tokens, apart by commas (default\: in order)]:AT:"
-  "--token[the query, which is compared with the others, from 1\; the last, unless given, under an extension method and where keys after the query are hidden (default\: 1)]:N:"
+  "--token[the query, which is compared with the others, from 1\; the last, unless given, or in both directions the first (default\: 1)]:N:"
   "--key[the token whose key the clock hands show, from 1\; if the first is the query, the last, unless given (default\: 1)]:N:"
   "--view[the only part of the page, with the controls that change it\; all\: the complete page (default\: all)]:VIEW:"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
@@ -336,7 +337,7 @@ _shtab_posenc_list_options=(
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
   "--print-config[print all settings as YAML, presets resolved, and do nothing else]"
   "--json[print the results as JSON]"
-  "(*)::show everything about these:(none normalized integer binary sinusoidal learned hierarchical multiplicative complex_order axial_table grid_table grid_sinusoidal floater rope p_rope decoupled_rope xpos head_rope learned_rope fope rope_pp axial_rope m_rope mixed_rope liere comrope cayley_string pope selective_rope mamba3_rope carope shaw transformer_xl xlnet tupe tupe_r deberta deberta_v2 projected_relative grape_a selective_attention wall path t5 sines alibi kerple sandwich fire cope fox swin beit swin_v2 grid_alibi rove window chunks prefix_kv shape cape randomized pose dape softmax_n sink log_n temperature step_temperature stick_breaking rope_nope local_nope irope local_rope local_p_rope partial_rope default linear ntk ntk_old ntk_fixed ntk_mixed abf yarn yarn_paper yarn_revised mrrope llama3 dynamic longrope evq_cosh anti_periodic proportional tapered resonance explicit rerope leaky_rerope inverse_leaky self_extend jet_long dual_chunk string lampe streaming lm_infinite nope fit ms_poe band_scale facts key_value many_shot multi_document needle passkey niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue niah_multiquery variable_tracking common_words frequent_words perplexity repeated copying)"
+  "(*)::show everything about these:(rope p_rope decoupled_rope xpos head_rope learned_rope fope rope_pp pope rove t5 sines alibi kerple sandwich fire normalized integer binary sinusoidal learned hierarchical multiplicative complex_order axial_table floater shaw transformer_xl xlnet tupe tupe_r deberta deberta_v2 selective_rope mamba3_rope carope projected_relative grape_a dape selective_attention wall path cope fox stick_breaking grid_table grid_sinusoidal axial_rope m_rope mixed_rope liere comrope cayley_string swin beit swin_v2 grid_alibi softmax_n sink log_n temperature step_temperature window chunks prefix_kv shape cape randomized pose none rope_nope local_nope irope local_rope local_p_rope partial_rope default linear ntk ntk_old ntk_fixed ntk_mixed abf yarn yarn_paper yarn_revised mrrope llama3 dynamic longrope evq_cosh anti_periodic proportional tapered resonance explicit rerope leaky_rerope inverse_leaky self_extend jet_long dual_chunk string lampe streaming lm_infinite nope fit ms_poe band_scale facts key_value many_shot multi_document needle passkey niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue niah_multiquery variable_tracking common_words frequent_words perplexity repeated copying)"
 )
 
 # guard to ensure default positional specs are added only once per session

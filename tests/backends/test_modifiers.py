@@ -168,7 +168,11 @@ def test_a_position_map_and_layers():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda c: posenc.Rotary(c.width) + Capped(), lambda c: Bent(c.num_heads)], ids=["cap", "function"]
+    "make",
+    [
+        pytest.param(lambda c: posenc.Rotary(c.width) + Capped(), marks=pytest.mark.slow, id="cap"),
+        pytest.param(lambda c: Bent(c.num_heads), id="function"),
+    ],
 )
 def test_conformance(make):
     report = check(make, slow=False)

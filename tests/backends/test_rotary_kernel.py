@@ -50,10 +50,15 @@ def tables(rows: int, n: int, pairs: int) -> tuple[Tensor, Tensor]:
     return angles.cos() * 1.3, angles.sin() * 1.3
 
 
+ORDERS = ("plain", "heads inside", "slice")
+WIDTHS = [(16, 8, 0), (12, 6, 0), (14, 4, 0), (14, 3, 5), (2, 1, 0)]
+
+
 @LAYOUTS
-@pytest.mark.parametrize("order", ["plain", "heads inside", "slice"])
-@pytest.mark.parametrize(("width", "pairs", "start"), [(16, 8, 0), (12, 6, 0), (14, 4, 0), (14, 3, 5), (2, 1, 0)])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("order", "width", "pairs", "start", "rows"),
+    [(order, *WIDTHS[at], 1 + (at + turn) % 2) for turn, order in enumerate(ORDERS) for at in range(len(WIDTHS))],
+)
 def test_it_is_the_rotation(layout, order, width, pairs, start, rows):
     q, k, (cos, sin) = random(5, 3, width, order), random(2, 3, width, order), tables(rows, 3, pairs)
     wanted = [rotary(x, cos, sin, layout=layout, start=start) for x in (q, k)]

@@ -1,6 +1,9 @@
 """What the layers of a pass share, in a call of few tokens or of a decoding step, depends on the arguments alone."""
 
 import copy
+import gc
+import sys
+import weakref
 
 import pytest
 import torch
@@ -87,6 +90,49 @@ def test_a_written_part_of_a_copy_is_its_own():
     next(part for part in other if part.known_as == "alibi").slope_table.mul_(3)
     assert not torch.allclose(attention(q, k, v, other, positions), before)
     assert_close(attention(q, k, v, encoding, positions), before)
+
+
+@pytest.mark.parametrize("layout", ["causal", "step", "left padded", "long"])
+@pytest.mark.parametrize(
+    "name", ["none", "rope", "alibi", "rope+alibi", "rope+log_n", "rope+sandwich", "rope/rope/none"]
+)
+def test_the_layers_of_a_pass_repeat_the_plan_of_the_first(name, layout, monkeypatch):
+    """Nothing is validated or searched a second time, whatever made the plan: shorter texts, the operator's, a step's."""
+    encoding = made(name)
+    positions = Positions.arange(300, causal=True) if layout == "long" else POSITIONS[layout]()
+    given = [x.float() for x in inputs(positions)]
+    outs = [attention(*given, encoding, positions, layer=layer) for layer in range(2)]
+    monkeypatch.setattr(sys.modules["posenc.attention"], "prepare", None)
+    for layer, out in enumerate(outs):
+        assert_close(attention(*given, encoding, positions, layer=layer), out)
+
+
+@pytest.mark.parametrize("count", [6, 300])
+@pytest.mark.parametrize("name", ["alibi", "rope+alibi", "rope"])
+def test_positions_that_learn_are_read_in_each_layer(name, count):
+    encoding, grads = made(name), []
+    at = torch.arange(count, dtype=torch.float64) * 1.5
+    given = inputs(Positions.from_ids(at))
+    for backend in ("auto", "reference"):
+        leaf = at.clone().requires_grad_()
+        positions = Positions.from_ids(leaf, causal=True)
+        with torch.no_grad():
+            attention(*given, encoding, positions, backend=backend)
+        outs = [attention(*given, encoding, positions, layer=layer, backend=backend) for layer in range(2)]
+        grads += torch.autograd.grad(sum(out.square().sum() for out in outs), [leaf])
+    assert_close(*grads, rtol=1e-8, atol=1e-8)
+    assert grads[0].abs().max() > 0
+
+
+def test_plans_of_positions_that_live_long_keep_no_encoding():
+    positions = POSITIONS["causal"]()
+    for name in ("rope", "rope+alibi", "t5", "rope/none"):
+        encoding = made(name)
+        attention(*inputs(positions), encoding, positions)
+        gone = weakref.ref(encoding)
+        del encoding
+        gc.collect()
+        assert gone() is None, name
 
 
 def test_explain_says_what_runs():

@@ -62,7 +62,9 @@ SERVED = [
 ]
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS[1::2] else ()) for name in SERVED]
+)
 def test_parts_of_the_heads_are_one_process(name):
     torch.manual_seed(0)
     positions, encoding, host = Positions.arange(7, causal=True), drawn(name), Shares(HEADS, KV)

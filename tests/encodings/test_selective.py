@@ -20,6 +20,7 @@ EVERYWHERE = pytest.mark.parametrize("positions", CAUSAL.values(), ids=CAUSAL.ke
 def small_blocks(monkeypatch):
     """Several blocks of tokens and of queries, also of a few."""
     monkeypatch.setattr(selective, "TOKENS", 2)
+    monkeypatch.setattr(selective, "CELLS", 0)
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 1)
     monkeypatch.setattr(sdpa, "LEAST_ROWS", 3)
 

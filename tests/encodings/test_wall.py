@@ -82,6 +82,21 @@ def test_no_decay_overflows_and_none_rounds_another():
     assert_close(out, naive(*(x.double() for x in (q, k, v, gates))).float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [150, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weak_gates_make_products_and_strong_ones_chunks_of_the_same_scores(count, dtype, monkeypatch):
+    positions, encoding = Positions.arange(count, 150 - count, causal=True), Wall(DIM, num_heads=2, head_dim=8)
+    q, k, v = (x.to(dtype).requires_grad_() for x in qkv(positions, 2, 2, 8))
+    gates = (-torch.rand(2, 2, 150, 8, dtype=dtype) / 10).requires_grad_()
+    results = []
+    for limit in (32, -1):
+        monkeypatch.setattr("posenc.encodings.wall.DOUBLINGS", limit)
+        out = posenc.attention(q, k, v, encoding, positions, gates=gates)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, gates))])
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs, **(EXACT if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}))
+
+
 def test_blocks_of_queries_bound_what_is_saved_for_the_gradient(monkeypatch):
     monkeypatch.setattr(sdpa, "BLOCK_CELLS", 2**10)
     n, sizes = 512, []

@@ -3,9 +3,12 @@
 import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -437,6 +440,12 @@ def test_the_factor_of_scores_in_latent_attention():
     assert reading.note == "its attention multiplies scores by 1.874 too (mscale_all_dim)"
 
 
+def test_what_multiplies_queries_by_their_position_is_noted():
+    yarn = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, "rope_theta": 1e6}
+    reading, *_ = read({"model_type": "ministral3", "rope_parameters": yarn | {"llama_4_scaling_beta": 0.1}}).readings
+    assert "multiplies queries by 1 + 0.1 ln(1 + floor(position / 16384)) too" in reading.note
+
+
 def test_layers_without_rotation():
     smollm3 = LLAMA | {"model_type": "smollm3", "num_hidden_layers": 8, "rope_theta": 1e4}
     comparison = read(smollm3)
@@ -462,6 +471,114 @@ def test_layers_without_rotation_are_those_of_the_model(model_type):
     (first, *_) = read(model.config.to_dict(), length=8).readings
     rotates = {layer.module.layer_idx: layer.rotates for layer in layers if hasattr(layer.module, "layer_idx")}
     assert set(first.unrotated) == {number for number, does in rotates.items() if not does}
+
+
+def rotating(config):
+    """Numbers of the layers with attention, and of those that rotate, in a model of the configuration on the meta device: whose
+    attention is given to the module's function of that name."""
+    module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    turning = [name for name in vars(module) if re.match(r"apply_\w*rotary", name)]
+    mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    made = (mapping if type(config) in mapping else transformers.MODEL_MAPPING)[type(config)]
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # in which experts are multiplied
+    try:
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            model = made._from_config(config, attn_implementation="eager")
+    finally:
+        torch.set_default_dtype(dtype)
+    inside, turned, attending = [], set(), set()
+
+    def enter(layer, *_):
+        inside.append(layer.layer_idx)
+        attending.add(layer.layer_idx)
+
+    def leave(*_):
+        inside.pop()
+
+    def counted(function):
+        def call(*args, **kwargs):
+            turned.update(inside[-1:])
+            return function(*args, **kwargs)
+
+        return call
+
+    for layer in model.modules():
+        if "Attention" in type(layer).__name__ and hasattr(layer, "layer_idx"):
+            layer.register_forward_pre_hook(enter)
+            layer.register_forward_hook(leave)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        for name in turning:
+            patch.setattr(module, name, counted(getattr(module, name)))
+        ids, mask = torch.zeros(1, 4, dtype=torch.long, device="meta"), torch.zeros(1, 1, 4, 4, device="meta")
+        model(input_ids=ids, attention_mask=mask.bfloat16(), use_cache=False)
+    return attending, turned
+
+
+LAYERS = {
+    "cohere2_moe": {"first_k_dense_replace": 4},
+    "granite_swa": {"layer_rope_theta": [0, 1e4, 5e5, 1e4, 0, 1e4, 1e4, 0]},
+    "granitemoe_swa": {"layer_rope_theta": [1e4, 0] * 4},
+}
+"""Fields of model types beside transformers' own."""
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        *(
+            "afmoe",
+            "cohere2",
+            "cohere2_moe",
+            "exaone4",
+            "exaone_moe",
+            "flint",
+            "granite_swa",
+            "granitemoe_swa",
+            "kolibri1",
+        ),
+        *("mistral_large4_text", "muse_glimmer_text", "muse_spark_text", "smollm3", "gemma3_text", "llama"),
+    ],
+)  # all with a condition on the rotation of a layer, and two without
+def test_layers_without_rotation_are_those_of_the_module(model_type):
+    """Of types that `FAMILIES` has not, too."""
+    fields = {"model_type": model_type, "num_hidden_layers": 8} | LAYERS.get(model_type, {})
+    file = ConfigFile("config.json", fields)
+    attending, turned = rotating(file.hf)
+    assert set(file.unrotated()) == attending - turned
+    assert len(attending) == 8
+
+
+def test_bases_of_layers_are_read():
+    fields = {"model_type": "granite_swa", "num_hidden_layers": 4, "layer_rope_theta": [0, 1e4, 5e5, 1e4]}
+    comparison = read(fields)
+    assert [reading.base for reading in comparison.readings] == [1e4, 5e5]
+    assert "1 of 4 layers do not rotate: 0" in str(comparison)
+    for reading in comparison.readings:
+        plain = create({"name": "default"}, reading.rotary_dim, base=reading.base)
+        torch.testing.assert_close(reading.inv_freq, plain.inv_freq, rtol=1e-5, atol=0)
+
+
+def test_fields_that_another_model_type_reads():
+    """Published files of Command R7B state position_embedding_type, which transformers' cohere2 does not read."""
+    command_r = {"model_type": "cohere2", "num_hidden_layers": 4, "position_embedding_type": "rope_gptj"}
+    assert "1 of 4 layers do not rotate: 3" in str(read(command_r))
+    for field, value in (("alibi", True), ("position_embedding_type", "nope"), ("no_rope_layers", [0, 0])):
+        (reading, *_) = read(LLAMA | {"rope_theta": 1e4, field: value}).readings
+        assert not reading.unrotated
+
+
+def test_chunks_of_qwen_2_5_1m():
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    qwen2 = LLAMA | {"model_type": "qwen2", "rope_theta": 1e7, "dual_chunk_attention_config": chunks}
+    not_known = {each.program for each in read(qwen2).not_known}
+    assert {"vLLM", "SGLang"} <= not_known
+    assert not {"vLLM", "SGLang"} & {each.program for each in read(qwen2).readings}
+
+
+def test_a_type_that_transformers_has_and_a_file_that_it_refuses():
+    with pytest.raises(InputError, match=r"transformers refuses it: .*layer_types"):
+        read({"model_type": "zamba2", "num_hidden_layers": 10})
 
 
 def test_families_own_modules_are_run():

@@ -304,7 +304,7 @@ def rounds_when_compiled(rotary):
     rotary.forward = forward
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("in_place", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_compiled_pass_that_differs(in_place):
     model = small_model("llama", num_hidden_layers=1)
     rounds_when_compiled(model.model.rotary_emb)

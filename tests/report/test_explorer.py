@@ -6,12 +6,13 @@ from itertools import product
 
 import pytest
 
+from posenc.encodings.catalogue import FAMILIES
 from posenc.report import explorer
 from report.explorer_page import go, redrawn, state, values
 
 pytestmark = pytest.mark.browser
 
-ASIDE = explorer.settings()["encodings"]
+ASIDE = {"stick_breaking", *explorer.settings()["encodings"][FAMILIES["visible"][0]]}
 VIEWS = ("codes", "products", "decay", "waves", "relative", "bias")
 
 
@@ -119,7 +120,7 @@ def test_it_can_be_used_by_keyboard_alone(visit):
         )
         if order[-1] == "explorer-encoding":
             with redrawn(tab):
-                tab.keyboard.press("r")  # to the first that begins so
+                tab.keyboard.press("p")  # to the first that begins so
         elif order[-1] == "Channels, slider":
             for _ in range(4):
                 with redrawn(tab):
@@ -130,7 +131,7 @@ def test_it_can_be_used_by_keyboard_alone(visit):
                     tab.keyboard.press(key)
     assert {"explorer-preset", "explorer-method", "explorer-tokens", "Token ?"} <= set(order)
     now = state(tab)
-    assert (now["encoding"], now["dim"], now["at"]) == ("rope", 72, [21, 1, 2, 3, 4, 5])
+    assert (now["encoding"], now["dim"], now["at"]) == ("p_rope", 72, [21, 1, 2, 3, 4, 5])
     assert order.count("explorer-preset") == 2  # all the way round
     assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
@@ -150,7 +151,7 @@ def test_presets_say_what_they_are_and_reset_goes_back(visit):
             "at": "",
         }.items()
     tab.get_by_role("button", name="Reset").click()
-    tab.wait_for_function("document.getElementById('explorer-preset').value === ''")
+    tab.wait_for_function("document.getElementById('explorer-preset').value === '0'")
     assert tab.evaluate("location.hash") == ""
 
 
@@ -181,7 +182,7 @@ def test_each_encoding_with_each_method_shows_something_or_says_why_not(visit):
                 tab.evaluate("part => posenc.explorer.change(part)", {"encoding": encoding, "method": method})
             note, aside, texts = tab.evaluate(SENTENCES, VIEWS)
             assert note is None, (encoding, method, note)
-            assert aside == (encoding in (*ASIDE["On the softmax"], *ASIDE["On which keys are seen"]))
+            assert aside == (encoding in ASIDE)
             for view, text in zip(VIEWS, texts, strict=True):
                 assert re.fullmatch(r"\w.{15,}\.", text, re.DOTALL), (encoding, method, view, text)
                 assert "NaN" not in text
@@ -278,13 +279,13 @@ def test_a_token_is_moved_by_arrow_keys(visit):
 
 
 def test_without_an_encoding_no_order_differs(visit):
-    tab = visit("encoding=none&tokens=a+b+c+a")
+    tab = visit("encoding=none&bidirectional=true&tokens=a+b+c+a")
     before = {token["position"]: token["weight"] for token in values(tab)["tokens"]}
     assert before[0] == before[3] > max(before[1], before[2])  # equal words
-    go(tab, "encoding=none&tokens=a+b+c+a&at=3,9,2,0")
+    go(tab, "encoding=none&bidirectional=true&tokens=a+b+c+a&at=3,9,2,0")
     assert [token["weight"] for token in values(tab)["tokens"]] == list(before.values())
     assert "its weights stay as they are" in tab.locator("#explorer-line-see").inner_text()
-    go(tab, "encoding=none&position_only=true")
+    go(tab, "encoding=none&bidirectional=true&position_only=true")
     assert {token["score"] for token in values(tab)["tokens"]} == {0}
     assert "nothing changes" in tab.locator("#explorer-line-see").inner_text()
 
@@ -297,7 +298,7 @@ def shares(tab):
 
 @pytest.mark.parametrize("encoding", ["alibi", "kerple"])
 def test_the_nearest_token_has_the_thickest_arc_where_a_bias_falls(visit, encoding):
-    tab = visit(f"encoding={encoding}&at=0,2,5,9,14,20&position_only=true")
+    tab = visit(f"encoding={encoding}&at=0,2,5,9,14,20&bidirectional=true&position_only=true")
     drawn, bars = shares(tab)
     assert drawn[0] is None
     assert drawn[1:] == sorted(drawn[1:], reverse=True)
@@ -310,12 +311,12 @@ def test_the_nearest_token_has_the_thickest_arc_where_a_bias_falls(visit, encodi
 
 
 def test_the_number_of_a_bucket_is_no_weight(visit):
-    tab = visit("encoding=t5&at=0,2,5,9,14,20&position_only=true")
+    tab = visit("encoding=t5&at=0,2,5,9,14,20&bidirectional=true&position_only=true")
     shown = values(tab)["tokens"]
     assert {token["weight"] for token in shown} == {1 / 6}
     assert [token["bucket"] for token in shown] == [0, 18, 21, 24, 25, 26]
     assert "all weights are equal" in tab.locator("#explorer-line-see").inner_text()
-    go(tab, "encoding=t5&at=0,2,5,9,14,20")
+    go(tab, "encoding=t5&at=0,2,5,9,14,20&bidirectional=true")
     words = values(tab)["tokens"]
     assert words[4]["weight"] == words[0]["weight"] > max(words[k]["weight"] for k in (1, 2, 3, 5))
     assert "the words alone decide" in tab.locator("#explorer-line-see").inner_text()
@@ -348,11 +349,11 @@ def test_equal_words_have_equal_vectors(visit):
 
 
 def test_position_only_ignores_the_words_and_the_page_says_so(visit):
-    tab = visit()
+    tab = visit("bidirectional=true")
     assert "Words and positions count" in tab.locator("#explorer-line-see").inner_text()
     with redrawn(tab):
         tab.get_by_role("checkbox", name="Position only").check()
-    assert tab.evaluate("location.hash") == "#position_only=true"
+    assert tab.evaluate("location.hash") == "#bidirectional=true&position_only=true"
     before, sentence = values(tab)["tokens"], tab.locator("#explorer-line-see").inner_text()
     assert "Positions alone count here, whatever the words" in sentence
     assert "“\u2068you\u2069”, 1 position after it, gets the most" in sentence
@@ -412,7 +413,7 @@ def test_what_a_map_hides_is_said(visit):
 
 def test_what_training_lacked_is_orange(visit):
     tab = visit("encoding=rope&line=128&at=0,25,50,75,100,125")
-    assert [token["past"] for token in values(tab)["tokens"]] == [False, False, False, True, True, True]
+    assert [token["past"] for token in values(tab)["tokens"]] == [True, True, True, False, False, False]
     assert "at an angle that training did not have" in tab.locator(".ruler-legend").inner_text()
     go(tab, "encoding=rope&line=128&at=0,25,50,75,100,125&method=linear&token=1")
     assert not any(token["past"] for token in values(tab)["tokens"])
@@ -424,9 +425,9 @@ def test_what_training_lacked_is_orange(visit):
 
 
 def faces(tab):
-    """The text below each face, and where its query's hand points, in degrees clockwise from twelve."""
+    """The text below each face, of the last of the sides, and where its hands point, in degrees clockwise from twelve."""
     return tab.evaluate(
-        """[...document.querySelectorAll('.faces li')].map(li => {
+        """[...[...document.querySelectorAll('.side:not([hidden])')].at(-1).querySelectorAll('li')].map(li => {
             const hand = name => {
                 const [x, y] = ['x2', 'y2'].map(end => Number(li.querySelector(`.${name}`).getAttribute(end)) - 50);
                 return (Math.atan2(x, -y) * 180 / Math.PI + 360) % 360;
@@ -434,6 +435,13 @@ def faces(tab):
             return [li.innerText.split('\\n'), hand('query'), hand('key'), li.className];
         })"""
     )
+
+
+def degrees(text):
+    """The angle that a face says, and how exactly."""
+    sign, turns, rest = re.match(r"(−?)(?:(\d+) turns? [+−] )?([\d.e-]+)°", text).groups()
+    size = 360 * int(turns or 0) + float(rest)
+    return (-size if sign else size), 0.51 if turns else max(0.051, 0.5 * size) if size < 1 else 0.051
 
 
 def test_the_hands_move_with_the_token_that_is_dragged(visit):
@@ -447,14 +455,13 @@ def test_the_hands_move_with_the_token_that_is_dragged(visit):
         pairs = values(tab)["clocks"]["pairs"]
         shown = faces(tab)
         assert len(shown) == 10
-        for (name, degrees), query, key, _ in shown:
+        for (name, text), query, key, _ in shown:
             pair = pairs[int(name.removeprefix("pair "))]
             for found, angle in ((query, pair["query"]), (key, pair["key"])):
                 apart = (found - angle * 180 / 3.141592653589793) % 360
                 assert min(apart, 360 - apart) < 0.1
-            assert float(degrees.split("°")[0]) == pytest.approx(
-                pair["between"] * 180 / 3.141592653589793 % 360, abs=0.06
-            )
+            said, near = degrees(text)
+            assert said == pytest.approx(pair["between"] * 180 / 3.141592653589793, abs=near)
         assert [name for (name, _), *_ in shown][:: len(shown) - 1] == ["pair 0", "pair 31"]
         assert f"the query stands at position {at}, the key at 5" in tab.locator("#explorer-rotation-see").inner_text()
     tab.mouse.up()
@@ -464,8 +471,8 @@ def test_the_hands_are_read_and_chosen_by_keys(visit):
     tab = visit("encoding=rope&dim=16&line=128&at=0,25,50,75,100,125")
     tab.locator("#explorer-key").focus()
     with redrawn(tab):
-        tab.keyboard.press("ArrowUp")
-    assert "key=5" in tab.evaluate("location.hash")
+        tab.keyboard.press("ArrowDown")
+    assert "key=2" in tab.evaluate("location.hash")
     tab.locator(".rotation summary").focus()
     tab.keyboard.press("Enter")
     tab.wait_for_selector(".rotation tbody tr")
@@ -475,15 +482,15 @@ def test_the_hands_are_read_and_chosen_by_keys(visit):
     pairs = values(tab)["clocks"]["pairs"]
     assert len(rows) == len(pairs) == 8
     for row, pair in zip(rows, pairs, strict=True):
-        for cell, name in zip(row[2:5], ("key", "query", "between"), strict=True):
-            assert float(cell) == pytest.approx(pair[name] * 180 / 3.141592653589793 % 360)
+        angles = [pair[name] * 180 / 3.141592653589793 for name in ("key", "query", "between")]
+        assert [float(cell) for cell in row[2:5]] == pytest.approx([angles[0] % 360, angles[1] % 360, angles[2]])
         assert row[5] == ("yes" if pair["known"] else "no")
     assert "no" in [row[5] for row in rows]
 
 
 def test_angles_that_training_lacked_are_orange_and_a_method_brings_them_back(visit):
     tab = visit("encoding=rope&line=128&at=0,25,50,75,100,125")
-    orange = "[...document.querySelectorAll('.faces .reach')].filter(p => p.getAttribute('d')).length"
+    orange = "[...[...document.querySelectorAll('.side:not([hidden])')].at(-1).querySelectorAll('.reach')].filter(p => p.getAttribute('d')).length"
     new = [label for (_, label), *_, past in faces(tab) if past]
     assert new
     assert all(label.endswith(", new") for label in new)
@@ -492,7 +499,8 @@ def test_angles_that_training_lacked_are_orange_and_a_method_brings_them_back(vi
         go(tab, f"encoding=rope&method={method}")
         assert not any(past for *_, past in faces(tab))
         assert tab.evaluate(orange) == 0
-        assert f"the query without {method.split(':')[0]}" in tab.locator(".rotation .legend").inner_text()
+        assert tab.locator(".side:visible h5").all_inner_texts() == ["As trained", f"With {method.split(':')[0]}"]
+        assert any("new" in text for text in tab.locator(".side li").all_inner_texts())  # as trained
 
 
 def test_what_does_not_turn_has_no_clocks(visit):
@@ -505,6 +513,30 @@ def test_what_does_not_turn_has_no_clocks(visit):
     assert {label for (_, label), *_ in faces(tab)} == {"hidden"}
 
 
+@pytest.mark.parametrize(
+    ("angle", "said"),
+    [(0, "0°"), (-0.002, "−0.1°"), (-0.0000049, "−0.0003°"), (1.2828, "73.5°"), (5, "286.5°"), (-5, "−286.5°"), (30.141, "4 turns + 287°"),
+     (-30.141, "−4 turns − 287°"), (6.2831, "1 turn + 0°"), (3.1, "177.6°")],
+)  # fmt: skip
+def test_an_angle_has_its_sign_and_its_turns(visit, angle, said):
+    assert visit("length=8").evaluate("angle => posenc.clocks.shown(angle)", angle) == said
+
+
+def test_an_arc_is_labelled_when_it_is_pointed_at(visit):
+    tab = visit("method=linear&length=128")
+    plain = arcs(tab)
+    box = tab.locator(".ruler").bounding_box()
+    tab.locator(".ruler").hover(position={"x": box["width"] / 2, "y": 30})
+    tab.mouse.move(box["x"] + 4, box["y"] + 3)
+    away = arcs(tab)
+    tab.locator(".scores tbody tr").nth(1).hover()
+    assert away == plain != arcs(tab)
+    tab.mouse.move(2, 2)
+    assert arcs(tab) == plain
+    tab.locator(".token").nth(1).hover()
+    assert arcs(tab) != plain
+
+
 # ---------------------------------------------------------------- signs and directions
 
 
@@ -513,7 +545,8 @@ def test_distances_have_one_sign_everywhere_and_panels_say_which_keys_they_show(
         return tab.locator(".scores tbody tr:not(.itself) td:nth-child(3)").all_inner_texts()
 
     tab = visit()
-    for hash in ("token=2", "token=2&encoding=alibi", "token=2&at=0,1,2,3,4,5&encoding=rope&method=rerope:window=2"):
+    both = "token=2&bidirectional=true"
+    for hash in (both, f"{both}&encoding=alibi", "token=2&at=0,1,2,3,4,5&encoding=rope&method=rerope:window=2"):
         go(tab, hash)
         assert distances(tab) == ["1", "−1", "−2", "−3", "−4"], hash
         causal = "method" in hash
@@ -549,7 +582,7 @@ def test_a_slider_says_its_value_and_no_logarithm_of_it(visit):
 
 def test_a_state_goes_through_the_address_and_back(visit):
     tab = visit()
-    tab.select_option("#explorer-encoding", "rope")
+    tab.select_option("#explorer-encoding", "xpos")
     tab.select_option("#explorer-method", "self_extend")
     tab.fill("#explorer-length", "200")
     tab.fill("#explorer-tokens", "été & 100% + ?")
@@ -562,7 +595,7 @@ def test_a_state_goes_through_the_address_and_back(visit):
     assert tab.locator("#explorer-length").input_value() == "200"
     for _ in range(3):
         tab.go_back()
-    tab.wait_for_function("document.getElementById('explorer-encoding').value === 'sinusoidal'")
+    tab.wait_for_function("document.getElementById('explorer-encoding').value === 'rope'")
     assert "encoding" not in values(tab)["state"]
 
 
@@ -595,7 +628,6 @@ def test_an_address_that_asks_for_nonsense_gets_the_usual_and_a_note(visit):
 
 def test_an_address_may_name_shared_options_as_the_library_does(visit):
     assert state(visit("encoding=rope:rope_theta=500000&method=yarn:factor=8")) == {
-        "encoding": "rope",
         "base": 500000,
         "method": "yarn",
         "factor": 8,

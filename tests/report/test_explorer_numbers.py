@@ -33,7 +33,7 @@ def shown(browser, tmp_path_factory):
     tab.goto(path.as_uri())
 
     def of(**choice):
-        address = urlencode(choice, safe=":=")
+        address = urlencode({"encoding": "sinusoidal", "bidirectional": "true"} | choice, safe=":=")
         text = tab.evaluate(
             """async address => {
                 const read = new Promise(done => addEventListener("hashchange", done, { once: true }));
@@ -231,7 +231,7 @@ def trained(name, **shape):
     return made.double()
 
 
-@pytest.mark.parametrize("name", explorer.settings()["encodings"]["On the scores, by distance and words"])
+@pytest.mark.parametrize("name", sorted(explorer.as_trained() - {"fire", "learned", "learned_rope"}))
 def test_what_a_trained_model_adds_at_each_distance(shown, name):
     found = shown(encoding=name, at="0,2,30,9,60,90", line=96, position_only="true", head=2)
     assert found["notes"] == []
@@ -284,7 +284,7 @@ def test_a_learned_table_and_learned_speeds(shown):
     found = shown(encoding="learned_rope")
     speeds = rotation.vectors(0)[0, :, 0]
     same(found["frequencies"]["invFreq"], speeds, **TOLERANCE)
-    assert [pair["plain"] for pair in found["clocks"]["pairs"]] == [None] * 24
+    assert found["clocks"]["plain"] is None
     found = shown(encoding="learned_rope", method="linear", factor=2)
     same(found["frequencies"]["invFreq"], speeds / 2, **TOLERANCE)
     found = shown(encoding="learned_rope:log_scale=zero")
@@ -406,10 +406,11 @@ def test_clock_hands_turn_by_the_librarys_angles(shown, choice):
     same(pairs["reach"], 199 * made, **TOLERANCE)
     known = (64 * trained >= 2 * torch.pi) | (131 * made <= 64 * trained * (1 + 1e-9))
     assert pairs["known"] == known.tolist()
-    moved = (made != trained).tolist()
-    assert [plain is not None for plain in pairs["plain"]] == moved
-    without = 20 * made + 130 * trained
-    same([p for p in pairs["plain"] if p is not None], without[made != trained], **TOLERANCE)
+    assert (found["plain"] is None) == (choice.get("method", "none") == "none")
+    for pair, theta in zip(found["plain"] or (), trained.tolist(), strict=bool(found["plain"])):
+        assert [pair[name] for name in ("query", "key", "between")] == pytest.approx(
+            [150 * theta, 20 * theta, 130 * theta]
+        )
 
 
 def test_clock_hands_under_a_map_stand_at_the_distance_that_it_gives(shown):

@@ -1,6 +1,7 @@
 """The explorer's guided path, whose sentences hold for what the page computes, and its linked formulas."""
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -92,7 +93,7 @@ def test_a_step_that_is_not_there_is_refused_in_words(visit, number):
 
 
 def test_steps_1_and_2_a_code_is_what_makes_places_differ(visit):
-    tab = visit("step=1")
+    tab = visit("step=1&bidirectional=true")
     before = [token["score"] for token in values(tab)["tokens"]]
     assert [token["score"] for token in change(tab, at="5,4,3,2,1,0")["tokens"]] == before
     go(tab, "step=2")
@@ -113,9 +114,23 @@ def test_step_3_a_larger_base_slows_every_pair_but_the_first(visit):
 
 def test_step_4_two_tokens_moved_alike_score_as_before(visit):
     tab = visit("step=4")
-    score = values(tab)["tokens"][1]["score"]
-    assert change(tab, at="9,7")["tokens"][1]["score"] != pytest.approx(score)
-    assert change(tab, at="20,15")["tokens"][1]["score"] == pytest.approx(score)
+    score = values(tab)["tokens"][0]["score"]
+    assert change(tab, at="7,9")["tokens"][0]["score"] != pytest.approx(score)
+    assert change(tab, at="15,20")["tokens"][0]["score"] == pytest.approx(score)
+
+
+def test_step_4_shows_clocks_first_and_the_product_as_their_sum(visit):
+    tab = visit("step=4", viewport={"width": 1280, "height": 860})
+    assert tab.locator(".side:visible .faces li").count() == 4
+    tops = [tab.locator(each).first.bounding_box()["y"] for each in (".side:visible .faces", ".ruler", ".formula")]
+    assert tops == sorted(tops)
+    last = tab.locator(".sum:visible").bounding_box()
+    assert last["y"] + last["height"] < 860
+    pairs, sentence = values(tab)["clocks"]["pairs"], tab.locator(".sum:visible").inner_text()
+    total = sum(math.cos(pair["between"]) for pair in pairs)
+    assert float(re.search(r"pairs: ([\d.−]+),", sentence)[1].replace("−", "-")) == pytest.approx(total, abs=0.006)
+    assert values(tab)["products"][9 * 128 + 4] == pytest.approx(2 * total)  # two channels of a pair, each of ones
+    assert tab.locator(".sum:visible rect").count() == len(pairs)
 
 
 def test_step_5_the_score_is_largest_at_0_and_falls_later_with_a_larger_base(visit):
@@ -148,6 +163,7 @@ def test_step_7_interpolation_slows_all_pairs_and_yarn_the_slow_ones(visit):
     shown = values(tab)
     slower = [now / then for now, then in zip(shown["wavelengths"], shown["wavelengths_as_trained"], strict=True)]
     assert (slower[0], slower[-1]) == pytest.approx((1, 4))
+    assert tab.locator(".side:visible h5").all_inner_texts() == ["As trained", "With yarn"]
     assert state(tab)["step"] == 7
     assert tab.get_by_role("button", name="Restore this step").is_hidden()
 

@@ -381,6 +381,8 @@ def _visible(problem: Problem, first: int, end: int) -> tuple[Tensor | None, Ten
 
     def make() -> tuple[Tensor, Tensor | None]:
         visible = positions.mask(first, end)
+        if positions.causal and positions.unmasked and positions.diagonal is not None and positions.diagonal >= 0:
+            return visible, None  # each sees itself
         blind = ~visible.any(-1, keepdim=True)
         looks = visible.device.type == "cpu" and not torch.compiler.is_compiling() and not intercepted()
         if looks and not bool(blind.any()):

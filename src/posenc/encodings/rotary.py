@@ -211,7 +211,8 @@ class Rotary(PairwiseRotary):
             tables = run_tables(cos, sin, self.layout, self.first_channel, self.head_dim)
             return tables if at is None else tuple(table[:, :, at] for table in tables)
 
-        return partial(turn_run, tables=self.remember(positions, (dtype, "run"), make), start=self.first_channel)
+        tables = self.remember(positions, (dtype, "run"), make)
+        return None if tables[0].requires_grad else partial(turn_run, tables=tables, start=self.first_channel)
 
     @property
     def _turns_all(self) -> bool:

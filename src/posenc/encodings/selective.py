@@ -22,6 +22,8 @@ from posenc.positions.order import order_of
 
 TOKENS = 256
 """Tokens whose selections are added up at a time."""
+CELLS = 2**23
+"""Pairs of tokens up to which all selections are computed at once, 32 MiB in float32."""
 
 
 @dataclass(eq=False, repr=False)
@@ -135,6 +137,11 @@ class Selection(Score):
         diagonal = self.positions.diagonal
         if diagonal is None:
             return self._in_any_order
+        most_of_them = 2 * self.num_queries >= self.num_keys and not torch.compiler.is_compiling()
+        if most_of_them and self.batch * self.num_keys**2 <= CELLS:
+            selected = pad(self.selected(0, self.num_keys), (0, 0, 1, -1))  # what counts comes from tokens before
+            every = -selected.cumsum(1)[:, None, diagonal : diagonal + self.num_queries]
+            return lambda first, end: every[:, :, first:end]
         sums = [self.keys.new_zeros(self.batch, self.num_keys)]  # of the tokens before each multiple of TOKENS
         if not torch.compiler.is_compiling():
             for first in range(0, diagonal + self.num_queries - TOKENS, TOKENS):

@@ -20,7 +20,15 @@ V4_HEADS: dict[str, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_t
                             "glm4": 128, "seed_oss": 128, "gpt_oss": 64}  # fmt: skip
 """Widths of a head in a configuration that does not state them, where they are not hidden_size / num_attention_heads."""
 
-
+ROTATING = {
+    **dict.fromkeys(("llama4_text", "smollm3", "mistral_large4_text"), "no_rope_layers"),
+    **dict.fromkeys(("granite_swa", "granitemoe_swa", "muse_glimmer_text", "muse_spark_text"), "layer_rope_theta"),
+}
+"""Model type -> its field with a number for each layer, 0 where the layer does not rotate."""
+OWN_BASES = ("granite_swa", "granitemoe_swa")
+"""Model types whose layers rotate by the bases in layer_rope_theta."""
+WINDOWS_ALONE = ("cohere2_moe", "flint", "kolibri1")
+"""Model types, beside those of `FAMILIES`, whose layers without a window do not rotate."""
 PARTS = (("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config"))
 """Where a configuration of several parts has the language model's."""
 TABLES = ("rope_parameters", "rope_scaling")
@@ -91,6 +99,13 @@ class ConfigFile:
                 except Exception as error:  # transformers raises errors of many types here
                     raise InputError(f"transformers refuses it: {described(error)}") from error
         raise InputError(f"transformers does not know the model type {self.outer.get('model_type')!r}")
+
+    @property
+    def type_is_known(self) -> bool:
+        """Whether transformers has the model type, be the configuration one that it takes or not."""
+        from transformers import CONFIG_MAPPING
+
+        return any(fields.get("model_type") in CONFIG_MAPPING for fields in (self.outer, self.raw))
 
     @property
     def states_language_model(self) -> bool:
@@ -173,23 +188,37 @@ class ConfigFile:
     def without_positions(self) -> str:
         """Why no layer rotates; empty: some do."""
         hf = self.hf
-        if getattr(hf, "position_embedding_type", "rope") not in ("rope", "rotary", "absolute"):
-            return f"position_embedding_type={hf.position_embedding_type!r}"
-        if getattr(hf, "alibi", False):
-            return "alibi=true, whose positions are biases of the distance"
-        if hf.model_type == "zamba2" and not hf.use_mem_rope:
-            return "use_mem_rope=false"
+        match hf.model_type:  # other types read none of these fields
+            case "granitemoehybrid" if hf.position_embedding_type != "rope":
+                return f"position_embedding_type={hf.position_embedding_type!r}"
+            case "falcon" if hf.alibi:
+                return "alibi=true, whose positions are biases of the distance"
+            case "zamba2" if not hf.use_mem_rope:
+                return "use_mem_rope=false"
         return ""
 
     def unrotated(self) -> tuple[int, ...]:
         """Numbers of the layers with attention that do not rotate queries and keys, where others do."""
-        stated = getattr(self.hf, "no_rope_layers", None)  # 1: it does rotate
+        hf, kind = self.hf, str(self.hf.model_type)
+        fields = vars(hf)
+        stated = fields.get(ROTATING.get(kind, ""))  # 1, or a base: it does rotate
         if stated:
             return tuple(number for number, rotates in enumerate(stated) if not rotates)
-        family = FAMILIES.get(self.model_type)
-        if family is None or family.full_rotates or vars(self.hf).get("sliding_window") is None:
+        if kind == "cohere_compass_text":
+            still = {name for name, table in (hf.rope_parameters or {}).items() if table is None}
+            return tuple(number for number, name in enumerate(hf.layer_types) if name in still)
+        windows_alone = kind in WINDOWS_ALONE or (kind in FAMILIES and not FAMILIES[kind].full_rotates)
+        if not windows_alone or fields.get("sliding_window") is None:
             return ()
-        return tuple(number for number, kind in enumerate(self.hf.layer_types) if kind == FULL)
+        forced = {"dense"} if fields.get("prefix_dense_sliding_window_pattern") == 1 else set()  # Cohere 2 MoE
+        parts = fields.get("mlp_layer_types") if forced else None
+        full = (number for number, name in enumerate(hf.layer_types) if name == FULL)
+        return tuple(number for number in full if parts is None or parts[number] not in forced)
+
+    def layer_bases(self) -> tuple[float, ...]:
+        """rope_theta of layers that have bases of their own; empty: one base for all."""
+        stated = vars(self.hf).get("layer_rope_theta") if self.hf.model_type in OWN_BASES else None
+        return tuple(dict.fromkeys(float(base) for base in stated or () if base))
 
 
 def read_config(path: str | Path) -> ConfigFile:

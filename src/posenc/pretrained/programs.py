@@ -6,6 +6,7 @@ classes benchmarks/conform_peers/served.py runs), llama.cpp as of llama-cpp-pyth
 DeepSpeed 0.19.8; benchmarks/six_programs.md has what was compared.
 """
 
+import copy
 import inspect
 import math
 import re
@@ -77,6 +78,7 @@ ARCHITECTURES = {
 """config.model_type -> architecture in a GGUF file, where that is known."""
 RULED = (*ARCHITECTURES, "ministral")
 """Model types whose rules in the programs beside transformers 5 were read."""
+DUAL_CHUNK = "dual_chunk_attention_config"
 BETAS = ("grok", "mistral3")
 """Architectures for which llama.cpp reads the betas of yarn from a file."""
 LOG_MULTIPLIER = ("deepseek2", "mistral3", "mistral4")
@@ -166,6 +168,7 @@ def _tables(config: ConfigFile) -> dict[str | None, Mapping[str, Any]]:
     """rope_parameters of the layer types that some layer has."""
     hf = hf_of(config)
     types, tables = getattr(hf, "layer_types", None), rope_parameters_by_type(hf)
+    tables = {kind: table for kind, table in tables.items() if table is not None}  # None: these layers do not rotate
     return {kind: table for kind, table in tables.items() if kind in (types or ())} or tables
 
 
@@ -178,14 +181,21 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
         raise ProgramFails("its model has no rotary positions")
     kind = _rotary_class(hf)
     try:
-        module = kind(hf)
-        turned = {layers: _turned(module, layers, table, length) for layers, table in tables.items()}
+        if own := config.layer_bases():
+            tables = {f"base {base:.10g}": {**table, "rope_theta": base} for table in tables.values() for base in own}
+            turned = {layers: _turned(kind(_with(hf, table)), None, table, length) for layers, table in tables.items()}
+        else:
+            module = kind(hf)
+            turned = {layers: _turned(module, layers, table, length) for layers, table in tables.items()}
         bases = {layers: float(table["rope_theta"]) for layers, table in tables.items()}
     except Exception as error:  # transformers raises errors of many types here
         raise ProgramFails(f"it fails: {described(error)}") from error
     for layers, table in tables.items():
         inv_freq, factor = turned[layers]
         notes = []
+        if beta := table.get("llama_4_scaling_beta"):
+            original = table.get("original_max_position_embeddings")
+            notes.append(f"its attention multiplies queries by 1 + {beta:g} ln(1 + floor(position / {original})) too")
         scores = _score_factor(table) if "kv_lora_rank" in vars(hf) else 1.0
         if scores != 1:
             notes.append(f"its attention multiplies scores by {scores:.4g} too (mscale_all_dim)")
@@ -196,6 +206,13 @@ def _transformers5(config: ConfigFile, length: int) -> Found:
                 notes.append("takes short_factor at every length")
         yield Reading("", layers or ALL, bases[layers], str(table.get("rope_type", "default")), 2 * inv_freq.numel(),
                       factor, inv_freq, "; ".join(notes), config.unrotated(), "run")  # fmt: skip
+
+
+def _with(hf: Any, table: Mapping[str, Any]) -> Any:
+    """The configuration with another table of the rotation."""
+    changed = copy.deepcopy(hf)
+    changed.rope_parameters = dict(table)
+    return changed
 
 
 def base_frequencies(base: float, rotary_dim: int) -> Tensor:
@@ -404,7 +421,14 @@ def _by_transformers(config: ConfigFile, length: int) -> Found:
         yield replace(reading, known_by="rules", note=note)
 
 
+def _require_one_rotation(config: ConfigFile) -> None:
+    """vLLM and SGLang read dual_chunk_attention_config (Qwen2.5-1M), which transformers and llama.cpp do not."""
+    if config.model_type in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe") and config.raw.get(DUAL_CHUNK):
+        raise NotKnown(f"it computes other distances beyond a chunk, by {DUAL_CHUNK}, which was not tried")
+
+
 def _vllm(config: ConfigFile, length: int) -> Found:
+    _require_one_rotation(config)
     if config.model_type in VLLM_BACKEND:
         yield from _by_transformers(config, length)
         return
@@ -441,6 +465,7 @@ def _vllm(config: ConfigFile, length: int) -> Found:
 
 
 def _sglang(config: ConfigFile, length: int) -> Found:
+    _require_one_rotation(config)
     if config.model_type in SGLANG_BACKEND:
         yield from _by_transformers(config, length)
         return

@@ -227,7 +227,7 @@ def compare(config: ConfigFile, length: int | None = None) -> ProgramComparison:
         except NotKnown as error:
             not_known.append(ProgramRefusal(program, str(error)))
     if not (readings or findings):
-        if config.model_type not in FAMILIES and not _is_known(config):
+        if config.model_type not in FAMILIES and not config.type_is_known:
             raise unknown("model type", config.model_type, FAMILIES, 0.7)
         reasons = "; ".join(f"{each.program}: {each.why}" for each in refused + not_known)
         raise InputError(f"{config.name}: no program is known to run it: {reasons}")

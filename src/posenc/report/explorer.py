@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from posenc.encodings import ENCODINGS
+from posenc.encodings.catalogue import FAMILIES, family
 from posenc.errors import InputError, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.frequencies.schedules import FORMULAS
@@ -52,9 +53,21 @@ def block(state: Mapping[str, Any] | None = None, docs: str = "") -> "Markup":
 
 @cache
 def settings() -> dict[str, Any]:
-    """Fields with their defaults and limits, the encodings by where they act, those that are not drawn by the reason, the
-    steps of the guided path, the examples, and the glossary."""
-    return dict(json.loads(asset("explorer/settings.json")))
+    """Fields with their defaults and limits, the encodings that are drawn by family and what they are called, those that are not
+    drawn by the reason, the steps of the guided path, the examples, and the glossary."""
+    found = dict(json.loads(asset("explorer/settings.json")))
+    drawn, said = found.pop("drawn"), {name for names in found["undrawn"].values() for name in names}
+    families = {
+        title: [name for name in drawn if family(ENCODINGS[name]) == key] for key, (title, _) in FAMILIES.items()
+    }
+    found["encodings"] = {title: names for title, names in families.items() if names}
+    titles = {name: ENCODINGS[name].title for name in drawn}
+    found["names"] = {
+        name: text[0].upper() + text[1:] if text.split()[0].islower() else text for name, text in titles.items()
+    }
+    if others := [name for name in ENCODINGS if name not in said and name not in drawn]:
+        found["undrawn"]["the page has no drawing of it"] = others
+    return found
 
 
 def fields() -> dict[str, dict[str, Any]]:

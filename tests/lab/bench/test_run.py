@@ -72,11 +72,13 @@ def test_what_is_given_replaces_what_the_preset_has():
     assert {t.mode for t in plan(["rope"], modes=["decode"])} == {"decode"}
     assert plan(["alibi", "alibi"], [8], ["forward"]) == plan(["alibi"], [8], ["forward"])
     assert {t.length for t in plan(["t5"], dtypes=["bfloat16"], memory=False) if t.mode == "forward"} == {
+        64,
         512,
         2048,
-        4096,
-        8192,
     }
+    for mode in ("forward", "train"):
+        lengths = {t.length for t in plan(memory=False, modes=[mode], dtypes=["float32"]) if t.case == "alibi"}
+        assert min(lengths) == 64, mode
 
 
 @pytest.mark.parametrize(

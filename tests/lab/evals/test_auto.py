@@ -14,7 +14,7 @@ from lab.evals.conftest import VOCABULARY
 from posenc import InputError, cli
 from posenc.lab.evals import auto
 from posenc.lab.evals.auto import TRUNCATE, decide
-from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, SERVING, Plan, planned_rounds
+from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, RETRIEVAL, SERVING, Plan, checked_tasks, planned_rounds
 from posenc.lab.study import Interrupted, Progress
 from posenc.pretrained.models import record_of
 from posenc_cli.answers import DONE, FAILED, USAGE
@@ -86,6 +86,27 @@ def test_rounds_double_the_texts_halve_the_methods_and_take_the_minutes(count, t
         assert plan.candidates == names[: methods[0]]
         assert (methods[0], texts[-1]) >= before, "more minutes are more methods, and then more texts"
         before = methods[0], texts[-1]
+
+
+def test_the_minutes_hold_the_checks_of_the_tasks_and_those_that_do_not_fit_are_named():
+    start = Plan(32768, 40960, "python", 0, 1.0, RETRIEVAL, ("none", "yarn", "ntk"), ((4, 3),), 1e-2)
+    for minutes, tasks in ((90, ()), (250, ("passkey",)), (600, RETRIEVAL)):
+        found = checked_tasks(replace(start, minutes=minutes))
+        assert (found.tasks, found.checked) == (tasks, len(tasks))
+        assert found.left_out.keys() == {*RETRIEVAL} - {*tasks}
+        assert all(f"{minutes} minutes are too few" in why for why in found.left_out.values())
+        if minutes > 100:
+            plan = planned_rounds(found)
+            assert plan.planned_minutes <= minutes
+            assert plan.tokens - replace(plan, checked=0).tokens == len(tasks) * PAIR * 32768
+
+
+def test_the_planned_tokens_are_those_that_are_read(tokenizer, tmp_path):
+    """All methods read all documents: nothing is counted twice, and the unmodified model is one of them."""
+    plan = replace(PLAN, tasks=(), rounds=((4, 3),))
+    posenc.extend(model(), "auto", tokenizer=tokenizer, plan=plan, directory=tmp_path)
+    cells = [json.loads(path.read_text()) for path in (tmp_path / "cells").glob("*.json")]
+    assert sum(cell["cell"]["record"]["fed"] for cell in cells) == pytest.approx(plan.tokens, rel=0.005)
 
 
 # ---------------------------------------------------------------- the choice

@@ -49,11 +49,11 @@ class Series:
 
 
 STANDARD = (
-    Series("attention", "forward", "float32", (512, 2048, 4096, 8192)),
+    Series("attention", "forward", "float32", (64, 512, 2048)),
     Series("attention", "forward", "bfloat16", (2048,)),
-    Series("attention", "train", "float32", (512, 2048)),
-    Series("attention", "decode", "float32", (512, 4096, 16384)),
-    Series("attention", "forward", "float32", (4096, 8192), MEMORY),
+    Series("attention", "train", "float32", (64, 512, 2048)),
+    Series("attention", "decode", "float32", (512, 4096)),
+    Series("attention", "forward", "float32", (4096,), MEMORY),
     Series("attention", "train", "float32", (2048,), MEMORY),
     *(Series("rotary", mode, dtype, (4096,)) for mode in MODES for dtype in DTYPES),
     Series("rotary", "forward", "float32", (16384,)),

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Any
 
 import torch
@@ -31,8 +31,18 @@ import torch
 from posenc.errors import InputError, check_integers, check_word, listed
 from posenc.lab.evals.comparison import past
 from posenc.lab.evals.config import CUT_OFF, EXTENSIONS, NONE, Cell, EvaluationSettings
-from posenc.lab.evals.plan import LEAST_TEXTS, MOST_TEXTS, PAIR, PLAN, RETRIEVAL, SERVING, Plan, planned_rounds
-from posenc.lab.evals.reader import BLOCKS, TextOutcome
+from posenc.lab.evals.plan import (
+    LEAST_TEXTS,
+    MOST_TEXTS,
+    PAIR,
+    PLAN,
+    RETRIEVAL,
+    SERVING,
+    Plan,
+    checked_tasks,
+    planned_rounds,
+)
+from posenc.lab.evals.reader import BLOCKS, CHUNK, TextOutcome
 from posenc.lab.evals.results import Measured, share
 from posenc.lab.evals.study import AnyCell, AnyRecord, Evaluation
 from posenc.lab.files import Folder
@@ -58,8 +68,8 @@ TRUNCATE = "truncate"
 MINUTES = 10.0
 TITLES = {"passkey": "passkey", "facts": "key-value"}
 RUNNING = "perplexity"
-PROBE = (512, 2048)
-"""Tokens of the texts by which the speed is measured, at most."""
+PROBE = 2048
+"""Tokens of the text by which the speed is measured, at least, if the new length is as long."""
 MOST_TIMES = BLOCKS
 """The new length over the context length, at most: losses are known for so many parts of a text."""
 TEXT = "text.txt"
@@ -118,18 +128,22 @@ class Selection(ChangeReport):
 
 
 def _seconds_per_token(model: Any, ids: torch.Tensor, target: int) -> float:
-    """In a text of the new length: the time of a token grows with the tokens before it, and is measured at two lengths."""
-    short, long = (min(most, target) for most in PROBE)
-    first, second = (_timed(partial(loss_by_position, model, ids[:count])) / count for count in (short, long))
-    slope = max(second - first, 0.0) / (long - short) if long > short else 0.0
-    return second + slope * max(target - long, 0)
+    """In a text of the new length. The time of a token grows with the tokens before it, along a line through the times of the
+    chunks of a first part."""
+    loss_by_position(model, ids[: min(CHUNK, target)])  # the first time is slower
+    done, times = [0], [time.perf_counter()]
 
+    def progress(tokens: int, of: int) -> None:
+        done.append(tokens)
+        times.append(time.perf_counter())
 
-def _timed(work: Callable[[], object]) -> float:
-    work()  # the first time is slower
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    loss_by_position(model, ids[: min(max(PROBE, target // 8), target)], chunk=CHUNK, progress=progress)
+    measured = zip(pairwise(done), pairwise(times), strict=True)
+    full = [
+        ((first + last) / 2, (then - now) / CHUNK) for (first, last), (now, then) in measured if last - first == CHUNK
+    ]
+    slope = linear_regression(*zip(*full, strict=True)).slope if len(full) > 1 else 0.0
+    return (times[-1] - times[0]) / done[-1] + max(slope, 0.0) * (target - done[-1]) / 2
 
 
 # ---------------------------------------------------------------- measuring
@@ -340,7 +354,8 @@ def select(
         text: what the model is to read, at least target_length tokens; None: the language reference in Python.
         program: that is to run the model: "python" (posenc), "transformers", "vllm" or "llama.cpp". Methods that it cannot express
             are not tried.
-        minutes: for which the rounds are planned, 10 if None; measuring may take longer on a machine that becomes slower.
+        minutes: for which the checks of the tasks and the rounds are planned, 10 if None; measuring may take longer on a machine
+            that becomes slower.
         seed: of the texts, 0 if None.
         candidates: methods to try, in this order; None: `posenc.lab.evals.config.EXTENSIONS`.
         directory: for the plan and what was measured: the same call goes on from there.
@@ -452,7 +467,9 @@ def _planned(
         with suppress(InputError):
             before = Plan.read(folder / PLAN)
             count = len(before.candidates)
-            planned = {name: getattr(before, name) for name in ("tasks", "rounds", "seconds_per_token", "left_out")}
+            planned = {
+                name: getattr(before, name) for name in ("tasks", "checked", "rounds", "seconds_per_token", "left_out")
+            }
             if before == replace(new, candidates=new.candidates[:count], **planned):
                 return before
         progress.say(
@@ -466,11 +483,13 @@ def _planned(
             create(task).sample(tokenizer, asked.context_length, depth=asked.depth)
         except InputError as error:
             left_out[task] = str(error)
-    new = replace(new, tasks=tuple(task for task in RETRIEVAL if task not in left_out))
+    new = checked_tasks(
+        replace(new, tasks=tuple(task for task in RETRIEVAL if task not in left_out), left_out=left_out)
+    )
     made_in = Folder(folder)
     alone = replace(new, candidates=(NONE,), rounds=((LEAST_TEXTS, 1),))
     trial = _trial(model, tokenizer, alone, costs, _source(made_in, text))
-    left_out |= _solvable(trial, made_in, progress, command)
+    left_out = new.left_out | _solvable(trial, made_in, progress, command)
     new = replace(new, tasks=tuple(task for task in RETRIEVAL if task not in left_out), left_out=left_out)
     passages = len(ids) // asked.target_length // PAIR * PAIR
     return planned_rounds(new, min(max(passages, LEAST_TEXTS), MOST_TEXTS))

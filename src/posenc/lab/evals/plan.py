@@ -11,7 +11,18 @@ from posenc.errors import NO_VALUE, InputError, check_fields, check_integers, ch
 from posenc.lab.evals.config import NONE
 from posenc.spec import read_json
 
-__all__ = ["LEAST_TEXTS", "MOST_TEXTS", "PAIR", "PLAN", "RETRIEVAL", "SERVING", "Plan", "Round", "planned_rounds"]
+__all__ = [
+    "LEAST_TEXTS",
+    "MOST_TEXTS",
+    "PAIR",
+    "PLAN",
+    "RETRIEVAL",
+    "SERVING",
+    "Plan",
+    "Round",
+    "checked_tasks",
+    "planned_rounds",
+]
 
 RETRIEVAL = ("passkey", "facts")
 """Tasks with an answer."""
@@ -34,7 +45,8 @@ class Plan:
 
     tasks: with an answer, that count beside the running text. candidates: in the order in which they are tried, "none" among
     them. rounds: see `Round`. seconds_per_token: in a text of the new length, measured for the unmodified model. left_out,
-    skipped: tasks that do not count and methods that the model or the program does not take, and why.
+    skipped: tasks that do not count and methods that the model or the program does not take, and why. checked: how many tasks
+    the unmodified model read within its context length, to see whether they count.
 
     Raises:
         InputError: numbers out of range, or rounds that no selection has.
@@ -51,6 +63,7 @@ class Plan:
     seconds_per_token: float = 1.0
     left_out: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    checked: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tasks", "candidates", "rounds"):
@@ -58,7 +71,7 @@ class Plan:
         object.__setattr__(self, "rounds", tuple(tuple(each) for each in self.rounds))
         check_fields(self)
         check_integers(1, context_length=self.context_length, target_length=self.target_length)
-        check_integers(0, seed=self.seed)
+        check_integers(0, seed=self.seed, checked=self.checked)
         check_positive(minutes=self.minutes, seconds_per_token=self.seconds_per_token)
         check_word("program", self.program, SERVING)
         for task in self.tasks:
@@ -104,13 +117,13 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """That are read in all rounds."""
+        """That are read in all rounds and to check the tasks, at most."""
         context, target, tasks = self.context_length, self.target_length, len(self.tasks)
-        windows = 1 + math.ceil((target - context) / max(context // 2, 1))  # over running text
-        baselines = (windows + tasks) * context + target
-        read, total = 0, 0
+        windows = 1 + math.ceil((target - context) / max(context // 2, 1))  # of truncation, over running text
+        read, total = 0, self.checked * PAIR * context
         for texts, methods in self.rounds:
-            total += (texts - read) * (methods * (1 + tasks) * target + baselines)
+            unmodified = target if methods < len(self.candidates) else 0  # else it is one of the methods
+            total += (texts - read) * (methods * (1 + tasks) * target + (windows + tasks) * context + unmodified)
             read = texts
         return total
 
@@ -134,6 +147,16 @@ def _halving(plan: Plan, count: int) -> Plan:
         rounds.append((2 * rounds[-1][0], methods))
     rounds = rounds if len(rounds) > 1 else [(LEAST_TEXTS, count)]
     return replace(plan, candidates=plan.candidates[:count], rounds=tuple(rounds))
+
+
+def checked_tasks(plan: Plan) -> Plan:
+    """With as many of its tasks as the minutes allow to check, and to count for one method; the others are left out."""
+    for count in range(len(plan.tasks), -1, -1):
+        found = replace(plan, tasks=plan.tasks[:count], checked=count)
+        if count == 0 or _halving(found, 2).planned_minutes <= plan.minutes:
+            break
+    why = f"{plan.minutes:g} minutes are too few for it beside the running text"
+    return replace(found, left_out=plan.left_out | dict.fromkeys(plan.tasks[count:], why))
 
 
 def planned_rounds(plan: Plan, most_texts: int = MOST_TEXTS) -> Plan:

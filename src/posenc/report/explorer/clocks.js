@@ -16,16 +16,18 @@ posenc.clocks = (() => {
 
   // The hands of every pair for the chosen query and key, in radians, or null where nothing turns: {query, key: positions, seen: the
   // relative position, hidden, pairs: [{wavelength, query, key, between, trained, reach: the angles from the key's hand (of a code: from
-  // 0) that training had, and that the length shown has, known: training had it}], plain: the same as trained, under a method}.
+  // 0) that training had, and that the length shown has, known: training had it, goesPast: the length
+  // shown has angles that training had not}], plain: the same as trained, under a method}.
   function angles(state, m) {
     if (!m.waves || state.tokens.length < 2) return null;
     const query = state.at[state.token - 1], key = state.at[state.key - 1], seen = m.seenAt(query, key), hidden = Number.isNaN(seen);
     const [at, from] = m.map ? [seen, 0] : [query, key];  // a map replaces the distance, whatever the positions are
     const farthest = (top, distance) => (m.rotates ? Math.max(top, Math.abs(hidden ? 0 : distance)) : Math.max(m.n - 1, query, key));
+    const fresh = (turned, c, away) => posenc.model.newAngle({ turned, plain: m.plain, state }, c, away);
     const hands = (turned, at, from, top) => Array.from(turned.invFreq, (theta, c) => ({
       wavelength: TURN / theta, query: theta * at, key: theta * from, between: theta * (at - from),
       trained: m.plain.invFreq[c] * (state.trained - 1), reach: theta * farthest(top, at - from),
-      known: hidden || !posenc.model.newAngle({ ...m, turned, plain: m.plain, state }, c, Math.abs(m.rotates ? at - from : Math.max(query, key))),
+      known: hidden || !fresh(turned, c, Math.abs(m.rotates ? at - from : Math.max(query, key))), goesPast: fresh(turned, c, farthest(top, at - from)),
     }));
     return { query, key, seen, hidden, pairs: hands(m.turned, at, from, m.rotates ? m.seen.top : 0), plain: m.changed ? hands(m.plain, query, key, m.n - 1) : null };
   }
@@ -67,14 +69,14 @@ posenc.clocks = (() => {
 
   function draw({ item, parts, name, says }, pair, c, { hidden, seen }, rotates) {
     const side = rotates && seen < 0 ? -1 : 1, from = rotates ? pair.key : 0;  // a key after its query: angles the other way
-    const full = pair.trained >= TURN, rest = pair.between % TURN;
+    const rest = pair.between % TURN;
     const set = (part, angle, length) => {
       const [x, y] = tip(angle, length);
       part.setAttribute("x2", x.toFixed(2));
       part.setAttribute("y2", y.toFixed(2));
     };
     parts.trained.setAttribute("d", arc(from, from + side * pair.trained, 44));
-    parts.reach.setAttribute("d", full || pair.reach <= pair.trained ? "" : arc(from + side * pair.trained, from + side * Math.min(pair.reach, TURN), 44));
+    parts.reach.setAttribute("d", !pair.goesPast ? "" : arc(from + side * pair.trained, from + side * Math.min(pair.reach, TURN), 44));
     parts.between.setAttribute("d", hidden || Math.abs(rest) < 1e-6 ? "" : `${arc(pair.key, pair.key + rest, 24)}L50 50Z`);
     parts.query.style.display = parts.key.style.display = hidden ? "none" : "";
     if (!hidden) {
@@ -174,5 +176,5 @@ posenc.clocks = (() => {
     ];
   }
 
-  return { made, angles };
+  return { made, angles, shown };
 })();

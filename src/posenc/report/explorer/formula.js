@@ -185,8 +185,11 @@ posenc.formula = (() => {
   const parts = latex => latex.split(/,\s*\\quad\s+/);  // equations that stand in one line
   // Formulas share these letters; the others of SYMBOLS have their meaning in formulas that name controls of the page.
   const COMMON = ["i", "j", "q", "k", "h", "s_{ij}", "m_h", "\\theta_c"];
-  const GROUPS = posenc.settings.encodings, SHORT = [...GROUPS["On the scores, by distance and words"], ...GROUPS["On the softmax"], ...GROUPS["On which keys are seen"], "fire", "learned"];
-  const meaning = (name, key) => (OWN[name] && OWN[name][key]) || (!SHORT.includes(name) || COMMON.includes(key) ? SYMBOLS[key] : undefined);
+  const short = name => {
+    const known = posenc.codes.ENCODINGS[name];
+    return ["fire", "learned"].includes(name) || (known && (known.measured || (known.of === "nothing" && name !== "none")));
+  };
+  const meaning = (name, key) => (OWN[name] && OWN[name][key]) || (!short(name) || COMMON.includes(key) ? SYMBOLS[key] : undefined);
 
   // docs: where the documentation's pages are, "" where there are none.
   function made(root, docs) {

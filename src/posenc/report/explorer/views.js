@@ -25,7 +25,7 @@ posenc.views = (() => {
       : elsewhere(m) || "Without an encoding there are no codes: every position is the same to attention.";
   }
 
-  const title = m => posenc.settings.names[m.state.encoding].replace(/ \(.*/, "");
+  const title = m => posenc.settings.names[m.state.encoding].replace(/,? \(.*|, .*/, "");
 
   // Of an encoding that gives pairs nothing of their own, what it does instead; else "".
   function elsewhere(m) {
