@@ -350,6 +350,92 @@ def xformers_rope_padded() -> Iterator[Case]:
         yield Case(f"prefill {length}", prefill)
 
 
+# -------------------------------------------------------------------- Liger-Kernel and fla
+
+HALF_STEP = {"float64": 1e-12, "bfloat16": 2.0**-6}
+"""What counts as equal, of numbers below 8."""
+
+
+def rotations(encoding: Encoding, heads: list[int], batch: int, tokens: int, width: int, dtype: str, positions: Positions, wanted: Callable[[Tensor], Tensor]) -> float:  # fmt: skip
+    """The largest difference of queries and keys that an encoding rotates; of their gradients, too, which are rotated back."""
+    worst = 0.0
+    for count in heads:
+        for first in range(0, count, 8):  # a few heads at a time, for memory
+            shape = batch, min(8, count - first), tokens, width
+            x = numbers(*shape).clamp(-4, 4).to(getattr(torch, dtype)).requires_grad_()
+            out = encoding.rotate(x, x, positions)[0]
+            exact = x.detach().double().requires_grad_()
+            want = wanted(exact)
+            worst = max(worst, off(out, want))
+            up = numbers(*shape).clamp(-4, 4).to(x.dtype)
+            ours, theirs = torch.autograd.grad(out, x, up), torch.autograd.grad(want, exact, up.double())
+            worst = max(worst, off(ours[0], theirs[0]))
+    return worst
+
+
+def turned_by_axes(x: Tensor, at: Tensor, axes: Tensor, base: float) -> Tensor:
+    """x (batch, heads, n, d) with pairs of halves, of which c turns by axis axes[c] of positions (batch, n, 3)."""
+    pairs = x.shape[-1] // 2
+    angles = at.double()[..., axes] * base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+def liger_m_rope() -> Iterator[Case]:
+    for batch in (1, 2):
+        for tokens in (128, 131):
+            for heads in ([64, 8], [28, 4], [12, 2]):
+                for width, sections in ((128, (16, 24, 24)), (96, (16, 16, 16)), (64, (8, 12, 12))):
+                    for dtype in HALF_STEP:
+
+                        def run(batch=batch, tokens=tokens, heads=heads, width=width, sections=sections, dtype=dtype) -> float:  # type: ignore[no-untyped-def]  # fmt: skip
+                            torch.manual_seed(1)
+                            at = torch.arange(3 * batch * tokens).view(3, batch, tokens).movedim(0, -1)
+                            axes = torch.arange(3).repeat_interleave(torch.tensor(sections))
+                            return rotations(
+                                posenc.MRotary(width, sections=sections), heads, batch, tokens, width, dtype,
+                                Positions.from_ids(at), lambda x: turned_by_axes(x, at, axes, 1e6),
+                            )  # fmt: skip
+
+                        yield Case(
+                            f"{batch} x {tokens} heads={heads} sections={sections} {dtype}", run, HALF_STEP[dtype]
+                        )
+
+
+def fla_forgetting() -> Iterator[Case]:
+    cases = {
+        "2 of 8 heads": (3, 2, 8, 60, [1000]), "2 heads": (3, 2, 2, 110, [211]), "documents": (1, 2, 2, 64, [15, 85, 200, 903, 797])
+    }  # fmt: skip
+    for name, (batch, kv_heads, heads, width, lengths) in cases.items():
+        for backend in ("auto", "reference"):
+
+            def run(batch=batch, kv_heads=kv_heads, heads=heads, width=width, lengths=lengths, backend=backend) -> float:  # type: ignore[no-untyped-def]  # fmt: skip
+                torch.manual_seed(42)
+                tokens = sum(lengths)
+                leaves = [numbers(batch, n, tokens, width) for n in (heads, kv_heads, kv_heads)]
+                leaves.append(torch.empty(batch, heads, tokens, dtype=torch.float64).uniform_(-0.1, -0.01))
+                up = numbers(batch, heads, tokens, width)
+                results = []
+                for ours in (True, False):
+                    q, k, v, g = (x.clone().requires_grad_() for x in leaves)
+                    if ours:
+                        positions = Positions.packed(lengths, causal=True)
+                        encoding = posenc.FoX(heads, dim=8)
+                        out = attention(q, k, v, encoding, positions, gates=g[..., None], backend=backend)
+                    else:
+                        parts = []
+                        for a, b, c, log in zip(*(x.split(lengths, 2) for x in (q, k, v, g)), strict=True):
+                            total, n = log.cumsum(-1), a.shape[2]
+                            lower = total[..., :, None] - total[..., None, :]
+                            parts.append(dense(a, b, c, lambda s, lower=lower: s + lower, torch.ones(n, n).tril().bool()))  # type: ignore[misc]  # fmt: skip
+                        out = torch.cat(parts, 2)
+                    results.append([out.detach(), *torch.autograd.grad(out, (q, k, v, g), up)])
+                return max(off(a, b) for a, b in zip(*results, strict=True))
+
+            yield Case(f"{name} {backend}", run, 1e-9)
+
+
 # -------------------------------------------------------------------- installed: transformers, x-transformers
 
 FAMILIES = {"qwen2_vl": ("qwen2_vl", "Qwen2VLModel"), "qwen3_vl": ("qwen3_vl", "Qwen3VLModel"),
@@ -438,6 +524,8 @@ SUITES: dict[str, tuple[str, str, Callable[[], Iterator[Case]]]] = {
     "flash-attention, rotary": ("tests/layers/test_rotary.py", "layouts, fractions, offsets of rows, in place, half precision", flash_attention_rotary),
     "PyTorch FlexAttention": ("test/inductor/test_flex_attention.py", "score functions, grouped queries, unlike lengths, on auto and reference", flex_attention),
     "xformers": ("tests/test_rope_padded.py", "rotated caches of widths 100 and 4098, positions to 18,299, linear scaling; prefill", xformers_rope_padded),
+    "Liger-Kernel, M-RoPE": ("test/transformers/test_qwen2vl_mrope.py", "sections, grouped heads, half precision; all with gradients", liger_m_rope),
+    "fla, forgetting attention": ("tests/ops/test_forgetting_attn.py", "grouped heads, documents, on auto and reference; all with gradients", fla_forgetting),
     "transformers, get_rope_index": ("tests/models", "M-RoPE of random prompts with images and videos, by its functions", transformers_rope_index),
     "x-transformers": ("tests/test_x_transformers.py", "ALiBi and T5's buckets, by its classes", x_transformers_biases),
 }  # fmt: skip

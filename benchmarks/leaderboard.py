@@ -123,7 +123,7 @@ def baselines(board: Board) -> str:
 
 def world(text: Json) -> World:
     """Of a comparison of text, as results.json has it."""
-    rows = {row["name"]: row for row in text["arms"] if row["trained"]}
+    rows = {row["name"]: row for row in text["variants"] if row["trained"]}
     losses = {name: tuple(row["lengths"][at]["loss"]["mean"] for at in (0, -1)) for name, row in rows.items()}
     first = next(iter(rows.values()))
     return World(first["parameters"], text["settings"]["steps"], len(first["seeds"]), losses)
@@ -135,7 +135,7 @@ def measured_budgets() -> Json:
     made = []
     for board in (board for name in ("budget", "sizes") for board in replication.experiments(name)):
         text, ranking = board.results["tasks"]["text"], board.rankings["text"]
-        rows = {row["name"]: row for row in text["arms"] if row["trained"]}
+        rows = {row["name"]: row for row in text["variants"] if row["trained"]}
         if "rope" not in rows:
             continue
         values, names = measured(ranking, ranking.settings.trained_at, ranking.seeds), [v.name for v in ranking.trained]
@@ -215,7 +215,7 @@ def facts(board: Board) -> str:
     models = encodings * len(board.rankings) * board.seeds
     trained = machines[0].split("trained on ")[1]
     means = {
-        task: statistics.mean(row["training_seconds"] for row in results["arms"] if row["trained"])
+        task: statistics.mean(row["training_seconds"] for row in results["variants"] if row["trained"])
         for task, results in board.results["tasks"].items()
     }
     least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)

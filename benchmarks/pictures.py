@@ -308,7 +308,7 @@ def tasks(results: Results, look: Look) -> str:
 
 def _longest(task: Results, name: str) -> tuple[str, float]:
     """What an encoding scores at the longest length, and what kind of number that is."""
-    point = next(row for row in task["arms"] if row["name"] == name)["lengths"][-1]
+    point = next(row for row in task["variants"] if row["name"] == name)["lengths"][-1]
     unit = "accuracy" if "accuracy" in point else "loss"
     return unit, point[unit]["mean"]
 
@@ -509,13 +509,13 @@ def compact(results: Results) -> Results:
     return {
         **{key: results[key] for key in ("command", "created", "seeds", "machine")},
         "lengths": [s["length"] * factor for factor in s["factors"]],
-        "verdict": {row["name"]: row["verdict"] for row in results["arms"]},
+        "verdict": {row["name"]: row["verdict"] for row in results["variants"]},
         "loss": {
             row["name"]: [
                 [round(point["loss"]["mean"], 4), round(point["loss"]["high"] - point["loss"]["mean"], 4)]
                 for point in row["lengths"]
             ]
-            for row in results["arms"]
+            for row in results["variants"]
         },
     }
 

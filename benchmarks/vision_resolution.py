@@ -34,25 +34,25 @@ def measured(data: str, folder: Path, workers: int) -> dict:
             folder / data,
             workers=workers,
             progress=display,
-            pages={"report.html": page},
+            pages=lambda results: {"report.html": page(results)},
         )
     if not found["complete"]:
         raise SystemExit(f"{data}: interrupted; the same command goes on from there")
     facts = {name: found["data"][name] for name in ("name", "sha256", "train_images", "held_out_images", "chance")}
-    variants = [{name: variant[name] for name in KEPT} for variant in found["arms"]]
+    variants = [{name: variant[name] for name in KEPT} for variant in found["variants"]]
     return {name: found[name] for name in ("settings", "machine", "answer", "limits")} | {
         "data": facts,
-        "arms": variants,
+        "variants": variants,
     }
 
 
 def table(found: dict) -> str:
     """One data set as Markdown: accuracy by size, in percent, and half a 95 % interval of its change."""
     trained = found["settings"]["image_size"]
-    sizes = [point["size"] for point in found["arms"][0]["sizes"]]
+    sizes = [point["size"] for point in found["variants"][0]["sizes"]]
     heads = [f"{size} px" + (" (trained)" if size == trained else "") for size in sizes]
     rows = [f"| | {' | '.join(heads)} | shuffled |", f"|---|{'---:|' * (len(sizes) + 1)}"]
-    for variant in found["arms"]:
+    for variant in found["variants"]:
         cells = [_cell(point, point["size"] == trained) for point in variant["sizes"]]
         rows.append(
             f"| {variant['name']} | {' | '.join(cells)} | {100 * variant['shuffled']['accuracy']['mean']:.1f} |"

@@ -37,7 +37,9 @@ def main(folder: str = "density", model: str = "demo", length: int = 1024, sampl
     lm, tokenizer = posenc.load(model)
     methods = [kind.format(factor) for kind in KINDS.values() for factor in FACTORS]
     chosen = {"tasks": ["perplexity"], "attention": False, "methods": methods, "lengths": [length], "samples": samples}
-    results = posenc.evaluate(lm, tokenizer, **chosen, name=model, directory=folder, pages={"report.html": page})
+    results = posenc.evaluate(
+        lm, tokenizer, **chosen, name=model, directory=folder, pages=lambda results: {"report.html": page(results)}
+    )
     print(table(results))
 
 

@@ -51,7 +51,7 @@ def main(folder: str = "lost-in-the-middle", model: str = "demo", items: int = 2
         attention=False,
         name=model,
         directory=folder,
-        pages={"report.html": page},
+        pages=lambda results: {"report.html": page(results)},
     )
     print(table(results))
 

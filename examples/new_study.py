@@ -67,7 +67,7 @@ def page(results):
 
 
 def main(directory):
-    results = run(Wavelengths(), directory, pages={"report.html": page})
+    results = run(Wavelengths(), directory, pages=lambda results: {"report.html": page(results)})
     print(f"{len(results['rows'])} schedules, {results['schedules']['kept_from_before']} of them from before")
     return results
 

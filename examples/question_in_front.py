@@ -51,7 +51,7 @@ def main(folder: str = "question-in-front", model: str = "demo", samples: int = 
         attention=False,
         name=model,
         directory=folder,
-        pages={"report.html": page},
+        pages=lambda results: {"report.html": page(results)},
     )
     print(table(results))
 

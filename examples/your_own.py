@@ -46,7 +46,9 @@ def main(folder="log-distance", steps=120):
     print(*analysis.sentences(), sep="\n", end="\n\n")
     settings = text.Settings(length=32, factors=(1, 4), steps=int(steps), dim=32, head_dim=None, targets=16)
     comparison = compare.Comparison(("rope", "alibi", "log_distance"), seeds=2, settings=settings)
-    results = compare.compare(comparison, data.load("pydoc"), folder, engine=InProcess(), pages={"report.html": page})
+    results = compare.compare(
+        comparison, data.load("pydoc"), folder, engine=InProcess(), pages=lambda results: {"report.html": page(results)}
+    )
     print(*results["answer"], sep="\n")
     return report, analysis, results
 

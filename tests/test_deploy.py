@@ -158,6 +158,22 @@ def test_onnx_of_floater_is_refused_in_a_sentence():
         onnx_session(layer_of("floater"))
 
 
+def test_the_order_of_padded_tokens_is_refused_in_onnx():
+    pytest.importorskip("onnxscript")
+    encoding = layer_of("selective_attention").encoding
+
+    class Padded(torch.nn.Module):
+        def forward(self, q, mask):
+            return attention(q, q, q, encoding, Positions.from_mask(mask, causal=True), gates=q[:, :1])
+
+    with pytest.raises(
+        Exception, match=r"ONNX has no operator for a stable sort: use torch\.export, or pass Positions\.arange"
+    ):
+        torch.onnx.export(
+            Padded(), (torch.randn(2, 2, 9, 8), torch.ones(2, 9, dtype=torch.long)), dynamo=True, verbose=False
+        )
+
+
 # -------------------------------------------------------------------- the rule that keeps batches dynamic
 
 SIZELESS = {"tolist", "item", "size", "dim", "numel", "shape", "dtype", "device", "unbind", "split", "chunk", "stride"}

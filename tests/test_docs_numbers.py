@@ -297,16 +297,16 @@ LARGER = slice(2, None)
 
 
 def accuracy(task, name, key="accuracy"):
-    (variant,) = (each for each in VISION[task]["arms"] if each["name"] == name)
+    (variant,) = (each for each in VISION[task]["variants"] if each["name"] == name)
     return [100 * each[key]["mean"] for each in variant["sizes"] if each.get(key)]
 
 
 def vision_lab():
     s, run = ImageSettings(), VISION["places"]["settings"]
-    yield f"{len(VISION['places']['arms'][0]['seeds'])} seeds and {run['steps']} steps, with 95 % intervals"
+    yield f"{len(VISION['places']['variants'][0]['seeds'])} seeds and {run['steps']} steps, with 95 % intervals"
     yield f"tests it at {run['test_sizes'][0]} to {run['test_sizes'][-1]}"
-    learned = [each["name"] for each in VISION["places"]["arms"] if accuracy("places", each["name"])[1] > 90]
-    rest = {each["name"].partition(" + ")[0] for each in VISION["places"]["arms"]} - {
+    learned = [each["name"] for each in VISION["places"]["variants"] if accuracy("places", each["name"])[1] > 90]
+    rest = {each["name"].partition(" + ")[0] for each in VISION["places"]["variants"]} - {
         n.partition(" + ")[0] for n in learned
     }
     assert rest == {"none", "grid_alibi"}

@@ -178,7 +178,7 @@ def test_a_users_encoding_passes_and_is_analysed_and_compared(capsys, monkeypatc
     assert report.passed
     bias = analysis["bias"].finding
     assert bias.heads[0, bias.distances == 63].item() == pytest.approx(-0.5 * math.log(64), abs=1e-6)
-    assert {variant["name"] for variant in results["arms"]} >= {"log_distance", "rope", "alibi", "none"}
+    assert {variant["name"] for variant in results["variants"]} >= {"log_distance", "rope", "alibi", "none"}
     assert (tmp_path / "comparison" / "report.html").exists()
     assert "cached is full: passed" in capsys.readouterr().out
 
@@ -262,7 +262,7 @@ def test_notebooks_run_as_scripts(path, capsys, monkeypatch, tmp_path):
     assert all(ax.lines for axes in drawn for ax in axes)
     out = capsys.readouterr().out
     if path.stem == "which_encoding":
-        assert {variant["name"] for variant in names["results"]["arms"]} >= {*names["NAMES"], "none", "rope + NTK"}
+        assert {variant["name"] for variant in names["results"]["variants"]} >= {*names["NAMES"], "none", "rope + NTK"}
     else:
         assert "restored, to the bit: True" in out
 

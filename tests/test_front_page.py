@@ -123,7 +123,7 @@ def test_the_table_of_tasks_is_that_of_the_results():
         numbers, mean = words.split("; mean score ")
         assert mean == f"{100 * rows[name]['longest']['mean']:.0f}"
         for task, number in (pair.split(" ") for pair in numbers.split(", ")):
-            (entry,) = (entry for entry in results["tasks"][task]["arms"] if entry["name"] == name)
+            (entry,) = (entry for entry in results["tasks"][task]["variants"] if entry["name"] == name)
             point = entry["lengths"][-1]
             exact = point["loss"]["mean"] if task == "text" else 100 * point["accuracy"]["mean"]
             assert float(number) == pytest.approx(exact, abs=0.5 if task != "text" else 0.005)
@@ -313,7 +313,7 @@ def code(text):
 def test_both_editions_have_the_same_code_and_links():
     swapped = CHINESE.replace("](README.md)", "](README.zh.md)").replace("](#选哪种编码)", "](#which-encoding)")
     swapped = swapped.replace("](#扩展预训练模型)", "](#extend-a-pretrained-model)")
-    for page in ("claims", "position_from_scratch", "story"):
+    for page in ("claims", "position_from_scratch", "story", "guides/extend", "guides/getting-started"):
         swapped = re.sub(rf"{page}(\.zh)?\.md", lambda found, p=page: f"{p}.md" if found[1] else f"{p}.zh.md", swapped)
     assert code(CHINESE) == code(ENGLISH)
     assert len(code(ENGLISH)) == 5

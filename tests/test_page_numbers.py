@@ -24,7 +24,7 @@ def page(name):
 
 
 def rows(task):
-    return {row["name"]: row for row in BOARD["tasks"][task]["arms"] if row["trained"]}
+    return {row["name"]: row for row in BOARD["tasks"][task]["variants"] if row["trained"]}
 
 
 def loss(name, at):

@@ -40,7 +40,7 @@ SIZES = read("ablations.json")["models"]
 DEMO = read("demo.json")
 SMOLLM2, STORIES = (read(f"evaluations/longer_{name}.json") for name in ("SmolLM2", "stories15M"))
 TEXT, RECALL = (
-    {row["name"]: row for row in BOARD["tasks"][task]["arms"] if row["trained"]} for task in ("text", "recall")
+    {row["name"]: row for row in BOARD["tasks"][task]["variants"] if row["trained"]} for task in ("text", "recall")
 )
 COUNT = len(TEXT)
 

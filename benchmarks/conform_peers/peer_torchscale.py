@@ -4,6 +4,7 @@ scale of every position."""
 from functools import cache
 
 import torch
+from torchscale.component.relative_position_bias import RelativePositionBias
 from torchscale.component.xpos_relative_position import XPOS
 
 PACKAGE = "torchscale"
@@ -20,4 +21,10 @@ def scale(positions, head_dim, scale_base):
     return torch.hypot(turned[:, 0::2], turned[:, 1::2])[positions + reach]
 
 
-CHECKS = [("XPOS", scale, "xpos")]
+def bias(table, num_queries, num_keys, bidirectional, max_distance):
+    module = RelativePositionBias(bidirectional, len(table), max_distance, table.shape[1])
+    module.relative_attention_bias.weight.data = table
+    return module(1, num_queries, num_keys, num_keys - num_queries)
+
+
+CHECKS = [("XPOS", scale, "xpos"), ("RelativePositionBias(step)", bias, "t5_bias")]

@@ -40,7 +40,20 @@ def bucket(relative_position, bidirectional, num_buckets, max_distance):
     )
 
 
+def alibi_bias(num_heads, num_queries, num_keys):
+    return AlibiPositionalBias(num_heads)(num_queries, num_keys)
+
+
+def t5_bias(table, num_queries, num_keys, bidirectional, max_distance):
+    options = {"num_buckets": len(table), "max_distance": max_distance, "heads": table.shape[1]}
+    module = RelativePositionBias(1.0, causal=not bidirectional, **options)
+    module.relative_attention_bias.weight.data = table
+    return module(num_queries, num_keys)
+
+
 CHECKS = [
+    ("AlibiPositionalBias.forward", alibi_bias, "alibi_bias"),
+    ("RelativePositionBias.forward", t5_bias, "t5_bias"),
     ("RotaryEmbedding, apply_rotary_pos_emb", rotary, "rotary_interleaved"),
     ("RotaryEmbedding(base_rescale_factor)", ntk, "ntk"),
     ("RotaryEmbedding(interpolation_factor)", linear, "linear"),

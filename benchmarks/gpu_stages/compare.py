@@ -52,5 +52,5 @@ class Compare(Stage):
 
 def _losses(record: RunRecord, settings: Settings) -> dict[int, float]:
     """By factor: nats per byte, the mean over the passages."""
-    trained = next(scores for scores in record.arms if scores.trained)
+    trained = next(scores for scores in record.variants if scores.trained)
     return {f: sum(trained.paired[str(f)]) / len(trained.paired[str(f)]) for f in settings.factors}

@@ -13,6 +13,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from posenc.report import explorer
+from posenc.report.html import asset
 from website import encodings, extensions, gallery, measured, predicted, reference, repository, story
 from website.keywords import keywords
 from website.markdown import OPENING, for_site, place, summary, title
@@ -81,7 +82,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
     for where in OPENING.values():
         texts[where] = extensions.linked(texts[where])
     for language, where in {"en": OPENING["encodings.md"], "zh": OPENING["encodings.zh.md"]}.items():
-        drawn = "" if only else gallery.gallery(language)
+        drawn = gallery.gallery(language) if wanted("encodings/index") else ""
         texts[where] = texts[where].replace(f"<!-- gallery: {language} -->", drawn)
         texts[where] = texts[where].replace("<!-- symbols -->", encodings.symbols())
     for name, link in {
@@ -109,7 +110,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         f"leaderboard/{name}": text.replace("<main>", back, 1)
         for name, text in measured.leaderboard(encodings.titled).items()
     }
-    scripts = {} if only else {f"encodings/{gallery.SCRIPT}": gallery.script()}
+    scripts = {f"encodings/{gallery.SCRIPT}": gallery.script()} if wanted("encodings/index") else {}
     for name, text in (predicted.files() | story.files() | reports | scripts).items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
@@ -118,6 +119,7 @@ def stage(folder: Path, only: Sequence[str] = (), url: str = "") -> Path:
         target = pages / path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    (pages / "website" / "sorting.js").write_text(asset("sorting.js"), encoding="utf-8")
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     config |= {"site_url": url.rstrip("/") + "/"} if url else {}
     config |= {"docs_dir": pages.name, "nav": navigation(placed(config["nav"]), generated, texts)}

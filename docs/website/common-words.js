@@ -6,16 +6,20 @@
   const MOST = 6;
   const bare = (word) => word.toLowerCase().replace(/[^\p{L}\p{N}]/gu, "");
 
-  // All words; then all but one, the shortest left out first; and so on.
+  // All words; then all but one, the shortest left out first; and so on, of a long query with its longest words.
   function queries(input) {
     let words = input.replace(/\b([23])-d\b/gi, "$1d").split(/\s+/).filter(Boolean);
     const telling = words.filter((word) => !COMMON.has(bare(word)));
     if (telling.length) words = telling;
-    if (words.length > MOST) return [words.join(" ")];
+    const all = words.join(" ");
+    if (words.length > MOST) {
+      const longest = [...words].sort((one, two) => two.length - one.length).slice(0, MOST);
+      words = words.filter((word) => longest.includes(word)).slice(0, MOST);
+    }
     const subsets = Array.from({ length: 2 ** words.length - 1 }, (_, mask) => words.filter((_, at) => (mask + 1) & (1 << at)));
     const letters = (subset) => subset.join("").length;
     subsets.sort((one, two) => two.length - one.length || letters(two) - letters(one));
-    return subsets.map((subset) => subset.join(" "));
+    return [...new Set([all, ...subsets.map((subset) => subset.join(" "))])].filter(Boolean);
   }
 
   const { postMessage } = Worker.prototype;

@@ -130,7 +130,7 @@
     }));
     const row = (title, cells) => element("tr", {}, element("th", { scope: "row" }, title), ...cells.map(cell => element("td", {}, cell)));
     const rows = [
-      row("", both.map(card => card.querySelector(".thumb").cloneNode(true))),
+      row(words.picture, both.map(card => card.querySelector(".thumb").cloneNode(true))),
       ...facets.map(facet => row(words[facet], both.map(card => words.facets[facet][card.dataset[facet]]))),
       row(words.acts_on, both.map(card => card.dataset.acts)),
       row(words.source, both.map(card => card.dataset.source)),

@@ -61,14 +61,14 @@ WORDS = {
         "pick": "Choose two encodings to compare.", "second": "Choose a second encoding to compare with {name}.",
         "between": "{one} and {other}", "figure": "Change of the score from distance 0, in nats, by distance in tokens (of images: in patches). A line for each head, at most four.",
         "without": "No score of {names} depends on the distance alone: see the picture.", "close": "Close", "source": "According to its source",
-        "use": "When to use it", "copied": "The address has this comparison.",
+        "use": "When to use it", "picture": "Picture",
     },
     "zh": {
         "family": "类别", "learned": "参数", "longer": "超过训练长度", "memory": "注意力占用", "decoding": "用于", "search": "搜索编码",
         "compare": "比较", "clear": "全部清除", "acts_on": "作用于", "shown": "{all} 种编码中的 {shown} 种。", "none": "没有编码满足所有条件。",
         "pick": "选择两种编码进行比较。", "second": "再选一种与 {name} 比较。", "between": "{one} 与 {other}",
         "figure": "分数相对距离 0 的变化（nat），横轴为距离（词元；图像为图块）。每个头一条线，最多四条。",
-        "without": "{names} 的分数不只取决于距离：见图。", "close": "关闭", "source": "据其来源", "use": "何时使用", "copied": "地址包含此比较。",
+        "without": "{names} 的分数不只取决于距离：见图。", "close": "关闭", "source": "据其来源", "use": "何时使用", "picture": "图示",
     },
 }  # fmt: skip
 
@@ -113,12 +113,12 @@ def _card(row: dict[str, Any], language: str) -> str:
         "use": row["use_when"].replace("`", ""),
     }
     attributes = " ".join(f'data-{key}="{escape(str(value))}"' for key, value in data.items())
-    said = " · ".join(tagged[facet] for facet in ("family", "learned", "longer", "memory"))
+    tags = " · ".join(tagged[facet] for facet in ("family", "learned", "longer", "memory"))
     foreign = ' lang="en"' if language == "zh" else ""
     return (
         f'<li {attributes}><div class="thumb">{thumb(name)}</div>'
         f'<p class="name"><a href="{name}.html"><code>{name}</code></a> <span>{escape(title)}</span></p>'
-        f'<p class="what"{foreign}>{_said(row["summary"])}</p><p class="tags">{escape(said)}</p></li>'
+        f'<p class="what"{foreign}>{_said(row["summary"])}</p><p class="tags">{escape(tags)}</p></li>'
     )
 
 

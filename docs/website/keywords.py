@@ -36,13 +36,14 @@ ALIASES = {
 }  # fmt: skip
 """Of encodings, in English."""
 KEYWORDS = {
-    "guides/extend.md": "rope scaling, context window, context extension, length extrapolation, extend context, long context LLM, YaRN, NTK-aware, 扩展上下文, 长度外推",
+    "guides/extend.md": "rope scaling, context window, context extension, length extrapolation, extend context, long context LLM, YaRN, NTK-aware",
+    "guides/extend.zh.md": "扩展上下文, 上下文窗口, 长度外推, 长文本, RoPE 缩放, YaRN, NTK",
     "guides/padding-packing-caches.md": "KV cache, kv caching, padding mask, attention mask, left padding, packed sequences, sequence packing, cu_seqlens, position_ids, document mask",
     "guides/your-model.md": "PyTorch Transformer, custom model, scaled_dot_product_attention, KV cache",
     "guides/bring-your-own.md": "custom positional encoding, new encoding, attention bias, score_mod",
     "guides/convert.md": "GGUF, Llama weights, interleaved, rotate_half, Hugging Face checkpoint",
     "guides/measure.md": "benchmark, needle in a haystack, passkey, perplexity",
-    "guides/getting-started.md": "install, pip, quickstart, 安装, 快速上手",
+    "guides/getting-started.md": "install, pip, quickstart", "guides/getting-started.zh.md": "安装, 快速上手, 入门, 教程",
     "frequencies.md": "rope scaling, RoPE scaling, inv_freq, inverse frequencies, rope_theta, yarn vs ntk, NTK-aware, position interpolation, rope_parameters, 频率缩放",
     "position_maps.md": "ReRoPE, Self-Extend, dual chunk attention, StreamingLLM, LM-Infinite, length extrapolation, 位置映射",
     "longer_context.md": "long context, context length, length extrapolation, passkey retrieval, context window, yarn vs ntk, 长上下文",
@@ -53,7 +54,7 @@ KEYWORDS = {
     "doctor.md": "debug RoPE, wrong rope_theta, check config, sanity check, diagnose",
     "attention.md": "FlashAttention, flash attention, FlexAttention, SDPA, Triton kernel, linear memory, attention bias, attention mask",
     "gpu.md": "GPU, CUDA, Triton, H100, throughput",
-    "vision-grid.md": "2d rope, 2D positional encoding, image patches, ViT, video, M-RoPE, 图像, 视频, 二维位置编码",
+    "vision-grid.md": "2d rope, 2D positional encoding, position embedding for images, image patches, ViT, video, M-RoPE, 图像, 视频, 二维位置编码",
     "vision-lab.md": "image resolution, ViT, 2D positional encoding, 图像",
     "vision-pretrained.md": "ViT resolution, interpolate pos embed, resize position embedding, higher resolution, timm, 图像",
     "compare.md": "benchmark positional encodings, which positional encoding, extrapolation", "leaderboard.md": "best positional encoding, benchmark, length generalization, ranking, 排行榜",

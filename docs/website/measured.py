@@ -93,33 +93,36 @@ def _losses() -> tuple[dict[str, dict[str, Any]], str]:
         f"{s['num_layers']} layers of width {s['dim']}, {s['length']} bytes in training, {s['steps']} steps, "
         f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, intervals of 95&nbsp;%: {where}"
     )
-    return {arm["name"]: arm | {"means": means.get(arm["name"])} for arm in found["arms"] if arm["trained"]}, how
+    return {
+        variant["name"]: variant | {"means": means.get(variant["name"])}
+        for variant in found["variants"]
+        if variant["trained"]
+    }, how
 
 
 def leaderboard(titled: Callable[[str], str]) -> dict[str, str]:
     """The report of the leaderboard, by file name. titled: what an encoding is called."""
     results = _read(LEADERBOARD)
     results["table"] = [row | {"title": titled(row["encoding"])} for row in results["table"]]
-    arms = [arm for of in results["tasks"].values() for arm in of["arms"] if arm["trained"]]
+    variants = [variant for of in results["tasks"].values() for variant in of["variants"] if variant["trained"]]
     whole = results | {
         "budgets": _budgets(results),
         "complete": True,
         "running": False,
         "created": "in several sessions",
-        "seconds": len(results["seeds"]) * sum(arm["training_seconds"] for arm in arms),
+        "seconds": len(results["seeds"]) * sum(variant["training_seconds"] for variant in variants),
         "estimated_seconds": None,
         "command": "posenc compare --preset leaderboard",
         "runs": {"kept_from_before": 0},
     }
-    made = report.files(tuple(results["tasks"])).items()
-    return {name: str(make(whole)) for name, make in made if name.endswith(".html")}
+    return report.pages(whole)
 
 
 def _budgets(results: dict[str, Any]) -> list[dict[str, Any]]:
     """The losses on text after each number of steps that was measured with models of this size."""
     text, longer = results["tasks"]["text"], _read(LONGER_TRAINING)
-    rows = {arm["name"]: arm for arm in text["arms"] if arm["trained"]}
-    first = {name: [arm["lengths"][at]["loss"]["mean"] for at in (0, -1)] for name, arm in rows.items()}
+    rows = {variant["name"]: variant for variant in text["variants"] if variant["trained"]}
+    first = {name: [variant["lengths"][at]["loss"]["mean"] for at in (0, -1)] for name, variant in rows.items()}
     named = {name: [of[0], of[-1]] for name, of in longer["loss"].items() if name in rows}
     made = [("Python's reference", text["settings"]["steps"], first), ("Python's reference", longer["steps"], named)]
     made += [
@@ -143,23 +146,23 @@ def loss_by_length(name: str) -> tuple[list[int], list[float]]:
 
 def beside(name: str, others: Iterable[str]) -> list[str]:
     """Its loss on text and its speed beside those of its alternatives, as Markdown; empty where its loss was not measured."""
-    arms, how = _losses()
-    if name not in arms:
+    variants, how = _losses()
+    if name not in variants:
         return []
     rows = []
     shown = dict.fromkeys((name, *others, "rope", "none"))
-    for each in (each for each in shown if each in arms):
-        points, (forward, _) = arms[each]["lengths"], times(each)
-        change, means = points[-1]["change"], arms[each]["means"]
+    for each in (each for each in shown if each in variants):
+        points, (forward, _) = variants[each]["lengths"], times(each)
+        change, means = points[-1]["change"], variants[each]["means"]
         cells = [
             f"**`{each}`**" if each == name else f"[`{each}`]({each}.md)",
             f"{points[0]['loss']['mean']:.3f}",
-            f"{change['mean']:+.3f} ±&nbsp;{(change['high'] - change['low']) / 2:.3f}, {arms[each]['verdict']}",
+            f"{change['mean']:+.3f} ±&nbsp;{(change['high'] - change['low']) / 2:.3f}, {variants[each]['verdict']}",
             *(report.mean_score(means[at]) if means else "–" for at in ("trained", "longest")),
             f"{forward:.2f}" if forward else "–",
         ]
         rows.append(cells)
-    first = arms[name]["lengths"]
+    first = variants[name]["lengths"]
     head = [
         "encoding",
         f"loss at {first[0]['length']} bytes",

@@ -4,11 +4,15 @@
 import inspect
 import re
 from importlib import import_module
+from inspect import Parameter
 from typing import Any
 
 from posenc.cli import COMMANDS
+from posenc.encodings import ENCODINGS, create
 from posenc_cli.arguments import COMMON
+from website.encodings import declared
 from website.page import Page, plain, table
+from website.snippets import SIZES
 
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "posenc": (
@@ -77,12 +81,38 @@ def public(name: str) -> dict[str, Any]:
 
 def _module(name: str) -> Page:
     title, about = MODULES[name][0], plain(inspect.getdoc(import_module(name)) or "")
-    paths = (
-        f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{name}.{each}"
-        for each, what in public(name).items()
-    )
-    entries = "\n\n".join(f"::: {path}" for path in paths)
-    return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries}\n")
+    entries = ""
+    for each, what in public(name).items():
+        path = f"{what.__module__}.{what.__qualname__}" if what.__name__ == each else f"{name}.{each}"
+        entries += f"::: {path}\n\n" + (f"{created()}\n\n" if what is create else "")
+    return Page(f"reference/{name}.md", title, f"# {title}\n\n`{name}`\n\n{about}\n\n{entries.rstrip()}\n")
+
+
+def created() -> str:
+    """The encodings that `posenc.create` makes, as a list: what each uses of the model's shape, and its options."""
+    of_shape = {argument for arguments in SIZES.values() for argument in arguments}
+    lines = [
+        "### Encodings that `create` makes {#created}",
+        "",
+        "Each with what it uses of the model's shape and its options, with their defaults; its page says what they do.",
+        "",
+    ]
+    for name, row in declared().items():
+        arguments = ENCODINGS[name].arguments()
+        shape = [size for size, known in SIZES.items() if arguments.keys() & set(known)]
+        options = [
+            str(arguments[option].replace(annotation=Parameter.empty))
+            for option in row["options"]
+            if option not in of_shape
+        ]
+        parts = [f"[`{name}`](../encodings/{name}.md): {row['title']}"]
+        parts += [
+            f"{words} {', '.join(f'`{each}`' for each in found)}"
+            for words, found in (("shape", shape), ("options", options))
+            if found
+        ]
+        lines.append(f"- {'; '.join(parts)}")
+    return "\n".join(lines)
 
 
 def _commands() -> Page:

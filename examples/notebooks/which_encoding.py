@@ -64,7 +64,7 @@ print(*results["answer"], sep="\n")
 
 # %%
 _, (left, right) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
-for variant in results["arms"]:
+for variant in results["variants"]:
     lengths, line = [at["length"] for at in variant["lengths"]], "-" if variant["trained"] else ":"
     left.plot(lengths, [at["loss"]["mean"] for at in variant["lengths"]], line, label=variant["name"])
     rise = [at["change"]["mean"] for at in variant["lengths"]]

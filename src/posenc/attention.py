@@ -2,6 +2,7 @@
 """The equation, o_i = sum_j p_ij T_i^-1 T_j (v_j + w_ij) with p_i = softmax(m(scale * <q_i, k_j> + b_ij)), and who computes
 it."""
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from torch.nn.functional import dropout, elu, pad
 from posenc.backends import AUTO, BACKENDS, Plan, Problem, by_speed
 from posenc.backends.problem import Attend, Rotated
 from posenc.backends.reference import of_token
-from posenc.bias import Modifier, Score, Values, Weights
+from posenc.bias import Added, Modifier, Score, SoftCap, Values, Weights
 from posenc.cache import KVCache
 from posenc.distributed import exchange, ring
 from posenc.encoding import Effects, Encoding, Sum, checked_gates, require_fit, require_values, swapped
@@ -45,6 +46,7 @@ def attention(
     *,
     causal: bool | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     sink: float | Tensor | None = None,
     dropout_p: float = 0.0,
     layer: int = 0,
@@ -69,6 +71,8 @@ def attention(
         causal: overrides the positions' own causality.
         scale: overrides the encoding's factor of q . k; terms that an encoding makes of q or k (Shaw's, DeBERTa's)
             keep their own.
+        softcap: scores scale * q . k become softcap * tanh(scale * q . k / softcap) before biases are added, the order of
+            Gemma 2 and flash-attention. To cap their sum with the biases, an encoding's `modify` returns posenc.bias.SoftCap.
         sink: logit of an extra key whose value is zero, a number, one per head (num_heads,), or one per query (batch
             or 1, num_heads, num_queries): 0.0 is softmax_1,
             exp / (1 + sum exp); log(n) is softmax_n; a parameter is a learned sink. Overrides the encoding's own.
@@ -97,14 +101,16 @@ def attention(
             gates = gates or None
         if positions is None or positions.sharding is None:
             _check_no_ring()
-            usual = causal is None and sink is None and gates is None and type(keys_rotated) is bool
+            usual = causal is None and sink is None and gates is None and softcap is None and type(keys_rotated) is bool
             usual = usual and type(dropout_p) is float and dropout_p == 0.0 and backend == "auto"
             memory = _memory(q, k, v, encoding, positions, scale, layer) if usual else None
             key = q.shape, k.shape, v.shape, q.dtype, keys_rotated, scale
             again = None if memory is None else memory.get(key)
             if again is not None:
                 return again(q, k, v, encoding, positions, layer)
-            problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
+            problem = prepare(
+                q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates, softcap
+            )
             _, plan = _choose(problem, backend)
             if memory is not None and positions is not None:
                 again = _again(problem, plan, q, encoding, positions, layer, keys_rotated)
@@ -116,7 +122,7 @@ def attention(
             return problem.finished(plan.run())
         positions = _checked_shard(q, k, positions, causal, keys_rotated)
         attend = ring.active()
-        if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer) is None:
+        if attend is not None and ring.refusal(q, k, encoding, positions, sink, layer, softcap) is None:
             alone = positions.shared(ring.alone, partial(ring.alone, positions))
             problem = prepare(q, k, v, encoding, alone, None, scale, sink, dropout_p, layer)
             out = attend(
@@ -125,7 +131,7 @@ def attention(
             return problem.finished(out)
         gates = [exchange.gather(gate, positions, 2) for gate in checked_gates(encoding, gates, k, layer)]
         k, v = exchange.gather_keys(k, v, positions)
-        problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
+        problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates, softcap)
         return torch.cat([_solved(problem, backend) for problem, _ in problems], 2)
 
 
@@ -270,6 +276,7 @@ def explain(
     *,
     causal: bool | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     sink: float | Tensor | None = None,
     dropout_p: float = 0.0,
     layer: int = 0,
@@ -283,16 +290,18 @@ def explain(
         _check_names("explain", others)
     check_given(encoding, positions, q=q, k=k, v=v)
     if positions is None or positions.sharding is None:
-        problem = prepare(q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates)
+        problem = prepare(
+            q, k, v, encoding, positions, causal, scale, sink, dropout_p, layer, keys_rotated, gates, softcap
+        )
         return _explained(problem, (q, k, v), backend)
     part, positions = positions.sharding, _checked_shard(q, k, positions, causal, keys_rotated)
-    refused = ring.refusal(q, k, encoding, positions, sink, layer)
+    refused = ring.refusal(q, k, encoding, positions, sink, layer, softcap)
     if refused is None:
         why = "PyTorch's context_parallel, which sends keys and values around and gathers none"
         return Explanation("ring", why, sum(x.numel() * x.element_size() for x in (q, k, k, v)), "")
     gates = checked_gates(encoding, gates, k, layer)
     k, v, *gates = (x.repeat(1, 1, part.world_size, 1) for x in (k, v, *gates))  # as large as what is gathered
-    problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates)
+    problems = _problems(q, k, v, encoding, positions, scale, sink, dropout_p, layer, gates, softcap)
     most = max((_explained(*each, backend) for each in problems), key=lambda each: each.extra_bytes)
     gathered = sum(x.numel() * x.element_size() for x in (k, v))
     why = f"keys and values gathered from {part.world_size} processes ({refused}); {most.reason}"
@@ -311,14 +320,16 @@ def _explained(problem: Problem, given: tuple[Tensor, Tensor, Tensor], backend: 
 
 def _problems(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions, scale: float | None,
-    sink: float | Tensor | None, dropout_p: float, layer: int, gates: Sequence[Tensor],
+    sink: float | Tensor | None, dropout_p: float, layer: int, gates: Sequence[Tensor], softcap: float | None,
 ) -> list[tuple[Problem, tuple[Tensor, Tensor, Tensor]]]:  # fmt: skip
     """The calls that a shard takes among all keys, see `Positions.shard_calls`, each with its queries, keys and values."""
     causal, problems = positions.causal, []
     calls = positions.shared(("calls", causal), partial(positions.shard_calls, causal))
     for part, call in zip(q.split([call.num_queries for call in calls], 2), calls, strict=True):
         keys, values, *of_keys = (x[:, :, : call.num_keys] for x in (k, v, *gates))
-        problem = prepare(part, keys, values, encoding, call, None, scale, sink, dropout_p, layer, gates=of_keys)
+        problem = prepare(
+            part, keys, values, encoding, call, None, scale, sink, dropout_p, layer, gates=of_keys, softcap=softcap
+        )
         problems.append((problem, (part, keys, values)))
     return problems
 
@@ -364,16 +375,17 @@ def _choose(problem: Problem, name: str) -> tuple[str, Plan]:
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, positions: Positions | None, causal: bool | None,
     scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool = False,
-    gates: Tensor | Sequence[Tensor] | None = None,
+    gates: Tensor | Sequence[Tensor] | None = None, softcap: float | None = None,
 ) -> Problem:  # fmt: skip
     """Apply the encoding's hooks to a call of `attention`: the `Problem` that a backend solves."""
     if not torch.compiler.is_compiling():
-        _check_numbers(scale, sink, dropout_p, layer, keys_rotated)
+        _check_numbers(scale, sink, dropout_p, layer, keys_rotated, softcap)
     positions = resolve_positions(q, k, v, encoding, positions, causal, keys_rotated)
     if not 0 <= dropout_p < 1:
         raise InputError("a probability below 1", dropout_p=dropout_p)
     head_dim = q.shape[-1]
     terms: list[Score] = []
+    products: list[Score] = []
     factor = float(head_dim**-0.5)
     values: Values | None = None
     branches: list[Rotated] = []
@@ -427,10 +439,15 @@ def prepare(
             pair = products[0].factors()
             if pair is not None and pair[0].dtype == pair[1].dtype == q.dtype and pair[1].shape[1] in (1, k.shape[1]):
                 q, k, of_product = pair[0].expand(*q.shape[:3], -1), pair[1].expand(*k.shape[:3], -1), 1.0
+                products = []
             else:
-                terms, q, k, constant, of_product = products + terms, q[..., :1], k[..., :1], False, 0.0
+                q, k, constant, of_product = q[..., :1], k[..., :1], False, 0.0
     elif scale is not None:
         factor = scale
+    if softcap is not None:  # what is added after it is a function of the capped score
+        modifiers = [SoftCap(softcap), *(Added(term, q.device) for term in terms), *modifiers]
+        terms, constant = [], False
+    terms = products + terms
     logit = None if sink is None else _logits(sink, q)
     positions = positions.with_gates(())
     scale = factor if of_product is None else of_product
@@ -451,7 +468,7 @@ def prepare(
     if problem.weighs:
         problem = _with_rest(problem, encoding, prefix is not None or logit is not None)
     elif prefix is not None:
-        problem = _with_prefix(problem, factor, projected, *prefix)
+        problem = _with_prefix(problem, factor, projected, *prefix, softcap)
     return problem if effects is None else _with_turns(problem, effects)
 
 
@@ -519,12 +536,16 @@ def _with_rest(problem: Problem, encoding: Encoding | None, has_sink: bool) -> P
     return replace(problem, sink_value=last.rest[None, :, None].expand(*problem.q.shape[:3], -1))
 
 
-def _with_prefix(problem: Problem, scale: float, q: Tensor, keys: Tensor, values: Tensor) -> Problem:
+def _with_prefix(
+    problem: Problem, scale: float, q: Tensor, keys: Tensor, values: Tensor, softcap: float | None
+) -> Problem:
     """The problem with further keys and values, which with the sink make one key and value for each query: the logit is the
     log-sum-exp of theirs. q: the queries before their rotation."""
     precise, of_keys = torch.promote_types(q.dtype, torch.float32), keys.shape[0]
     q = q.to(precise).unflatten(1, (of_keys, -1))  # (batch, kv heads, queries' heads per key, n, head_dim)
     logits = scale * (q @ keys.to(precise)[:, None].mT).flatten(1, 2)
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
     if problem.sink is not None:
         logits = torch.cat((logits, problem.sink[..., None].expand(*logits.shape[:3], 1)), -1)
     weights = dropout(logits.softmax(-1)[..., : keys.shape[1]], problem.dropout_p).unflatten(1, (of_keys, -1))
@@ -707,8 +728,9 @@ def check_given(encoding: Encoding | None, positions: Positions | None, **tensor
 
 
 def _check_numbers(
-    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool
-) -> None:
+    scale: float | None, sink: float | Tensor | None, dropout_p: float, layer: int, keys_rotated: bool,
+    softcap: float | None,
+) -> None:  # fmt: skip
     if scale is not None:
         check_value("scale", scale, float)
         if 0 < abs(scale) < LEAST_DIVISOR:
@@ -721,6 +743,10 @@ def _check_numbers(
         check_value("layer", layer, int)
         raise InputError("must be at least 0", layer=layer)
     check_flags(keys_rotated=keys_rotated)
+    if softcap is not None:
+        check_value("softcap", softcap, float)
+        if not 0 < softcap < math.inf:
+            raise InputError("pass a positive number, such as 50.0, or None for no cap", softcap=softcap)
 
 
 def _check_dims(**tensors: Tensor) -> None:

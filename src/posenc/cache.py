@@ -85,6 +85,8 @@ class KVCache:
             valid = last.valid[:, :count]
             mask = torch.cat((valid, valid.new_ones(valid.shape[0], num_queries)), 1)
             return Positions.from_mask(mask, num_queries, causal=True)
+        if last.is_tree:
+            raise InputError("cache.positions(): the last call was a tree of drafts: call cache.accept(path) first")
         raise InputError(
             "cache.positions(): the cached tokens are not one text a row, counted from 0; pass Positions of the new tokens and "
             "all keys, such as Positions.from_ids(ids, key_ids, causal=True)"
@@ -99,7 +101,54 @@ class KVCache:
         check_integers(0, length=length)
         if length > len(self):
             raise InputError(f"the cache has {len(self)} tokens", length=length)
+        if self._last is not None and self._last.is_tree and length <= self._last.num_keys - self._last.num_queries:
+            self.accept(())
         self._layers = {n: layer._replace(tokens=length) for n, layer in self._layers.items()} if length else {}
+
+    def accept(self, path: Sequence[int]) -> None:
+        """Leave of the drafts of the last call, a tree (`Positions.with_tree`), those of a path, which then follow the cache.
+
+        path: the numbers of the drafts in the call, the first a child of the cache, each other a child of the one before, in
+        every row of the batch; empty: none are left.
+
+        Raises:
+            InputError: the last call had no tree, or caches of several lengths, or the drafts are no path.
+        """
+        tree, path = self._last, list(path)
+        if tree is None or not tree.is_tree:
+            raise InputError(
+                "cache.accept(): the last call had no tree of drafts: pass positions.with_tree(parents) to it"
+            )
+        if tree.q_order.shape[0] > 1:
+            raise InputError(
+                "cache.accept(): rows have caches of several lengths, and paths would be at other slots in each: take the "
+                "keys of the path yourself (cache.layer), or verify each row alone"
+            )
+        check_integers(0, tree.num_queries - 1, **{f"path[{at}]": draft for at, draft in enumerate(path)})
+        seen = tree.blocks[-1].table[:, path, 1:]  # by each accepted draft
+        line = torch.zeros_like(seen)
+        for at in range(len(path)):
+            line[:, at:, path[at]] = True
+        if not torch.equal(seen, line):
+            raise InputError(
+                "no path of the tree in every row", "pass a child of the cache, then each draft's child", path=path
+            )
+        past = tree.num_keys - tree.num_queries
+        slots, end = torch.tensor([past + draft for draft in path], dtype=torch.long), past + len(path)
+        for number, layer in self._layers.items():
+            tensors = layer.tensors
+            if torch.is_grad_enabled():
+                tensors = tuple(torch.cat((x[:, :, :past], x[:, :, slots.to(x.device)]), 2) for x in tensors)
+            else:
+                for x in tensors:
+                    x[:, :, past:end] = x[:, :, slots.to(x.device)]
+            self._layers[number] = _Layer(tensors, end, layer.rotated)
+        before = torch.ones(1, past, device=tree.q.device) if tree.valid is None else tree.valid[:, :past].float()
+        if torch.equal(tree.q[:, 0], before.sum(1).to(tree.q)):  # a text that is counted from 0, see `positions`
+            both = torch.cat((before, before.new_ones(before.shape[0], len(path))), 1)
+            self._last = (
+                Positions.from_mask(both) if tree.valid is not None else Positions.arange(end, device=before.device)
+            )
 
     def reorder(self, rows: Tensor) -> None:
         """Make row i what row rows[i] was, as a beam search does; there may be more or fewer rows than before.

@@ -218,7 +218,7 @@ def check_positive(**numbers: float) -> None:
     """Refuse what is no number above 0, or so little that float32 takes quotients for infinity."""
     for name, value in numbers.items():
         check_numbers(**{name: value})
-        if value < LEAST_DIVISOR:
+        if value is None or value < LEAST_DIVISOR:
             raise InputError(f"must be a positive number, at least {LEAST_DIVISOR}", argument=name, value=value)
 
 
@@ -255,6 +255,20 @@ def check_tensor(name: str, x: Any, *, integers: bool = False, meta: bool = Fals
 def is_distributed(x: Tensor) -> bool:
     """Whether a tensor is PyTorch's DTensor, of which each process has a part."""
     return hasattr(x, "placements") and hasattr(x, "device_mesh")
+
+
+def _in_onnx() -> bool:
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+
+
+# Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
+_in_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def refuse_in_onnx(name: str, what: str, other: str) -> None:
+    """Refuse to be exported to ONNX, before the exporter fails at an operator."""
+    if torch.compiler.is_compiling() and _in_onnx():
+        raise InputError(f"{name}: ONNX has no operator for {what}: use torch.export, or {other}")
 
 
 def refuse_distributed(**tensors: Tensor) -> None:

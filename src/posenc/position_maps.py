@@ -142,7 +142,7 @@ def jet_long(window: int, *, trained: int, groups: int, least: int = 1) -> Posit
     window: the source's w_0 + 1, 2049 tokens. trained: the source's w, the context length. groups: the
     largest G; trained * groups tokens are read. least: the smallest G. The source reads a prompt of n tokens with
     G = ceil(n / trained) for all of its queries, which is least=G, and later tokens as here; with least=1 a text read in
-    pieces is the text read at once.
+    pieces is the text of one call.
     Source: arXiv 2607.07740; jet-ai-projects/Jet-Long, modeling_qwen3_jetlong.py.
     """
     check_integers(1, window=window, trained=trained, groups=groups, least=least)

@@ -231,7 +231,7 @@ def _wrapped(line: str, width: int) -> list[str]:
     first = rest = line[: min(len(line) - len(words), width // 3)]
     if row := re.match(r"( +\S.*?) {2,}(\S.*)", line):
         at = len(line) - len(row[2])
-        if at > width // 2:
+        if at > width // 2 or at + max(map(len, row[2].split())) > width:
             return [row[1], *_wrapped(2 * INDENT + row[2], width)]
         first, rest, words = line[:at], " " * at, row[2]
     return filled(words, width, first, rest) or [line.rstrip()]

@@ -46,7 +46,7 @@ _shtab_posenc_analyze_options=(
   "--steps[training steps of a small model for what only a trained one shows (120 take a minute)\; 0\: none]:N:"
   "--dtypes[dtypes to measure rounding of the angles in (default\: bfloat16 float16)]:DTYPE:"
   "--seed[seed of random numbers (default\: 0)]:N:"
-  "--out[also write the JSON and a page with figures, report.html, into this folder]:DIR:_files -/"
+  "--out[also write the JSON, a page with figures, report.html, its tables and its first figure into this folder]:DIR:_files -/"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
   "--print-config[print all settings as YAML, presets resolved, and do nothing else]"
   "--json[print the results as JSON]"
@@ -175,7 +175,7 @@ _shtab_posenc_completion_defaults_added=0
 
 _shtab_posenc_conform_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--as[what it implements, see below]:KIND:(rotary rotary_interleaved rotary_partial rotary_trailing rotary_proportional rotary_ragged rotary_packed m_rope m_rope_interleaved m_rope_ids m_rope_ids_frames fope rotary_axial rotary_axial_half softmax_scale sinusoidal sinusoidal_concat sinusoidal_endpoint sinusoidal_2d relative relative_shift relative_shift_causal relative_index relative_index_class forget_gates mask_document mask_window mask_chunk mask_streaming default linear ntk ntk_mixed dynamic longrope yarn yarn_revised yarn_paper llama3 proportional alibi t5 deberta xpos)"
+  "--as[what it implements, see below]:KIND:(rotary rotary_interleaved rotary_partial rotary_trailing rotary_proportional rotary_ragged rotary_packed m_rope m_rope_interleaved m_rope_ids m_rope_ids_frames fope rotary_axial rotary_axial_half softmax_scale sinusoidal sinusoidal_concat sinusoidal_endpoint sinusoidal_2d relative relative_shift relative_shift_causal relative_index relative_index_class alibi_bias t5_bias swin_bias forget_gates mask_document mask_window mask_chunk mask_streaming default linear ntk ntk_mixed dynamic longrope yarn yarn_revised yarn_paper llama3 proportional alibi t5 deberta xpos)"
   "--badge[also write the verdict as a picture]:FILE.svg:_files"
   "--out[also write the JSON into this folder]:DIR:_files -/"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"

@@ -65,12 +65,13 @@ def made():
 CASES = made()
 
 
-def expected(case, q, k, v, positions):
+def expected(case, q, k, v, positions, softcap=None):
     """The equation, with dense tensors."""
     plain, functions = CASES[case]
     plain, visible, groups = plain or posenc.NoPE(), positions.mask(), q.shape[1] // k.shape[1]
     turned = plain.rotate(q, k, positions)
     scores = turned[0] @ turned[1].repeat_interleave(groups, 1).mT * plain.scale(D)
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
     for term in plain.bias(q, k, positions) or []:
         scores = scores + term.dense(q.device)
     grid = [torch.arange(n).view([-1 if at == d else 1 for at in range(4)]) for d, n in enumerate(scores.shape)]
@@ -115,6 +116,58 @@ def test_outputs_and_gradients(case, layout, backend, tiles):
         for grad, other in zip(*grads, strict=True):
             assert (grad is None) == (other is None)
             assert grad is None or torch.allclose(grad, other, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto", "flex"])
+@pytest.mark.parametrize("layout", ["causal", "one new token", "left padded"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_cap_before_biases(case, layout, backend, tiles):
+    """softcap= caps the products alone, then come biases, then the functions of `modify`: another order, other numbers."""
+    queries, keys, make = LAYOUTS[layout]
+    encoding = summed(case)
+    given = [x.requires_grad_(backend != "flex") for x in tensors(queries, keys, 2)]
+    with torch.set_grad_enabled(backend != "flex"):
+        out = attention(*given, encoding, make(), softcap=0.4, backend=backend)
+        want = expected(case, *given, make(), softcap=0.4)
+    assert torch.allclose(out, want, atol=1e-11)
+    if backend != "flex":
+        leaves = [*given, *encoding.parameters()]
+        grads = [torch.autograd.grad(x.square().sum(), leaves, allow_unused=True) for x in (out, want)]
+        for grad, other in zip(*grads, strict=True):
+            assert grad is other is None or torch.allclose(grad, other, atol=1e-10)
+
+
+def test_a_cap_without_biases_is_softcap_as_a_function():
+    q, k, v = tensors(9, 9)
+    p = Positions.arange(9, causal=True)
+    for plain in (posenc.Rotary(D), create("rope@rerope:window=3", head_dim=D)):
+        assert torch.equal(attention(q, k, v, plain, p, softcap=0.7), attention(q, k, v, plain + Capped(), p))
+    assert explain(q, k, v, None, p, softcap=0.7).faster == ""
+    biased = posenc.Rotary(D) + posenc.ALiBi(H)
+    other = attention(q, k, v, biased + Capped(), p)
+    assert (attention(q, k, v, biased, p, softcap=0.7) - other).abs().max() > 1e-3
+
+
+def test_prefix_and_cache_and_scores_of_an_encoding_are_capped():
+    q, k, v = tensors(5, 5)
+    p = Positions.arange(5, causal=True)
+    plain, cap = create("prefix_kv:length=2", num_heads=H, head_dim=D).double(), 0.3
+    keys, values = (x[None].expand(2, -1, -1, -1) for x in plain.prefix_kv())
+    products = q @ torch.cat((keys, k), 2).mT * D**-0.5
+    scores = (cap * (products / cap).tanh()).masked_fill(torch.ones(5, 7).triu(3) > 0, -torch.inf)
+    assert torch.allclose(attention(q, k, v, plain, p, softcap=cap), scores.softmax(-1) @ torch.cat((values, v), 2))
+    cache, steps = posenc.KVCache(), []
+    encoding = posenc.Rotary(D) + posenc.ALiBi(H)
+    for n in range(5):
+        now = (x[:, :, n : n + 1] for x in (q, k, v))
+        steps.append(attention(*now, encoding, cache.positions(1), cache=cache, softcap=cap))
+    assert torch.allclose(torch.cat(steps, 2), attention(q, k, v, encoding, p, softcap=cap), atol=1e-12)
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, float("inf"), float("nan"), "50", True])
+def test_softcap_is_a_positive_number(cap):
+    with pytest.raises(InputError, match=r"^softcap="):
+        attention(*tensors(5, 5), softcap=cap)
 
 
 def test_gradients_through_flex(monkeypatch):

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 from torch.nn.functional import pad
+from transformers.models.t5.modeling_t5 import T5Attention
 
-from posenc.conformance import conform
+from posenc.conformance import conform, formulas
 
 
 def inv_freq(width, base):
@@ -88,6 +89,31 @@ def flux(x, positions, base, widths, layout="interleaved", run_on=False):
     return turned.to(x.dtype)
 
 
+# -------------------------------------------------------------------- biases of all pairs
+
+
+def alibi(num_heads, num_queries, num_keys, last=None, power=False):
+    ours = [2 ** (-8 * (h + 1) / num_heads) for h in range(num_heads)] if power else formulas.alibi(num_heads)
+    first = num_keys - num_queries if last is None else last
+    return torch.tensor(ours)[:, None, None] * (torch.arange(num_keys) - torch.arange(num_queries)[:, None] - first)
+
+
+def bloom(num_heads, num_queries, num_keys):
+    """The slope times the key's number for every query, which the softmax takes for ALiBi's."""
+    return (torch.tensor(formulas.alibi(num_heads))[:, None, None] * torch.arange(num_keys)).expand(-1, num_queries, -1)
+
+
+def t5(table, num_queries, num_keys, bidirectional, max_distance, first=None, direction=1):
+    i = torch.arange(num_queries)[:, None] + (num_keys - num_queries if first is None else first)
+    given = {"bidirectional": bidirectional, "num_buckets": len(table), "max_distance": max_distance}
+    bucket = T5Attention._relative_position_bucket(direction * (torch.arange(num_keys) - i), **given)
+    return table[bucket].permute(2, 0, 1)
+
+
+def window_bias(table, height, width, **options):
+    return table[swin(height, width, **options)].permute(2, 0, 1)
+
+
 # -------------------------------------------------------------------- gates and masks
 
 
@@ -129,6 +155,10 @@ RIGHT = {
     "the same, masked": ("relative_shift_causal", lambda s: masked(skew(s))),
     "Swin": ("relative_index", swin),
     "BEiT": ("relative_index_class", beit),
+    "ALiBi": ("alibi_bias", alibi),
+    "BLOOM": ("alibi_bias", bloom),
+    "T5": ("t5_bias", t5),
+    "a window": ("swin_bias", window_bias),
     "MoCo v3": ("sinusoidal_2d", moco),
     "FLUX": ("rotary_axial", flux),
     "DINOv3": ("rotary_axial_half", lambda *given: flux(*given, layout="half")),
@@ -169,6 +199,13 @@ WRONG = [
     ("rotary_axial", lambda *given: flux(*given, layout="half"), "layout is half, expected interleaved"),
     ("rotary_axial", lambda x, p, b, w: flux(x, p.flip(0), b, w), "axes come from the last to the first"),
     ("rotary_axial_half", lambda *given: flux(*given, layout="half", run_on=True), "frequencies run on over the head"),
+    ("alibi_bias", lambda *given: -alibi(*given), "the sign is wrong: far keys gain"),
+    ("alibi_bias", lambda *given: alibi(*given, power=True), "slopes are 2^(-8(h+1)/heads)"),
+    ("alibi_bias", lambda h, q, k: alibi(h, q, k, last=0).abs().neg(), "fewer queries than keys count from the first key"),
+    ("t5_bias", lambda *given: t5(*given, first=0), "fewer queries than keys count from the first key"),
+    ("t5_bias", lambda *given: t5(*given, direction=-1), "direction reversed: query minus key"),
+    ("t5_bias", lambda *given: t5(*given).movedim(0, -1), "heads come last"),
+    ("swin_bias", lambda t, h, w: window_bias(t, h, w).mT, "direction reversed: key minus query"),
     ("forget_gates", lambda g: fox(g, own=1), "the key's gate is counted too"),
     ("forget_gates", lambda g: fox(-g), "the sign is wrong: far keys gain"),
     ("forget_gates", lambda g: fox(g.exp()), "no logarithm: gates themselves are summed"),

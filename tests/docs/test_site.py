@@ -1,5 +1,6 @@
 """The documentation's site: every page is in it, nothing leads nowhere, nothing is fetched from elsewhere."""
 
+import inspect
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ from website.markdown import fitted, for_site, summary
 from website.narrow import marked, width
 from website.page import DOCS, ROOT, explorer, formula, lines, linked_sources, plain
 from website.pictures import Half, card_of, pictures, says
+from website.snippets import SIZES
 
 import posenc
 from docs.checker import Site
@@ -269,6 +271,20 @@ def test_the_settings_of_a_command_are_a_table():
     assert "usage:" not in page.text
 
 
+def test_the_page_of_create_lists_every_encoding_with_its_options():
+    lines = [line for line in reference.created().splitlines() if line.startswith("- ")]
+    assert [re.match(r"- \[`(\w+)`\]\(\.\./encodings/\1\.md\): \w", line)[1] for line in lines] == [*ENCODINGS]
+    for line, cls in zip(lines, ENCODINGS.values(), strict=True):
+        shape = set(re.findall(r"`(\w+)`", (re.search(r"; shape ([^;]*)", line) or ["", ""])[1]))
+        options = set(re.findall(r"`(\w+)(?:=[^`]*)?`", (re.search(r"; options (.*)", line) or ["", ""])[1]))
+        assert shape <= set(inspect.signature(posenc.create).parameters), line
+        of_shape = {argument for size in shape for argument in SIZES[size]}
+        assert options | of_shape >= set(cls.arguments()) - {"num_kv_heads", "columns"}, line
+        assert options <= set(cls.arguments()), line
+    page = next(page for page in reference.pages() if page.path == "reference/posenc.md")
+    assert re.search(r"::: posenc\.encodings\.[\w.]*create\n\n### Encodings that", page.text)
+
+
 def test_every_encoding_and_pattern_has_a_title():
     assert all(map(encodings.title_of, [*ENCODINGS, *PATTERNS]))
     assert all(map(encodings.titled, LEADERBOARD))
@@ -367,6 +383,43 @@ def test_the_menu_of_chinese_pages_is_chinese():
         *build.MENU,
         "中文",
     }
+
+
+ASKED = {
+    "yarn": ["yarn"],
+    "what is the best rope for images": [
+        "best rope images",
+        "best images",
+        "rope images",
+        "best rope",
+        "images",
+        "best",
+        "rope",
+    ],
+    "how do I": ["how do I", "how do", "how I", "do I", "how", "do", "I"],
+    "yarn vs. NTK": ["yarn NTK", "yarn", "NTK"],
+    "2-D RoPE": ["2d RoPE", "RoPE", "2d"],
+    "a 7-d table": ["7-d table", "table", "7-d"],
+    "旋转 编码": ["旋转 编码", "旋转", "编码"],
+    "  ": ["  "],
+}
+"""What is asked for a query, until something is found."""
+
+
+def test_a_query_loses_its_common_words_then_its_shortest():
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on this machine")
+    script = Path(__file__).with_name("queries.mjs")
+    long = "one two three four seven eleven twelve"
+    done = subprocess.run([node, script, SEARCH[1], long, *ASKED], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    of_long = found.pop(long)["asked"]
+    assert of_long[:2] == [long, "one three four seven eleven twelve"]
+    assert (of_long[-1], len(of_long)) == ("one", 2**6)
+    assert found.pop("a further page") == {"asked": ["of it"], "shown": 1}
+    assert {query: of["asked"] for query, of in found.items()} == ASKED
+    assert {of["shown"] for of in found.values()} == {1}  # nothing found is shown once, at the end
 
 
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("var __index = ", ";")])

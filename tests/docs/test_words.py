@@ -152,7 +152,8 @@ def test_labels_of_pictures_have_no_paraphrase(path):
 
 OURS = (
     r"trained lengths?\b", r"pass keys?\b", r"\b(told|kept|said)\b", r"\bof (its|their|his) own\b", r"\bthe trained one\b",
-    r"(complete|make)s? (a|no) (full )?turn\b", r"\bturns? (less|at least|more) than once\b", r"(?<![-\w\"'])arms?(?![\w\"'])",
+    r"(complete|make)s? (a|no) (full )?turn\b", r"\bturns? (less|at least|more) than once\b", r"(?<![-\w])arms?\b",
+    r"\bread (at once|in one (call|pass))\b", r"\bmodels?( that)? reads? (longer|\w* ?windows|images of|side by side)", r"\btexts (that|which) (the model|both)",
     r"\b(longer|short|long|truncated) texts\b", r"\btexts (longer|beyond|up to|of up to|of at most) ",
 )  # fmt: skip
 """Of sentences in the code: docstrings, messages, help."""
@@ -174,8 +175,8 @@ def test_docstrings_and_messages_have_no_paraphrase(path):
 
 @pytest.mark.parametrize("folder", ["docs/website", "benchmarks", "src"])
 def test_no_name_is_a_paraphrase(folder):
-    names = re.compile(r"\b(told|said|kept)\b")
-    for path in (path for end in ("py", "js") for path in (ROOT / folder).rglob(f"*.{end}")):
+    names = re.compile(r"\b(told|said|kept|arms?)\b")
+    for path in (path for end in ("py", "js", "html", "css") for path in (ROOT / folder).rglob(f"*.{end}")):
         if not str(path.relative_to(ROOT)).startswith(QUOTED):
             code = path.read_text(encoding="utf-8")
             assert not names.search(code), f"{path}: {names.search(code)}"

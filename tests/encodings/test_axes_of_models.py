@@ -39,6 +39,18 @@ MODELS = {  # name: widths of the axes in channels, base (of each axis), layout;
     "Cosmos": ((44, 42, 42), (NTK, 10000, 10000), "half"),  # cosmos: CosmosRotaryPosEmbed, rope_scale 2, 1, 1
     "GLM-Image": ((20, 20), 10000, "half"),  # glm_image: GlmImageRotaryPosEmbed
     "CogView4": ((20, 20), 10000, "half"),  # cogview4: CogView4RotaryPosEmbed
+    "Krea 2": ((32, 48, 48), 1000, "interleaved"),  # krea2: Krea2RotaryPosEmbed
+    "PRX": ((32, 32), 10000, "interleaved"),  # prx: PRXEmbedND
+    "SANA-Video": ((40, 36, 36), 10000, "interleaved"),  # sana_video: WanRotaryPosEmbed
+    "Lumina-Next": ((36, 36), 10000, "turns"),  # models/embeddings.py: get_2d_rotary_pos_embed_lumina
+    "Allegro": ((32, 32, 32), 10000, "apart"),  # models/embeddings.py: get_3d_rotary_pos_embed_allegro
+}
+ALIKE = {  # its module and class; the row of the page that it has in common
+    "Bria FIBO": ("bria_fibo", "BriaFiboEmbedND", "FLUX.1"),
+    "Ovis-Image": ("ovis_image", "OvisImagePosEmbed", "FLUX.1"),
+    "LongCat-Image": ("longcat_image", "LongCatImagePosEmbed", "FLUX.1"),
+    "SkyReels V2": ("skyreels_v2", "SkyReelsV2RotaryPosEmbed", "Wan 2.1"),
+    "HunyuanVideo 1.5": ("hunyuan_video15", "HunyuanVideo15RotaryPosEmbed", "HunyuanVideo"),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "vision-grid.md"
 ROWS = dict(re.findall(r"^\| ([^|]+?) \| `(AxialRotary\([^`]+\))` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
@@ -58,11 +70,22 @@ def rotated(x: Tensor, at: Tensor, widths: tuple[int, ...], base: float | tuple[
         for c in range(width // 2)
     ]
     out = torch.zeros_like(x)
-    for (axis, frequency), (a, b) in zip(turns, loops.pairs(sum(widths), layout), strict=True):
+    if layout == "turns":
+        turns, layout = [turn for each in zip(*_of_axes(turns), strict=True) for turn in each], "interleaved"
+    if layout == "apart":
+        starts = [sum(widths[:axis]) for axis in range(len(widths))]
+        pairs = [(a + s, b + s) for s, width in zip(starts, widths, strict=True) for a, b in loops.pairs(width, "half")]
+    else:
+        pairs = loops.pairs(sum(widths), layout)
+    for (axis, frequency), (a, b) in zip(turns, pairs, strict=True):
         cos, sin = (at[:, axis].double() * frequency).cos(), (at[:, axis].double() * frequency).sin()
         out[..., a] = x[..., a] * cos - x[..., b] * sin
         out[..., b] = x[..., a] * sin + x[..., b] * cos
     return out
+
+
+def _of_axes(turns: list[tuple[int, float]]) -> list[list[tuple[int, float]]]:
+    return [[turn for turn in turns if turn[0] == axis] for axis in range(1 + max(axis for axis, _ in turns))]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -75,7 +98,12 @@ def test_the_pages_arguments_are_the_models_facts(name):
             assert_close(y[0], rotated(x[0], at, widths, base, layout), **EXACT)
         assert_close(made(name).rotate_keys(k, Positions.from_ids(at[None])), ours[1], **EXACT)
     wrong = AxialRotary(
-        sum(widths), sections=made(name).pairs, ladder="head", layout=layout, x_first=False, rope_theta=10000.0
+        sum(widths),
+        sections=made(name).pairs,
+        ladder="head",
+        layout=made(name).layout,
+        x_first=False,
+        rope_theta=10000.0,
     )
     assert (wrong.rotate(q, k, Positions.from_ids(at[None]))[0] - ours[0]).abs().max() > 0.1, "one ladder for all axes"
 
@@ -119,6 +147,24 @@ def test_an_axis_without_pairs_does_not_turn():
     assert torch.equal(*(encoding.rotate_queries(q, Positions.from_ids(x)) for x in (at, moved)))
 
 
+@pytest.mark.parametrize("channels", ["turns", "apart"])
+def test_which_channels_an_axis_has_is_a_permutation(channels):
+    """Models whose axes have other channels compute the same scores once the channels of queries and keys are permuted."""
+    plain = AxialRotary(24, axes=3, layout="half" if channels == "apart" else "interleaved", x_first=False)
+    other = AxialRotary(24, axes=3, layout=plain.layout, x_first=False, channels=channels)
+    pairs = torch.arange(12).view(3, 4)  # of each axis, in blocks
+    if channels == "turns":
+        order = torch.stack((2 * pairs.T.flatten(), 2 * pairs.T.flatten() + 1), 1).flatten()
+    else:
+        order = torch.cat([torch.cat((block, block + 12)) for block in pairs])
+    q, k = torch.randn(2, 1, 2, 10, 24, dtype=torch.float64)
+    p = Positions.grid(5, 2)
+    assert_close(scores(other, q[..., order], k[..., order], p), scores(plain, q, k, p), **EXACT)
+    at = [x.clone() for x in (q[..., order], k[..., order])]
+    in_place = [other.turn(x, *other.table("q", p, 0, torch.float64), inplace=True) for x in at]
+    assert_close(in_place, list(other.rotate(q[..., order], k[..., order], p)), **EXACT)
+
+
 def test_text_under_one_section_is_rope():
     q, p = torch.randn(1, 2, 9, 16), Positions.arange(9)
     for schedule in (None, {"name": "yarn", "factor": 4.0, "original_max_positions": 4}):
@@ -158,8 +204,8 @@ def test_sections_in_text_and_spec():
         ({"sections": (8, 8, 8)}, r"sections=\(8, 8, 8\): add up to 24; .* head_dim/2 = 32$"),
         ({"sections": (16, 24, 24)}, r"sections=\(16, 24, 24\): add up to 64; .* head_dim/2 = 32, here \(8, 12, 12\)$"),
         ({"sections": ()}, r"sections=\(\): add up to 0"),
-        ({"sections": (-1, 33)}, "sections=-1"),
-        ({"sections": (8.5, 23.5)}, "sections=8.5"),
+        ({"sections": (-1, 33)}, r"sections=\(-1, 33\): pass integers"),
+        ({"sections": (8.5, 23.5)}, r"sections=\(8.5, 23.5\): pass integers"),
         ({"sections": "16,16"}, "sections='16,16': pass"),
         ({"sections": (32,)}, r"axes=2: sections=\(32,\) are of 1"),
         ({"axes": 3, "sections": (16, 16)}, r"axes=3: sections=\(16, 16\) are of 2"),
@@ -175,6 +221,11 @@ def test_sections_in_text_and_spec():
         ),
         ({"ladder": "dealt", "sections": (8, 24)}, r"ladder='dealt', sections=\(8, 24\): give every axis as many"),
         ({"ladder": "one"}, "unknown ladder"),
+        ({"channels": "one"}, "unknown channels"),
+        (
+            {"channels": "turns", "sections": (8, 24)},
+            r"channels='turns', sections=\(8, 24\): give every axis as many",
+        ),
     ],
 )
 def test_bad_arguments(options, message):
@@ -354,6 +405,28 @@ def of_diffusers(name: str, frames: int, height: int, width: int):
             latent, 30
         )
         return video.moved(lambda at, order: at * torch.tensor([24 / 30, 1, 1])), real(tables, half=True)
+    if name == "Krea 2":
+        ids = torch.randint(0, 40, (30, 3))
+        return Positions.from_ids(ids[None]), real(diffusers_of("krea2").Krea2RotaryPosEmbed(1000, [32, 48, 48])(ids))
+    if name == "PRX":
+        prx, ids = diffusers_of("prx"), torch.randint(0, 40, (1, 30, 2))
+        turns = prx.PRXEmbedND(64, 10000, [32, 32])(ids)
+        return Positions.from_ids(ids), lambda x: prx.apply_rope(x, turns)
+    if name == "SANA-Video":
+        cos, sin = diffusers_of("sana_video").WanRotaryPosEmbed(112, (1, 1, 1), 64)(latent)
+        return video, real((cos[0, :, 0], sin[0, :, 0]))
+    if name == "Lumina-Next":
+        turns = embeddings.get_2d_rotary_pos_embed_lumina(72, height, width).flatten(0, 1)[None]
+        apply = embeddings.apply_rotary_emb
+        return image, lambda x: apply(x.transpose(1, 2), turns, use_real=False).transpose(1, 2)
+    if name == "Allegro":
+        crop = ((0, 0), (height, width))
+        *tables, _, _, _ = embeddings.get_3d_rotary_pos_embed_allegro(
+            96, crop, (height, width), frames, (1.0, 2.0, 2.0)
+        )
+        places = [place[None] for place in video.q[0].long().unbind(-1)]
+        at = lambda at, order: at / torch.tensor([1.0, 2.0, 2.0])  # noqa: E731
+        return video.moved(at), lambda x: embeddings.apply_rotary_emb_allegro(x, tables, places)
     if name == "GLM-Image":
         return image, real(diffusers_of("glm_image").GlmImageRotaryPosEmbed(40, 1)(latent[:, :, 0]), half=True)
     tables = diffusers_of("cogview4").CogView4RotaryPosEmbed(40, 1, (256, 256))(latent[:, :, 0])
@@ -370,3 +443,26 @@ def test_axial_rope_is_diffusers(name):
     difference = (ours - theirs(q)).abs().max().item()
     print(f"{name}: {difference:.1e}")
     assert difference < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="no diffusers here: pip install diffusers")
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_model_with_the_arguments_of_another(name):
+    module, kind, row = ALIKE[name]
+    rope, widths, base = getattr(diffusers_of(module), kind), MODELS[row][0], MODELS[row][1]
+    q, video = torch.randn(1, 2, 5 * 6 * 9, 128), Positions.grid(6, 9, frames=5)
+    latent = torch.zeros(1, 4, 5, 6, 9)
+    if row == "FLUX.1":
+        tables = rope(base, list(widths))(video.q[0])
+    elif row == "Wan 2.1":
+        tables = [table[0, :, 0] for table in rope(128, (1, 1, 1), 64)(latent)]
+    else:
+        tables = rope(1, 1, list(widths), base)(latent)
+    theirs = import_module("diffusers.models.embeddings").apply_rotary_emb(q, tables)
+    assert_close(made(row).rotate(q, q, video)[0], theirs, rtol=0, atol=2e-5)
+
+
+def test_the_page_names_them():
+    for name in ALIKE:
+        assert name in PAGE.read_text(encoding="utf-8")

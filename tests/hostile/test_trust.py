@@ -65,7 +65,7 @@ PROCESSES = {"lab/engines.py:_start", "lab/data/corpus_text.py:Corpus.read"}
 PLAIN = {
     "cli/command.py:record", "cli/extend_command.py:_read", "lab/data/corpora.py:_library", "lab/data/corpora.py:chinese", "lab/data/sources.py:_pieces", "lab/data/sources.py:_rows",
     "lab/data/tokens.py:pretrained", "lab/data/tokens.py:Spool.fill", "lab/data/tokens.py:Spool.read",
-    "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests", "lab/files.py:digest_of",
+    "lab/data/tokens.py:_as_bytes", "lab/data/tokens.py:_encode", "lab/evals/config.py:digests",
     "lab/store.py:Store.lock", "lab/vision/images.py:_read", "report/plots.py:_panels", "tasks/running_text.py:read", "pretrained/lm_eval.py:_load",
     "pretrained/hf.py:_chooser.from_pretrained", "pretrained/packaged.py:packaged_file", "pretrained/config_file.py:_tokenizer_length",
     "pretrained/export.py:to_hf",
@@ -216,7 +216,7 @@ def test_a_file_of_settings_names_the_flag_and_the_flag_imports(evil, capsys):
 def part(task="copy", encodings=("none",), **more):
     run = {
         "parameters": 1, "position_parameters": 0, "training_seconds": 1.0, "tokens_per_second": 1.0, "memory_bytes": 1,
-        "arms": {}, "steps": 1, "stride": 1, "losses": [1],
+        "variants": {}, "steps": 1, "stride": 1, "losses": [1],
     }  # fmt: skip
     content = {
         "schema": 1, "task": task, "seed": 0, "settings": {}, "data": "", "versions": {}, "machines": [],
@@ -269,7 +269,7 @@ def test_no_results_and_no_spec_import(form, evil):
 
     text = form.format(folder=evil)
     for call in (
-        lambda: page({"task": text, "settings": {}, "arms": []}),
+        lambda: page({"task": text, "settings": {}, "variants": []}),
         lambda: experiment(text),
         lambda: posenc.from_spec({"name": text}),
         lambda: create(text, head_dim=8, num_heads=2, dim=16, may_import=False),
@@ -326,7 +326,7 @@ def test_the_bounds_that_security_states_are_those_of_the_code():
     ):  # fmt: skip
         assert bound in stated
     assert re.findall(r"^## (.+)", stated, re.MULTILINE) == [
-        "Supported versions", "Reporting", "Trusted", "Not trusted", "Bounds",
+        "Supported versions", "Reporting", "Trusted", "Not trusted", "Bounds", "Tested",
     ]  # fmt: skip
 
 
@@ -443,3 +443,23 @@ def test_two_files_of_one_name_are_two_modules(tmp_path):
         [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True
     ).stdout
     assert printed == "[0, 1]\n"
+
+
+def test_the_cases_that_security_counts_are_there():
+    class Counts(dict):
+        def pytest_collection_finish(self, session):
+            for item in session.items:
+                name = item.path.relative_to(SOURCE.parents[1] / "tests").as_posix()
+                kind = name if name in ("test_hidden.py", "hostile/test_stopped_commands.py") else "hostile"
+                self[kind] = self.get(kind, 0) + 1
+
+    counts = Counts()
+    folders = [str(SOURCE.parents[1] / "tests" / name) for name in ("hostile", "test_hidden.py")]
+    pytest.main(["--collect-only", "-qq", "-m", "", "-p", "no:cacheprovider", *folders], plugins=[counts])
+    text = (SOURCE.parents[1] / "SECURITY.md").read_text(encoding="utf-8").split("## Tested")[1]
+    hostile, hidden, stopped = (
+        int(number) for number in re.findall(r"(\d+) (?:cases of hostile|in which|of commands)", text)
+    )
+    assert counts["hostile"] >= hostile > 0.8 * counts["hostile"]
+    assert counts["test_hidden.py"] >= hidden > 0.8 * counts["test_hidden.py"]
+    assert counts["hostile/test_stopped_commands.py"] >= stopped > 0.8 * counts["hostile/test_stopped_commands.py"]

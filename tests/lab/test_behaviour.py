@@ -173,7 +173,7 @@ def test_archives_are_recognised(old, archives, tmp_path, monkeypatch):
 def test_another_machines_run_is_repeated_and_its_difference_stated(archives, tmp_path):
     def elsewhere(content):
         if "none" in content["runs"]:
-            scores = content["runs"]["none"]["arms"]["none"]["scores"]["accuracy"]
+            scores = content["runs"]["none"]["variants"]["none"]["scores"]["accuracy"]
             scores["1"] = [value // 2 for value in scores["1"]]
 
     stripped(archives, elsewhere)

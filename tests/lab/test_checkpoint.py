@@ -92,7 +92,7 @@ def test_a_measured_run_is_that_of_one_that_was_never_stopped(run, corpus, tmp_p
     undisturbed = measure(run, corpus)
     advanced(4, run, corpus, tmp_path)
     again = measure(run, corpus, checkpoints=Checkpoints(tmp_path, OFTEN))
-    scores = [[variant.paired for variant in cell.arms] for cell in (again, undisturbed)]
+    scores = [[variant.paired for variant in cell.variants] for cell in (again, undisturbed)]
     assert (again.losses, scores[0]) == (undisturbed.losses, scores[1])
     Checkpoints(tmp_path, OFTEN).remove(run)
     assert not (tmp_path / "checkpoints").exists()

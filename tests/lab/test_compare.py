@@ -43,13 +43,13 @@ def test_results_hold_every_number(finished):
     assert json.loads((directory / "results.json").read_text()) == results
     assert (results["schema"], results["complete"], results["seeds"]) == (1, True, [0, 1])
     assert results["data"]["sha256"] == text.digest
-    assert {variant["name"] for variant in results["arms"]} == {*ENCODINGS, "rope + NTK", "rope + PI"}
-    losses = [variant["lengths"][-1]["loss"]["mean"] for variant in results["arms"]]
+    assert {variant["name"] for variant in results["variants"]} == {*ENCODINGS, "rope + NTK", "rope + PI"}
+    losses = [variant["lengths"][-1]["loss"]["mean"] for variant in results["variants"]]
     assert losses == sorted(losses)
-    best = results["arms"][0]["lengths"][-1]["behind_best"]
+    best = results["variants"][0]["lengths"][-1]["behind_best"]
     assert best["mean"] == best["error"] == 0
-    assert [(e["arm"], e["factor"]) for e in results["extensions"]] == [
-        (a["name"], 2) for a in results["arms"] if not a["trained"]
+    assert [(e["variant"], e["factor"]) for e in results["extensions"]] == [
+        (a["name"], 2) for a in results["variants"] if not a["trained"]
     ]
     assert results["runs"] == {"planned": 6, "finished": 6, "kept_from_before": 0}
 
@@ -61,7 +61,7 @@ def test_worker_processes_measure_what_this_process_measures(finished):
     with flushed_denormals():
         here = measure(run, text)
     assert here.losses == pytest.approx(before.losses, abs=1e-4)
-    assert here.arms[0].paired["2"] == pytest.approx(before.arms[0].paired["2"], abs=1e-4)
+    assert here.variants[0].paired["2"] == pytest.approx(before.variants[0].paired["2"], abs=1e-4)
     assert here.memory_bytes == before.memory_bytes
 
 
@@ -207,10 +207,14 @@ def test_classes_are_named_by_their_file_or_module(corpus, tiny, tmp_path, monke
     )
     settings = replace(tiny, num_layers=2)
     results = compare(
-        Comparison(encodings, 1, settings), corpus, tmp_path / "out", engine=InProcess(), pages={"report.html": page}
+        Comparison(encodings, 1, settings),
+        corpus,
+        tmp_path / "out",
+        engine=InProcess(),
+        pages=lambda results: {"report.html": page(results)},
     )
     assert results["complete"]
-    assert {variant["encoding"] for variant in results["arms"]} == {"none", *encodings}
+    assert {variant["encoding"] for variant in results["variants"]} == {"none", *encodings}
     report = (tmp_path / "out" / "report.html").read_text()
     assert f"the class {deep_file}:Fade" in report
     runs = [Run.of(e, 0, settings, "") for e in encodings]
@@ -243,8 +247,14 @@ def test_a_model_that_ends_as_nan_is_named_and_never_stored(corpus, tiny, tmp_pa
 def test_lone_lengths_and_odd_names_make_a_report(corpus, tiny, tmp_path):
     one = replace(tiny, factors=(1,))
     odd = replace(corpus, name="caf\udce9.txt")
-    results = compare(Comparison(("rope",), 1, one), odd, tmp_path, engine=InProcess(), pages={"report.html": page})
-    assert {variant["name"] for variant in results["arms"]} == {"none", "rope"}
+    results = compare(
+        Comparison(("rope",), 1, one),
+        odd,
+        tmp_path,
+        engine=InProcess(),
+        pages=lambda results: {"report.html": page(results)},
+    )
+    assert {variant["name"] for variant in results["variants"]} == {"none", "rope"}
     text = (tmp_path / "report.html").read_text()
     assert "times as long" not in text
     assert "plot-change" not in text.split("<script>")[0]
@@ -323,7 +333,7 @@ def test_differences_are_of_common_seeds(tiny):
     assert difference(a, r, 1).mean == pytest.approx(0.3)
     del a.scores[2]
     assert difference(a, r, 1).mean == pytest.approx(0.3)
-    assert ranked.numbers()["arms"][0]["name"] == "alibi"
+    assert ranked.numbers()["variants"][0]["name"] == "alibi"
     del a.scores[0], r.scores[1], r.scores[2]  # nothing in common: the windows still are
     assert difference(a, r, 1).mean == pytest.approx(0.3, abs=1e-3)
 
@@ -347,7 +357,7 @@ def test_the_median_of_an_even_count_lies_between_two(tiny):
     for seed, speed in enumerate((10.0, 20.0, 40.0, 80.0)):
         one = cell("rope", seed, rope=(1, 1, 1))
         cells[Run("rope", seed, tiny, "")] = replace(one, tokens_per_second=speed, training_seconds=speed)
-    (row,) = ranking(replace(tiny, factors=(1, 2, 4)), cells).numbers()["arms"]
+    (row,) = ranking(replace(tiny, factors=(1, 2, 4)), cells).numbers()["variants"]
     assert (row["train_tokens_per_second"], row["training_seconds"]) == (30, 30)
 
 
@@ -362,17 +372,27 @@ def test_first_results_are_written_when_every_encoding_has_a_seed(corpus, tiny, 
         return page(results)
 
     results = compare(
-        Comparison(("rope",), 3, tiny), corpus, tmp_path, engine=InProcess(), pages={"report.html": render}
+        Comparison(("rope",), 3, tiny),
+        corpus,
+        tmp_path,
+        engine=InProcess(),
+        pages=lambda results: {"report.html": render(results)},
     )
     assert [(p["complete"], p["running"], p["runs"]["finished"], p["seeds_finished"]) for p in pages] == [
         (False, True, 2, 1), (False, True, 4, 2), (True, False, 6, 3),
     ]  # fmt: skip
     assert "First results: 1 of 3 seeds of every encoding" in page(pages[0])
-    assert [variant["seeds"] for variant in pages[1]["arms"]] == [[0, 1]] * 4
+    assert [variant["seeds"] for variant in pages[1]["variants"]] == [[0, 1]] * 4
     assert results["seeds_finished"] == 3
     assert "First results" not in (tmp_path / "report.html").read_text()
     pages.clear()
-    compare(Comparison(("rope", "t5"), 3, tiny), corpus, tmp_path, engine=InProcess(), pages={"report.html": render})
+    compare(
+        Comparison(("rope", "t5"), 3, tiny),
+        corpus,
+        tmp_path,
+        engine=InProcess(),
+        pages=lambda results: {"report.html": render(results)},
+    )
     assert [p["seeds_finished"] for p in pages] == [1, 2, 3]  # the new one's seeds come one by one
 
 

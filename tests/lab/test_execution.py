@@ -59,4 +59,4 @@ def test_the_preset_gpu_in_tiny_sizes(tmp_path, monkeypatch):
     assert main(command.split()) == 0
     results = json.loads((tmp_path / "here" / "results.json").read_text())
     assert results["machine"]["precision"] == "bfloat16"
-    assert [variant["name"] for variant in results["arms"] if variant["trained"]]
+    assert [variant["name"] for variant in results["variants"] if variant["trained"]]

@@ -135,13 +135,15 @@ def repeat(monkeypatch):
 def test_another_experiment_is_compared_and_reported(repeat, tmp_path, capsys):
     corpus, settings = repeat.load("")
     comparison = Comparison(("rope", "alibi"), 2, settings)
-    results = compare(comparison, corpus, tmp_path, engine=InProcess(), pages={"report.html": page})
+    results = compare(
+        comparison, corpus, tmp_path, engine=InProcess(), pages=lambda results: {"report.html": page(results)}
+    )
     assert (results["task"], results["complete"]) == ("repeat", True)
-    for variant in results["arms"]:
+    for variant in results["variants"]:
         assert [(point["factor"], point["length"]) for point in variant["lengths"]] == [(1, 8), (2, 16)]
         assert all(0 <= point["accuracy"]["mean"] <= 1 for point in variant["lengths"])
         assert variant["lengths"][0]["change"]["mean"] == 0
-    best = results["arms"][0]
+    best = results["variants"][0]
     assert best["lengths"][-1]["behind_best"]["mean"] == 0
     assert f"At 16 letters, {best['name']} has the best accuracy" in " ".join(results["answer"])
     report = (tmp_path / "report.html").read_text()

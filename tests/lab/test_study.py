@@ -87,7 +87,7 @@ class Listening(Progress):
 
 @pytest.mark.parametrize("engine", [None, ProcessPool(2)], ids=["here", "processes"])
 def test_every_number_is_in_the_results_and_in_the_folder(engine, tmp_path):
-    results = run(Squares([1, 3, 5]), tmp_path, engine=engine, command="it", pages={"page.txt": lambda r: r["answer"]})
+    results = run(Squares([1, 3, 5]), tmp_path, engine=engine, command="it", pages=lambda r: {"page.txt": r["answer"]})
     assert results["squares"] == {"1": 1.0, "3": 9.0, "5": 25.0}
     assert (results["schema"], results["kind"], results["complete"], results["running"]) == (1, "squares", True, False)
     assert results["numbers"] == {"planned": 3, "finished": 3, "kept_from_before": 0}
@@ -119,7 +119,7 @@ def test_what_is_stored_is_not_measured_again_and_what_is_damaged_is(tmp_path):
 def test_a_first_report_is_written_while_others_are_measured(tmp_path):
     written = []
     progress = Listening()
-    run(Squares([1, 2, 4, 6]), tmp_path, progress=progress, pages={"report.html": lambda r: written.append(r) or ""})
+    run(Squares([1, 2, 4, 6]), tmp_path, progress=progress, pages=lambda r: {"report.html": written.append(r) or ""})
     assert [(r["running"], r["complete"], list(r["squares"])) for r in written] == [
         (True, False, ["2"]), (True, False, ["2", "4"]), (True, False, ["2", "4", "6"]), (False, True, ["1", "2", "4", "6"]),
     ]  # fmt: skip

@@ -210,10 +210,14 @@ def test_a_comparison_in_tokens_says_so(tmp_path, tiny, text):
     with pytest.raises(InputError, match=r"tokenizer='bytes': must be 'bpe:300'"):
         Comparison(("none",), 1, tiny).check(corpus)
     results = compare(
-        Comparison(("none",), 1, settings), corpus, tmp_path / "out", engine=InProcess(), pages={"report.html": page}
+        Comparison(("none",), 1, settings),
+        corpus,
+        tmp_path / "out",
+        engine=InProcess(),
+        pages=lambda results: {"report.html": page(results)},
     )
     assert results["data"]["bytes_per_token"] == pytest.approx(corpus.bytes_per_token, abs=1e-5)
-    first = results["arms"][0]["lengths"][0]
+    first = results["variants"][0]["lengths"][0]
     assert first["bits_per_byte"] == pytest.approx(first["loss"]["mean"] / 0.6931472 / corpus.bytes_per_token)
     assert "nats per token" in results["answer"][0]
     assert any("To compare tokenizers, take bits per byte" in note for note in results["limits"])

@@ -26,7 +26,7 @@ def test_tensorboard_reads_what_was_measured(corpus, tiny, tmp_path):
     assert found["loss"] == [(step, pytest.approx(loss)) for step, loss in enumerate(cell.losses)]
     assert found["learning_rate"][0] == (0, pytest.approx(tiny.learning_rate))
     assert len(found["learning_rate"]) == tiny.steps
-    for variant in cell.arms:
+    for variant in cell.variants:
         for factor, losses in variant.paired.items():
             ((step, value),) = found[f"held_out/{variant.name}/{int(factor) * tiny.length}"]
             assert (step, value) == (tiny.steps, pytest.approx(sum(losses) / len(losses)))

@@ -53,9 +53,9 @@ def test_every_encoding_sees_the_same_batches(corpus, tiny, monkeypatch):
 @pytest.mark.parametrize("name", [*ENCODINGS, "randomized+learned", "cape+rope", "rope+softmax_n", "alibi+sink/none"])
 def test_every_encoding_trains_and_is_tested_past_its_length(name, corpus, tiny):
     cell = measure(Run(name, 0, tiny, ""), corpus)
-    assert cell.arms[0].name == name
+    assert cell.variants[0].name == name
     assert len(cell.losses) == tiny.steps
-    assert all(len(losses) == tiny.windows for losses in cell.arms[0].paired.values())
+    assert all(len(losses) == tiny.windows for losses in cell.variants[0].paired.values())
 
 
 def test_tables_of_the_encoding_learn_at_their_own_rate(corpus, tiny):
@@ -223,4 +223,4 @@ def test_a_training_leaves_the_callers_random_numbers_alone(corpus, tiny):
         Comparison((run.encoding,), 1, tiny).check(corpus)
         assert torch.equal(torch.get_rng_state(), state)
     assert before[0][0].losses == before[1][0].losses
-    assert before[0][0].arms[0].paired == before[1][0].arms[0].paired
+    assert before[0][0].variants[0].paired == before[1][0].variants[0].paired

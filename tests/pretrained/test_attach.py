@@ -6,6 +6,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +189,25 @@ def test_capped_scores_are_those_of_eager_attention(cap: float, method: str) -> 
     torch.testing.assert_close(model(x, attention_mask=mask).logits[:, 9:], padded[:, 9:], atol=1e-5, rtol=0)
     assert posenc.restore(model)
     assert torch.equal(model(x).logits, wanted)
+
+
+@pytest.mark.parametrize("text", ["none", "alibi", "rope+t5"])
+def test_softcap_is_in_the_order_of_gemma_2(text: str) -> None:
+    """Its eager attention: capped products, to which the mask is added, here with a bias in it."""
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    q, k, v = torch.randn(2, 8, 40, 16), torch.randn(2, 4, 40, 16), torch.randn(2, 4, 40, 16)
+    encoding = posenc.create(text, num_heads=8, head_dim=16)
+    positions = posenc.Positions.arange(40, causal=True)
+    added = torch.zeros(1, 1, 40, 40).masked_fill(~positions.mask(), torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        bias = encoding.effects(positions, 0).terms(q, k)
+        turned = encoding.rotate(q, k, positions)
+        added = added if not bias else added + bias[0].dense(q.device)
+        module = SimpleNamespace(num_key_value_groups=2, head_dim=16, training=False)
+        wanted, _ = eager_attention_forward(module, *turned, v, added, scaling=0.3, softcap=2.0)
+        out = posenc.attention(q, k, v, encoding, positions, scale=0.3, softcap=2.0)
+    torch.testing.assert_close(out.transpose(1, 2), wanted, atol=2e-6, rtol=0)
 
 
 COUNTS_SLOTS = ("deepseek_v4", "llama4_text")

@@ -299,6 +299,29 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ),
     "relative_index": [{"height": h, "width": w} for h, w in [*SIZES, (7, 7), (3, 5)]],
     "relative_index_class": [{"height": h, "width": w} for h, w in [*SIZES, (7, 7), (3, 5)]],
+    "alibi_bias": [
+        {"num_heads": heads, "num_queries": q, "num_keys": k}
+        for heads, (q, k) in [*product((4, 6), MASKS), (1, (5, 5)), (12, (3, 7)), (2, (2, 40))]
+    ],
+    "t5_bias": [
+        {
+            "table": content(1, 1, buckets, heads)[0][0],
+            "num_queries": q,
+            "num_keys": k,
+            "bidirectional": both,
+            "max_distance": most,
+        }
+        for (q, k), both, (heads, buckets, most) in [
+            *product(((4, 4), (3, 7), (1, 9)), (True, False), ((2, 8, 16),)),
+            ((2, 150), True, (1, 32, 128)),
+            ((2, 150), False, (3, 32, 64)),
+            ((20, 20), True, (2, 8, 12)),
+        ]
+    ],
+    "swin_bias": [
+        {"table": content(1, 1, (2 * h - 1) * (2 * w - 1), heads)[0][0], "height": h, "width": w}
+        for (h, w), heads in product(SIZES, (1, 3))
+    ],
     "forget_gates": [
         {
             "log_gates": [

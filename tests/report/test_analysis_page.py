@@ -1,5 +1,6 @@
 """The page of an analysis in a real browser, and `posenc analyze` as a user meets it."""
 
+import csv
 import json
 import re
 import signal
@@ -39,26 +40,28 @@ number = 3
 """
 
 
+def hostile():
+    return target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """A page with the explorer, and one of something with a name that is not harmless."""
     folder = tmp_path_factory.mktemp("analysis")
-    plain = target_of("rope", length=24, steps=0)
-    hostile = target_of(lambda p: p[:, None].cos().expand(-1, 4), length=12, steps=0, name=HOSTILE)
-    for name, one in (("rope", plain), ("hostile", hostile)):
+    for name, one in (("rope", target_of("rope", length=24, steps=0)), ("hostile", hostile())):
         found = analyze(one)
         (folder / f"{name}.html").write_text(page(found, results(found, f"posenc analyze '{HOSTILE}'", 1.0), one))
     return folder
 
 
 def test_it_is_one_small_file_with_every_sentence(report):
-    text = (report / "rope.html").read_text()
+    text = (report / "hostile.html").read_text()
     assert len(text.encode()) < 5e5
     assert not re.search(r"<(script|link|img|image)[^>]+(src|href)=[\"']?http", text)
     assert INK not in text.split("</style>", 1)[1].split("<script", 1)[0]
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-    found = analyze("rope", length=24, steps=0)
+    found = analyze(hostile())
     for section in found.sections:
         for sentence in section.finding.sentences():
             assert sentence.replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;") in text
@@ -152,8 +155,18 @@ def test_the_command_prints_sentences_and_writes_a_page_and_numbers(capsys, fold
     assert out.splitlines()[0] == "mine.py:waves"
     assert "printed by" not in out
     assert "printed by the function" in err
-    assert sorted(p.name for p in (folder / "new").iterdir()) == ["analysis.json", "config.yaml", "report.html"]
+    tables, figures = [f"table.{end}" for end in ("csv", "md", "tex")], [f"figure.{end}" for end in ("png", "svg")]
+    assert sorted(p.name for p in (folder / "new").iterdir()) == [
+        "analysis.json", "config.yaml", *figures, "report.html", *tables,
+    ]  # fmt: skip
+    assert f"{folder / 'new/table.md'}, .csv, .tex" in out
     numbers = json.loads((folder / "new" / "analysis.json").read_text())
+    rows = list(csv.DictReader((folder / "new/table.csv").open()))
+    assert {row["section"] for row in rows} <= {section["name"] for section in numbers["sections"]}
+    found = {row["quantity"]: row["value"] for row in rows if row["section"] == "properties"}
+    (unique,) = (s["numbers"]["unique"] for s in numbers["sections"] if s["name"] == "properties")
+    assert float(found["unique.smallest"]) == pytest.approx(unique["smallest"], rel=1e-5)
+    assert found["unique.holds"] == ("yes" if unique["holds"] else "no")
     assert (numbers["schema"], numbers["kind"], numbers["subject"], numbers["seeds"]) == (
         1,
         "analysis",

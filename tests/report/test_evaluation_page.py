@@ -318,7 +318,7 @@ def measured(tmp_path_factory):
         model,
         small_tokenizer(),
         directory=directory,
-        pages={"report.html": page},
+        pages=lambda results: {"report.html": page(results)},
         name="small",
         depths=(0.0, 1.0),
         **settings,

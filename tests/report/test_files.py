@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
     directory = tmp_path_factory.mktemp("files")
     comparison = Comparison(("none", "rope", "t5"), 2, replace(TINY, factors=(1, 2, 4)))
-    compare(comparison, data.corpus(TEXT, "text.txt"), directory, engine=InProcess(), pages=files())
+    compare(comparison, data.corpus(TEXT, "text.txt"), directory, engine=InProcess(), pages=files)
     return directory
 
 
@@ -55,10 +55,10 @@ def test_a_comparison_writes_its_tables_and_its_figure(folder):
     results = json.loads((folder / "results.json").read_text())
     assert {*NAMES} <= {path.name for path in folder.iterdir()}
     rows = list(csv.DictReader((folder / "table.csv").open()))
-    assert [row["encoding"] for row in rows] == [arm["name"] for arm in results["arms"]]
-    for row, arm in zip(rows, results["arms"], strict=True):
-        assert float(row["loss at 16"]) == pytest.approx(arm["lengths"][0]["loss"]["mean"], abs=6e-4)
-        change = arm["lengths"][2]["change"]
+    assert [row["encoding"] for row in rows] == [variant["name"] for variant in results["variants"]]
+    for row, variant in zip(rows, results["variants"], strict=True):
+        assert float(row["loss at 16"]) == pytest.approx(variant["lengths"][0]["loss"]["mean"], abs=6e-4)
+        change = variant["lengths"][2]["change"]
         assert float(row["change at 64"]) == pytest.approx(change["mean"], abs=6e-4)
         assert float(row["change at 64 (interval)"]) == pytest.approx((change["high"] - change["low"]) / 2, abs=6e-4)
     markdown, tex = ((folder / f"table.{end}").read_text() for end in ("md", "tex"))
@@ -74,23 +74,22 @@ def test_a_comparison_writes_its_tables_and_its_figure(folder):
 
 def test_the_same_results_give_the_same_files(folder):
     results = json.loads((folder / "results.json").read_text())
-    for name, make in files().items():
-        content = make(results)
+    for name, content in files(results).items():
         assert (content if isinstance(content, bytes) else content.encode()) == (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize(("made", "of"), [(eval_results, evaluate.FILES), (bench_results, bench.FILES)])
+@pytest.mark.parametrize(("made", "of"), [(eval_results, evaluate.files), (bench_results, bench.files)])
 def test_evaluations_and_benchmarks_have_the_same_files(made, of):
-    results = made()
-    assert [*of] == NAMES
-    rows = list(csv.DictReader(io.StringIO(of["table.csv"](results))))
-    text = of["table.md"](results)
+    found = of(made())
+    assert [*found] == NAMES
+    rows = list(csv.DictReader(io.StringIO(found["table.csv"])))
+    text = found["table.md"]
     assert rows
     for row in rows:
         assert all(value in text for name, value in row.items() if value and "interval" not in name and name != "table")
         assert not any(re.search(r"\d \(|–|%", value) for name, value in row.items() if name != "table")
-    assert r"\toprule" in of["table.tex"](results)
-    assert of["figure.png"](results).startswith(b"\x89PNG")
+    assert r"\toprule" in found["table.tex"]
+    assert found["figure.png"].startswith(b"\x89PNG")
 
 
 def test_a_table_names_its_rows_in_full_and_escapes_what_latex_reads():

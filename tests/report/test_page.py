@@ -13,9 +13,10 @@ from posenc.lab.compare import Comparison, compare, experiment
 from posenc.lab.engines import InProcess
 from posenc.lab.text import Settings
 from posenc.report.compare import page, styles, trade_off
+from posenc.report.html import asset
 from posenc.report.leaderboard import _tenths
 
-TABLES = (Path(__file__).parents[2] / "docs/website/tables.js").read_text(encoding="utf-8")
+TABLES = asset("sorting.js") + (Path(__file__).parents[2] / "docs/website/tables.js").read_text(encoding="utf-8")
 HOSTILE = "<img src=x onerror=alert(1)>.txt"
 
 
@@ -31,7 +32,7 @@ def report(tmp_path_factory):
         directory,
         engine=InProcess(),
         command="posenc compare --data '<b>'",
-        pages={"report.html": page},
+        pages=lambda results: {"report.html": page(results)},
     )
     return directory / "report.html", results
 
@@ -65,9 +66,9 @@ def test_it_is_one_file_with_every_number(report):
     path, results = report
     text = path.read_text()
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
-    for arm in results["arms"]:
-        assert escape(arm["name"]) in text
-        assert f"{arm['lengths'][0]['loss']['mean']:.3f}" in text
+    for variant in results["variants"]:
+        assert escape(variant["name"]) in text
+        assert f"{variant['lengths'][0]['loss']['mean']:.3f}" in text
     for sentence in (*results["answer"], *results["limits"]):
         assert escape(sentence, quote=False) in text.replace("&#39;", "'").replace("&#34;", '"')
     assert results["data"]["sha256"] in text
@@ -96,7 +97,9 @@ def test_the_answer_comes_first(report):
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
     winners = re.search(r'class="winners">(.*?)</p>', text).group(1)
     for index, words in ((0, "training length (16 bytes)"), (-1, "longest (64 bytes)")):
-        best = min(results["arms"], key=lambda arm: (arm["lengths"][index]["loss"]["mean"], not arm["trained"]))
+        best = min(
+            results["variants"], key=lambda variant: (variant["lengths"][index]["loss"]["mean"], not variant["trained"])
+        )
         assert f"Best at the {words}: {best['name']}, {best['lengths'][index]['loss']['mean']:.3f} nats" in winners
 
 
@@ -107,7 +110,7 @@ def test_a_browser_shows_it_without_complaint(report, new_tab, scheme, width):
     tab = new_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
     tab.goto(path.as_uri())
     assert tab.evaluate("Object.keys(posenc.report.probes).sort()") == ["change", "extensions", "position", "training"]
-    assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
+    assert tab.locator("#ranking tbody tr").count() == len(results["variants"])
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate("document.querySelector('#ranking').scrollWidth") <= width
     further = tab.locator("#ranking thead .more").first
@@ -116,9 +119,9 @@ def test_a_browser_shows_it_without_complaint(report, new_tab, scheme, width):
         tab.get_by_label("All columns").first.check()
         assert further.is_visible()
     lines = tab.evaluate("posenc.report.shown.change.series.map(one => [one.name, one.y])")
-    for arm, (name, ys) in zip(results["arms"], lines, strict=True):
-        assert name == arm["name"]
-        assert ys == pytest.approx([p["loss"]["mean"] for p in arm["lengths"]], rel=1e-4)
+    for variant, (name, ys) in zip(results["variants"], lines, strict=True):
+        assert name == variant["name"]
+        assert ys == pytest.approx([p["loss"]["mean"] for p in variant["lengths"]], rel=1e-4)
     ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 22, 28)")
     dark = "posenc.draw.theme(document.querySelector('.plot')).ink"
@@ -136,16 +139,16 @@ def test_the_curves_answer_to_the_reader(report, new_tab):
     tab.goto(path.as_uri())
     tab.locator("#by-position label").nth(1).click()
     above = tab.evaluate("posenc.report.shown.position.series[0].y")
-    assert above == pytest.approx([0.0] * len(results["arms"][0]["by_position"]))
+    assert above == pytest.approx([0.0] * len(results["variants"][0]["by_position"]))
     tab.locator("#by-size input[type=checkbox]").first.press("Space")
     names = "posenc.report.shown.change.series.map(one => one.name)"
-    assert tab.evaluate(names) == [arm["name"] for arm in results["arms"][1:]]
+    assert tab.evaluate(names) == [variant["name"] for variant in results["variants"][1:]]
     tab.locator("#plot-change canvas").press("ArrowRight")
     read = tab.locator("#plot-change output").inner_text()
-    assert read.startswith(f"{results['arms'][1]['name']}: ")
+    assert read.startswith(f"{results['variants'][1]['name']}: ")
     tab.locator("#plot-change summary").press("Enter")
     heads = tab.locator("#plot-change thead th").all_inner_texts()
-    assert heads == ["length in the test, bytes", *(arm["name"] for arm in results["arms"][1:])]
+    assert heads == ["length in the test, bytes", *(variant["name"] for variant in results["variants"][1:])]
     sizes = tab.locator("#plot-change tbody th").all_inner_texts()
     assert sizes == ["16", "32", "64"]
     tab.goto(f"{path.as_uri()}#only=rope&only=none")
@@ -160,9 +163,11 @@ def test_tables_are_sorted_from_the_keyboard(report, new_tab):
     tab.goto(path.as_uri())
 
     def names():
-        return tab.evaluate("[...document.querySelectorAll('#ranking tbody .arm')].map(c => c.firstChild.textContent)")
+        return tab.evaluate(
+            "[...document.querySelectorAll('#ranking tbody .variant')].map(c => c.firstChild.textContent)"
+        )
 
-    of = {arm["name"]: arm["lengths"][0]["loss"]["mean"] for arm in results["arms"]}
+    of = {variant["name"]: variant["lengths"][0]["loss"]["mean"] for variant in results["variants"]}
     assert names() == list(of)
     button = tab.locator("#ranking th button").nth(1)
     for direction, sign in (("ascending", 1), ("descending", -1)):
@@ -175,8 +180,8 @@ def test_tables_are_sorted_from_the_keyboard(report, new_tab):
 def test_unfinished_and_lone_results_make_a_page(report):
     results = json.loads(json.dumps(report[1]))
     results["complete"], results["command"], results["extensions"] = False, "", []
-    results["arms"] = results["arms"][:1]
-    results["arms"][0]["encoding"] = "rope:rope_theta=1e+5+alibi"
+    results["variants"] = results["variants"][:1]
+    results["variants"][0]["encoding"] = "rope:rope_theta=1e+5+alibi"
     text = page(results)
     assert "Stopped early" in text
     assert "depends on i - j alone. Attention with linear biases" in text

@@ -1,7 +1,7 @@
 "use strict";
 // What is written, as a WebM of a quarter of a minute, drawn on a canvas. Gives false where the browser cannot record one.
 posenc.storyVideo = async (written, words, { trained, headings, most, style, place }) => {
-  const WIDTH = 1280, HEIGHT = 720, SECONDS = 14, AFTER = 1500, LINE = 21, LINES = 26, TOP = 130, COLUMN = 580, type = "video/webm";
+  const WIDTH = 1280, HEIGHT = 720, SECONDS = 14, AFTER = 1.5, LINE = 21, LINES = 26, TOP = 130, COLUMN = 580, type = "video/webm";
   if (!globalThis.MediaRecorder || !MediaRecorder.isTypeSupported(type) || !written.text[0].length) return false;
   const canvas = Object.assign(document.createElement("canvas"), { width: WIDTH, height: HEIGHT }), pen = canvas.getContext("2d");
   const colour = name => style.getPropertyValue(`--${name}`).trim();
@@ -56,24 +56,37 @@ posenc.storyVideo = async (written, words, { trained, headings, most, style, pla
   }
 
   const stream = canvas.captureStream(0), [track] = stream.getVideoTracks(), recorder = new MediaRecorder(stream, { mimeType: type }), chunks = [];
-  recorder.ondataavailable = ({ data }) => chunks.push(data);
+  let arrived = () => {};
+  recorder.ondataavailable = ({ data }) => {
+    chunks.push(data);
+    arrived(data.size);
+  };
   const stopped = new Promise(done => { recorder.onstop = done; });
+  const wait = time => new Promise(done => setTimeout(done, time));
+
+  // What the recorder has not finished when the next frame comes is dropped, and a slow device would lose the end.
+  async function encoded() {
+    for (let patience = 50, size = 0; !size && patience; patience--) {
+      const answer = new Promise(done => { arrived = done; });
+      recorder.requestData();
+      size = await answer;
+      if (!size) await wait(100);
+    }
+  }
+
   place.prepend(canvas);  // frames are taken of a canvas that is seen
   canvas.style.width = "100%";
   canvas.setAttribute("aria-hidden", "true");
   draw(0);
-  recorder.start(1000);
+  recorder.start();
   const began = performance.now(), count = written.text[0].length;
-  await new Promise(done => {
-    const next = () => {
-      const share = (performance.now() - began) / (1000 * SECONDS);
-      draw(Math.ceil(count * Math.min(1, share)));
-      track.requestFrame();
-      if (share < 1) setTimeout(next, 80);
-      else setTimeout(done, AFTER);
-    };
-    next();
-  });
+  for (let time = 0; time < SECONDS + AFTER; ) {
+    time = (performance.now() - began) / 1000;
+    draw(Math.ceil(count * Math.min(1, time / SECONDS)));
+    track.requestFrame();
+    await wait(80);
+    await encoded();
+  }
   recorder.stop();
   await stopped;
   canvas.remove();

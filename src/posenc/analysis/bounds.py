@@ -190,7 +190,7 @@ Schedule = str | Mapping[str, Any]
 """As a text, "yarn:factor=4:original_max_positions=4096", or as data."""
 
 FACTOR = 4
-"""How much longer than in training the texts of a report are."""
+"""How much longer than in training the sequences of a report are."""
 LARGEST_BASE = 1e15
 WORST = 8
 """Distances at which the sum is negative that are tried on the next base."""

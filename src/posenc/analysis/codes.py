@@ -30,7 +30,7 @@ from posenc.pretrained.models import decoder_of, model_structure, unwrap
 from posenc.transformer import Transformer
 
 CHUNK = 8192
-"""Positions read at once."""
+"""Positions computed at once."""
 SEARCH = 100_000
 """How far a search for two equal codes goes by default."""
 

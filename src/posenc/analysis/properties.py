@@ -169,7 +169,7 @@ def _later(
 
 @dataclass(frozen=True, eq=False)
 class Steps(Finding):
-    """How far apart the codes of positions t and t + k are, over t, and in texts of other lengths.
+    """How far apart the codes of positions t and t + k are, over t, and in sequences of other lengths.
 
     steps: the k. smallest, mean, largest: the distance (Euclidean) over the t of a text, one for each k. by_length:
     length of a text -> mean distance of neighbours in the same first positions of it. uneven: (largest - smallest) / mean
@@ -211,7 +211,7 @@ class Steps(Finding):
 
 
 def steps(subject: Any, length: int = 512, **options: Any) -> Steps:
-    """Measure whether a step is the same everywhere, and in texts of an eighth, a quarter, half and twice the length.
+    """Measure whether a step is the same everywhere, and in sequences of an eighth, a quarter, half and twice the length.
 
     Args:
         subject: anything `codes_of` takes, with its options. length: positions of the text.

@@ -48,10 +48,10 @@ UNTRAINED, SHUFFLED = "untrained", "shuffled positions"
 
 @dataclass(frozen=True, eq=False)
 class ProbeCurve:
-    """What a probe finds at the input of the first layer and behind every layer, on texts it was not fitted to.
+    """What a probe finds at the input of the first layer and behind every layer, on sequences that it was not fitted to.
 
     r2: share of the positions' variance explained; below 0 is worse than guessing. interval: (layers, 2), its 95 %
-    interval over the texts that it might have been tested on; nan where there was one alone. error: mean absolute, in
+    interval over the sequences that it might have been tested on; nan where there was one alone. error: mean absolute, in
     tokens.
     """
 

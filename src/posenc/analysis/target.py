@@ -37,7 +37,7 @@ DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.bfloat16, torch.float16, tor
 MEASURED = ("bfloat16", "float16")
 """Whose phase errors are measured by default."""
 TOKENS = 128
-"""Longest text that a model reads for an analysis."""
+"""Most tokens of a forward pass in an analysis."""
 LONGEST = 2**17
 """Most positions of an analysis: pictures and fits need all their codes at once."""
 LAYERS = 2

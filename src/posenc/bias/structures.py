@@ -37,7 +37,7 @@ from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
-    "Dense", "Factored", "KeyRelative", "KeySlope", "KeyValues", "Mixer", "Modifier", "Positional", "QueryRelative",
+    "Added", "Dense", "Factored", "KeyRelative", "KeySlope", "KeyValues", "Mixer", "Modifier", "Positional", "QueryRelative",
     "Relative", "RunningSum", "Score", "SoftCap", "Values", "Weights", "dense_sum", "hankel", "sum_by_rows",
     "validated", "validated_values",
 ]  # fmt: skip
@@ -571,6 +571,21 @@ class SoftCap(Modifier):
 
     def reduced(self) -> CapTerm:
         return CapTerm(torch.tensor(self.cap, dtype=torch.float64))
+
+
+class Added(Modifier):
+    """A term of the scores that is added where it stands among the modifiers, as after a soft cap."""
+
+    block: Block
+
+    def __init__(self, term: Score, device: torch.device) -> None:
+        super().__init__(lambda score, b, h, i, j: term.score_mod()(score, b, h, i, j))
+        # here, not in a block, which is computed again for the gradient
+        object.__setattr__(self, "block", term.blocks(device))
+
+    def of_block(self, scores: Tensor, first_query: int, first_key: int) -> Tensor:
+        queries, keys = scores.shape[2:]
+        return scores + self.block(first_query, first_query + queries, slice(first_key, first_key + keys)).to(scores)
 
 
 @dataclass(frozen=True, eq=False)

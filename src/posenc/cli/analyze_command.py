@@ -51,7 +51,9 @@ class Analyze(WithOutput):
     )
     seed: Annotated[int, "seed of random numbers (default: 0)"] = 0
     out: Annotated[
-        str | None, "also write the JSON and a page with figures, report.html, into this folder", How("DIR")
+        str | None,
+        "also write the JSON, a page with figures, report.html, its tables and its first figure into this folder",
+        How("DIR"),
     ] = None
 
     @classmethod
@@ -66,7 +68,7 @@ class Analyze(WithOutput):
     def run(self) -> int:
         from posenc.analysis.analyze import analyze
         from posenc.analysis.target import target_of
-        from posenc.report.analyze import page, results
+        from posenc.report.analyze import files, results
         from posenc.report.terminal import Display
         from posenc.spec import printing_to_stderr
 
@@ -97,7 +99,8 @@ class Analyze(WithOutput):
             analysis = analyze(subject, progress=lambda title, done, total: count(done, total, title))
             numbers = results(analysis, self.typed, time.perf_counter() - started)
             if folder is not None:
-                folder.write("report.html", page(analysis, numbers, subject))
+                for name, content in files(analysis, numbers, subject).items():
+                    folder.write(name, content)
         if folder is not None:
             folder.write("analysis.json", json.dumps(numbers, indent=1))
         print(json.dumps(numbers, indent=1) if self.json else printable(text(analysis, folder)))
@@ -146,6 +149,7 @@ def text(analysis: "Analysis", folder: Any = None) -> str:
         lines += ["", "What does not apply"]
         lines += [wrapped(f"{' '.join(titles)} {why}") for why, titles in analysis.reasons.items()]
     if folder is not None:
-        files = ("Report", "report.html"), ("Numbers", "analysis.json")
-        lines += ["", *(f"{what + ':':8} {(folder.directory / name).resolve()}" for what, name in files)]
+        from posenc.report.terminal import files_in
+
+        lines += ["", *files_in(folder.directory)]
     return "\n".join(lines)

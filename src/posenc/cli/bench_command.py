@@ -65,7 +65,7 @@ class Bench(Command):
         from posenc.lab.bench.study import QUICK, QUICK_EFFORT, STANDARD, plan
         from posenc.lab.machine import check_present
         from posenc.lab.study import run
-        from posenc.report.bench import FILES, show
+        from posenc.report.bench import files, show
         from posenc.report.terminal import Display
 
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -87,7 +87,7 @@ class Bench(Command):
                 self.out,
                 progress=progress,
                 command=self.typed,
-                pages=FILES,
+                pages=files,
                 begin=lambda: record(self.out, self, **resolved),
             ),
             show,

@@ -151,9 +151,8 @@ class Compare(StudyCommand):
                 "table": table,
             }  # fmt: skip
             if one:
-                return compare(*comparisons[0], self.out, pages=report.files(may_import=True), **more)
-            tasks = [each.settings.name for each, _ in comparisons]
-            return compare_tasks(comparisons, self.out, pages=leaderboard.files(tasks, may_import=True), **more)
+                return compare(*comparisons[0], self.out, pages=partial(report.files, may_import=True), **more)
+            return compare_tasks(comparisons, self.out, pages=partial(leaderboard.files, may_import=True), **more)
 
         code, _ = run_study(
             self,

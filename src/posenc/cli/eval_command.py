@@ -77,16 +77,16 @@ class Eval(WithModel, StudyCommand):
         from posenc.lab.evals.study import evaluate, fingerprint
         from posenc.lab.files import Folder
         from posenc.lab.tracking import Tracking
-        from posenc.report.evaluate import FILES, show
+        from posenc.report.evaluate import files, show
         from posenc.report.terminal import Display
 
         refuse_launcher("an evaluation", "its cells")
         settings = settings_of(self.preset, **self.given)
-        files = digests(settings.made())  # a mistake shows before a model is loaded
+        texts = digests(settings.made())  # a mistake shows before a model is loaded
         resolved: dict[str, Any] = {}
-        if settings.text in files:
-            resolved["text_sha256"] = files[settings.text]
-            check_unchanged("text", settings.text, "text_sha256", self.text_sha256, files[settings.text])
+        if settings.text in texts:
+            resolved["text_sha256"] = texts[settings.text]
+            check_unchanged("text", settings.text, "text_sha256", self.text_sha256, texts[settings.text])
         engine = make_engine(self, local="here")
         Folder(self.out)
         tracking = Tracking(self.track, self.out)
@@ -107,7 +107,7 @@ class Eval(WithModel, StudyCommand):
                 attention=self.attention,
                 progress=progress,
                 command=self.typed,
-                pages=FILES,
+                pages=files,
                 begin=lambda: record(self.out, self, **resolved),
                 **self.given,
             ),

@@ -363,7 +363,7 @@ def _state(caller: Caller, first: CaseResult) -> list[str]:
 WIDTHS = {torch.bfloat16: 28, torch.float16: 12, torch.float64: 36}
 """Dtype -> a head_dim that no other call has, so that it is the first dtype with that head_dim."""
 TEXTS = {torch.bfloat16: 300, torch.float16: 2100}
-"""Lengths of texts from position 0 on that are longer than the dtype counts."""
+"""Lengths of sequences from position 0 on that are longer than the dtype counts."""
 SPREAD = [0, 1, 3, 17, 100, 129, 250, 255, 256, 257, 300, 511, 700, 1023, 2047, 2049, 3001, 4095, 40000]
 
 

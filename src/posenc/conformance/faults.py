@@ -447,13 +447,25 @@ EXCHANGED: Faults = {
     "heads come last": result(lambda scores: scores.movedim(1, -1)),
     "heads and queries are exchanged": result(lambda scores: scores.transpose(1, 2)),
 }
+EXCHANGED_PAIRS: Faults = {
+    "queries and keys are exchanged": result(lambda bias: bias.mT),
+    "heads come last": result(lambda bias: bias.movedim(0, -1)),
+}
+OLDER = "fewer queries than keys count from the first key, expected from key num_keys - num_queries"
+
+
+def _even_slopes(bias: Tensor) -> Tensor:
+    """ALiBi's bias with slopes 2^(-8(h+1)/heads) for any number of heads."""
+    heads = len(bias)
+    wrong = torch.tensor([2 ** (-8 * (h + 1) / heads) for h in range(heads)], dtype=bias.dtype)
+    return bias * (wrong / torch.tensor(formulas.alibi(heads), dtype=bias.dtype))[:, None, None]
+
+
 RELATIVE: Faults = {
     "direction reversed: the table is read by query minus key": variant(
         distance=lambda i, j, q, k: -formulas.key_minus_query(i, j, q, k)
     ),
-    "fewer queries than keys count from the first key, expected from key num_keys - num_queries": variant(
-        distance=lambda i, j, q, k: j - i
-    ),
+    OLDER: variant(distance=lambda i, j, q, k: j - i),
     "off by one: distances are one too large": variant(
         distance=lambda i, j, q, k: formulas.key_minus_query(i, j, q, k) + 1
     ),
@@ -478,6 +490,16 @@ RELATIVE: Faults = {
         row=lambda r, last: r if 0 <= r <= last else 0
     ),
     **EXCHANGED,
+}
+OF_PAIRS: Faults = {
+    name: RELATIVE[name]
+    for name in (
+        OLDER,
+        "off by one: distances are one too large",
+        "off by one: distances are one too small",
+        "nothing is shifted: every query takes the distances of the first",
+        "the sign of distances is lost: keys after the query are taken for those before it",
+    )
 }
 INDEX: Faults = {
     "direction reversed: key minus query": variant(sign=-1),
@@ -665,6 +687,23 @@ FAULTS: dict[str, Faults] = {
         "all of the class token take one row": variant(rows=(0, 0, 0)),
         **INDEX,
     },
+    "alibi_bias": {
+        "the sign is wrong: far keys gain": result(lambda bias: -bias),
+        OLDER: variant(distance=lambda i, j, q, k: -abs(j - i)),
+        "slopes are 2^(-8(h+1)/heads), which holds for powers of two only": result(_even_slopes),
+        "heads are counted from 0: 2^(-8h/n), so the first slope is 1, expected 2^(-8(h+1)/n)": variant(first=0),
+        **EXCHANGED_PAIRS,
+    },
+    "t5_bias": {
+        "direction reversed: query minus key": variant(distance=lambda i, j, q, k: -formulas.key_minus_query(i, j, q, k)),
+        **OF_PAIRS,
+        "the bidirectional flag is ignored: always bidirectional": {"bidirectional": True},
+        "the bidirectional flag is ignored: always causal": {"bidirectional": False},
+        "saturates at the wrong distance: max_distance is ignored, 128 is used": {"max_distance": 128},
+        "logarithms are rounded to the nearest bucket, expected cut": variant(cut=round),
+        **EXCHANGED_PAIRS,
+    },
+    "swin_bias": {**INDEX, **EXCHANGED_PAIRS},
     "forget_gates": {
         "the key's gate is counted too: the sum is over j .. i, expected j + 1 .. i": variant(begin=0),
         "the query's gate is left out: the sum is over j .. i - 1, expected j + 1 .. i": variant(begin=0, end=-1),

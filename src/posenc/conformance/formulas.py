@@ -307,7 +307,7 @@ def ntk_mixed(head_dim: int, base: float, factor: float, exponent: float = 0.625
 
 
 def dynamic(head_dim: int, base: float, factor: float, original_max_positions: int, length: int) -> Vector:
-    """Dynamic NTK for texts of that length: NTK-aware by factor * length / original - (factor - 1), from the original
+    """Dynamic NTK for sequences of that length: NTK-aware by factor * length / original - (factor - 1), from the original
     length on (emozilla, reddit.com/r/LocalLLaMA 14mrgpr, 2023; transformers)."""
     times = max(length, original_max_positions) / original_max_positions
     return ntk(head_dim, base, factor * times - (factor - 1))
@@ -533,6 +533,47 @@ def relative_index_class(
     n, patches = (2 * height - 1) * (2 * width - 1), relative_index(height, width, **options)
     query, key, itself = (n + row for row in rows)
     return [[itself] + [query] * len(patches), *([key, *row] for row in patches)]
+
+
+# -------------------------------------------------------------------- biases of all pairs
+
+
+def alibi_bias(
+    num_heads: int, num_queries: int, num_keys: int, *, distance: Distance = key_minus_query, first: int = 1
+) -> Tensor:
+    """ALiBi's bias, (num_heads, num_queries, num_keys): slope times key minus query, the queries being the last of the keys; any
+    after the query, and anything added to all keys of one, which the softmax does not see (Press et al. 2022, section 3).
+
+    Faults: distance is that of key j and query i; first as in `alibi`.
+    """
+    of_pairs = _distances(distance, num_queries, num_keys)
+    return torch.tensor(alibi(num_heads, first=first), dtype=torch.float64)[:, None, None] * of_pairs
+
+
+def t5_bias(
+    table: Any, num_queries: int, num_keys: int, bidirectional: bool, max_distance: int, *,
+    distance: Distance = key_minus_query, cut: Callable[[float], int] = math.floor,
+) -> Tensor:  # fmt: skip
+    """T5's bias, (heads, num_queries, num_keys), of a table (num_buckets, heads); the queries are the last of the keys (Raffel et
+    al. 2020, section 2.1; compute_bias in transformers' T5Attention).
+
+    Faults: distance is that of key j and query i; cut as in `t5`.
+    """
+    table = torch.as_tensor(table, dtype=torch.float64)
+    of_pairs = _distances(distance, num_queries, num_keys)
+    buckets = t5(of_pairs.flatten().tolist(), bidirectional, len(table), max_distance, cut=cut)
+    return table[torch.tensor(buckets)].unflatten(0, of_pairs.shape).movedim(-1, 0)
+
+
+def swin_bias(table: Any, height: int, width: int, **options: Any) -> Tensor:
+    """Swin's bias, (heads, height * width, height * width), of a table ((2 height - 1)(2 width - 1), heads) at the rows of
+    `relative_index` (Liu et al. 2021, section 3.2)."""
+    rows = torch.tensor(relative_index(height, width, **options))
+    return torch.as_tensor(table, dtype=torch.float64)[rows.clamp(max=len(table) - 1)].movedim(-1, 0)
+
+
+def _distances(distance: Distance, queries: int, keys: int) -> Tensor:
+    return torch.tensor([[distance(i, j, queries, keys) for j in range(keys)] for i in range(queries)])
 
 
 # -------------------------------------------------------------------- gates and masks

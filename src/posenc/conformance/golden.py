@@ -69,7 +69,7 @@ def example(convention: Convention, positions: list[int], width: int) -> dict[st
         "buckets": 32, "max_position": 128, "merge": 2, "attention_mask": [[1] * rows],
         "widths": [width - width // 8 * 4, width // 8 * 2, width // 8 * 2],
         "height": 2, "width": 3, "size": min(rows, 9), "chunk": 3, "left_chunks": 1, "window": 3, "num_queries": 3, "num_keys": 9,
-        "document_ids": [2 * n // rows for n in range(rows)], "q": content(1, 2, 9, width), "table": content(1, 1, 7, width)[0][0],
+        "document_ids": [2 * n // rows for n in range(rows)], "q": content(1, 2, 9, width), "table": content(1, 1, 15 if "height" in convention.arguments else 7, width)[0][0],
         "scores": content(1, 2, 3, 3 if convention.past else 5), "log_gates": content(1, 1, 2, rows)[0],
         "token_types": [[0, 1, 1, *[0] * (text - 1), 2, 2]], "image_grids": [[1, 2, 4]], "video_grids": [[1, 4, 2]],
     }  # fmt: skip

@@ -78,6 +78,7 @@ class Convention:
 
     arguments are always given, options only to a function that names them. failing says which cases are wrong, from
     their count or from the values of an argument. past: keys after the query do not count, whatever they have.
+    anchored: what is added to all keys of a query does not count, as in a softmax.
     """
 
     what: str
@@ -89,6 +90,7 @@ class Convention:
     failing: str = "{count} of {cases} cases differ"
     shifts: tuple[str, ...] = ("positions", "offsets")
     past: bool = False
+    anchored: bool = False
 
     @property
     def call(self) -> str:
@@ -97,6 +99,8 @@ class Convention:
 
     def counted(self, values: Tensor) -> Tensor:
         """The values, with 0 where they do not count."""
+        if self.anchored and values.ndim > 1 and values.shape[-2] <= values.shape[-1]:
+            values = values - values.diagonal(values.shape[-1] - values.shape[-2], -2, -1)[..., None]
         return values.tril(values.shape[-1] - values.shape[-2]) if self.past and values.ndim > 1 else values
 
     @property
@@ -127,6 +131,7 @@ PLACED = "positions base"
 IDS = ("token_types", "image_grids", "video_grids", "attention_mask", "merge")
 GRID = ("height", "width")
 SCORES = "(batch, heads, queries, keys)"
+BIAS = "(heads, num_queries, num_keys)"
 MASK = "(num_queries, num_keys), true where seen"
 SCALED = "factor original_max_positions"
 KINDS: dict[str, Convention] = {
@@ -201,6 +206,18 @@ KINDS: dict[str, Convention] = {
         "BEiT's, with a class token first", GRID, "(1 + height * width, 1 + height * width) integers", no_tolerance,
         formulas.relative_index_class,
     ),
+    "alibi_bias": Convention(
+        "ALiBi's bias of all pairs; the queries are the last of the keys", ("num_heads", "num_queries", "num_keys"),
+        f"{BIAS}, any after the query", sum_tolerance, formulas.alibi_bias, past=True, anchored=True,
+    ),
+    "t5_bias": Convention(
+        "T5's bias of all pairs, of a table (num_buckets, heads); the queries are the last of the keys",
+        ("table", "num_queries", "num_keys", "bidirectional", "max_distance"), BIAS, sum_tolerance, formulas.t5_bias,
+    ),
+    "swin_bias": Convention(
+        "Swin's bias of a window, of a table ((2 height - 1)(2 width - 1), heads)", ("table", *GRID),
+        "(heads, height * width, height * width)", sum_tolerance, formulas.swin_bias,
+    ),
     "forget_gates": Convention(
         "FoX's bias of log forget gates (batch, heads, seq)", ("log_gates",), "(batch, heads, seq, seq), any after the query",
         sum_tolerance, formulas.forget_gates, past=True,
@@ -258,7 +275,7 @@ NICKNAMES = {
     "sincos": "sinusoidal", "sin": "sinusoidal", "concat": "sinusoidal_concat", "pi": "linear", "slopes": "alibi",
     "llama": "llama3", "llama31": "llama3", "prope": "proportional", "p-rope": "proportional", "inv_freq": "default",
     "axial": "rotary_axial", "flux": "rotary_axial", "sincos2d": "sinusoidal_2d", "shaw": "relative", "skew": "relative_shift_causal",
-    "rel_shift": "relative_shift", "swin": "relative_index", "beit": "relative_index_class", "fox": "forget_gates",
+    "rel_shift": "relative_shift", "swin": "relative_index", "matrix": "alibi_bias", "bias": "t5_bias", "beit": "relative_index_class", "fox": "forget_gates",
     "window": "mask_window", "document": "mask_document", "chunk": "mask_chunk", "partial": "rotary_partial", "trailing": "rotary_trailing", "mrope": "m_rope", "packed": "rotary_packed",
     "thd": "rotary_packed", "ragged": "rotary_ragged", "mscale": "softmax_scale",
 }  # fmt: skip

@@ -27,8 +27,9 @@ def active() -> Attend | None:
 
 
 def refusal(
-    q: Tensor, k: Tensor, encoding: Encoding | None, positions: Positions, sink: float | Tensor | None, layer: int
-) -> str | None:
+    q: Tensor, k: Tensor, encoding: Encoding | None, positions: Positions, sink: float | Tensor | None, layer: int,
+    softcap: float | None = None,
+) -> str | None:  # fmt: skip
     """Why the ring cannot serve a shard, inside `context_parallel` or not; None when it can."""
     assert positions.sharding is not None
     if active() is None:
@@ -51,6 +52,8 @@ def refusal(
             return "the rotation depends on the sequence's length"
     if sink is not None:
         return "context_parallel supports no sink"
+    if softcap is not None:
+        return "context_parallel supports no softcap"
     if balanced() != (positions.sharding.layout == "zigzag"):
         on, layout = ("on", "zigzag") if balanced() else ("off", "contiguous")
         return f"context_parallel's load balancing is {on}, which takes layout={layout!r}"

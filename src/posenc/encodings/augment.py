@@ -210,7 +210,7 @@ class PoSE(Encoding):
 
 
 def skipped_positions(ids: Tensor, lengths: Tensor | int, max_length: int, part: Tensor, share: Tensor) -> Tensor:
-    """PoSE's positions of texts of these lengths: ids up to the start of the second part, then moved on.
+    """PoSE's positions of sequences of these lengths: ids up to the start of the second part, then moved on.
 
     part, share: drawn from 0 to below 1, for the length of the first part and how far the second moves; broadcastable.
     """
@@ -219,7 +219,7 @@ def skipped_positions(ids: Tensor, lengths: Tensor | int, max_length: int, part:
 
 
 def _lengths(encoding: Randomized | PoSE, positions: Positions) -> Tensor:
-    """The length of every token's text, of texts whose positions are 0 .. n-1 and which fit into max_length."""
+    """The length of every token's sequence, of sequences whose positions are 0 .. n-1 and which fit into max_length."""
     name = type(encoding).__name__
     positions.require_full_sequence(f"{name} draws a text's positions up to max_length")
     positions.require_one_axis(name)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary_axes import AxialRotary
-from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter, refuse_in_onnx
-from posenc.errors import InputError, check_word
+from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of, normal_parameter
+from posenc.errors import InputError, check_word, refuse_in_onnx
 from posenc.functional import Layout
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -91,7 +91,7 @@ class LieRE(Encoding):
     def turning(self, coordinates: Tensor, layer: int) -> Callable[[Tensor], Tensor]:
         """The rotation at (batch or 1, n, axes) coordinates, of (batch, num_kv_heads, group, n, blocks, block) in float64.
         Angles are float64, as positions may be large."""
-        refuse_in_onnx(type(self).__name__, "the exponential and the eigenvectors of a matrix", "mixed_rope")
+        refuse_in_onnx(type(self).__name__, "the exponential and the eigenvectors of a matrix", "`mixed_rope`")
         where = exact(coordinates.to(self.generator.device))
         one = self.multiples(layer)
         if one is None:
@@ -224,7 +224,7 @@ class STRING(AxialRotary):
         """P, (num_kv_heads, head_dim, head_dim), in float32 or better."""
         upper = self.skew[self.own_layer(layer)].triu(1).to(torch.promote_types(dtype, torch.float32))
         skew, identity = upper - upper.mT, torch.eye(self.head_dim, device=upper.device, dtype=upper.dtype)
-        refuse_in_onnx(type(self).__name__, "the solution of a linear system", "axial_rope")
+        refuse_in_onnx(type(self).__name__, "the solution of a linear system", "`axial_rope`")
         return torch.linalg.solve(identity + skew, identity - skew)  # the factors commute
 
     def in_basis(self, x: Tensor, basis: Tensor) -> Tensor:

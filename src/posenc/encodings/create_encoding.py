@@ -112,14 +112,25 @@ def create(
 ) -> Encoding:
     """Create an encoding by name for a model of the given shape; each uses the parts of the shape that it needs.
 
-    name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
-    after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" for layers that alternate
-    ("rope/rope/rope/none"); or a pattern of layers ("local_nope:window=512", see `posenc.encodings.patterns`). A class of any other package is MODULE:CLASS or FILE:CLASS ("fade.py:Fade:slope=2"), which
-    is imported. options: keyword arguments of the class; they go with a single name. max_positions: the
-    training length, for tables and for those that scale by it. grid: (height, width) or (frames, height, width), in
-    patches, of the images trained on: for tables of a grid, for the number of axes, and for max_positions where that
-    is not given. classes: further encodings by name. may_import: pass False for a name that was read from a file, which must
-    not be MODULE:CLASS or FILE:CLASS.
+    Args:
+        name: a key of ENCODINGS, with options after colons ("rope:rope_theta=500000:layout=interleaved"), a position map
+            after "@" ("rope@rerope:window=512"), several joined by "+" ("rope+alibi"), and by "/" for layers that
+            alternate ("rope/rope/rope/none"); or a pattern of layers ("local_nope:window=512", see
+            `posenc.encodings.patterns`). A class of any other package is MODULE:CLASS or FILE:CLASS
+            ("fade.py:Fade:slope=2"), which is imported.
+        dim: the width of the model's input.
+        num_heads: query heads.
+        head_dim: channels of a head; None: dim / num_heads, where it is an integer.
+        num_kv_heads: key heads, where several query heads share one.
+        num_layers: of the model; for parameters per layer, and for layers that alternate.
+        max_positions: the context length of the training, in tokens, for tables and for those that scale by it; None: with a
+            grid its number of patches.
+        causal: whether a query sees only the keys before it.
+        grid: (height, width) or (frames, height, width), in patches, of the images trained on: for tables of a grid, and for
+            the number of axes.
+        classes: further encodings by name.
+        may_import: False for a name that was read from a file, which must not be MODULE:CLASS or FILE:CLASS.
+        options: keyword arguments of the class, with a single name.
 
     Raises:
         InputError: an unknown name (with the nearest one), a missing part of the shape, or an unknown option.

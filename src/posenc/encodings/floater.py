@@ -18,8 +18,8 @@ from torch.nn.functional import linear
 from posenc.bias import KeyValues
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.absolute import Sinusoidal
-from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter, refuse_in_onnx
-from posenc.errors import InputError, check_devices, check_positive, unknown
+from posenc.encodings.shared import Affine, kv_heads_of, normal_parameter
+from posenc.errors import InputError, check_devices, check_positive, refuse_in_onnx, unknown
 from posenc.functional import intercepted, no_second_derivatives, transformed
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -403,7 +403,7 @@ class FLOATER(Encoding):
             rows = max(ids.shape[0], k.shape[0])
             ids = torch.cat((ids.expand(rows, -1), k.expand(rows, -1)), 1)
         check_devices("FLOATER", ids, *self.parameters())
-        refuse_in_onnx("FLOATER", "its flow, which takes a step for each position", "learned")
+        refuse_in_onnx("FLOATER", "its flow, which takes a step for each position", "`learned`")
         if ids.requires_grad:
             raise InputError("FLOATER: positions that need a gradient; its flow has none for them: pass ids.detach()")
         eager = not torch.compiler.is_compiling() and not intercepted()

@@ -10,8 +10,8 @@ from torch.nn.functional import linear, silu
 
 from posenc.bias.carried import Carried, stream
 from posenc.encoding import Encoding
-from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of, refuse_in_onnx
-from posenc.errors import check_integers
+from posenc.encodings.shared import check_head_dim, check_heads, check_input, kv_heads_of
+from posenc.errors import check_integers, refuse_in_onnx
 from posenc.positions import Positions
 from posenc.positions.order import convolved
 
@@ -104,7 +104,7 @@ class Reflected(Carried):
         scaled = beta * w
         # the product from a chunk's first token to token t is I - sum_{s <= t} w_s u_s^T; from after key j on, with (u . k)_j
         right = torch.cat((scaled, (scaled @ k.mT).tril(-1)), -1)
-        refuse_in_onnx("PaTH", "the solution of a triangular system", "fox")
+        refuse_in_onnx("PaTH", "the solution of a triangular system", "`fox`")
         solved = torch.linalg.solve_triangular(scaled @ w.mT, right, upper=False, unitriangular=True)
         u, of_keys = solved.split([w.shape[-1], k.shape[-2]], -1)
         keys = k - of_keys.mT @ w

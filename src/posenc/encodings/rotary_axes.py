@@ -12,7 +12,7 @@ from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import remade
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
-from posenc.errors import InputError, check_integers, check_positive, check_word
+from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -132,6 +132,8 @@ class AxialRotary(AxesRotary):
         they depend on the size of the image, as `Positions.grid` knows it, or else on that of all tokens (of the
         packed document), which must then be there and have no negative coordinate.
     start: coordinate of the first patch. It matters only next to tokens without a place.
+    channels: which channels an axis has: "blocks" of pairs, one after the other; "turns", a pair of each in turn (Lumina-Next);
+        "apart", blocks of channels, of which each has its own pairs in the layout (Allegro; the same as blocks if interleaved).
 
     FLUX: sections=(8, 28, 28), rope_theta=10000, x_first=False; docs/vision-grid.md has the arguments of other models.
     Coordinates may be fractional or negative. Tokens without a place, such as [CLS], are not rotated. Raises InputError for
@@ -161,10 +163,14 @@ class AxialRotary(AxesRotary):
     x_first: bool = True
     centred: bool = False
     start: float = 0.0
+    channels: str = "blocks"
 
     def setup(self) -> None:
         super().setup()
         self._check_sections()
+        check_word("channels", self.channels, ("blocks", "turns", "apart"))
+        if self.channels == "turns" and len(set(self.pairs)) > 1:
+            raise InputError("give every axis as many pairs", channels="turns", sections=self.sections)
         check_word("ladder", self.ladder, ("axis", "head", "dealt"))
         if isinstance(self.rope_theta, Sequence):
             self.rope_theta = tuple(self.rope_theta)
@@ -186,9 +192,7 @@ class AxialRotary(AxesRotary):
         if self.sections is None:
             self.check_split()
             return
-        sections = self.sections = tuple(self.sections)
-        for pairs in sections:
-            check_integers(0, sections=pairs)
+        sections = self.sections = checked_sections(self.sections)
         pairs = self.head_dim // 2
         if sum(sections) != pairs:
             halves = tuple(each // 2 for each in sections)
@@ -250,7 +254,18 @@ class AxialRotary(AxesRotary):
         else:
             ladder = ladders[0] if self.ladder == "head" else ladders[0].unflatten(0, (-1, self.axes)).mT.flatten()
         axis = torch.tensor(order, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
-        return {"frequency": ladder[:, None] * one_hot(axis, self.axes)}
+        vectors = ladder[:, None] * one_hot(axis, self.axes)
+        return {"frequency": in_turn(vectors, self.axes) if self.channels == "turns" else vectors}
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool = False) -> Tensor:
+        if self.channels != "apart" or self.layout == "interleaved":
+            return super().turn(x, cos, sin, inplace)
+        sizes = self.pairs[:: -1 if self.x_first else 1]
+        blocks = zip(
+            x.split([2 * pairs for pairs in sizes], -1), cos.split(sizes, -1), sin.split(sizes, -1), strict=True
+        )
+        turned = [rotary(*block, layout="half", inplace=inplace) for block in blocks]
+        return x if inplace else torch.cat(turned, -1)
 
     def coordinates(self, positions: Positions) -> tuple[Tensor, Tensor]:
         q, k = super().coordinates(positions)
@@ -275,6 +290,11 @@ class AxialRotary(AxesRotary):
                 )
         centred = _centred(q, extents(q, full.q_document))
         return positions.local(centred), centred[:, : positions.num_keys]
+
+
+def in_turn(blocks: Tensor, count: int) -> Tensor:
+    """The entries of so many blocks of equal size, one of each in turn."""
+    return blocks.unflatten(0, (count, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def _centred(coordinates: Tensor, size: Tensor) -> Tensor:
@@ -325,8 +345,8 @@ class MRotary(AxesRotary):
         if self.sections is None:
             share = pairs * (20 if self.interleaved else 24) // 64
             self.sections = pairs - 2 * share, share, share
-        self.sections = tuple(self.sections)
-        if len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs:
+        self.sections = checked_sections(self.sections)
+        if len(self.sections) != 3 or sum(self.sections) != pairs:
             raise InputError(f"pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}", sections=self.sections)
         self.schedule = dict(self.schedule or {"name": "default"})
         self.attention_factor = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).attention_factor
@@ -415,6 +435,18 @@ class MixedRotary(AxesRotary):
 def _each(values: Sequence[T], count: int) -> Sequence[T]:
     """One value for each of several, from one for all or as many."""
     return [values[0]] * count if len(values) == 1 else values
+
+
+def checked_sections(sections: Sequence[int]) -> tuple[int, ...]:
+    """The pairs of channels of each axis.
+
+    Raises:
+        InputError: one that is no integer from 0 on.
+    """
+    for pairs in sections:
+        if not is_integer(pairs) or pairs < 0:
+            raise InputError("pass integers, the pairs of channels of each axis", sections=sections)
+    return tuple(sections)
 
 
 def schedules_of(schedules: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

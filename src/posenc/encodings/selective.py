@@ -116,9 +116,12 @@ class Selection(Score):
     def __init__(self, queries: Tensor, keys: Tensor, positions: Positions, tokens: Positions) -> None:
         self.queries, self.keys, self.positions, self.tokens = queries, keys, positions, tokens
         self.batch, self.num_queries, self.num_keys = keys.shape[0], positions.num_queries, positions.num_keys
-        order = order_of(positions)
         here = torch.arange(positions.num_keys, device=keys.device)
-        self.first: Tensor = (order.first == here).gather(1, order.rank)  # keys that are the first of their documents
+        if positions.diagonal is not None and not positions.hides_tokens:  # one document, in its order
+            self.first: Tensor = (here == 0)[None]  # keys that are the first of their documents
+        else:
+            order = order_of(positions)
+            self.first = (order.first == here).gather(1, order.rank)
 
     def selected(self, first: int, end: int) -> Tensor:
         """What tokens first .. end - 1 score each key, where it counts: (batch, end - first, num_keys)."""

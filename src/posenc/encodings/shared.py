@@ -18,20 +18,6 @@ def check_beyond(beyond: str, *more: str) -> None:
     check_word("beyond", beyond, (*more, "error", "clamp"))
 
 
-def _in_onnx() -> bool:
-    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
-
-
-# Dynamo, the exporter's second try, calls it as it is. What torch.compiler.assume_constant_result sets, which would import Dynamo
-_in_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def refuse_in_onnx(name: str, what: str, other: str) -> None:
-    """Refuse to be exported to ONNX, before the exporter fails at an operator."""
-    if torch.compiler.is_compiling() and _in_onnx():
-        raise InputError(f"{name}: ONNX has no operator for {what}: use torch.export, or `{other}`")
-
-
 def check_terms(terms: str, known: tuple[str, ...]) -> frozenset[str]:
     """The words of a text like "c2p|p2c"; refuses unknown and repeated ones."""
     words = [word.strip() for word in terms.split("|")]

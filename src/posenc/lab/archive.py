@@ -123,11 +123,11 @@ def _packed(record: RunRecord) -> dict[str, Any]:
             "by_position": [_integers(row, LOSSES) for row in variant.by_position],
             "tokens_per_second": variant.tokens_per_second,
         }
-        for variant in record.arms
+        for variant in record.variants
     }
     sizes = ("parameters", "position_parameters", "training_seconds", "tokens_per_second", "memory_bytes")
     return {name: getattr(record, name) for name in sizes} | {
-        "arms": variants,
+        "variants": variants,
         "steps": len(record.losses),
         "stride": stride,
         "losses": _integers([sum(part) / len(part) for part in curve], LOSSES),
@@ -139,7 +139,7 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
     stride, steps = content.pop("stride"), content.pop("steps")
     losses = [value for value in _numbers(content.pop("losses"), LOSSES) for _ in range(stride)][:steps]
     variants = []
-    for name, variant in content.pop("arms").items():
+    for name, variant in content.pop("variants").items():
         scores = {
             measure: {at: _numbers(values, _unit(measure)) for at, values in measured.items()}
             for measure, measured in variant["scores"].items()
@@ -147,7 +147,7 @@ def _unpacked(packed: Mapping[str, Any], facts: Mapping[str, Any]) -> RunRecord:
         by_position = [_numbers(row, LOSSES) for row in variant["by_position"]]
         rate = variant["tokens_per_second"]
         variants.append(VariantScores(name, variant["trained"], scores.pop(LOSS), by_position, rate, scores))
-    return RunRecord(run=dict(facts), arms=variants, losses=losses, **content)
+    return RunRecord(run=dict(facts), variants=variants, losses=losses, **content)
 
 
 def _unit(measure: str) -> int:

@@ -21,7 +21,7 @@ from posenc.lab.measure import behaviour, measure, work
 from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
 from posenc.lab.store import Stored
-from posenc.lab.study import Page, Progress, Study, run
+from posenc.lab.study import Pages, Progress, Study, run
 from posenc.lab.synthetic.tasks import TASKS
 from posenc.lab.text import Settings
 from posenc.lab.train import build
@@ -263,14 +263,14 @@ def compare(
     checkpoint_minutes: float = 0,
     progress: Progress | None = None,
     command: str = "",
-    pages: Mapping[str, Page] | None = None,
+    pages: Pages | None = None,
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),
     table: Table | None = None,
 ) -> dict[str, Any]:
     """Run a comparison into a folder, see `posenc.lab.study.run`; runs that are there already are not trained again. Returns
-    what results.json holds. pages: file name -> what makes it of the results, such as `posenc.report.compare.files()`. All are
+    what results.json holds. pages: what makes files of the results, such as `posenc.report.compare.files`. All are
     written as soon as every encoding has a seed in common, with "running": true, and again with every further one. engine: where runs are
     trained, see `posenc.lab.engines`; by default in `workers` processes of this machine, one a core. A training is saved every
     `checkpoint_minutes`, 0 is never, and goes on from there. share, merge: see `posenc.lab.study.run`. table: finished runs that
@@ -291,7 +291,7 @@ def compare(
 
 def _scores(record: RunRecord, settings: Experiment, condition: int) -> list[float]:
     """What the model as trained scores under a condition, by example."""
-    trained, key = next(variant for variant in record.arms if variant.trained), settings.criterion.key
+    trained, key = next(variant for variant in record.variants if variant.trained), settings.criterion.key
     return trained.extra.get(key, trained.paired)[str(condition)]
 
 

@@ -12,7 +12,7 @@ from posenc.lab.passes import passes
 from posenc.transformer import TransformerBase
 
 BATCH_TOKENS = 8192
-"""Tokens that are read in one pass."""
+"""Tokens of one forward pass."""
 
 
 @torch.no_grad()

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written completely or not at all."""
 
-import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from posenc.errors import InputError
@@ -22,14 +20,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def digest_of(files: Iterable[Path]) -> str:
-    """The hash of some files' content, such as the code that a measurement runs through."""
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 class Folder:

@@ -22,7 +22,7 @@ from posenc.lab.records import RunRecord
 from posenc.lab.results import Ranking, collect
 from posenc.lab.statistics import average
 from posenc.lab.store import Store, Stored
-from posenc.lab.study import Page, Progress, Study, difference, run
+from posenc.lab.study import Pages, Progress, Study, difference, run
 
 __all__ = ["TASKS", "Leaderboard", "against", "archive", "compare_tasks"]
 
@@ -193,7 +193,7 @@ def compare_tasks(
     checkpoint_minutes: float = 0,
     progress: Progress | None = None,
     command: str = "",
-    pages: Mapping[str, Page] | None = None,
+    pages: Pages | None = None,
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),

@@ -73,7 +73,7 @@ def _measure(run: Run, corpus: Dataset, on_progress: Callable[[int], None], chec
         scored.append(VariantScores(variant.name, variant.trained, paired, by_position, round(rate, 1), extra))
     return RunRecord(
         run={"id": run.id, "encoding": run.encoding, "seed": run.seed, "task": s.name},
-        arms=scored,
+        variants=scored,
         losses=[round(loss, 5) for loss in losses],
         parameters=sum(p.numel() for p in model.parameters()),
         position_parameters=sum(p.numel() for p in model.encoding.parameters()),

@@ -37,7 +37,7 @@ class RunRecord:
     """One finished run."""
 
     run: dict[str, Any]
-    arms: list[VariantScores]
+    variants: list[VariantScores]
     losses: list[float]
     """training loss of each step"""
     parameters: int

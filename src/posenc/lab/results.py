@@ -25,7 +25,7 @@ def collect(cells: Mapping[Run, RunRecord]) -> list[Aggregate]:
     """The variants of finished runs, in the order of the runs."""
     aggregates: dict[str, Aggregate] = {}
     for run, cell in cells.items():
-        for scores in cell.arms:
+        for scores in cell.variants:
             variant = aggregates.setdefault(scores.name, Aggregate(scores.name, run.encoding, scores.trained, {}, {}))
             variant.cells[run.seed], variant.scores[run.seed] = cell, scores
     return list(aggregates.values())
@@ -143,7 +143,7 @@ class Ranking:
         best = {condition: self.best(condition, self.variants) for condition in conditions}
         of = {condition: self.near_best(condition) for condition in conditions}
         rows = [self._row(variant, best, of) for variant in self.variants]
-        return {"arms": rows, "extensions": self._extensions()}
+        return {"variants": rows, "extensions": self._extensions()}
 
     def _row(
         self, variant: Aggregate, best: Mapping[int, Aggregate], of: Mapping[int, Mapping[str, float]]
@@ -201,7 +201,7 @@ class Ranking:
     def _extensions(self) -> list[dict[str, Any]]:
         return [
             {
-                "arm": variant.name,
+                "variant": variant.name,
                 "against": model.name,
                 self.criterion.condition: condition,
                 "difference": asdict(difference(variant, model, condition, self.criterion.key)),

@@ -37,7 +37,7 @@ class Estimate:
 def estimate(values: Tensor, comparisons: int = 1) -> Estimate:
     """The mean of (seeds, windows) values and its interval, over the texts and over the trainings that might have been.
 
-    Seeds and windows are crossed: every model reads the same windows. The variance of the mean is that of the window
+    Seeds and windows are crossed: every model is evaluated on the same windows. The variance of the mean is that of the window
     means plus that of the seed means (which counts the residual twice: on the safe side), its degrees of freedom are
     Satterthwaite's. One seed does not show how trainings differ: the interval is then over windows only. comparisons: how
     many such intervals are to be right together, with a probability of 95 % (Bonferroni).

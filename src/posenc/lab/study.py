@@ -32,9 +32,9 @@ C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
 Results = Mapping[str, Any]
-Page = Callable[[Results], str | bytes | None]
-"""What makes a file of the results; None: there is none."""
 """The content of results.json."""
+Pages = Callable[[Results], Mapping[str, str | bytes]]
+"""What makes files of the results: the content of each by its name, the page first."""
 
 
 RESERVED = frozenset(
@@ -268,7 +268,7 @@ def run(
     engine: Engine | None = None,
     progress: Progress | None = None,
     command: str = "",
-    pages: Mapping[str, Page] | None = None,
+    pages: Pages | None = None,
     begin: Callable[[], object] = lambda: None,
     share: tuple[int, int] = (1, 1),
     merge: Sequence[str | Path] = (),
@@ -277,8 +277,8 @@ def run(
 
     A stored cell is used if its settings and data are those of a cell here, and its behaviour is that of this program, see
     `Study.behaviour`; else it is measured again. directory: every new cell is stored at once; None: nothing is written.
-    engine: where jobs are computed; by default one after the other in this process. pages: file name -> what makes it
-    from the results. begin: is called after every check, before the first measurement. share: (1, 4) is the first of four
+    engine: where jobs are computed; by default one after the other in this process. pages: what makes files
+    of the results. begin: is called after every check, before the first measurement. share: (1, 4) is the first of four
     shares of the cells, for one of four machines. merge: folders whose cells are copied first, or archives that the study
     reads. Ctrl-C ends the run: what was measured is reported, with "complete": false.
 
@@ -303,7 +303,16 @@ def run(
             if not study.in_rounds:
                 _report_others(study, ids, facts, store, progress or Progress())
             ids = dict(list(ids.items())[part - 1 :: parts])
-            return _run(study, ids, facts, store, engine or InProcess(), progress or Progress(), command, pages or {})
+            return _run(
+                study,
+                ids,
+                facts,
+                store,
+                engine or InProcess(),
+                progress or Progress(),
+                command,
+                pages or (lambda _: {}),
+            )
 
 
 def _run(
@@ -314,7 +323,7 @@ def _run(
     engine: Engine,
     progress: Progress,
     command: str,
-    pages: Mapping[str, Page],
+    pages: Pages,
 ) -> dict[str, Any]:
     started, estimate = time.perf_counter(), None
     shared: Shared[C, M] = Shared(study if engine.in_process else study.remote())
@@ -340,7 +349,7 @@ def _run(
             estimate = time.perf_counter() - started + left
             progress.estimated(estimate, len(ids) - before)
 
-    def write(part: Mapping[C, M], running: bool) -> dict[str, Any]:
+    def write(part: Mapping[C, M], running: bool) -> tuple[dict[str, Any], list[Path]]:
         results: dict[str, Any] = {
             "schema": 1,
             "kind": study.name,
@@ -363,10 +372,7 @@ def _run(
         results["machine"] = results.get("machine", {}) | ran_on
         results |= _checked(study, "sentences", study.sentences(results))
         store.write("results.json", json.dumps(results, indent=1, allow_nan=False))
-        for name, make in pages.items():
-            if (content := make(results)) is not None:
-                store.write(name, content)
-        return results
+        return results, [store.write(name, content) for name, content in pages(results).items()]
 
     read()
     try:
@@ -406,18 +412,17 @@ def _run(
                 progress.finished(study.outcome(job, measured), measured, len(done))
                 part = study.presentable(done)
                 if len(presented) < len(part) < len(ids):
-                    if not presented and pages:
-                        page = (store.directory / next(iter(pages))).resolve()
+                    _, files = write({cell: done[cell] for cell in part}, running=True)
+                    if files and not presented:
                         count = f"{len(part)} of {len(ids)} {study.unit}"
-                        progress.say(f"First results, {count}: {page} (updated as more finish)")
+                        progress.say(f"First results, {count}: {files[0].resolve()} (updated as more finish)")
                     presented = part
-                    write({cell: done[cell] for cell in part}, running=True)
     except KeyboardInterrupt:
         read()  # it may have come between storing a cell and counting it
         accept()
         if not done:
             raise Interrupted from None
-    return write({cell: done[cell] for cell in ids if cell in done}, running=False)
+    return write({cell: done[cell] for cell in ids if cell in done}, running=False)[0]
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Tracking:
         ]
         held_out = {
             f"{measure}/{variant.name}/{s.size_at(int(condition))}": sum(values) / len(values)
-            for variant in cell.arms
+            for variant in cell.variants
             for measure, by_condition in {"held_out": variant.paired, **variant.extra}.items()
             for condition, values in by_condition.items()
         }

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from posenc.errors import refuse_in_onnx
 from posenc.positions.positions import Positions
 
 
@@ -27,6 +28,7 @@ def order_of(positions: Positions) -> Order:
 
 
 def _in_order(p: Positions) -> Order:
+    refuse_in_onnx("tokens padded, packed or in another order", "a stable sort", "pass Positions.arange")
     q, k = p.q_order, p.k_order
     rows = max(x.shape[0] for x in (q, k, p.valid, p.k_document, p.q_document) if x is not None)
     q, k = q.expand(rows, -1), k.expand(rows, -1)

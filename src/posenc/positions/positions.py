@@ -4,7 +4,6 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -52,7 +51,6 @@ T = TypeVar("T")
 _TENSORS = (
     "q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "q_placed", "k_placed", "prefix",
 )  # fmt: skip
-_EVERY_TENSOR = attrgetter(*_TENSORS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,7 +330,7 @@ class Positions:
         """A prefix that sees itself in both directions, and causal tokens after it (Raffel et al. 2020, section 3.2.1).
 
         prefix_lengths: tokens of the prefix, an int or one for each row, (batch,). n, offset: as in `arange`; a prefix is
-        read in one call. With padding or packed documents: `with_prefix`.
+        passed in one call. With padding or packed documents: `with_prefix`.
 
         Raises:
             InputError: what `arange` and `with_prefix` refuse.
@@ -554,7 +552,7 @@ class Positions:
 
         Raises:
             InputError: another shape, lengths below 0 or above the tokens there are, queries that begin inside the prefix
-                (with a cache, the prefix is read in one call), or a shard, which is made of positions with a prefix.
+                (with a cache, the prefix is passed in one call), or a shard, which is made of positions with a prefix.
         """
         if self.sharding is not None or self.full_keys is not None:
             raise InputError("a prefix is for all keys of a sequence: call with_prefix before shard or keys")
@@ -962,7 +960,8 @@ class Positions:
 
     def _rows(self) -> int:
         rows = 1
-        for x in (*_EVERY_TENSOR(self), *chain.from_iterable(self.blocks)):
+        every = [getattr(self, name) for name in _TENSORS]  # torch.compile does not trace operator.attrgetter
+        for x in (*every, *chain.from_iterable(self.blocks)):
             if x is not None and x.shape[0] > rows:
                 rows = x.shape[0]
         return rows

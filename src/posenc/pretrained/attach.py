@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from posenc.attention import attention
-from posenc.bias import SoftCap
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError
-from posenc.positions import Positions
 from posenc.pretrained.adapters import watch
 from posenc.pretrained.changes import RECORD, Change, ModelChange, config_changes
 from posenc.pretrained.families import Family
@@ -250,23 +248,10 @@ def attended(
         # transformers takes a 4-D mask for complete, windows too
         mask = BoolMask(visible.allowed)
         chosen = mask if encoding is None else encoding + mask
-    options = {"scale": call.scale} | options
+    options = {"scale": call.scale, "softcap": call.softcap} | options
     return attention(
         call.query, call.key, call.value, chosen, visible.positions, sink=call.sink, dropout_p=call.dropout, **options
     )
-
-
-class CappedScores(Encoding):
-    """Scores stay below `cap`, as in Gemma 2."""
-
-    shift_invariant = True
-
-    def __init__(self, cap: float) -> None:
-        super().__init__()
-        self.cap = cap
-
-    def modify(self, positions: Positions, layer: int = 0) -> SoftCap:
-        return SoftCap(self.cap)
 
 
 def combined(*parts: Encoding | None) -> Encoding | None:

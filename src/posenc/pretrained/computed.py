@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from posenc.attention import attention
 from posenc.functional import Layout, rotary
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, CappedScores, combined, register_attention
+from posenc.pretrained.attach import AttentionCall, register_attention
 from posenc.pretrained.findings import Evidence
 from posenc.pretrained.masks import SlidingWindow
 from posenc.pretrained.models import Layer, attention_layers
@@ -88,13 +88,12 @@ class Formula:
         groups = q.shape[1] // k.shape[1]
         if self.dealt:
             k, v = (x.repeat(1, groups, 1, 1) for x in (k, v))
-        cap = None if self.softcap is None else CappedScores(self.softcap)
         window = None if self.window is None else SlidingWindow(self.window)
         positions = Positions.arange(count, causal=True, device=device)
         if self.chunk is not None:
             lengths = [self.chunk] * (count // self.chunk) + [count % self.chunk] * (count % self.chunk > 0)
             positions = Positions.packed(lengths, causal=True, device=device)
-        output = attention(q, k, v, combined(cap, window), positions, scale=self.scale, sink=self.sink)
+        output = attention(q, k, v, window, positions, scale=self.scale, softcap=self.softcap, sink=self.sink)
         return self.turned(output, at + self.ahead, -self.q_turns) if self.back else output
 
     def turned(self, x: Tensor, positions: Tensor, times: int, norm: Tensor | None = None) -> Tensor:

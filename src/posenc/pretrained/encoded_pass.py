@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.encoding import Encoding, Sum, augmented_by
 from posenc.errors import InputError
 from posenc.positions import Positions
-from posenc.pretrained.attach import AttentionCall, CappedScores, attended
+from posenc.pretrained.attach import AttentionCall, attended
 from posenc.pretrained.masks import FAR, SlidingWindow, Visibility, visibility
 from posenc.pretrained.models import CACHES, Layer
 
@@ -35,9 +35,8 @@ class Plan:
     def acting(self, encoding: Encoding) -> tuple[Encoding | None, Encoding | None]:
         if self.sums is None or self.sums[0] is not encoding:
             part = [encoding.at(self.number)[0]] if self.layer.rotates else []
-            cap = [] if self.layer.softcap is None else [CappedScores(self.layer.softcap)]
             window = [] if self.layer.window is None else [SlidingWindow(self.layer.window)]
-            self.sums = encoding, _sum(*part, *cap), _sum(*part, *cap, *window)
+            self.sums = encoding, _sum(*part), _sum(*part, *window)
         return self.sums[1:]
 
 

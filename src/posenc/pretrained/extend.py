@@ -11,7 +11,7 @@ from posenc.encodings.mapped import Turned
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_integers, check_numbers
 from posenc.frequencies import create, stretch
-from posenc.pretrained.attach import Attachment, CappedScores, Design, check_attention, combined, softmax_scale
+from posenc.pretrained.attach import Attachment, Design, check_attention, combined, softmax_scale
 from posenc.pretrained.bands import QueryChannels
 from posenc.pretrained.changes import MISSING, ChangeReport, ModelChange
 from posenc.pretrained.fit import Fit, Fitting
@@ -89,7 +89,7 @@ class Extension(ChangeReport):
 
     @property
     def expected(self) -> str:
-        """What to expect of texts that the model could read before, by construction."""
+        """What to expect within the context length that the model had before, by construction."""
         if self.exact_tokens >= self.trained_length:
             return f"outputs are unchanged up to {self.trained_length} tokens"
         if self.exact_tokens > 0:
@@ -235,7 +235,7 @@ def target_of(structure: ModelStructure, factor: float | None, target_length: in
     """The new length; None: not given.
 
     Raises:
-        InputError: both are given, or one that is shorter than the model reads already.
+        InputError: both are given, or one that is shorter than the model's context length.
     """
     if factor is not None and target_length is not None:
         raise InputError("give one of them", factor=factor, target_length=target_length)
@@ -363,8 +363,6 @@ def _parts(layer: Layer, chosen: Plan, rotation: Encoding | None) -> tuple[Encod
         parts.append(rotation)
     if layer.window is None:
         parts += chosen.attention.values()
-    if layer.softcap is not None:
-        parts.append(CappedScores(layer.softcap))
     return tuple(parts)
 
 

@@ -17,7 +17,7 @@ class Architecture:
     """How llama.cpp names and computes a model type.
 
     name: in GGUF. permuted: queries' and keys' rows are reordered from halves to pairs. norm_offset: added to the weights of
-    norms. windows: it reads sliding windows. divisors: tensors in which it reads divisors of the frequencies.
+    norms. windows: it has sliding windows. divisors: tensors with divisors of the frequencies.
     """
 
     name: str

@@ -47,15 +47,15 @@ def loss_by_position(
     """The negative log-likelihood, in nats, of each token given those before it.
 
     One pass over the text, fed to the model in chunks with its cache, so that logits exist for one chunk at a time. With
-    `window`, the model reads windows of that many tokens from position 0 instead, each `stride` further on, and a token
+    `window`, the model evaluates windows of that many tokens from position 0 instead, each `stride` further on, and a token
     counts in the first window that contains it: what the model makes of a text that is truncated on the left.
 
     Args:
         model: a causal language model of transformers.
         ids: token ids (N,) or (batch, N).
-        chunk: tokens fed at a time; all at once where the text is longer than a model reads whose frequencies follow the
+        chunk: tokens fed at a time; all at once where the text is longer than the context length of a model whose frequencies follow the
             length ("dynamic", "longrope").
-        window: tokens of a window; None reads the complete text in one pass.
+        window: tokens of a window; None: the complete text in one pass.
         stride: tokens by which windows advance, at most `window` and by default half of it: a token then sees at
             least window - stride others, but for the text's first ones.
         progress: called after each chunk with the tokens done and N.
@@ -189,7 +189,7 @@ def end_tokens(model: nn.Module, tokenizer: Any) -> set[int]:
 
 
 class CachedBatch:
-    """Texts that a model reads side by side with one cache: read prompts once, try a continuation, take it back.
+    """A batch of texts with one KV cache: prefill prompts once, try a continuation, take it back.
 
     texts: token ids of each, left-padded to one length and given their own position ids, so that padding shifts nothing.
     chunk: tokens fed at a time; None: all at once. logits: (rows, vocabulary), float32, after the last token. length:

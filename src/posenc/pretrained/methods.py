@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that make a pretrained model read longer inputs, by name: what each changes, what it promises, how its options
-follow from the trained and the new length, and how far it reaches.
+"""The methods that extend the context window of a pretrained model, by name: what each changes, what it promises, how its options
+follow from the training length and the new one, and how far it reaches.
 
 A method is written as "yarn", "yarn:beta_fast=16", "ntk+log_n" or "rerope:window=2048+softmax_n": at most one frequency
 schedule (with changes to it, "yarn+resonance"), at most one position map, and any of the others. "none" is direct

@@ -69,7 +69,7 @@ class Rope:
         return self.schedule["name"] not in ("default", "proportional")
 
     def at(self, length: int) -> dict[str, Any]:
-        """The schedule for texts of a length, on which it may depend."""
+        """The schedule for inputs of a length, on which it may depend."""
         if self.long_attention_factor is not None:
             return dict(self.schedule) | (
                 {"attention_factor": self.long_attention_factor} if length > self.original_length else {}
@@ -156,7 +156,7 @@ class ModelStructure:
 
     @property
     def cached_in_windows(self) -> int:
-        """Numbers in the cache of the layers with a window, of texts that are longer than it."""
+        """Numbers in the KV cache of the layers with a window, of inputs that are longer than it."""
         return sum(self._cached(layer) * layer.window for layer in self.layers if layer.window is not None)
 
     def _cached(self, layer: Layer) -> int:

@@ -16,7 +16,7 @@ from posenc.encodings.learned_rotary import HeadRotary
 from posenc.errors import InputError, check_numbers
 from posenc.frequencies import stretch
 from posenc.positions import Positions
-from posenc.pretrained.attach import Attachment, CappedScores, Design, attached, check_attention, combined
+from posenc.pretrained.attach import Attachment, Design, attached, check_attention
 from posenc.pretrained.inference import check_tokens, evaluating
 from posenc.pretrained.models import Layer, ModelStructure, model_structure, unwrap
 
@@ -131,10 +131,9 @@ def read_through(structure: ModelStructure, rotations: Sequence[Encoding], ids: 
     """One pass over (batch, n) tokens, in which each layer's queries and keys go through another rotation before they
     are turned; afterwards the model is as it was."""
     check_attention(structure)
-    encodings = []
-    for layer, rotation in zip(structure.layers, rotations, strict=True):
-        cap = None if layer.softcap is None else CappedScores(layer.softcap)
-        encodings.append(combined(rotation if layer.rotates else None, cap))
+    encodings = [
+        rotation if layer.rotates else None for layer, rotation in zip(structure.layers, rotations, strict=True)
+    ]
     loaded = structure.loaded_length
     still = {kind: rope.rotation(rope.at(loaded)) for kind, rope in structure.ropes.items()}
     attachment = Attachment(structure, Design(still, frozenset(still), tuple(encodings), {}), None)

@@ -5,9 +5,8 @@ import io
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import count
 from typing import Any, cast
 
 import torch
@@ -24,6 +23,8 @@ from posenc.encodings import Mapped, Rotary, Sinusoidal
 from posenc.errors import InputError
 from posenc.frequencies import as_text
 from posenc.lab.machine import describe
+from posenc.lab.table import Table
+from posenc.report.drawn import beside
 from posenc.report.explorer import as_trained, block, fields
 from posenc.report.html import filled
 
@@ -41,18 +42,51 @@ COLOURS = {INK: "--ink", SOFT: "--soft", LINE: "--line", GROUND: "--ground"}
 def page(analysis: Analysis, results: Mapping[str, Any], target: Target | None = None) -> str:
     """report.html of an analysis. results: the contents of analysis.json. target: what the explorer shows; None: the page
     has no explorer."""
-    numbers = count(1)
+    pictures = [picture for section in analysis.sections for picture in section.pictures]
+    drawings = {picture: (picture.see, drawn(picture, f"f{number}-")) for number, picture in enumerate(pictures, 1)}
+    lead = drawings.pop(picture) if (picture := opening(analysis)) else None
     sections = [
-        (section, [(picture.see, drawn(picture, f"f{next(numbers)}-")) for picture in section.pictures])
+        (section, [drawings[picture] for picture in section.pictures if picture in drawings])
         for section in analysis.sections
     ]
-    pictures = {section.name: drawings for section, drawings in sections if drawings}
-    first = next((name for name in FIRST if name in pictures), next(iter(pictures), ""))
-    lead = pictures[first].pop(0) if first else None
     tiles = _tiles({section.name: section for section in analysis.sections})
     shown = Markup() if target is None else explorer(target)
     text = filled("analyze.html", a=analysis, r=results, sections=sections, lead=lead, tiles=tiles, explorer=shown)
     return classed(text)
+
+
+def files(analysis: Analysis, results: Mapping[str, Any], target: Target | None = None) -> dict[str, str | bytes]:
+    """The files of an analysis beside analysis.json; the arguments are those of `page`."""
+    picture = opening(analysis)
+    return beside(page(analysis, results, target), [table(results)], picture.draw() if picture else None)
+
+
+def opening(analysis: Analysis) -> Picture | None:
+    """The picture that opens the page; None: there is none."""
+    pictures = {section.name: section.pictures[0] for section in analysis.sections if section.pictures}
+    return next((pictures[name] for name in (*FIRST, *pictures) if name in pictures), None)
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    """Every single number of an analysis. results: the contents of analysis.json, which has the lists, too."""
+    rows = [
+        ["" if at else section["name"], *pair]
+        for section in results["sections"]
+        for at, pair in enumerate(_single(section["numbers"]))
+    ]
+    return Table(results["subject"], "", ["section", "quantity", "value"], rows, names=2)
+
+
+def _single(numbers: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Values that are no lists, by their path of names and, in a list of objects, places."""
+    if isinstance(numbers, Mapping) or (
+        isinstance(numbers, list) and any(isinstance(each, Mapping) for each in numbers)
+    ):
+        for key, value in numbers.items() if isinstance(numbers, Mapping) else enumerate(numbers):
+            yield from _single(value, f"{name}.{key}" if name else str(key))
+    elif not isinstance(numbers, list):
+        shown = {None: "–", True: "yes", False: "no"} if numbers is None or isinstance(numbers, bool) else {}
+        yield name, shown.get(numbers) or (f"{numbers:.6g}" if isinstance(numbers, float) else str(numbers))
 
 
 def _tiles(sections: Mapping[str, AnalysisSection]) -> list[tuple[str, bool, str, Markup]]:

@@ -7,7 +7,7 @@ from typing import Any
 from posenc.lab.bench.measure import TIME
 from posenc.lab.bench.table import MODE_NAMES, in_ratio, machine_line, markdown, notes, ratio, tables
 from posenc.lab.study import Results
-from posenc.report.drawn import beside
+from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, axis, intervals, line, lines
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import (  # before rich: it reports what to install if that is missing
@@ -133,7 +133,9 @@ def ratio_by_length(trials: Rows) -> Figure:
     return lines(series, axis("tokens", log=True, ticks=ticks), over, spread=True)
 
 
-FILES = beside(page, tables, figures_of, md=markdown)
+def files(results: Results) -> dict[str, str | bytes]:
+    """The files of a benchmark beside results.json."""
+    return beside(page(results), tables(results), first_of(figures_of(results)), markdown(results))
 
 
 def show(results: Results, directory: str) -> None:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison as a page and on the terminal. "arms", as results.json calls them, are the variants compared: trained models,
-and ways to use one without training it again."""
+"""A comparison as a page and on the terminal. Its variants are trained models, and ways to use one without training it again."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -14,13 +12,13 @@ from posenc.errors import summary
 from posenc.lab.compare import experiment
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.statistics import Estimate
-from posenc.lab.study import Page, Results
+from posenc.lab.study import Results
 from posenc.lab.synthetic.experiment import Synthetic
 from posenc.lab.table import Cell, Table
 from posenc.lab.text import Settings
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.position_maps import MAPS
-from posenc.report.drawn import beside
+from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, intervals, line, lines, point, trained
 from posenc.report.html import Choice, Panel, Plot, about, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
@@ -43,7 +41,7 @@ def page(results: Results, *, may_import: bool = False) -> str:
     Raises:
         InputError: the task names code, and may_import is false.
     """
-    s, variants = settings_of(results, may_import), results["arms"]
+    s, variants = settings_of(results, may_import), results["variants"]
     style = styles(variants)
     shown = panels(results, s, style) if variants else {}
     figures: dict[str, Any] = {plot.name: plot.figures for panel in shown.values() for plot in panel.plots}
@@ -61,18 +59,15 @@ def page(results: Results, *, may_import: bool = False) -> str:
     )
 
 
-def files(*, may_import: bool = False) -> dict[str, Page]:
+def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
     """The files of a comparison beside results.json. may_import: as in `page`."""
-    return beside(
-        partial(page, may_import=may_import),
-        partial(tables, may_import=may_import),
-        partial(figures_of, may_import=may_import),
-    )
+    panels = figures_of(results, may_import=may_import)
+    return beside(page(results, may_import=may_import), tables(results, may_import=may_import), first_of(panels))
 
 
 def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
     """All figures by name. may_import: as in `page`."""
-    s, variants = settings_of(results, may_import), results["arms"]
+    s, variants = settings_of(results, may_import), results["variants"]
     if not variants:
         return {}
     curves = Plot("training", [], {"": training(variants, styles(variants))})
@@ -82,7 +77,7 @@ def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel
 def tables(results: Results, *, may_import: bool = False) -> list[Table]:
     """The ranked table with what each variant costs. may_import: as in `page`."""
     s = settings_of(results, may_import)
-    shown = columns(results, s) if results["arms"] else []
+    shown = columns(results, s) if results["variants"] else []
     costs: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"training, {s.unit}s/s": lambda v: f"{v['train_tokens_per_second']:.0f}",
         "training, s": lambda v: f"{v['training_seconds']:.1f}",
@@ -90,7 +85,7 @@ def tables(results: Results, *, may_import: bool = False) -> list[Table]:
         "parameters": lambda v: str(v["parameters"]),
     }
     rows: list[list[Cell]] = []
-    for rank, variant in enumerate(results["arms"]):
+    for rank, variant in enumerate(results["variants"]):
         cells = [column.cells[rank] if column.interval else column.cells[rank][0] for column in shown]
         of_cost = [of(variant) if variant["trained"] else "–" for of in costs.values()]
         rows.append([variant["name"], *cells, variant["verdict"], *of_cost])
@@ -101,7 +96,7 @@ def tables(results: Results, *, may_import: bool = False) -> list[Table]:
 
 def panels(results: Results, s: Experiment, style: Mapping[str, Style]) -> dict[str, Panel]:
     """The figures with their buttons, by name."""
-    variants, m = results["arms"], s.criterion
+    variants, m = results["variants"], s.criterion
     shown = {}
     if len(s.conditions) > 1:
         if len(variants) > MANY:
@@ -131,11 +126,11 @@ def winners(results: Results, s: Experiment) -> str:
     last = "largest" if m.size == "size" else "longest"
     unit = "" if m.higher_is_better else f" nats per {s.unit}"
     for index, words in {s.conditions.index(s.trained_at): f"training {m.size}", len(s.conditions) - 1: last}.items():
-        if not results["arms"]:
+        if not results["variants"]:
             return ""
         # in a tie the trained one: at the training length an extension of it is the same
         best = min(
-            results["arms"],
+            results["variants"],
             key=lambda variant: (m.worse * variant[m.points][index][m.key]["mean"], not variant["trained"]),
         )
         value = m.value(best[m.points][index][m.key]["mean"])
@@ -154,7 +149,7 @@ def show(results: Results, directory: str, *, may_import: bool = False) -> None:
             [str(rank + 1), variant["name"]],
             [*(" ".join(column.cells[rank][: 1 + column.interval]) for column in shown), variant["verdict"]],
         )
-        for rank, variant in enumerate(results["arms"])
+        for rank, variant in enumerate(results["variants"])
     ]
     verdict, changes = len(shown), [at for at, column in enumerate(shown) if column.interval]
     levels = [
@@ -200,7 +195,7 @@ class Column(NamedTuple):
 
 def columns(results: Results, s: Experiment) -> list[Column]:
     """The numbers of the ranked table, those at the training condition and at the last first."""
-    m, variants = s.criterion, results["arms"]
+    m, variants = s.criterion, results["variants"]
     trained = s.conditions.index(s.trained_at)
     rows = [variant[m.points] for variant in variants]
     table = [Column(f"{m.key} at {s.size_at(s.trained_at)}", [_level(row[trained], m) for row in rows])]
@@ -242,7 +237,7 @@ def _described(results: Results) -> list[tuple[str, str]]:
     known = {**ENCODINGS, **{name: pattern.text for name, pattern in PATTERNS.items()}}
     known |= {f"@{name}": map for name, map in MAPS.items()}
     descriptions = []
-    for name in dict.fromkeys(variant["encoding"] for variant in results["arms"]):
+    for name in dict.fromkeys(variant["encoding"] for variant in results["variants"]):
         terms = parse(name).terms
         bases = dict.fromkeys(base for t in terms for base in (t.name, *((f"@{t.map.name}",) if t.map else ())))
         texts = (f"the class {base}" if ":" in base else summary(known[base]) for base in bases)
@@ -349,7 +344,7 @@ def without_training(results: Results, s: Experiment, style: Mapping[str, Style]
     (scale, unit), m = _unit(s), s.criterion
     rows: dict[str, list[Any]] = {}
     for row in results["extensions"]:
-        rows.setdefault(row["arm"], []).append(row)
+        rows.setdefault(row["variant"], []).append(row)
     series = []
     for name, of in rows.items():
         sizes, estimates = [s.size_at(row[m.condition]) for row in of], [row["difference"] for row in of]

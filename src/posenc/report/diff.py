@@ -10,19 +10,17 @@ from markupsafe import Markup
 from posenc.errors import InputError
 from posenc.frequencies.difference import COLUMNS, TENTH, Difference
 from posenc.lab.table import Table
-from posenc.report.drawn import beside
+from posenc.report.drawn import beside, drawn
 from posenc.report.explorer import block, checked, fields
 from posenc.report.figures import DASHES, PALETTE, Figure, axis, line, lines
-from posenc.report.html import Panel, Plot, rendered
+from posenc.report.html import rendered
 
 
 def files(difference: Difference, command: str = "") -> dict[str, str | bytes]:
     """The files of a comparison of two schedules by name. command: that made it."""
-    d, at = difference, {"": next(iter(figures(difference).values()))}
+    d = difference
     table = Table(" and ".join(d.schedules), "", COLUMNS, [pair.cells() for pair in d.pairs])
-    panels = {"stretch": Panel("stretch", "", [Plot("stretch", [], at)])}
-    made = beside(lambda _: page(d, command), lambda _: [table], lambda _: panels)
-    return {name: content for name, make in made.items() if (content := make({})) is not None}
+    return beside(page(d, command), [table], drawn(next(iter(figures(d).values())), None))
 
 
 def figures(difference: Difference) -> dict[str, Figure]:

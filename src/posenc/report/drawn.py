@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from posenc.lab.study import Page, Results
-from posenc.lab.table import Table, as_csv, latex, markdown
+from posenc.lab.table import Table, as_csv, latex
+from posenc.lab.table import markdown as in_markdown
 from posenc.report.figures import Figure, plain
 from posenc.report.html import Choice, Panel, Plot
 
@@ -23,36 +23,36 @@ BESIDE = 2.5
 
 
 def beside(
-    page: Callable[[Results], str],
-    tables: Callable[[Results], Sequence[Table]],
-    panels: Callable[[Results], Mapping[str, Panel]],
-    **others: Page,
-) -> dict[str, Page]:
-    """The files beside results.json: the page, the tables as Markdown, CSV and LaTeX, the first figure. others: instead of those,
-    by their ending."""
+    page: str, tables: Sequence[Table], drawing: "Drawing | None", markdown: str | None = None
+) -> dict[str, str | bytes]:
+    """The files of a report: its page, the tables as Markdown, CSV and LaTeX, and the figure that opens the page, if there is one.
+    markdown: in place of the tables'."""
     return {
         "report.html": page,
-        "table.md": others.get("md") or (lambda results: markdown(tables(results))),
-        "table.csv": lambda results: as_csv(tables(results)),
-        "table.tex": lambda results: latex(tables(results)),
-        "figure.svg": lambda results: picture(panels(results), "svg"),
-        "figure.png": lambda results: picture(panels(results), "png"),
+        "table.md": in_markdown(tables) if markdown is None else markdown,
+        "table.csv": as_csv(tables),
+        "table.tex": latex(tables),
+        **(saved(drawing) if drawing else {}),
     }
 
 
-def picture(panels: Mapping[str, Panel], kind: str) -> bytes | None:
-    """The first figure as a file of a kind, "svg" or "png"; None without a figure. The same figure gives the same bytes."""
+def first_of(panels: Mapping[str, Panel]) -> "Drawing | None":
+    """The first figure."""
+    plots = plots_of(panels)
+    return drawn(figure_of(plots[0], {}), None) if plots else None
+
+
+def saved(drawing: "Drawing") -> dict[str, bytes]:
+    """A figure as files. The same figure gives the same bytes."""
     import matplotlib as mpl
 
-    plots = plots_of(panels)
-    if not plots:
-        return None
-    out = BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "posenc", "svg.fonttype": "none"}):
-        drawn(figure_of(plots[0], {}), None).savefig(
-            out, format=kind, dpi=SHARP, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None
-        )
-    return out.getvalue()
+    found = {}
+    for kind in ("svg", "png"):
+        out, metadata = BytesIO(), {"Date": None} if kind == "svg" else None
+        with mpl.rc_context({"svg.hashsalt": "posenc", "svg.fonttype": "none"}):
+            drawing.savefig(out, format=kind, dpi=SHARP, bbox_inches="tight", metadata=metadata)
+        found[f"figure.{kind}"] = out.getvalue()
+    return found
 
 
 def plots_of(panels: Mapping[str, Panel]) -> list[Plot]:

@@ -13,7 +13,7 @@ from posenc.lab.evals.results import difference, spelled
 from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
 from posenc.report import attention as attention_report
-from posenc.report.drawn import beside
+from posenc.report.drawn import beside, first_of
 from posenc.report.figures import DASHES, PALETTE, Figure, Rows, Style, axis, heat, intervals, line, lines, trained
 from posenc.report.html import Choice, Panel, percent, plot, rendered
 from posenc.report.terminal import (  # before rich: the error states what to install if that is missing
@@ -27,7 +27,7 @@ from posenc.report.terminal import (  # before rich: the error states what to in
 # isort: split
 from rich.markup import escape
 
-__all__ = ["FILES", "figures_of", "page", "show", "tables"]
+__all__ = ["figures_of", "files", "page", "show", "tables"]
 
 Task = Mapping[str, Any]
 
@@ -155,7 +155,9 @@ def _apart(cell: str) -> Cell:
     return (mean, f"({interval}") if interval else mean
 
 
-FILES = beside(page, tables, figures_of)
+def files(results: Results) -> dict[str, str | bytes]:
+    """The files of an evaluation beside results.json."""
+    return beside(page(results), tables(results), first_of(figures_of(results)))
 
 
 def methods(results: Results) -> list[str]:

@@ -35,8 +35,8 @@ def filled(name: str, **values: Any) -> str:
 def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
     """A template with its values and figures. figures: name -> a figure of `posenc.report.figures`, for the element
     "plot-<name>", or the figures of a `Plot`."""
-    scripts = [asset(f"{script}.js") for script in ("draw", "plot", "saving", "report")]
-    drawn = scripts[-1:] if values.get("explorer") else scripts  # the explorer brings the others
+    scripts = [asset(f"{script}.js") for script in ("draw", "plot", "saving", "sorting", "report")]
+    drawn = scripts[-2:] if values.get("explorer") else scripts  # the explorer brings the others
     return anchored(filled(name, **values, scripts=drawn, figures=plain(figures)))
 
 

@@ -2,16 +2,16 @@
 """Several tasks of the same comparison: the page of each, and one table of all, on the terminal and as a page."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from posenc.lab.experiment import Criterion, Experiment
 from posenc.lab.leaderboard import ENDS
-from posenc.lab.study import Page, Results
+from posenc.lab.study import Results
 from posenc.lab.table import Cell, Table
 from posenc.report.compare import page, settings_of, styles, trade_off, winners
-from posenc.report.drawn import beside
+from posenc.report.drawn import beside, first_of
 from posenc.report.figures import PALETTE, Figure, Style, axis, lines, point
 from posenc.report.html import Choice, Panel, plot, rendered
 from posenc.report.terminal import TableRows, print_files, print_table, stdout
@@ -26,23 +26,20 @@ SPAN = 2.0
 """Nats per byte of the axes after several numbers of steps; what is farther away is left out."""
 
 
-def files(tasks: Sequence[str], *, may_import: bool = False) -> dict[str, Page]:
-    """The files of the report: those of the table, and for each task a page as of a comparison of it alone.
-    may_import: as in `posenc.report.compare.page`."""
-    table = partial(table_page, may_import=may_import)
+def files(results: Results, *, may_import: bool = False) -> dict[str, str | bytes]:
+    """The files of the report: those of the table, and the pages of the tasks. may_import: as in
+    `posenc.report.compare.page`."""
+    made = pages(results, may_import=may_import)
+    return beside(made["report.html"], tables(results), first_of(figures_of(results, may_import=may_import))) | made
 
-    def of(task: str) -> Callable[[Results], str]:
-        def made(results: Results) -> str:
-            if task not in results["tasks"]:  # no run of it is finished
-                return table(results)
-            return page({**results["tasks"][task], **_of_all(results)}, may_import=may_import)
 
-        return made
-
-    return {
-        **beside(table, tables, partial(figures_of, may_import=may_import)),
-        **{file_of(task): of(task) for task in tasks},
+def pages(results: Results, *, may_import: bool = False) -> dict[str, str]:
+    """The page of the table, and for each task one as of a comparison of it alone. may_import: as in
+    `posenc.report.compare.page`."""
+    tasks = {
+        file_of(name): page({**of, **_of_all(results)}, may_import=may_import) for name, of in results["tasks"].items()
     }
+    return {"report.html": table_page(results, may_import=may_import)} | tasks
 
 
 def file_of(task: str) -> str:
@@ -59,11 +56,16 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
     tasks = _measured(results)
     settings = {name: settings_of(of, may_import) for name, of in tasks.items()}
     drawn = figures_of(results, may_import=may_import)
-    gains = {arm["name"]: arm["gain"] for of in tasks.values() for arm in of["arms"] if "gain" in arm}
+    gains = {
+        variant["name"]: variant["gain"] for of in tasks.values() for variant in of["variants"] if "gain" in variant
+    }
     sizes = {name: (s.size_at(s.trained_at), s.size_at(s.conditions[-1])) for name, s in settings.items()}
     lines = {name: winners(of, settings[name]) for name, of in tasks.items()}
     command = partial(_of_one, results["command"])
-    scores = {name: {arm["name"]: _ends(arm, settings[name]) for arm in of["arms"]} for name, of in tasks.items()}
+    scores = {
+        name: {variant["name"]: _ends(variant, settings[name]) for variant in of["variants"]}
+        for name, of in tasks.items()
+    }
     figures = {plot.name: plot.figures for panel in drawn.values() for plot in panel.plots}
     return rendered(
         "leaderboard.html",
@@ -84,16 +86,16 @@ def table_page(results: Results, *, may_import: bool = False) -> str:
 
 
 def _measured(results: Results) -> dict[str, Results]:
-    return {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["arms"]}
+    return {name: {**of, "task": of.get("task", name)} for name, of in results["tasks"].items() if of["variants"]}
 
 
 def figures_of(results: Results, *, may_import: bool = False) -> dict[str, Panel]:
     """Every encoding's dot, by task. may_import: as in `posenc.report.compare.page`."""
     tasks = _measured(results)
     settings = [settings_of(of, may_import) for of in tasks.values()]
-    arms = [of["arms"] for of in tasks.values()]
-    style = styles([arm for of in arms for arm in of])
-    dots = plot("dots", [Choice("task", "Task:", [*tasks])], lambda at: trade_off(arms[at], settings[at], style))
+    variants = [of["variants"] for of in tasks.values()]
+    style = styles([variant for of in variants for variant in of])
+    dots = plot("dots", [Choice("task", "Task:", [*tasks])], lambda at: trade_off(variants[at], settings[at], style))
     panels = {"dots": Panel("of-tasks", "Every encoding at the training length and at the longest", [dots], key=False)}
     budgets = _budgets(results.get("budgets", ()), style)
     return panels | ({"budgets": budgets} if budgets else {})
@@ -140,11 +142,11 @@ def _budgets(worlds: Sequence[Mapping[str, Any]], style: Mapping[str, Style]) ->
     return Panel("of-steps", "Text by the number of training steps", [plot("budgets", [steps], dots)], key=False)
 
 
-def _ends(arm: Mapping[str, Any], s: Experiment) -> dict[str, Any]:
+def _ends(variant: Mapping[str, Any], s: Experiment) -> dict[str, Any]:
     """What a variant scores at the training length and at the longest: as text, as an estimate, and in tenths of the way from
     guessing to the best possible, by which the table is coloured."""
     m = s.criterion
-    points = {"trained": arm[m.points][s.conditions.index(s.trained_at)], "longest": arm[m.points][-1]}
+    points = {"trained": variant[m.points][s.conditions.index(s.trained_at)], "longest": variant[m.points][-1]}
     return {at: (m.value(point[m.key]["mean"]), point[m.key], _tenths(point, m)) for at, point in points.items()}
 
 
@@ -158,9 +160,9 @@ def _tenths(point: Mapping[str, Any], m: Criterion) -> int:
 def _costs(tasks: Mapping[str, Results], settings: Mapping[str, Experiment], name: str) -> dict[str, float]:
     """Parameters, seconds a step and bytes of a training step, of the first task."""
     task, of = next(iter(tasks.items()))
-    arm = next(arm for arm in of["arms"] if arm["name"] == name)
-    seconds = arm["training_seconds"] / settings[task].steps
-    return {"parameters": arm["parameters"], "seconds": seconds, "bytes": arm["memory_bytes"]}
+    variant = next(variant for variant in of["variants"] if variant["name"] == name)
+    seconds = variant["training_seconds"] / settings[task].steps
+    return {"parameters": variant["parameters"], "seconds": seconds, "bytes": variant["memory_bytes"]}
 
 
 def mean_score(e: Mapping[str, float] | None) -> str:

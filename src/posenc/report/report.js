@@ -2,7 +2,7 @@
 // The figures of a report with their buttons and boxes, and tables that are sorted and filtered. All of both can be saved or copied,
 // and what was chosen stands in the address: "by-size.measure=1&sort=ranking.2.descending&find=rope&only=rope&only=none".
 posenc.report = (() => {
-  const { draw, plot, saving } = posenc, { element } = plot;
+  const { draw, plot, saving, sorting } = posenc, { element } = plot;
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const plots = [...document.querySelectorAll(".plot")], probes = {}, shown = {};
   const hidden = new Set(), boxes = [...document.querySelectorAll("input[data-method]")];  // names whose box is not ticked
@@ -117,31 +117,12 @@ posenc.report = (() => {
 
   // ------------------------------------------------------------------ tables
 
-  const key = cell => {
-    const text = cell.dataset.value ?? (cell.firstChild?.textContent ?? "").trim(), found = Number.parseFloat(text.replace("−", "-"));
-    return Number.isNaN(found) ? text.toLowerCase() : found;
-  };
   const sorted = new Map();  // the id of a table -> column and direction
-  const order = (a, b) => (typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1);
-
-  function sort(found, column, up) {
-    const body = found.tBodies[0], head = found.tHead.rows[0].cells[column];
-    const rows = [...body.rows].sort((a, b) => (up ? 1 : -1) * order(key(a.cells[column]), key(b.cells[column])));
-    for (const each of found.tHead.rows[0].cells) each.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    body.append(...rows);
-  }
 
   for (const found of document.querySelectorAll("table.sortable")) {
-    [...found.tHead.rows[0].cells].forEach((head, column) => {
-      if (head.dataset.plain !== undefined) return;
-      const words = [...head.childNodes].filter(node => node.nodeName !== "SMALL"), button = element("button", { type: "button" }, ...words);
-      button.addEventListener("click", () => {
-        sort(found, column, head.getAttribute("aria-sort") !== "ascending");
-        sorted.set(found.id, [column, head.getAttribute("aria-sort")]);
-        remember();
-      });
-      head.prepend(button);
+    sorting.sortable(found, (...at) => {
+      sorted.set(found.id, at);
+      remember();
     });
   }
   for (const input of document.querySelectorAll("input[data-filters]")) {
@@ -184,7 +165,7 @@ posenc.report = (() => {
     for (const one of asked.getAll("sort")) {
       const [id, column, direction] = one.split("."), found = document.getElementById(id);
       if (!found?.matches("table.sortable") || !found.tHead.rows[0].cells[column]) continue;
-      sort(found, Number(column), direction !== "descending");
+      sorting.sort(found, Number(column), direction !== "descending");
       sorted.set(id, [column, direction]);
     }
     if (boxes.some(box => only.includes(box.dataset.method))) for (const box of boxes) tick(box.dataset.method, only.includes(box.dataset.method));

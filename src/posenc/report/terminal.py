@@ -3,7 +3,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
@@ -199,17 +199,22 @@ def stdout() -> Console:
 
 
 FILES = {
-    "Report": ("report.html",), "Numbers": ("results.json",), "Tables": ("table.md", "table.csv", "table.tex"),
+    "Report": ("report.html",), "Numbers": ("results.json", "analysis.json"), "Tables": ("table.md", "table.csv", "table.tex"),
     "Figure": ("figure.svg", "figure.png"),
 }  # fmt: skip
-"""What a study writes."""
+"""What a command writes beside a page."""
 
 
 def print_files(out: Console, directory: str | Path) -> None:
-    """The paths of a study's files that are there."""
+    """The paths of a report's files that are there."""
+    for line in files_in(directory):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def files_in(directory: str | Path) -> Iterator[str]:
+    """The same, as lines."""
     for what, names in FILES.items():
         there = [name for name in names if (Path(directory) / name).exists()]
         if there:
             path = (Path(printable(str(directory))) / there[0]).resolve()
-            rest = "".join(f", {Path(name).suffix}" for name in there[1:])
-            out.print(f"{what + ':':8} {path}{rest}", markup=False, soft_wrap=True)
+            yield f"{what + ':':8} {path}" + "".join(f", {Path(name).suffix}" for name in there[1:])

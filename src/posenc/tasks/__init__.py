@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that measure what a model retrieves from a long text: each makes texts of a length in tokens, deterministically,
+"""Tasks that measure what a model retrieves from a long input: each makes prompts of a length in tokens, deterministically,
 and scores the model's answers.
 
     create("key_value:keys=digits") -> Task

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a task: texts of a given length in tokens, a question about each, and the score of an answer."""
+"""The interface of a task: prompts of a given length in tokens, a question about each, and the score of an answer."""
 
 import random
 from abc import ABC, abstractmethod

@@ -203,7 +203,12 @@ def test_the_limit_alone_is_not_timed(monkeypatch):
 def test_results_have_every_number_and_a_benchmark_goes_on(tmp_path):
     trials = [ROPE, replace(ROPE, what=MEMORY), TABLES]
     run(BenchStudy(trials[:1], FAST), tmp_path)
-    results = run(BenchStudy(trials, FAST), tmp_path, command="posenc bench", pages={"table.md": markdown})
+    results = run(
+        BenchStudy(trials, FAST),
+        tmp_path,
+        command="posenc bench",
+        pages=lambda results: {"table.md": markdown(results)},
+    )
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert (results["schema"], results["complete"], results["trials_kept_from_before"]) == (1, True, 1)
     assert results["machine"]["cpu"]

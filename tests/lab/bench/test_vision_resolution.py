@@ -26,7 +26,7 @@ def test_the_tables_of_the_page_are_those_of_the_results(data, benchmark):
 
 
 def test_the_page_says_what_larger_images_cost():
-    variants = {variant["name"]: variant["sizes"][-1] for variant in FOUND["places"]["arms"]}
+    variants = {variant["name"]: variant["sizes"][-1] for variant in FOUND["places"]["variants"]}
 
     def lost(name):
         change = variants[name]["change"]

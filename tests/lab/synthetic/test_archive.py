@@ -78,7 +78,7 @@ def test_an_archive_has_the_runs(trained, archives, tmp_path):
         for at in range(0, 60, 2):  # means of two steps
             assert curve[1][at] == curve[1][at + 1] == pytest.approx(sum(curve[0][at : at + 2]) / 2, abs=6e-4)
         close(there, here | {"run": {name: here["run"][name] for name in there["run"]}}, 6e-4)
-        for variant, other in zip(there["arms"], here["arms"], strict=True):
+        for variant, other in zip(there["variants"], here["variants"], strict=True):
             assert variant["extra"] == other["extra"]
     again = tmp_path / "again"
     run(tmp_path / "from archive", comparisons(), merge=[archives])
@@ -160,13 +160,13 @@ def test_an_encoding_is_placed_in_the_table(trained, archives, tmp_path, capsys)
     file = tmp_path / "fade.py"
     file.write_text(FADE)
     placed, table = against(archives, [f"{file}:Fade"])
-    results = run(tmp_path / "out", placed, table=table, pages=files(TASKS))
+    results = run(tmp_path / "out", placed, table=table, pages=files)
     assert results["runs"] == {"planned": 12, "finished": 12, "kept_from_before": 8}
     assert len(list((tmp_path / "out/cells").iterdir())) == 4 + 2  # of the table's, one of a task is trained here, too
     assert {row["encoding"] for row in results["table"]} == {*ENCODINGS, f"{file}:Fade"}
     for task in TASKS:
-        of = {variant["name"]: variant for variant in results["tasks"][task]["arms"]}
-        before = {variant["name"]: variant for variant in trained[1]["tasks"][task]["arms"]}
+        of = {variant["name"]: variant for variant in results["tasks"][task]["variants"]}
+        before = {variant["name"]: variant for variant in trained[1]["tasks"][task]["variants"]}
         for name in ENCODINGS:
             for point, other in zip(of[name]["lengths"], before[name]["lengths"], strict=True):
                 assert point["loss"]["mean"] == pytest.approx(other["loss"]["mean"], abs=5e-4)

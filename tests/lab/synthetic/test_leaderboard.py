@@ -19,7 +19,7 @@ from posenc.lab.records import RunRecord
 from posenc.lab.store import Store
 from posenc.lab.text import PRESETS
 from posenc.report.compare import page, show
-from posenc.report.leaderboard import files, show_tasks
+from posenc.report.leaderboard import files, show_tasks, table_page
 
 TINY = {
     "length": 4,
@@ -64,10 +64,12 @@ def planned(task, seeds=2, **changes):
 
 def test_results_and_page_have_accuracy_of_tokens_and_of_answers(tmp_path, capsys):
     comparison, corpus = planned("sort")
-    results = compare(comparison, corpus, tmp_path, engine=InProcess(), pages={"report.html": page})
+    results = compare(
+        comparison, corpus, tmp_path, engine=InProcess(), pages=lambda results: {"report.html": page(results)}
+    )
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (results["task"], results["complete"]) == ("sort", True)
-    for variant in results["arms"]:
+    for variant in results["variants"]:
         for point in variant["lengths"]:
             assert 0 <= point["near_best"] <= 1
             assert 0 < point["chance"] < 1
@@ -99,7 +101,9 @@ def test_a_task_of_a_file_is_compared(task_of_file, tmp_path):
     assert again == comparison.settings
     run = Run.of("rope", 0, comparison.settings, corpus.digest)
     render = partial(page, may_import=True)
-    results = compare(comparison, corpus, tmp_path / "out", engine=InProcess(), pages={"report.html": render})
+    results = compare(
+        comparison, corpus, tmp_path / "out", engine=InProcess(), pages=lambda results: {"report.html": render(results)}
+    )
     assert results["task"] == task_of_file
     with pytest.raises(InputError, match="names code, and a text from a file runs none"):
         page(json.loads((tmp_path / "out/results.json").read_text()))
@@ -127,7 +131,7 @@ def test_tasks_that_are_none_are_refused(task_of_file, task, message):
 def run_tasks(folder, tasks=("sort", "copy"), seeds=2, merge=(), share=(1, 1), **changes):
     comparisons = [planned(task, seeds, **changes) for task in tasks]
     return compare_tasks(
-        comparisons, folder, engine=InProcess(), pages=files(tasks), share=share, merge=merge, command="posenc <b>"
+        comparisons, folder, engine=InProcess(), pages=files, share=share, merge=merge, command="posenc <b>"
     )
 
 
@@ -139,7 +143,7 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     merged = run_tasks(tmp_path / "merged", merge=parts)
     assert merged["runs"] == {"planned": 8, "finished": 8, "kept_from_before": 8}
     for task in ("sort", "copy"):
-        for encoding, other in zip(unsplit["tasks"][task]["arms"], merged["tasks"][task]["arms"], strict=True):
+        for encoding, other in zip(unsplit["tasks"][task]["variants"], merged["tasks"][task]["variants"], strict=True):
             assert (encoding["name"], encoding["lengths"]) == (other["name"], other["lengths"])
     assert merged["table"] == unsplit["table"]
     assert {row["encoding"] for row in merged["table"]} == set(ENCODINGS)
@@ -156,7 +160,7 @@ def test_shares_of_several_tasks_add_up(tmp_path, capsys):
     assert "posenc &#39;&lt;b&gt;&#39; --encodings rope<" in text
     dots = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))["dots"]
     for figure, task in zip(dots.values(), ("sort", "copy"), strict=True):
-        variants = merged["tasks"][task]["arms"]
+        variants = merged["tasks"][task]["variants"]
         assert [dot["name"] for dot in figure["series"]] == [variant["name"] for variant in variants]
         levels = [[100 * variant["lengths"][at]["accuracy"]["mean"]] for at in (0, -1) for variant in variants]
         shown = [dot[axis] for axis in "xy" for dot in figure["series"]]
@@ -173,9 +177,8 @@ def test_a_slider_selects_the_number_of_steps_where_there_is_more_than_one(tmp_p
         {"title": f"{steps} steps", "losses": {"rope": [1 - at, 2 - at], "floater": [1, 9], "new": [0.5, 0.6]}}
         for at, steps in enumerate((120, 480))
     ]
-    make = files(("sort",))["report.html"]
     for shown in (worlds, worlds[:1], []):
-        text = make(results | {"budgets": shown})
+        text = table_page(results | {"budgets": shown})
         figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL).group(1))
         assert ('<input type="range"' in text) == ("budgets" in figures) == (len(shown) > 1)
         if shown == worlds:
@@ -187,9 +190,9 @@ def test_a_slider_selects_the_number_of_steps_where_there_is_more_than_one(tmp_p
                 {"rope": (1, 2), "new": (0.5, 0.6)},
                 {"rope": (0, 1), "new": (0.5, 0.6)},
             ]
-    arm = results["tasks"]["sort"]["arms"][0]
-    arm["gain"] = {"mean": 0.0312, "low": 0.02, "high": 0.04, "use": "reads far"}
-    assert "+0.031<small>reads far</small>" in make(results)
+    variant = results["tasks"]["sort"]["variants"][0]
+    variant["gain"] = {"mean": 0.0312, "low": 0.02, "high": 0.04, "use": "reads far"}
+    assert "+0.031<small>reads far</small>" in table_page(results)
 
 
 def test_runs_that_are_of_another_comparison_are_not_merged(tmp_path):

@@ -89,9 +89,9 @@ def test_every_encoding_of_images_trains_and_is_tested_at_every_size(name, small
     run = Run(name, 0, settings, corpus.digest)
     cell = measure(run, corpus, ticks.append)
     assert sum(ticks) == work(run)
-    assert cell.arms[0].name == name
+    assert cell.variants[0].name == name
     assert len(cell.losses) == settings.steps
-    for variant in cell.arms:
+    for variant in cell.variants:
         assert {size: len(losses) for size, losses in variant.paired.items()} == {"4": 6, "8": 6, "16": 6}
         assert set(variant.extra["accuracy"]["16"]) <= {0.0, 1.0}
 

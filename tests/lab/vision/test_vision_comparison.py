@@ -42,7 +42,7 @@ def finished(small, tmp_path_factory):
         folder,
         engine=create("here"),
         command="posenc compare '<b>'",
-        pages={"report.html": page},
+        pages=lambda results: {"report.html": page(results)},
     )
     return settings, corpus, folder, actual
 
@@ -53,18 +53,18 @@ def test_results_hold_every_number(finished):
     assert (results["schema"], results["task"], results["complete"]) == (1, "vision", True)
     assert results["settings"]["test_sizes"] == [4, 8, 16]
     assert results["data"]["sha256"] == corpus.digest
-    assert {variant["name"] for variant in results["arms"]} == {
+    assert {variant["name"] for variant in results["variants"]} == {
         *ENCODINGS,
         "axial_rope + rescaled",
         "grid_table + resized",
     }
-    accuracies = [variant["sizes"][-1]["accuracy"]["mean"] for variant in results["arms"]]
+    accuracies = [variant["sizes"][-1]["accuracy"]["mean"] for variant in results["variants"]]
     assert accuracies == sorted(accuracies, reverse=True)
     cells = {
         run: Store(folder).load(run.id, RunRecord).record for run in Comparison(ENCODINGS, 2, settings).runs(corpus)
     }
-    for variant in results["arms"]:
-        scores = [s for run, cell in cells.items() for s in cell.arms if s.name == variant["name"]]
+    for variant in results["variants"]:
+        scores = [s for run, cell in cells.items() for s in cell.variants if s.name == variant["name"]]
         for point in variant["sizes"]:
             assert point["patches"] == point["size"] // 2
             losses, hits = (
@@ -77,8 +77,8 @@ def test_results_hold_every_number(finished):
         assert variant["sizes"][1]["change"]["mean"] == 0
         bag = variant["shuffled"]["accuracy"]["mean"]
         assert variant["shuffled"]["lost"]["mean"] == pytest.approx(variant["sizes"][1]["accuracy"]["mean"] - bag)
-    assert [(e["arm"], e["size"]) for e in results["extensions"]] == [
-        (variant["name"], size) for variant in results["arms"] if not variant["trained"] for size in (4, 16)
+    assert [(e["variant"], e["size"]) for e in results["extensions"]] == [
+        (variant["name"], size) for variant in results["variants"] if not variant["trained"] for size in (4, 16)
     ]
 
 
@@ -107,7 +107,7 @@ def test_a_training_goes_on_bit_for_bit(name, small, tmp_path):
 
 def measured(folder):
     """Everything but times."""
-    variants = json.loads((Path(folder) / "results.json").read_text())["arms"]
+    variants = json.loads((Path(folder) / "results.json").read_text())["variants"]
     return [{key: variant[key] for key in ("name", "sizes", "shuffled", "training", "verdict")} for variant in variants]
 
 
@@ -151,7 +151,7 @@ def test_the_report_says_what_was_measured(finished):
     _, _, folder, results = finished
     text = (folder / "report.html").read_text()
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=[\"']?http", text)
-    for variant in results["arms"]:
+    for variant in results["variants"]:
         assert escape(variant["name"]) in text
         assert f"{100 * variant['sizes'][1]['accuracy']['mean']:.1f} %" in text
     for sentence in (*results["answer"], *results["limits"]):
@@ -161,7 +161,9 @@ def test_the_report_says_what_was_measured(finished):
     assert "bytes" not in text.split("<script>")[0].split("</style>")[1]
     alone = json.loads(json.dumps(results))
     alone["settings"]["test_sizes"], alone["extensions"] = [8], []
-    alone["arms"] = [variant | {"sizes": variant["sizes"][1:2]} for variant in alone["arms"] if variant["trained"]]
+    alone["variants"] = [
+        variant | {"sizes": variant["sizes"][1:2]} for variant in alone["variants"] if variant["trained"]
+    ]
     assert 'id="plot-change"' not in page(alone)
 
 
@@ -171,12 +173,12 @@ def test_a_browser_shows_it_without_complaint(finished, new_tab, width):
     _, _, folder, results = finished
     tab = new_tab(viewport={"width": width, "height": 900})
     tab.goto((folder / "report.html").as_uri())
-    assert tab.locator("#ranking tbody tr").count() == len(results["arms"])
+    assert tab.locator("#ranking tbody tr").count() == len(results["variants"])
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     read = "posenc.report.shown.change.series.map(one => [one.name, one.y])"
     for kind, button in (("accuracy", 0), ("change", 1)):
         tab.locator("#by-size .choice label").nth(button).click()
-        for variant, (name, ys) in zip(results["arms"], tab.evaluate(read), strict=True):
+        for variant, (name, ys) in zip(results["variants"], tab.evaluate(read), strict=True):
             assert name == variant["name"]
             assert ys == pytest.approx([100 * point[kind]["mean"] for point in variant["sizes"]], rel=1e-4, abs=1e-9)
 
@@ -244,7 +246,7 @@ def test_verdicts_are_of_accuracy(made_up, small):
     assert actual["axial_rope"] == ["degrades", "degrades"]
     assert actual["none"] == ["at chance", "at chance"]
     assert ranked.verdict(made_up[0], ()) == "not tested"
-    assert ranked.numbers()["arms"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
+    assert ranked.numbers()["variants"][2]["sizes"][0]["change"]["mean"] == pytest.approx(-0.15)
 
 
 def test_refusals_come_before_any_file(small, tmp_path):

@@ -12,7 +12,7 @@ profile.retrieving()                # the heads that attend to the answer
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from posenc.attention import prepare
 from posenc.backends.reference import Reference
-from posenc.bias import SoftCap, sum_by_rows
+from posenc.bias import sum_by_rows
 from posenc.errors import InputError, as_json
 from posenc.frequencies import create, wavelengths
 from posenc.functional import Layout
@@ -208,9 +208,9 @@ def _observed(body: ModelStructure, sums: "_Sums", chunk: int) -> Iterator[None]
         encoding = plan.windowed if plan is not None else None if window is None else SlidingWindow(window)
         with torch.autocast(query.device.type, enabled=False):
             positions = Positions.arange(query.shape[2], causal=True, device=query.device)
-            problem = prepare(query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0)
-            if call.softcap is not None:
-                problem = replace(problem, modifiers=[SoftCap(call.softcap)])
+            problem = prepare(
+                query, key, call.value, encoding, positions, None, call.scale, call.sink, 0.0, 0, softcap=call.softcap
+            )
             sums.add_vectors(index, query[0], key[0], problem.scale)
             bias, outs = sum_by_rows(problem.bias, query.device), []
             for first in range(0, query.shape[2], chunk):

@@ -38,7 +38,7 @@ def extend(
 def extend(
     model: Any, method: str, *, factor: float | None = None, target_length: int | None = None, **options: Any
 ) -> "Extension | TableExtension | Selection":
-    """Make a transformers causal language model read longer inputs, in place; `restore` undoes it.
+    """Extend the context window of a transformers causal language model, in place; `restore` undoes it.
 
     model: Llama and similar models, see `FAMILIES` in posenc/pretrained/families.py, under a PEFT wrapper or not. method: see
     `posenc.pretrained.methods.METHODS`, as "yarn", "ntk+log_n" or "rerope:window=2048+softmax_n". factor: the new length

@@ -35,10 +35,10 @@ class EvaluationSettings:
         methods: as `posenc.extend` takes them. The unmodified model, "none", is always added as the first.
         lengths: of the texts, in tokens.
         depths: where in the text the answer is, from 0 (start) to 1 (end).
-        samples: the number of texts in a cell.
+        samples: the number of prompts in a cell.
         seeds: how often every cell is measured, each time with other texts.
         generate: also generate answers, for tasks that can score them.
-        batch_size: texts that the model reads at once. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
+        batch_size: prompts of a forward pass. None: 8 on a GPU, and 1 on a CPU, where the beginning that several
             texts have in common is read only once.
         text: a file of running text, for the tasks that take one.
         times: lengths as multiples of the context length, instead of `lengths`. Every method is then set up for the length
@@ -132,7 +132,7 @@ def _check_count(name: str, value: Any, least: int, most: int) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """Some texts of one task, length, depth (None: the task takes none) and seed, read by one method."""
+    """Some prompts of one task, length, depth (None: the task takes none) and seed, under one method."""
 
     task: str
     method: str
@@ -173,7 +173,7 @@ def digests(tasks: Mapping[str, Task]) -> dict[str, str]:
 
 
 def material(task: Task) -> dict[str, str]:
-    """What a task makes its texts of, besides its code: SHA-256 of the running text, and the version of the word list.
+    """What a task makes its prompts of, besides its code: SHA-256 of the running text, and the version of the word list.
 
     Raises:
         InputError: no such text.

@@ -152,7 +152,7 @@ def _pooled(outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _differences(outcomes: Outcomes, none: Outcomes) -> dict[str, Any] | None:
-    """The paired differences to the unmodified model on the texts that both have read; None: there are none."""
+    """The paired differences to the unmodified model on the prompts that both were evaluated on; None: there are none."""
     common = [key for key in outcomes if key in none]
     if not common:
         return None
@@ -172,7 +172,7 @@ def _differences(outcomes: Outcomes, none: Outcomes) -> dict[str, Any] | None:
 
 
 def _middle(task: Task, outcomes: Outcomes) -> dict[str, Any] | None:
-    """The mean over the inner depths less the mean of the two outermost, over the texts that were read at every depth;
+    """The mean over the inner depths less the mean of the two outermost, over the prompts that were evaluated at every depth;
     None: there are no inner depths, or the task has no right answers."""
     depths = sorted({depth for _, depth, _, _ in outcomes if depth is not None})
     by = _measure(task, outcomes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`posenc eval` as a study: a cell is some texts of one task, length, depth and seed, read under one method, or an attention
+"""`posenc eval` as a study: a cell is some prompts of one task, length, depth and seed, under one method, or an attention
 profile under a method. Every method and text is tried before anything is measured."""
 
 import functools
@@ -42,7 +42,7 @@ from posenc.lab.evals.config import (
 from posenc.lab.evals.reader import CHUNK, Reader, TextOutcome
 from posenc.lab.evals.results import Measured, answer, limits, numbers, outcome_of
 from posenc.lab.machine import describe, free_bytes, measurable, peak
-from posenc.lab.study import Page, Progress, Results, Study, run, versions
+from posenc.lab.study import Pages, Progress, Results, Study, run, versions
 from posenc.pretrained.attach import attached
 from posenc.pretrained.extend import extend, restore
 from posenc.pretrained.inference import check_causal, check_tokens, evaluating, scores_by_position
@@ -111,7 +111,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
     tasks: dict[str, Task] = field(init=False)
     samples: dict[tuple[Any, ...], Sample] = field(default_factory=dict)
     exact: dict[str, int] = field(default_factory=dict)
-    """Method -> the length of texts that it does not change, by construction."""
+    """Method -> the length of inputs that it does not change, by construction."""
 
     def __post_init__(self) -> None:
         self.tasks = self.settings.made()
@@ -431,7 +431,7 @@ class Evaluation(Study[AnyCell, AnyRecord]):
 
     @contextmanager
     def under(self, method: str, length: int) -> Iterator[None]:
-        """The model extended by a method, to read texts of a length."""
+        """The model extended by a method, for inputs of a length."""
         if method in (NONE, CUT_OFF):
             yield
             return
@@ -575,7 +575,7 @@ def evaluate(
     attention: bool = True,
     progress: Progress | None = None,
     command: str = "",
-    pages: Mapping[str, Page] | None = None,
+    pages: Pages | None = None,
     begin: Callable[[], object] = lambda: None,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -587,7 +587,7 @@ def evaluate(
         preset: see `posenc.lab.evals.config.PRESETS`; None: the settings are complete.
         directory: finished cells are stored there, and those that are there already are not measured again;
             results.json comes beside them. None: nothing is written.
-        pages: file name -> what makes it of the results, such as `posenc.report.evaluate.FILES`.
+        pages: what makes files of the results, such as `posenc.report.evaluate.files`.
         name: of the model; also what `posenc.load` takes if an engine's workers load it themselves.
         engine: where cells are measured, see `posenc.lab.engines`; None: in this process.
         attention: also measure attention patterns, see `posenc.lab.evals.attention`.

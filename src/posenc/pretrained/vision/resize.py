@@ -87,7 +87,7 @@ def resize(
     method: str | None = None,
     verify: bool = True,
 ) -> Resizing:
-    """Make a pretrained vision model read images of another size, in place; `restore` undoes it.
+    """Run a pretrained vision model on images of another size, in place; `restore` undoes it.
 
     Args:
         model: of transformers, of a type in `posenc.pretrained.vision.models.FAMILIES`, alone or within a model with one
