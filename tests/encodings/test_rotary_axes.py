@@ -317,7 +317,7 @@ def test_prefix_tokens_are_not_rotated_and_text_lies_on_the_diagonal(encoding):
         (lambda: MixedRotary(8, num_heads=4, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4"),
         (lambda: MixedRotary(8, num_heads=2, num_layers=0), "num_layers=0"),
         (lambda: MRotary(16, sections=(4, 4)), r"sections=\(4, 4\)"),
-        (lambda: MRotary(16, interleaved=True, time_last=True), "interleaved=True and time_last=True: pass one of them"),
+        (lambda: MRotary(16, interleaved=True, time_last=True), "interleaved=True, time_last=True: pass one of them"),
         (lambda: MRotary(16, sections=(2, 2, 4), time_last=True), "as many of h as of w, or one more"),
         (lambda: MRotary(16, sections=(4, 4, 4)), "add up to head_dim/2 = 8"),
         (lambda: MRotary(16, sections=(0, 4, 4), interleaved=True), "neither can exceed a third"),

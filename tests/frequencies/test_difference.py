@@ -155,7 +155,7 @@ def test_the_command(capsys, tmp_path):
         (["yarn", "ntk", "--head-dim", "63"], "dim 63: positions act on pairs of channels, so it must be even"),
         (["yarn", "ntk", "--head-dim", "0"], "--head-dim 0: "),
         (["yarn", "ntk", "--head-dim", "-4"], "--head-dim -4: "),
-        (["yarn", "ntk", "--base", "0"], "--base 0.0"),
+        (["yarn", "ntk", "--base", "0"], "--base 0"),
         (["yarn", "ntk", "--out", "/proc/nothing/here"], "--out /proc/nothing/here: "),
     ],
 )

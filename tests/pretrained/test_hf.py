@@ -542,10 +542,10 @@ def test_generation_compiles_its_steps_to_one_graph(encoding: str) -> None:
 @pytest.mark.parametrize(
     ("encoding", "kind", "message"),
     [
-        ("banana", "llama", r"encoding='banana' in llama: unknown encoding 'banana'"),
+        ("banana", "llama", r"encoding='banana': in a llama: unknown encoding 'banana'"),
         ("", "llama", r"encoding='': pass a text"),
         (7, "llama", r"encoding=7: pass a text"),
-        ("swin:columns=3", "llama", r"encoding='swin:columns=3' in llama: "),
+        ("swin:columns=3", "llama", r"encoding='swin:columns=3': in a llama: "),
         ("fade.py:Fade", "llama", r"fade\.py:Fade names a class to import"),
         (
             "selective_attention",

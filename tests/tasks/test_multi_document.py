@@ -153,18 +153,18 @@ def test_bad_lines_are_named(tmp_path, line, message):
 
 
 def test_bad_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.jsonl: No such file or directory; give JSON lines"):
+    with pytest.raises(InputError, match=r"gone\.jsonl': No such file or directory; give JSON lines"):
         read_questions(str(tmp_path / "gone.jsonl"))
     with pytest.raises(InputError, match=r"no questions in it; give a JSON object a line"):
         read_questions(written(tmp_path / "empty.jsonl", ["\n"]))
     (tmp_path / "zipped.jsonl").write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(InputError, match=r"zipped\.jsonl: .*; give JSON lines in UTF-8, \.jsonl or \.jsonl\.gz"):
+    with pytest.raises(InputError, match=r"zipped\.jsonl': .*; give JSON lines in UTF-8, \.jsonl or \.jsonl\.gz"):
         read_questions(str(tmp_path / "zipped.jsonl"))
     (tmp_path / "plain.jsonl.gz").write_bytes(b"{}")
-    with pytest.raises(InputError, match=r"plain\.jsonl\.gz: Not a gzipped file.*; give JSON lines"):
+    with pytest.raises(InputError, match=r"plain\.jsonl\.gz': Not a gzipped file.*; give JSON lines"):
         read_questions(str(tmp_path / "plain.jsonl.gz"))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(entry()).encode())[:-9])
-    with pytest.raises(InputError, match=r"cut\.jsonl\.gz: .*; give JSON lines"):
+    with pytest.raises(InputError, match=r"cut\.jsonl\.gz': .*; give JSON lines"):
         read_questions(str(tmp_path / "cut.jsonl.gz"))
 
 

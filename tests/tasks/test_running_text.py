@@ -47,7 +47,7 @@ def test_a_file(tmp_path):
 
 def test_what_is_no_text_is_refused(tmp_path):
     with pytest.raises(
-        InputError, match=r"source=.*nowhere\.txt: No such file or directory; give a readable text file"
+        InputError, match=r"source=.*nowhere\.txt': No such file or directory; give a readable text file"
     ):
         running_text.read(str(tmp_path / "nowhere.txt"))
     with pytest.raises(InputError, match=r"Is a directory; give a readable text file"):

@@ -4,12 +4,10 @@
 import torch
 
 from posenc.backends.flex import Flex
-from posenc.backends.problem import Backend, Plan, Problem
+from posenc.backends.problem import Backend, Problem
 from posenc.backends.reference import Reference
 from posenc.backends.sdpa import SDPA
 from posenc.backends.triton import Triton, is_default
-
-__all__ = ["AUTO", "BACKENDS", "Backend", "Plan", "Problem", "by_speed"]
 
 BACKENDS: dict[str, Backend] = {"sdpa": SDPA(), "flex": Flex(), "triton": Triton(), "reference": Reference()}
 

@@ -1,50 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an encoding may add to the attention scores, as structures (structures.py) that reduce to a few kinds of terms (terms.py)."""
 
-from posenc.bias.structures import (
-    Added,
-    Dense,
-    Factored,
-    KeyRelative,
-    KeySlope,
-    KeyValues,
-    Mixer,
-    Modifier,
-    Positional,
-    QueryRelative,
-    Relative,
-    RunningSum,
-    Score,
-    SoftCap,
-    Values,
-    Weights,
-    dense_sum,
-    hankel,
-    sum_by_rows,
-    validated,
-    validated_values,
-)
+from posenc.bias import structures
+from posenc.bias.structures import *  # noqa: F403
 
-__all__ = [
-    "Added",
-    "Dense",
-    "Factored",
-    "KeyRelative",
-    "KeySlope",
-    "KeyValues",
-    "Mixer",
-    "Modifier",
-    "Positional",
-    "QueryRelative",
-    "Relative",
-    "RunningSum",
-    "Score",
-    "SoftCap",
-    "Values",
-    "Weights",
-    "dense_sum",
-    "hankel",
-    "sum_by_rows",
-    "validated",
-    "validated_values",
-]
+__all__ = structures.__all__

@@ -37,26 +37,9 @@ from posenc.positions.segments import segments
 from posenc.positions.visibility import grid_indices, rowwise
 
 __all__ = [
-    "Dense",
-    "Factored",
-    "KeyRelative",
-    "KeySlope",
-    "KeyValues",
-    "Mixer",
-    "Modifier",
-    "Positional",
-    "QueryRelative",
-    "Relative",
-    "RunningSum",
-    "Score",
-    "SoftCap",
-    "Values",
-    "Weights",
-    "dense_sum",
-    "hankel",
-    "sum_by_rows",
-    "validated",
-    "validated_values",
+    "Added", "Dense", "Factored", "KeyRelative", "KeySlope", "KeyValues", "Mixer", "Modifier", "Positional", "QueryRelative",
+    "Relative", "RunningSum", "Score", "SoftCap", "Values", "Weights", "dense_sum", "hankel", "sum_by_rows",
+    "validated", "validated_values",
 ]  # fmt: skip
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

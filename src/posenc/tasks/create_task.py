@@ -13,7 +13,7 @@ from posenc.tasks.needle import Needle
 from posenc.tasks.passkey import Passkey
 from posenc.tasks.perplexity import Perplexity, Repeated
 from posenc.tasks.ruler import NEEDLES, CommonWords, FrequentWords, VariableTracking
-from posenc.tasks.task import Sample, Task
+from posenc.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {
     "facts": Facts,
@@ -52,6 +52,3 @@ def create(text: str) -> Task:
             options[key] = unquoted(value)
     check_options(name, options, types, cls.__init__)
     return cls(**options)
-
-
-__all__ = ["TASKS", "Sample", "Task", "create"]

@@ -303,14 +303,14 @@ def test_answered_asks_from_the_last_token_of_the_question_on():
     [
         ("copy", {"symbols": 1}, "symbols=1: must be at least 2"),
         ("copy", {"length": 0}, "length=0: must be at least 1"),
-        ("copy", {"factors": (2, 1)}, "factors=2 1: start at 1 and grow"),
+        ("copy", {"factors": (2, 1)}, r"factors=\(2, 1\): start at 1 and grow"),
         ("recall", {"length": 33}, "length=33: the lengths of task recall start at 8 in steps of 2"),
         ("recall", {"symbols": 31}, "symbols=31: task recall has 32 different keys at length 256"),
         ("induction", {"length": 2}, "length=2: the lengths of task induction start at 3"),
         (
             "flip_flop",
             {"factors": (1, 2)},
-            "factors=1 2: task flip_flop is tested with other shares of ignored instructions",
+            r"factors=\(1, 2\): task flip_flop is tested with other shares of ignored instructions",
         ),
         ("n_back_4", {"length": 16}, "length=16: the lengths of task n_back_4 start at 17"),
         ("indirect_indexing", {"length": 17}, "symbols=128: task indirect_indexing has 136 different symbols"),

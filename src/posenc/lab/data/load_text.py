@@ -6,21 +6,9 @@ from torch import Tensor
 
 from posenc.errors import InputError
 from posenc.lab.data.corpora import CORPORA, split
-from posenc.lab.data.corpus_text import Corpus, Text, TextBatch, draw, inside_documents, window_ends
+from posenc.lab.data.corpus_text import Corpus, Text
 from posenc.lab.data.sources import documents
 from posenc.lab.data.tokens import build
-
-__all__ = [
-    "Corpus",
-    "Text",
-    "TextBatch",
-    "corpus",
-    "draw",
-    "inside_documents",
-    "load",
-    "window_ends",
-    "with_copies",
-]
 
 DATA_TOKENS = 50_000_000
 """How much of a text is read by default."""
