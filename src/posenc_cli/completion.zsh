@@ -175,7 +175,7 @@ _shtab_posenc_completion_defaults_added=0
 
 _shtab_posenc_conform_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--as[what it implements, see below]:KIND:(rotary rotary_interleaved rotary_partial rotary_trailing rotary_proportional rotary_ragged rotary_packed m_rope m_rope_interleaved m_rope_ids m_rope_ids_frames fope rotary_axial rotary_axial_half softmax_scale sinusoidal sinusoidal_concat sinusoidal_endpoint sinusoidal_2d relative relative_shift relative_shift_causal relative_index relative_index_class forget_gates mask_document mask_window mask_chunk mask_streaming default linear ntk ntk_mixed dynamic longrope yarn yarn_revised yarn_paper llama3 proportional alibi t5 deberta xpos)"
+  "--as[what it implements, see below]:KIND:(rotary rotary_interleaved rotary_partial rotary_trailing rotary_proportional rotary_ragged rotary_packed m_rope m_rope_interleaved m_rope_ids m_rope_ids_frames fope rotary_axial rotary_axial_half softmax_scale sinusoidal sinusoidal_concat sinusoidal_endpoint sinusoidal_2d relative relative_shift relative_shift_causal relative_index relative_index_class alibi_bias t5_bias swin_bias forget_gates mask_document mask_window mask_chunk mask_streaming default linear ntk ntk_mixed dynamic longrope yarn yarn_revised yarn_paper llama3 proportional alibi t5 deberta xpos)"
   "--badge[also write the verdict as a picture]:FILE.svg:_files"
   "--out[also write the JSON into this folder]:DIR:_files -/"
   "--config[take settings from a .yaml or .toml file, as in learning_rate\: 0.1\; flags take precedence]:FILE:_files"
