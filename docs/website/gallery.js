@@ -136,11 +136,11 @@
       row(words.source, both.map(card => card.dataset.source)),
       row(words.use, both.map(card => card.dataset.use)),
     ];
-    const note = bare.length ? [element("p", {}, fill(words.without, { names: bare.join(", ") }))] : [];
+    const notes = bare.length ? [element("p", {}, fill(words.without, { names: bare.join(", ") }))] : [];
     const drawing = bare.length === 2 ? [] : [element("div", { className: "plot" }, figure(state.compare)), element("p", { className: "note" }, words.figure)];
     const title = fill(words.between, { one, other });
     versus.setAttribute("aria-label", title);
-    versus.replaceChildren(element("div", { className: "head" }, element("p", { className: "title" }, title), close), ...drawing, ...note, element("div", { className: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))));
+    versus.replaceChildren(element("div", { className: "head" }, element("p", { className: "title" }, title), close), ...drawing, ...notes, element("div", { className: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))));
   }
 
   function svg(tag, given, text) {
