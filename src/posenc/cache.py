@@ -125,7 +125,9 @@ class KVCache:
                 "keys of the path yourself (cache.layer), or verify each row alone"
             )
         check_integers(0, tree.num_queries - 1, **{f"path[{at}]": draft for at, draft in enumerate(path)})
-        seen = tree.blocks[-1].table[:, path, 1:]  # by each accepted draft
+        table = tree.blocks[-1].table
+        assert table is not None  # a tree's
+        seen = table[:, path, 1:]  # by each accepted draft
         line = torch.zeros_like(seen)
         for at in range(len(path)):
             line[:, at:, path[at]] = True

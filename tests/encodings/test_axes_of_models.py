@@ -219,12 +219,12 @@ def test_sections_in_text_and_spec():
             {"schedules": [{"name": "default"}, {"name": "yarn", "factor": 4.0, "original_max_positions": 64}]},
             "scale cos and sin by",
         ),
-        ({"ladder": "dealt", "sections": (8, 24)}, r"ladder='dealt' and sections=\(8, 24\): give every axis as many"),
+        ({"ladder": "dealt", "sections": (8, 24)}, r"ladder='dealt', sections=\(8, 24\): give every axis as many"),
         ({"ladder": "one"}, "unknown ladder"),
         ({"channels": "one"}, "unknown channels"),
         (
             {"channels": "turns", "sections": (8, 24)},
-            r"channels='turns' and sections=\(8, 24\): give every axis as many",
+            r"channels='turns', sections=\(8, 24\): give every axis as many",
         ),
     ],
 )
