@@ -56,7 +56,7 @@ SECURITY = {
     "in all at most 2 times the numbers in its files": "hostile/test_trust.py::test_the_bounds_that_security_states_are_those_of_the_code",
     "no deeper than Python's recursion limit": "hostile/test_trust.py::test_nesting_is_bounded",
     "anybody who can reach it can run code": PLAIN,  # a warning, no promise
-    "A fault in any of these": PLAIN,
+    "A fault in any of the above": PLAIN,
 }
 ATTENTION = {
     "with any encoding": "test_conformance.py::test_every_encoding_conforms",
@@ -79,6 +79,7 @@ ATTENTION = {
     "if no mask is needed, and FlexAttention otherwise": "backends/test_flex.py::test_what_auto_takes",
     "found them right and faster, none so far": "test_absolute_sentences.py::test_nothing_was_timed_on_a_gpu",
     "makes them defaults on any GPU": PLAIN,
+    "Without a bias, both are the same": PLAIN,  # a cap before or after a bias
 }
 RELIABILITY = {
     "where there is no terminal nothing is asked": "report/test_tables.py::test_without_a_terminal_and_with_yes_nothing_is_asked",
@@ -453,6 +454,7 @@ LONGER = {
     "Bonferroni over all candidates": "lab/evals/test_auto.py::test_the_cheapest_of_those_that_are_not_distinguishable_from_the_best_is_chosen",
     "Where no method is distinguishable from truncation": "lab/evals/test_auto.py::test_the_choice_is_applied_and_truncation_leaves_the_model_as_it_was_loaded",
     "The minutes make the plan, and nothing else": "lab/evals/test_auto.py::test_rounds_double_the_texts_halve_the_methods_and_take_the_minutes",
+    "before any method is measured": "lab/evals/test_auto.py::test_rounds_double_the_texts_halve_the_methods_and_take_the_minutes",
     "No clock ends a round": "lab/evals/test_auto.py::test_the_same_call_takes_the_plan_in_the_folder_and_another_one_what_was_measured",
     "Two runs with the same `--minutes`": PLAIN,
     "the same command goes on from the folder": "lab/evals/test_auto.py::test_the_command_goes_on_after_sigterm_and_saves_the_choice",

@@ -2,6 +2,7 @@
 modes that see every operation."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -221,3 +222,83 @@ def test_names_of_pytorchs_attention_get_a_sentence(call):
             call(q, q, q, posenc.NoPE(), **{option: True})
     with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
         call(q, q, q, posenc.NoPE(), mask=None)
+
+
+def _schedules(count):
+    return [{"name": "explicit", "stretch": [1.0, 2.0, 3.0, 4.0][:count]}]
+
+
+CONTAINERS = {
+    **{(name, "schedule"): _schedules(4)[0] for name in ("rope", "xpos", "learned_rope", "rope_pp", "m_rope", "rove")},
+    ("p_rope", "schedule"): {"name": "linear", "factor": 2.0},
+    ("decoupled_rope", "schedule"): {"name": "explicit", "stretch": [2.0]},
+    ("head_rope", "schedules"): _schedules(4),
+    ("axial_rope", "sections"): [1, 3],
+    ("axial_rope", "rope_theta"): [100.0, 50.0],
+    ("axial_rope", "schedules"): _schedules(2),
+    ("m_rope", "sections"): [2, 1, 1],
+    ("cayley_string", "sections"): [1, 3],
+    ("cayley_string", "schedules"): _schedules(4),
+    ("alibi", "slopes"): [[0.5, 0.25], [1.0, 2.0]],
+    ("grid_alibi", "slopes"): [0.5, 0.25],
+    ("window", "before"): [2, None],
+    ("window", "after"): [1, 3],
+}  # fmt: skip
+"""Arguments that hold several numbers, for heads of width 8, of which there are 2."""
+
+
+def _made(name, argument, value):
+    given = {argument: value} | ({"before": [2, 5]} if argument == "after" else {})
+    return posenc.create(name, head_dim=8, num_heads=2, dim=16, max_positions=8, **given)
+
+
+def _changed(value, leaf):
+    """A list or dict with its entries replaced, in depth."""
+    for at in value if isinstance(value, dict) else range(len(value)):
+        if isinstance(value[at], (dict, list)):
+            _changed(value[at], leaf)
+        elif not isinstance(value[at], str):
+            value[at] = leaf(value[at])
+    return value
+
+
+def test_arguments_of_several_numbers_are_all_tried():
+    declared = {
+        (name, argument)
+        for name, cls in posenc.ENCODINGS.items()
+        for argument, parameter in cls.arguments().items()
+        if "Sequence" in str(parameter) or "Mapping" in str(parameter)
+    }
+    assert declared == CONTAINERS.keys()
+
+
+@pytest.mark.parametrize(("name", "argument"), CONTAINERS)
+def test_a_list_that_its_caller_changes_later_changes_nothing(name, argument):
+    """A cast computes tables anew, from the arguments."""
+    given = copy.deepcopy(CONTAINERS[name, argument])
+    encoding = _made(name, argument, given)
+    spec, tables = copy.deepcopy(encoding.spec()), {at: x.clone() for at, x in encoding.named_buffers()}
+    for container in (given, encoding.spec()):
+        _changed(container, lambda number: (number or 0) + 1)
+        encoding.half().float()
+        assert encoding.spec() == spec
+        assert all(torch.equal(x, tables[at]) for at, x in encoding.named_buffers())
+
+
+@pytest.mark.parametrize(("name", "argument"), CONTAINERS)
+@pytest.mark.parametrize(
+    "wrong", [1.5, -1, None, True, "a", [1], float("nan"), 1e300, 10**400], ids=lambda x: str(x)[:5]
+)
+def test_what_is_no_number_of_a_list_is_refused_or_served(name, argument, wrong):
+    """A slope of 1e300 is no number of float32, and its bias at distance 0 was none at all."""
+    try:
+        encoding = _made(name, argument, _changed(copy.deepcopy(CONTAINERS[name, argument]), lambda _: wrong))
+    except InputError:
+        return
+    if name == "learned_rope":  # what its frequencies learn from is only where it starts
+        return
+    axes = {"axial_rope": 2, "m_rope": 3}.get(name, encoding.axes if name == "cayley_string" else 1)
+    positions = Positions.arange(5) if axes == 1 else Positions.grid(5, 1, *([1] if axes == 3 else []))
+    q, k, v = torch.randn(3, 2, 2, 5, 8)
+    with torch.no_grad():
+        assert attention(q, k, v, encoding, positions, gates=gates_of(encoding, torch.randn(2, 5, 16))).isfinite().all()

@@ -241,9 +241,9 @@ def two_gates(f=None, t=None):
 
 REFUSED = {
     "none": (lambda: bad(None), "gates: 0 tensors, sum makes 2: pass gates=posenc.encoding.gates_of"),
-    "one of two": (lambda: bad(torch.zeros(2, HEADS, N, 1)), "gates=1 tensors, sum makes 2"),
-    "of an encoding without": (lambda: bad(torch.zeros(2, 1, N, 1), Rotary(WIDTH)), "gates=1 tensors, rope makes 0"),
-    "of no encoding": (lambda: bad(torch.zeros(2, 1, N, 1), posenc.NoPE()), "gates=1 tensors, none makes 0"),
+    "one of two": (lambda: bad(torch.zeros(2, HEADS, N, 1)), "gates: 1 tensors, sum makes 2"),
+    "of an encoding without": (lambda: bad(torch.zeros(2, 1, N, 1), Rotary(WIDTH)), "gates: 1 tensors, rope makes 0"),
+    "of no encoding": (lambda: bad(torch.zeros(2, 1, N, 1), posenc.NoPE()), "gates: 1 tensors, none makes 0"),
     "too few tokens": (
         lambda: bad(two_gates(torch.zeros(2, HEADS, N - 1, 1))), "gates are of 8 tokens, there are 9 keys: cache the gates"
     ),
@@ -257,7 +257,7 @@ REFUSED = {
     "of an input without rows": (lambda: gates_of(made("one"), torch.zeros(N, DIM)), "pass the input of the layer's proj"),
     "device": (lambda: bad(two_gates(torch.zeros(2, HEADS, N, 1, device="meta"))), "gates are on meta, k on cpu"),
     "linear attention": (
-        lambda: posenc.linear_attention(*call()[:3], Temperate(DIM, KV), causal=True), "gates=0 tensors, Temperate makes 1"
+        lambda: posenc.linear_attention(*call()[:3], Temperate(DIM, KV), causal=True), "gates: 0 tensors, Temperate makes 1"
     ),
     "explain": (lambda: posenc.explain(*call()[:3], made("one"), causal=True), "gates: 0 tensors, sum makes 1"),
     "a transformers model": (

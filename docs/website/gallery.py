@@ -113,12 +113,12 @@ def _card(row: dict[str, Any], language: str) -> str:
         "use": row["use_when"].replace("`", ""),
     }
     attributes = " ".join(f'data-{key}="{escape(str(value))}"' for key, value in data.items())
-    said = " · ".join(tagged[facet] for facet in ("family", "learned", "longer", "memory"))
+    tags = " · ".join(tagged[facet] for facet in ("family", "learned", "longer", "memory"))
     foreign = ' lang="en"' if language == "zh" else ""
     return (
         f'<li {attributes}><div class="thumb">{thumb(name)}</div>'
         f'<p class="name"><a href="{name}.html"><code>{name}</code></a> <span>{escape(title)}</span></p>'
-        f'<p class="what"{foreign}>{_said(row["summary"])}</p><p class="tags">{escape(said)}</p></li>'
+        f'<p class="what"{foreign}>{_said(row["summary"])}</p><p class="tags">{escape(tags)}</p></li>'
     )
 
 

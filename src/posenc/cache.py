@@ -126,7 +126,7 @@ class KVCache:
             )
         check_integers(0, tree.num_queries - 1, **{f"path[{at}]": draft for at, draft in enumerate(path)})
         table = tree.blocks[-1].table
-        assert table is not None  # a tree's
+        assert table is not None
         seen = table[:, path, 1:]  # by each accepted draft
         line = torch.zeros_like(seen)
         for at in range(len(path)):

@@ -289,6 +289,9 @@ class Encoding(nn.Module, metaclass=_Hooked):
         values = {name: getattr(self, name) for name in self.arguments() if hasattr(self, name)}
         check_arguments(type(self).__init__, values)
         check_sizes(**{name: value for name, value in values.items() if name in SIZES})
+        for name, value in values.items():
+            if isinstance(value, (dict, list)):  # of which the caller may change entries later
+                setattr(self, name, _copied(value))
         self.setup()
         self.register_tables()
 
@@ -689,6 +692,13 @@ class _Heads(NamedTuple):
             if x.shape[axis] != size:
                 x = x.narrow(axis, x.shape[axis] * self.first // self.heads, size)
         return x
+
+
+def _copied(value: Any) -> Any:
+    """Lists and dicts of an argument, copied; what is in them is the same."""
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def _check_part(encoding: Encoding, part: slice, count: int | None, first: int, end: int | None) -> None:

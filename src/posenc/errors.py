@@ -218,7 +218,7 @@ def check_positive(**numbers: float) -> None:
     """Refuse what is no number above 0, or so little that float32 takes quotients for infinity."""
     for name, value in numbers.items():
         check_numbers(**{name: value})
-        if value < LEAST_DIVISOR:
+        if value is None or value < LEAST_DIVISOR:
             raise InputError(f"must be a positive number, at least {LEAST_DIVISOR}", argument=name, value=value)
 
 

@@ -92,6 +92,14 @@ def test_parts_of_the_heads_are_one_process(name):
         torch.testing.assert_close(summed[key], x, rtol=0, atol=1e-11, msg=key)
 
 
+@pytest.mark.parametrize("cls", [posenc.ALiBi, posenc.GridALiBi])
+@pytest.mark.parametrize("slopes", [[0.1, 0.2, 0.3, 0.4], [[0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4]]], ids=["heads", "rows"])
+def test_slopes_that_were_given_are_cut(cls, slopes):
+    part = cls(4, slopes=slopes).heads(slice(1, 4)).heads(slice(1, 3)).double()
+    torch.testing.assert_close(part.slope_table, torch.tensor(slopes, dtype=torch.float64)[..., 2:4])
+    assert torch.equal(posenc.from_spec(part.spec()).slope_table, part.slope_table)
+
+
 def test_windows_of_a_width_per_head_are_cut():
     part = (posenc.Window([2, 3, None, 5]) + posenc.ALiBi(4)).heads(slice(2, 4))
     window, alibi = part

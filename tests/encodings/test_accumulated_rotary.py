@@ -144,7 +144,7 @@ REFUSED = {
     "more": (lambda: Mamba3Rotary(4, dim=DIM, num_heads=2, fraction=1.5), "fraction=1.5"),
     "layout": (lambda: Mamba3Rotary(4, dim=DIM, num_heads=2, layout="pairs"), "layout"),
     "layer": (lambda: gates_of(CARoPE(4, dim=DIM, num_heads=2, num_layers=2), torch.zeros(1, 3, DIM), 5), "num_layers=2"),
-    "none": (lambda: bad(CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2), None), "gates=0 tensors, carope makes 1"),
+    "none": (lambda: bad(CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2), None), "gates: 0 tensors, carope makes 1"),
     "nan": (lambda: bad(CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2), torch.full((2, 2, 7, 1), torch.nan)), "not finite"),
     "head_dim": (lambda: bad(CARoPE(8, dim=DIM, num_heads=4, num_kv_heads=2), torch.zeros(2, 2, 7, 1)), "made with head_dim=8"),
     "heads": (lambda: bad(CARoPE(4, dim=DIM, num_heads=3), torch.zeros(2, 3, 7, 1)), "4 heads: this CARoPE has 3 key heads"),
@@ -155,10 +155,10 @@ REFUSED = {
         lambda: posenc.re_rotate(torch.zeros(1, 2, 3, 4), CARoPE(4, dim=DIM, num_heads=2), torch.arange(3), to=torch.arange(3)),
         "CARoPE rotates keys by their content",
     ),
-    "mapped": (lambda: posenc.create("carope@rerope:window=3", dim=DIM, num_heads=2, head_dim=4), "encoding=carope"),
+    "mapped": (lambda: posenc.create("carope@rerope:window=3", dim=DIM, num_heads=2, head_dim=4), "encoding='carope'"),
     "linear without": (
         lambda: posenc.linear_attention(*qkv(LAYOUTS["causal"], 4, 2), CARoPE(4, dim=DIM, num_heads=4, num_kv_heads=2), LAYOUTS["causal"]),
-        "gates=0 tensors, carope makes 1",
+        "gates: 0 tensors, carope makes 1",
     ),
 }  # fmt: skip
 

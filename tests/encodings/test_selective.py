@@ -134,7 +134,7 @@ def call(positions=CAUSAL["causal"], gates=None, **options):
 
 
 REFUSED = {
-    "no gates": (call, "gates=0 tensors, selective_attention makes 1"),
+    "no gates": (call, "gates: 0 tensors, selective_attention makes 1"),
     "not causal": (lambda: call(Positions.arange(7), torch.zeros(2, 1, 7, 4)), "pass causal positions"),
     "prefix": (lambda: call(Positions.prefix_lm(2, 7), torch.zeros(2, 1, 7, 4)), "pass causal positions"),
     "no projection": (lambda: gates_of(SelectiveAttention(4), torch.zeros(1, 3, 8)), "no query projection for layer 0"),

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from posenc.errors import InputError, as_numbers, check_word
 from posenc.functional import alibi_slopes, check_even, frequency_curve, t5_bucket
 from posenc.positions import Positions
 from posenc.positions.ids import exact
+
+STEEPEST = 1e20
+"""The largest slope: its bias of any distance is a number of float32."""
 
 
 class _DistanceBias(Encoding):
@@ -139,7 +142,7 @@ class ALiBi(_DistanceBias):
 
     num_heads: any number of heads; the slopes are `functional.alibi_slopes`. bias_max: the last head's slope is 2^-bias_max
     (MPT's alibi_bias_max). slopes: other ones, (num_heads,), or (batch, num_heads) for each row of the batch, as
-    flash-attention's alibi_slopes. Raises InputError for slopes of other heads, or with bias_max.
+    flash-attention's alibi_slopes, up to 1e20. Raises InputError for slopes of other heads, or with bias_max.
     Source: Press, Smith and Lewis 2022, section 3.
     """
 
@@ -170,12 +173,19 @@ class ALiBi(_DistanceBias):
         if self.bias_max != 8.0:
             raise InputError("pass one of them", slopes=self.slopes, bias_max=self.bias_max)
         given = as_numbers("slopes", self.slopes, "cpu", torch.float64)
-        if given.dim() not in (1, 2) or given.shape[-1] != self.num_heads or not given.isfinite().all():
+        if given.dim() not in (1, 2) or given.shape[-1] != self.num_heads or not (given.abs() <= STEEPEST).all():
             raise InputError(
-                f"pass finite numbers, ({self.num_heads},), one for each head, or (batch, {self.num_heads})",
+                f"pass numbers up to {STEEPEST:g}, ({self.num_heads},), one for each head, or (batch, {self.num_heads})",
                 slopes=self.slopes,
             )
         self.slopes = given.tolist()
+
+    def _of_heads(self, first: int, end: int) -> dict[str, Any]:
+        changed = super()._of_heads(first, end)
+        if self.slopes is None:
+            return changed
+        given = torch.tensor(self.slopes, dtype=torch.float64, device="cpu")
+        return changed | {"slopes": given[..., first:end].tolist()}
 
     def tables(self) -> dict[str, Tensor]:
         if self.slopes is not None:

@@ -12,7 +12,7 @@ from posenc import frequencies
 from posenc.encoding import Encoding, require_fit
 from posenc.encodings.rotary import remade
 from posenc.encodings.shared import by_key_head, check_head_dim, kv_heads_of
-from posenc.errors import InputError, check_integers, check_positive, check_word
+from posenc.errors import InputError, check_positive, check_word, is_integer
 from posenc.functional import Layout, check_even, frequency_curve, intercepted, rotary
 from posenc.positions import Positions
 from posenc.positions.ids import exact
@@ -192,9 +192,7 @@ class AxialRotary(AxesRotary):
         if self.sections is None:
             self.check_split()
             return
-        sections = self.sections = tuple(self.sections)
-        for pairs in sections:
-            check_integers(0, sections=pairs)
+        sections = self.sections = checked_sections(self.sections)
         pairs = self.head_dim // 2
         if sum(sections) != pairs:
             halves = tuple(each // 2 for each in sections)
@@ -347,8 +345,8 @@ class MRotary(AxesRotary):
         if self.sections is None:
             share = pairs * (20 if self.interleaved else 24) // 64
             self.sections = pairs - 2 * share, share, share
-        self.sections = tuple(self.sections)
-        if len(self.sections) != 3 or min(self.sections) < 0 or sum(self.sections) != pairs:
+        self.sections = checked_sections(self.sections)
+        if len(self.sections) != 3 or sum(self.sections) != pairs:
             raise InputError(f"pass pairs of (t, h, w) that add up to head_dim/2 = {pairs}", sections=self.sections)
         self.schedule = dict(self.schedule or {"name": "default"})
         self.attention_factor = frequencies.create(self.schedule, self.head_dim, base=self.rope_theta).attention_factor
@@ -437,6 +435,18 @@ class MixedRotary(AxesRotary):
 def _each(values: Sequence[T], count: int) -> Sequence[T]:
     """One value for each of several, from one for all or as many."""
     return [values[0]] * count if len(values) == 1 else values
+
+
+def checked_sections(sections: Sequence[int]) -> tuple[int, ...]:
+    """The pairs of channels of each axis.
+
+    Raises:
+        InputError: one that is no integer from 0 on.
+    """
+    for pairs in sections:
+        if not is_integer(pairs) or pairs < 0:
+            raise InputError("pass integers, the pairs of channels of each axis", sections=sections)
+    return tuple(sections)
 
 
 def schedules_of(schedules: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -4,7 +4,6 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -52,7 +51,6 @@ T = TypeVar("T")
 _TENSORS = (
     "q", "k", "q_order", "k_order", "valid", "q_valid", "q_document", "k_document", "q_placed", "k_placed", "prefix",
 )  # fmt: skip
-_EVERY_TENSOR = attrgetter(*_TENSORS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -962,7 +960,8 @@ class Positions:
 
     def _rows(self) -> int:
         rows = 1
-        for x in (*_EVERY_TENSOR(self), *chain.from_iterable(self.blocks)):
+        every = [getattr(self, name) for name in _TENSORS]  # torch.compile does not trace operator.attrgetter
+        for x in (*every, *chain.from_iterable(self.blocks)):
             if x is not None and x.shape[0] > rows:
                 rows = x.shape[0]
         return rows

@@ -56,7 +56,7 @@ def settings() -> dict[str, Any]:
     """Fields with their defaults and limits, the encodings that are drawn by family and what they are called, those that are not
     drawn by the reason, the steps of the guided path, the examples, and the glossary."""
     found = dict(json.loads(asset("explorer/settings.json")))
-    drawn, said = found.pop("drawn"), {name for names in found["undrawn"].values() for name in names}
+    drawn, explained = found.pop("drawn"), {name for names in found["undrawn"].values() for name in names}
     families = {
         title: [name for name in drawn if family(ENCODINGS[name]) == key] for key, (title, _) in FAMILIES.items()
     }
@@ -65,7 +65,7 @@ def settings() -> dict[str, Any]:
     found["names"] = {
         name: text[0].upper() + text[1:] if text.split()[0].islower() else text for name, text in titles.items()
     }
-    if others := [name for name in ENCODINGS if name not in said and name not in drawn]:
+    if others := [name for name in ENCODINGS if name not in explained and name not in drawn]:
         found["undrawn"]["the page has no drawing of it"] = others
     return found
 
