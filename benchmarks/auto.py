@@ -24,7 +24,7 @@ def section(name: str, results: dict[str, Any]) -> str:
     """The table of a model, what was chosen, and where it was measured."""
     given = results["selection"] | {"plan": Plan.read(results["selection"]["plan"]), "extension": None}
     found = Selection(**given)
-    plan, machine = found.plan, found.machine
+    plan, machine, minutes = found.plan, found.machine, found.seconds / 60
     why = found.why.replace(" texts", " documents")  # as the results of earlier versions have it
     (head, *rows), (*_, (texts, methods)) = found.table(), plan.rounds
     rows = [[f"`{row[0]}`", *row[1:]] for row in rows]
@@ -37,7 +37,7 @@ def section(name: str, results: dict[str, Any]) -> str:
             f"{name.removeprefix('auto_')}, from {plan.context_length} to {plan.target_length} tokens, for {plan.program}: "
             f"{len(plan.candidates)} methods, of which {methods} read {texts} documents.{out} **{why[0].upper()}{why[1:]}.**",
             "",
-            f"`{results['command']}`: {plan.minutes:g} minutes were given, {found.seconds / 60:.2g} were measured; "
+            f"`{results['command']}`: {plan.minutes:g} minutes were given, {minutes:.{0 if minutes >= 10 else 1}f} were measured; "
             f"{machine['dtype']}, {machine['cpu']}, torch {machine['torch']}.",
         ]
     )

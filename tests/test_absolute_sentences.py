@@ -459,6 +459,8 @@ LONGER = {
     "the same command goes on from the folder": "lab/evals/test_auto.py::test_the_command_goes_on_after_sigterm_and_saves_the_choice",
     "measures only what is new": "lab/evals/test_auto.py::test_the_same_call_takes_the_plan_in_the_folder_and_another_one_what_was_measured",
     "under the rule of all studies": PLAIN,
+    "neither is distinguishable from truncation, so the choice is a schedule": "test_docs_numbers.py::test_sentences_have_the_numbers_of_the_results",
+    "the best on 4 documents": "lab/evals/test_measured.py::test_the_tables_of_auto_are_those_of_the_results",
     "nothing farther back can help, and the answer is `truncate`": "lab/evals/test_measured.py::test_the_tables_of_auto_are_those_of_the_results",
     "on 8 documents no method is distinguishable": "lab/evals/test_measured.py::test_the_tables_of_auto_are_those_of_the_results",
     "Granite and others (all)": "pretrained/test_models.py::test_the_page_names_every_type",

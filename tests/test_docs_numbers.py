@@ -23,6 +23,7 @@ from posenc.lab import data
 from posenc.lab.data import corpora as by_file
 from posenc.lab.data import corpus_text as corpora
 from posenc.lab.data import tokens
+from posenc.lab.data.load_text import DATA_TOKENS
 from posenc.lab.evals import plan
 from posenc.lab.experiment import Criterion
 from posenc.lab.statistics import estimate
@@ -80,6 +81,7 @@ SMOLLM2, STORIES, RULER = (
 )
 GEMMA = read("evaluations/longer_Gemma3.json")
 STORIES_CHOSEN = read("evaluations/auto_stories15M.json")
+SMOLLM2_CHOSEN = read("evaluations/auto_SmolLM2.json")["selection"]
 QUALITY, FITS, MAPS = read("quality.json"), read("fit.json"), read("maps.json")
 EXTENDING = ("yarn", "dual_chunk", "self_extend")
 MAP_NAMES = {"rerope", "leaky_rerope", "self_extend", "dual_chunk", "string", "lampe", "jet_long", "streaming"}
@@ -111,6 +113,17 @@ def longer_context():
     last = STORIES_CHOSEN["selection"]["plan"]["rounds"][-1]
     assert STORIES_CHOSEN["selection"]["choice"] == "truncate"
     assert last[1] == 2, "until two are left"
+
+    plan_of_it = SMOLLM2_CHOSEN["plan"]
+    yield f"SmolLM2 has {plan_of_it['context_length']} tokens of context. In documents of {plan_of_it['target_length']:,} tokens"
+    chosen = {row["method"]: row for row in SMOLLM2_CHOSEN["rows"]}
+    for method in ("yarn", "self_extend"):
+        assert chosen[method]["passkey"]["hits"] == chosen[method]["passkey"]["n"] == 4
+        assert chosen[method]["past"]["low"] < 0 < chosen[method]["past"]["high"]
+    assert chosen["cut_off"]["passkey"]["hits"] == 0
+    yield "retrieve four of four passkeys that truncation removes"
+    assert SMOLLM2_CHOSEN["choice"] == "yarn"
+    assert SMOLLM2_CHOSEN["seconds"] / 60 > plan_of_it["minutes"]
 
     keys, shots = by_method(RULER["longer"][0], "niah_multikey_1"), by_method(RULER["longer"][0], "many_shot")
     lower = [-gap(keys[m])["mean"] for m in EXTENDING]
@@ -366,7 +379,7 @@ def nbce():
 
 
 def data_page():
-    yield f"default {data.DATA_TOKENS // 10**6} million"
+    yield f"default {DATA_TOKENS // 10**6} million"
     assert corpora.HELD_OUT == 0.1
     yield "The last tenth of the bytes is for testing"
     assert tokens.MOST_HELD_OUT == 0.2
@@ -582,8 +595,8 @@ DEFINED = {
         r"Gemma 3 270M", r"base model, 32,768 tokens|past 32,768 tokens", r"Q4_K_M, 4 to 8 bits", r"15 of 18 layers see 512 tokens",
         r"with base 10,000; the others see all, with base 1,000,000", r"logits within 0\.001", r"20 most likely tokens after 700 tokens within 0\.01",
     ),
-    "attention.md": (r"32 calls for one token", r"at 2048"),
-    "vision-grid.md": (r"-1 to 1", r"diffusers 0\.42, transformers 5\.23 and timm 1\.0\.31"),
+    "attention.md": (r"32 calls for one token", r"at 2048", r"makes 50 tanh\(s / 50\) of the scores"),
+    "vision-grid.md": (r"-1 to 1", r"FLUX\.1|SkyReels V2|Wan 2\.1|HunyuanVideo 1\.5", r"diffusers 0\.42, transformers 5\.23 and timm 1\.0\.31"),
     "vision-lab.md": (
         r"Trained at 32 x 32 pixels.*tested at 64 x 64, .*without retraining\.", r"at 32 x 32 pixels",
     ),
@@ -591,7 +604,7 @@ DEFINED = {
     "nbce.md": (r"^ +log p\(.*$", r"Of 24 questions for one of 24 facts", r"n [-+] 1", r"temperature=0"),
     "data.md": (r"positions from 0", r"SHA-256"),
     "gpu.md": (),
-    "guides/getting-started.md": (),
+    "guides/getting-started.md": (r'<details markdown="1">',),
     "guides/your-model.md": (r"each row repeats 11 random tokens .* is the one 11 positions back",),
     "guides/bring-your-own.md": (r"forget gate in 40 lines", r"takes? N×N|N×N matrix"),
     "guides/convert.md": (r"c \+ d/2", r"2c with 2c \+ 1"),
