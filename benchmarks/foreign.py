@@ -350,27 +350,47 @@ def xformers_rope_padded() -> Iterator[Case]:
         yield Case(f"prefill {length}", prefill)
 
 
-# -------------------------------------------------------------------- Liger-Kernel and fla
+# -------------------------------------------------------------------- Liger-Kernel, vLLM and fla
 
 HALF_STEP = {"float64": 1e-12, "bfloat16": 2.0**-6}
 """What counts as equal, of numbers below 8."""
 
 
-def rotations(encoding: Encoding, heads: list[int], batch: int, tokens: int, width: int, dtype: str, positions: Positions, wanted: Callable[[Tensor], Tensor]) -> float:  # fmt: skip
+def rotations(encoding: Encoding, heads: list[int], batch: int, tokens: int, width: int, dtype: str, positions: Positions, wanted: Callable[[Tensor], Tensor], *, gradients: bool = True) -> float:  # fmt: skip
     """The largest difference of queries and keys that an encoding rotates; of their gradients, too, which are rotated back."""
     worst = 0.0
     for count in heads:
         for first in range(0, count, 8):  # a few heads at a time, for memory
             shape = batch, min(8, count - first), tokens, width
-            x = numbers(*shape).clamp(-4, 4).to(getattr(torch, dtype)).requires_grad_()
+            x = numbers(*shape).clamp(-4, 4).to(getattr(torch, dtype)).requires_grad_(gradients)
             out = encoding.rotate(x, x, positions)[0]
-            exact = x.detach().double().requires_grad_()
+            exact = x.detach().double().requires_grad_(gradients)
             want = wanted(exact)
             worst = max(worst, off(out, want))
-            up = numbers(*shape).clamp(-4, 4).to(x.dtype)
-            ours, theirs = torch.autograd.grad(out, x, up), torch.autograd.grad(want, exact, up.double())
-            worst = max(worst, off(ours[0], theirs[0]))
+            if gradients:
+                up = numbers(*shape).clamp(-4, 4).to(x.dtype)
+                ours, theirs = torch.autograd.grad(out, x, up), torch.autograd.grad(want, exact, up.double())
+                worst = max(worst, off(ours[0], theirs[0]))
     return worst
+
+
+def liger_rope() -> Iterator[Case]:
+    sizes = [(1, 128, 32, 32, 64), (2, 128, 32, 32, 64), (1, 128, 32, 8, 64), (2, 128, 32, 8, 64), (3, 423, 73, 213, 92), (3, 423, 73, 155, 92)]  # fmt: skip
+    for batch, tokens, heads, kv_heads, width in sizes:
+        for dtype in HALF_STEP:
+            for expanded in (True, False):
+
+                def run(batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, width=width, dtype=dtype, expanded=expanded) -> float:  # type: ignore[no-untyped-def]  # fmt: skip
+                    torch.manual_seed(1)
+                    at = torch.arange(tokens)[None].expand(batch if expanded else 1, -1)
+                    of_rows = at.expand(batch, -1)
+                    return rotations(
+                        posenc.Rotary(width), [heads, kv_heads], batch, tokens, width, dtype, Positions.from_ids(at),
+                        lambda x: turned(x, of_rows, width, False),
+                    )  # fmt: skip
+
+                name = f"{(batch, tokens, heads, kv_heads, width)} {dtype} expanded={expanded}"
+                yield Case(name, run, HALF_STEP[dtype])
 
 
 def turned_by_axes(x: Tensor, at: Tensor, axes: Tensor, base: float) -> Tensor:
@@ -400,6 +420,69 @@ def liger_m_rope() -> Iterator[Case]:
 
                         yield Case(
                             f"{batch} x {tokens} heads={heads} sections={sections} {dtype}", run, HALF_STEP[dtype]
+                        )
+
+
+VISION = {  # query heads, key heads, sections, interleaved, base, positions below
+    "Qwen2-VL-7B": (28, 4, (16, 24, 24), False, 1e6, 8192), "Qwen2-VL-72B": (64, 8, (16, 24, 24), False, 1e6, 8192),
+    "Qwen2.5-VL-72B": (64, 8, (16, 24, 24), False, 1e6, 32000), "Qwen3-VL-4B": (32, 8, (24, 20, 20), True, 5e6, 65536),
+    "Qwen3-VL-30B-A3B": (32, 4, (24, 20, 20), True, 5e6, 65536),
+}  # fmt: skip
+
+
+def vllm_m_rope() -> Iterator[Case]:
+    for model, (heads, kv_heads, sections, interleaved, base, last) in VISION.items():
+        for parts in (1, 2):
+            for tokens in (11, 8192):
+
+                def run(heads=heads // parts, kv_heads=kv_heads // parts, sections=sections, interleaved=interleaved, base=base, last=last, tokens=tokens) -> float:  # type: ignore[no-untyped-def]  # fmt: skip
+                    torch.manual_seed(42)
+                    at = torch.randint(0, last, (1, tokens, 3))
+                    axes = torch.arange(3).repeat_interleave(torch.tensor(sections))
+                    if interleaved:  # h and w take turns with t as long as they have pairs
+                        turn = torch.arange(64) % 3
+                        axes = torch.where(torch.arange(64) < 3 * torch.tensor(sections)[turn], turn, 0)
+                    encoding = posenc.MRotary(128, sections=sections, interleaved=interleaved, rope_theta=base)
+                    return rotations(
+                        encoding, [min(heads, 8), kv_heads], 1, tokens, 128, "bfloat16", Positions.from_ids(at),
+                        lambda x: turned_by_axes(x, at, axes, base), gradients=False,
+                    )  # fmt: skip
+
+                yield Case(f"{model} tensor parallel={parts} tokens={tokens}", run, HALF_STEP["bfloat16"])
+
+
+def fla_rotary() -> Iterator[Case]:
+    for kind, lengths in {"offsets": (2048, 4096), "documents": (2048, 4096), "left padding": (2048, 4096), "partial": (256, 2048)}.items():  # fmt: skip
+        for tokens in lengths:
+            for groups in (1, 4) if kind in ("offsets", "documents") else (1,):
+                for width in (128, 256):
+                    for dtype in HALF_STEP:
+
+                        def run(kind=kind, tokens=tokens, groups=groups, width=width, dtype=dtype) -> float:  # type: ignore[no-untyped-def]  # fmt: skip
+                            torch.manual_seed(42)
+                            batch = {"documents": 1, "left padding": 4}.get(kind, 2)
+                            at, part = torch.arange(tokens)[None].expand(batch, -1), 64 if kind == "partial" else width
+                            positions = Positions.arange(tokens)
+                            if kind == "offsets":
+                                at = at + torch.randint(0, tokens // 2, (batch, 1))
+                                positions = Positions.from_ids(at)
+                            elif kind == "documents":
+                                cuts = torch.arange(1, tokens)[torch.randperm(tokens - 1)[:3]].sort()[0]
+                                starts = torch.cat((torch.zeros(1, dtype=torch.long), cuts, torch.tensor([tokens])))
+                                positions = Positions.packed(cu_seqlens=starts)
+                                at = torch.cat([torch.arange(n) for n in starts.diff().tolist()])[None]
+                            elif kind == "left padding":
+                                pads = torch.arange(batch)[:, None] * (tokens // (2 * batch))
+                                positions = Positions.from_mask((at >= pads).long())
+                                at = (at - pads).clamp(min=0)
+                            rotary = posenc.Rotary(width, rotary_dim=part)
+                            turn = lambda x: turned(x, at, part, False)  # noqa: E731
+                            return rotations(
+                                rotary, [4, 4 // groups], batch, tokens, width, dtype, positions, turn, gradients=False
+                            )
+
+                        yield Case(
+                            f"{kind} tokens={tokens} groups={groups} width={width} {dtype}", run, HALF_STEP[dtype]
                         )
 
 
@@ -524,7 +607,10 @@ SUITES: dict[str, tuple[str, str, Callable[[], Iterator[Case]]]] = {
     "flash-attention, rotary": ("tests/layers/test_rotary.py", "layouts, fractions, offsets of rows, in place, half precision", flash_attention_rotary),
     "PyTorch FlexAttention": ("test/inductor/test_flex_attention.py", "score functions, grouped queries, unlike lengths, on auto and reference", flex_attention),
     "xformers": ("tests/test_rope_padded.py", "rotated caches of widths 100 and 4098, positions to 18,299, linear scaling; prefill", xformers_rope_padded),
+    "Liger-Kernel, RoPE": ("test/transformers/test_rope.py", "grouped heads, width 92, positions of a row or each, half precision; all with gradients", liger_rope),
     "Liger-Kernel, M-RoPE": ("test/transformers/test_qwen2vl_mrope.py", "sections, grouped heads, half precision; all with gradients", liger_m_rope),
+    "vLLM, M-RoPE": ("tests/kernels/core/test_mrope.py", "sections in turn or interleaved, 8 query heads at most, random positions to 65,535, half precision", vllm_m_rope),
+    "fla, rotary": ("tests/modules/test_rotary.py", "offsets of rows, documents, left padding, a part of the head, grouped heads, half precision", fla_rotary),
     "fla, forgetting attention": ("tests/ops/test_forgetting_attn.py", "grouped heads, documents, on auto and reference; all with gradients", fla_forgetting),
     "transformers, get_rope_index": ("tests/models", "M-RoPE of random prompts with images and videos, by its functions", transformers_rope_index),
     "x-transformers": ("tests/test_x_transformers.py", "ALiBi and T5's buckets, by its classes", x_transformers_biases),

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_coordinates_of_any_grid(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-@pytest.mark.parametrize("name", ["rope", "alibi", "sink"])
+@pytest.mark.parametrize("name", ["rope", "sink"])  # ALiBi's is the page's
 def test_aotinductor_compiles_the_program(name, tmp_path):
     layer = layer_of(name)
     package = torch._inductor.aoti_compile_and_package(exported(layer), package_path=str(tmp_path / "layer.pt2"))
@@ -132,6 +133,21 @@ def test_aotinductor_compiles_the_program(name, tmp_path):
     for shape in ((2, 9), (3, 17), (1, 40)):
         with torch.no_grad():
             torch.testing.assert_close(run(given(*shape)), layer(given(*shape)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_is_printed(tmp_path, monkeypatch):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    first, onnx, package = re.findall(r"```(?:python|py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    exec(first, names)
+    exec(onnx, names)
+    (out,) = onnxruntime.InferenceSession("layer.onnx").run(None, {"x": names["x"].numpy()})
+    torch.testing.assert_close(torch.from_numpy(out), names["layer"](names["x"]).detach(), rtol=1e-4, atol=1e-5)
+    if shutil.which("g++"):
+        exec(package, names)
+        torch.testing.assert_close(names["out"], names["layer"](names["x"]), rtol=1e-4, atol=1e-5)
 
 
 # -------------------------------------------------------------------- what is refused
