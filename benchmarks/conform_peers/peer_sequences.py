@@ -189,6 +189,55 @@ def curated_bias(num_heads, num_queries, num_keys):
     return module.calculate_biases(num_keys)[0].expand(-1, num_queries, -1)
 
 
+ONMT = "onmt/modules/multi_headed_attn.py"
+onmt_table = taken("OpenNMT-py", ONMT, "rotaryembeddings")
+onmt_apply = taken("OpenNMT-py", ONMT, "apply_rotary_emb", rotate_half=taken("OpenNMT-py", ONMT, "rotate_half"))
+onmt_codes = taken("OpenNMT-py", "onmt/modules/embeddings.py", "PositionalEncoding", math=math)
+onmt_distances = taken("OpenNMT-py", ONMT, "gen_relative_positions")
+onmt_product = taken("OpenNMT-py", ONMT, "relative_matmul", Tensor=torch.Tensor)
+onmt_alibi = taken(
+    "OpenNMT-py", "onmt/modules/alibi_position_bias.py", "AlibiPositionalBias", math=math,
+    pad_at_dim=taken("OpenNMT-py", "onmt/modules/alibi_position_bias.py", "pad_at_dim", F=nn.functional),
+)  # fmt: skip
+
+
+def onmt_rotary(interleave):
+    def rotary(x, positions, base):
+        table, _, _ = onmt_table(x.shape[-1], int(positions.max()) + 1, base)
+        return onmt_apply(x, x, table[positions], interleave)[0]
+
+    return rotary
+
+
+def onmt_sinusoidal(kind):
+    def codes(positions, dim, base):
+        only_base(base)
+        if dim % 2 or dim < 4:
+            raise NotImplementedError
+        return onmt_codes(dim, kind, LONGEST).pe[positions, 0]
+
+    return codes
+
+
+def onmt_relative(q, table, num_keys):
+    rows = onmt_distances(num_keys, len(table) // 2)[-q.shape[2] :]
+    return onmt_product(q, table[rows], True)
+
+
+def onmt_bias(modules):
+    """modules: of a number of heads, or None for a new one in each call."""
+
+    def bias(num_heads, num_queries, num_keys):
+        module = onmt_alibi(num_heads) if modules is None else modules.setdefault(num_heads, onmt_alibi(num_heads))
+        return module(torch.zeros(1, num_heads, num_queries, num_keys))[0]
+
+    return bias
+
+
+foundry_slopes = taken("llm-foundry", "llmfoundry/models/layers/attention.py", "gen_slopes", math=math)
+foundry_alibi = taken("llm-foundry", "llmfoundry/models/layers/attention.py", "build_alibi_bias", gen_slopes=foundry_slopes)  # fmt: skip
+
+
 PACKAGES = {
     "chronos-forecasting": [("Chronos2RotaryEmbedding, apply_rotary_pos_emb", chronos_rotary, "rotary")],
     "timesfm": [("torch RotaryPositionalEmbedding", timesfm_rotary, "rotary")],
@@ -217,4 +266,19 @@ PACKAGES = {
         ("SinusoidalPositionalEmbedding", of_table(curated_codes), "sinusoidal"),
         ("AttentionLinearBiases", curated_bias, "alibi_bias"),
     ],
-}
+    "OpenNMT-py": [
+        ("rotaryembeddings, apply_rotary_emb(interleave=False)", onmt_rotary(False), "rotary"),
+        ("apply_rotary_emb(interleave=True)", onmt_rotary(True), "rotary_interleaved"),
+        ("PositionalEncoding('SinusoidalInterleaved')", onmt_sinusoidal("SinusoidalInterleaved"), "sinusoidal"),
+        ("PositionalEncoding('SinusoidalConcat')", onmt_sinusoidal("SinusoidalConcat"), "sinusoidal_endpoint"),
+        ("gen_relative_positions, relative_matmul", onmt_relative, "relative"),
+        ("_relative_position_bucket", taken("OpenNMT-py", ONMT, "_relative_position_bucket", log=math.log), "t5"),
+        ("AlibiPositionalBias._get_slopes", taken("OpenNMT-py", "onmt/modules/alibi_position_bias.py", "AlibiPositionalBias._get_slopes", math=math), "alibi"),
+        ("AlibiPositionalBias", onmt_bias(None), "alibi_bias"),
+        ("AlibiPositionalBias, one module in all calls", onmt_bias({}), "alibi_bias"),
+    ],
+    "llm-foundry": [
+        ("gen_slopes", lambda num_heads: foundry_slopes(num_heads, return_1d=True), "alibi"),
+        ("build_alibi_bias(full=True)", lambda num_heads, num_queries, num_keys: foundry_alibi(num_heads, num_keys, full=True)[0, :, num_keys - num_queries :], "alibi_bias"),
+    ],
+}  # fmt: skip
