@@ -237,6 +237,39 @@ def onmt_bias(modules):
 foundry_slopes = taken("llm-foundry", "llmfoundry/models/layers/attention.py", "gen_slopes", math=math)
 foundry_alibi = taken("llm-foundry", "llmfoundry/models/layers/attention.py", "build_alibi_bias", gen_slopes=foundry_slopes)  # fmt: skip
 
+allennlp_codes = taken(
+    "allennlp", "allennlp/modules/transformer/positional_encoding.py", "SinusoidalPositionalEncoding", math=math,
+    FromParams=object, get_device_of=lambda x: -1, get_range_vector=lambda size, device: torch.arange(size),
+)  # fmt: skip
+
+
+def allennlp_sinusoidal(positions, dim, base):
+    """Codes of all positions up to the last."""
+    if dim % 2 or dim < 4:
+        raise NotImplementedError
+    return allennlp_codes(max_timescale=base)(torch.zeros(1, int(positions.max()) + 1, dim))[0, positions]
+
+
+palm_codes = taken("PaLM-rlhf-pytorch", "palm_rlhf_pytorch/palm.py", "RotaryEmbedding", Module=nn.Module, rearrange=rearrange)  # fmt: skip
+palm_apply = taken(
+    "PaLM-rlhf-pytorch",
+    "palm_rlhf_pytorch/palm.py",
+    "apply_rotary_pos_emb",
+    rotate_half=taken("PaLM-rlhf-pytorch", "palm_rlhf_pytorch/palm.py", "rotate_half"),
+)
+
+
+def palm_rotary(x, positions, base):
+    """Cast with x, as a model is."""
+    only_base(base)
+
+    def turn(full):
+        return palm_apply(
+            palm_codes(full.shape[-1], use_xpos=False).to(full.dtype)(full.shape[2], full.device)[0], full
+        )
+
+    return at_positions(turn, x, positions)
+
 
 PACKAGES = {
     "chronos-forecasting": [("Chronos2RotaryEmbedding, apply_rotary_pos_emb", chronos_rotary, "rotary")],
@@ -281,4 +314,12 @@ PACKAGES = {
         ("gen_slopes", lambda num_heads: foundry_slopes(num_heads, return_1d=True), "alibi"),
         ("build_alibi_bias(full=True)", lambda num_heads, num_queries, num_keys: foundry_alibi(num_heads, num_keys, full=True)[0, :, num_keys - num_queries :], "alibi_bias"),
     ],
+    "allennlp": [
+        ("SinusoidalPositionalEncoding", allennlp_sinusoidal, "sinusoidal_endpoint"),
+        ("AttentionModule._relative_position_bucket", taken("allennlp", "allennlp/modules/transformer/attention_module.py", "AttentionModule._relative_position_bucket", math=math, IntT=torch.Tensor), "t5"),
+    ],
+    "mosaicml": [
+        ("_get_alibi_head_slopes", taken("mosaicml", "composer/algorithms/alibi/attention_surgery_functions/utils.py", "_get_alibi_head_slopes", math=math), "alibi"),
+    ],
+    "PaLM-rlhf-pytorch": [("RotaryEmbedding(use_xpos=False) cast to x's dtype", palm_rotary, "rotary")],
 }  # fmt: skip
