@@ -131,6 +131,7 @@ def _process(rank, world_size, port, act, given):
     os.environ.update(address)
     act(rank, world_size, *given)
     if dist.is_initialized():
+        dist.barrier()  # one that ends while another still connects fails it
         dist.destroy_process_group()
 
 
