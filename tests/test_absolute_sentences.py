@@ -261,6 +261,7 @@ EXPORT = {
     "and `doctor` names it on any model": "pretrained/test_adapters.py::test_one_line_where_the_model_has_another_extension",
     "that has no `task_type`": "pretrained/test_adapters.py::test_the_extension_is_in_the_folder_and_applied",
     "merges its adapters and writes none": "pretrained/test_finetune.py::test_lora_is_merged_into_attention_and_nothing_else_moves",
+    "reads the files of each of these types": "pretrained/test_gguf_file.py::test_what_is_written_without_a_tokenizer_is_read",
     "so that llama.cpp needs no flags": "pretrained/test_gguf_file.py::test_llama_cpp_computes_every_architecture_and_schedule",
     "Only Llama, Mistral and Phi-3 read divisors": "pretrained/test_export.py::test_llama_cpp_reads_no_divisors_for_most_architectures",
     "with any attention factor": "pretrained/test_gguf_file.py::test_llama_cpp_computes_an_attention_factor_and_other_betas",
@@ -269,6 +270,8 @@ EXPORT = {
     "documents of 1000 tokens retrieved by their last 128": "pretrained/test_learned_table_real.py::test_minilm_finds_texts_by_what_truncation_has_cut_off",
 }
 DOCTOR = {
+    "each is named, and nothing else is": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",
+    "none has a finding": "pretrained/test_doctor.py::test_no_alarm_at_a_clean_model_of_each_type",
     "can use wrong positions without any error": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",
     "reports each finding with a measured number": "pretrained/test_doctor.py::test_it_reads_well_as_text_and_json",
     "each attention layer is called once more": "pretrained/test_computed.py::test_every_layer_is_computed_or_named_as_unchecked",

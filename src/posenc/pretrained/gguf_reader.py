@@ -54,8 +54,10 @@ def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
     lacking = {name: like for name, like in MORE.items() if name not in configs}
     names |= {
         "GGUF_SUPPORTED_ARCHITECTURES": [*configs, *lacking],
-        "GGUF_TO_TRANSFORMERS_MAPPING": mapping | {"config": configs | {name: configs[like] for name, like in lacking.items()}},
-        "TENSOR_PROCESSORS": processors | {name: processors[like] for name, like in lacking.items() if like in processors},
+        "GGUF_TO_TRANSFORMERS_MAPPING": mapping
+        | {"config": configs | {name: configs[like] for name, like in lacking.items()}},
+        "TENSOR_PROCESSORS": processors
+        | {name: processors[like] for name, like in lacking.items() if like in processors},
     }
     names = vars(reading) | names | {"__builtins__": vars(builtins) | {"__import__": load}}
     return FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__)
