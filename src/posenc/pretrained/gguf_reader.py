@@ -49,8 +49,8 @@ def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
         return module if name == "gguf" else builtins.__import__(name, *more)
 
     theirs: Any = reading.load_gguf_checkpoint
-    mapping, processors = reading.GGUF_TO_TRANSFORMERS_MAPPING, reading.TENSOR_PROCESSORS
-    configs: dict[str, Any] = mapping["config"]
+    mapping: dict[str, Any] = reading.GGUF_TO_TRANSFORMERS_MAPPING
+    configs, processors = mapping["config"], reading.TENSOR_PROCESSORS
     lacking = {name: like for name, like in MORE.items() if name not in configs}
     names |= {
         "GGUF_SUPPORTED_ARCHITECTURES": [*configs, *lacking],
