@@ -554,6 +554,14 @@ def test_layers_without_rotation_are_those_of_the_module(model_type):
     assert len(attending) == 8
 
 
+@pytest.mark.parametrize("base", [None, "10000", math.nan, 0, -1.0])
+def test_a_base_without_a_table_that_cannot_be(base):
+    for table in ({}, {"rope_parameters": None}):
+        comparison = read(LLAMA | {"rope_theta": base} | table)
+        assert names(comparison) == {"parameter_impossible"}
+        assert {each.program for each in comparison.readings} <= {"transformers 5"}
+
+
 def test_pairs_with_frequency_0_are_not_counted_as_rotated():
     fields = {"model_type": "gemma4_text", "num_hidden_layers": 6}
     (reading,) = (each for each in read(fields).readings if each.layers == "full_attention")
