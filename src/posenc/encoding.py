@@ -56,6 +56,9 @@ SIZES = frozenset((
 ))  # fmt: skip
 """Fields of a dataclass that must be at least 1, whichever encoding has them."""
 
+_ACT_AT_ONCE = "_parameters", "_buffers", "_modules"
+"""Where a module has what may be set again."""
+
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
 
@@ -110,7 +113,13 @@ def swapped(name: str, x: Tensor, why: str) -> InputError:
 
 
 class _Hooked(type):
-    """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted."""
+    """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted. What they make
+    has fixed options."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        vars(made)["_fixed"] = frozenset(cls.arguments())  # type: ignore[attr-defined]
+        return made
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -213,6 +222,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
     heads_together: ClassVar[int] = 1
     """Consecutive query heads that belong together, whatever the model."""
     _part: "_Heads | None" = None
+    _fixed: frozenset[str] = frozenset()
+    """The names of the arguments, once it is made."""
 
     @property
     def known_as(self) -> str:
@@ -284,6 +295,17 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
     def __init__(self) -> None:
         """`__new__` has initialised the module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises:
+        InputError: an option of an encoding that is made: its tables would follow at the next cast only."""
+        if name in self._fixed and not any(name in vars(self)[those] for those in _ACT_AT_ONCE):
+            raise InputError(
+                f"options of an encoding are fixed when it is made: make another {type(self).__name__} with it",
+                argument=name,
+                value=value,
+            )
+        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in self.arguments() if hasattr(self, name)}
