@@ -18,7 +18,6 @@ from posenc.errors import (
     check_flags,
     check_integers,
     check_numbers,
-    check_numbers,
     check_positive,
     check_sizes,
     check_tensor,
