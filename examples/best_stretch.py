@@ -44,18 +44,8 @@ def main(folder="best-stretch", model="demo", length=12288, samples=8, text="pyd
         "generate": False,
         "attention": False,
     }
-    print(
-        table(
-            posenc.evaluate(
-                lm,
-                tokenizer,
-                **chosen,
-                name=model,
-                directory=folder,
-                pages=lambda results: {"report.html": page(results)},
-            )
-        )
-    )
+    chosen |= {"name": model, "directory": folder, "pages": lambda results: {"report.html": page(results)}}
+    print(table(posenc.evaluate(lm, tokenizer, **chosen)))
 
 
 if __name__ == "__main__":

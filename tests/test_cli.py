@@ -17,7 +17,7 @@ from references.commands import run
 def test_list_and_cite(capsys, tmp_path):
     code, out, _ = run(capsys, "list")
     assert code == 0
-    assert out.splitlines()[0] == "Encodings on the input"
+    assert out.splitlines()[0] == "Encodings: rotary"
     code, out, _ = run(capsys, "list", "--json")
     assert {row["name"] for row in json.loads(out)["encodings"]} == set(posenc.ENCODINGS)
     schedules = {row["name"]: row["options"] for row in json.loads(out)["schedules"]}

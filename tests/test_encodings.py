@@ -385,5 +385,5 @@ def test_names_of_something_else_are_known():
         posenc.create("yarn", head_dim=8)
     with pytest.raises(posenc.InputError, match=r"'rerope': is a position map; .* rope@rerope"):
         posenc.create("rerope", head_dim=8)
-    with pytest.raises(posenc.InputError, match=r"dim=18 and num_heads=4: must divide evenly"):
+    with pytest.raises(posenc.InputError, match=r"dim=18, num_heads=4: must divide evenly"):
         posenc.create("rope", dim=18, num_heads=4)

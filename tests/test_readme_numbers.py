@@ -310,7 +310,7 @@ TESTED = (
     # what the tests of this file, and of test_front_page.py (encodings, packages, model types, schedules, maps, functions
     # that match), assert word by word
     r"^\| .*$",
-    r"^\*\*\d+ positional encodings",
+    r"^\*\*\d+\+ positional encodings",
     r"^\[.*$",
     r"\(\d layers, .* seeds\.",
     r"^- \*\*You do research.*$",

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc import InputError, cli, frequencies
+from posenc import InputError, frequencies
+from posenc.cli import diff_command
 from posenc.frequencies import SCHEDULES, diff, options_of
 from references import commands
 
@@ -59,7 +60,7 @@ def test_json_and_table_hold_for_any_two(first, second, head_dim, base, factor, 
     again = json.loads(json.dumps(actual.to_dict(), allow_nan=False))
     assert again["largest_phase"] == {"pair": actual.largest.pair, "radians": actual.largest.phase}
     assert [row["phase"] for row in again["pairs"]] == [pair.phase for pair in actual.pairs]
-    lines = cli.diff.text(actual).splitlines()
+    lines = diff_command.text(actual).splitlines()
     first = next(i for i, line in enumerate(lines) if line.split()[:1] == ["0"])
     assert [int(row.split()[0]) for row in lines[first : first + head_dim // 2]] == list(range(head_dim // 2))
 

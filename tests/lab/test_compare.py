@@ -346,8 +346,8 @@ def test_limits_say_what_was_not_shown(tiny):
     assert "learned: its table ends at position 15" in notes
     assert "One small model" in notes
     settings = ranked.settings
-    assert "t5: 1.5 % of the pairs" in " ".join(replace(settings, length=128).limits(ranked))
-    assert "t5" not in " ".join(replace(settings, length=512).limits(ranked))
+    assert "t5: 1.5 % of the pairs" in " ".join(replace(settings, length=128).limits(ranked.trained, ranked.corpus))
+    assert "t5" not in " ".join(replace(settings, length=512).limits(ranked.trained, ranked.corpus))
     one = {Run("rope", 0, settings, ""): cell("rope", 0, rope=(1, 1, 1))}
     assert "Only one seed" in " ".join(ranking(settings, one).limits())
 

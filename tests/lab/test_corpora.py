@@ -14,7 +14,6 @@ from posenc import InputError
 from posenc.lab.data import corpora, load, window_ends
 from posenc.lab.data.corpora import BLOCK, CORPORA, Files, copied, split, windows, without_copies
 from posenc.lab.records import Aggregate, VariantScores
-from posenc.lab.results import Ranking
 from posenc.lab.statistics import Estimate
 from posenc.lab.text import CONTEXT, Settings, use
 
@@ -217,15 +216,13 @@ def test_a_gain_has_an_interval_and_a_word():
     flat = aggregate("flat", {"8": [3.0] * 4, "128": [2.0] * 4, "1024": [2.0] * 4})
     worse = aggregate("worse", {"8": [3.0] * 4, "128": [2.0] * 4, "1024": [2.5] * 4})
     assert s.gain(reader).mean == pytest.approx(0.095)
-    assert [use(s.gain(each)) for each in (reader, flat, worse)] == ["reads far", "does no harm", "harms"]
-    assert use(Estimate(0.02, 0, 0.0101, 0.03)) == "reads far"
+    assert [use(s.gain(each)) for each in (reader, flat, worse)] == ["gains from far context", "does no harm", "harms"]
+    assert use(Estimate(0.02, 0, 0.0101, 0.03)) == "gains from far context"
     assert use(Estimate(0.02, 0, 0.0099, 0.03)) == "does no harm"
     assert use(Estimate(-0.05, 0, -0.2, 0.1)) == "unclear"
     assert replace(s, contexts=()).gain(flat) is replace(s, contexts=(8, 1024)).gain(flat) is None
-    ranking = Ranking.__new__(Ranking)
-    ranking.trained = [reader, flat, worse]
-    (line,) = s.remarks(ranking)
+    (line,) = s.remarks([reader, flat, worse])
     assert line.startswith(
-        "The fall of the loss from 128 bytes of context to 1024, on the same targets: reads far: reader ("
+        "The fall of the loss from 128 bytes of context to 1024, on the same targets: gains from far context: reader ("
     )
     assert "does no harm: flat (+0.000 ± 0.000); harms: worse (−0.500 ± 0.000)." in line

@@ -50,7 +50,7 @@ def test_a_view_is_saved_as_svg_with_lines_and_letters(visit):
 
 @pytest.mark.browser
 def test_the_cells_of_a_heat_map_have_their_places_and_colours_in_the_svg(visit):
-    tab = visit("encoding=alibi&length=8&heads=1")
+    tab = visit("encoding=alibi&length=8&heads=1&bidirectional=true")
     tree = ElementTree.fromstring(saved(tab, "products", "SVG"))
     cells = next(g for g in tree.iter(f"{SVG}g") if g.get("shape-rendering"))
     colour = {}
@@ -70,7 +70,7 @@ def test_the_line_of_tokens_is_saved(visit):
     tab = visit("encoding=rope&trained=12&at=0,2,3,9,15,20")
     tree = ElementTree.fromstring(saved(tab, "line", "SVG"))
     texts = [text.text for text in tree.iter(f"{SVG}text")]
-    assert texts[0].startswith("Attention of “\u2068Can\u2069” at position 0: encoding=rope")
+    assert texts[0].startswith("Attention of “\u2068?\u2069” at position 20: encoding=rope&trained=12")
     tokens = [text for text in tree.iter(f"{SVG}text") if text.text in ("Can", "you", "open", "a", "can", "?")]
     places = [float(text.get("x")) for text in tokens]
     assert places[1:] == pytest.approx([720 * (at + 0.5) / 24 for at in (2, 3, 9, 15, 20)], abs=0.1)
@@ -235,7 +235,7 @@ def test_on_a_phone_the_view_is_seen_while_a_slider_is_dragged_in_the_open_sheet
     for share in (0.62, 0.7, 0.78):
         with redrawn(tab):
             touch("touchMove", (box["x"] + box["width"] * share, middle))
-    assert slider.bounding_box() == box  # it stays under the finger
+    assert slider.bounding_box() == pytest.approx(box, abs=1)  # it stays under the finger
     assert tab.locator(".controls").evaluate("form => form.classList.contains('sliding')")
     assert visible(tab, '[data-view="decay"] canvas')
     assert tab.get_by_role("button", name="Close").is_hidden()

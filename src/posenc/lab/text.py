@@ -35,13 +35,13 @@ FAR = 0.01
 """Nats by which far context has to lower the loss, at the lower end of the interval."""
 HARM = 0.05
 """Nats by which it may raise the loss, at the upper end of the interval, and does no harm."""
-USES = "reads far", "does no harm", "harms", "unclear"
+USES = "gains from far context", "does no harm", "harms", "unclear"
 
 
 def use(gain: Estimate) -> str:
     """What context beyond that of training does."""
     if gain.low > FAR:
-        return "reads far"
+        return "gains from far context"
     return "does no harm" if gain.low > -HARM else "harms" if gain.high < -FAR else "unclear"
 
 

@@ -461,7 +461,7 @@ def test_a_preset_of_times_takes_lengths_instead_but_not_both():
     assert settings_of("longer", lengths=(300, 600)).times == ()
     assert settings_of("longer", samples=2).on(100).lengths == (200, 400, 800)
     assert config.preset_of(settings_of("longer").on(100)) == "longer"
-    with pytest.raises(InputError, match=r"times=2: and lengths=512 are given; give one of the two"):
+    with pytest.raises(InputError, match=r"times=2, lengths=512: give one of the two"):
         settings_of("longer", lengths=512, times=2)
     with pytest.raises(InputError, match=r"times=0: must be above 0"):
         settings_of("longer", times=(2, 0))

@@ -32,7 +32,8 @@ def test_an_example_asks_for_what_its_table_shows(name, monkeypatch, capsys):
     module.main()
     assert capsys.readouterr().out.strip() == module.table(results)
     assert ["none", *asked["methods"]] == results["settings"]["methods"]
-    assert asked["pages"] == {"report.html": module.page}
+    monkeypatch.setattr(module, "page", lambda results: results["settings"])
+    assert asked["pages"](results) == {"report.html": results["settings"]}
 
 
 def test_the_fuller_run_on_smollm2_has_an_interval_to_every_number():

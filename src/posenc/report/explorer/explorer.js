@@ -211,7 +211,7 @@ posenc.explorer = (() => {
   async function save(part, kind) {
     const id = part.dataset.view, name = `posenc-${id}.${kind}`, model = posenc.model.of(state);
     const view = part === line ? tokens.picture(model, posenc.saving.SIZE.width) : posenc.views[id];
-    const text = posenc.saving.svg(view, `${view.title || part.querySelector("h3").textContent}: ${posenc.state.write(state) || state.encoding}`, model, posenc.draw.theme(root), address());
+    const text = posenc.saving.svg(view, `${view.title || part.querySelector("h3").textContent}: ${posenc.state.withEncoding(state)}`, model, posenc.draw.theme(root), `#${PREFIX}${posenc.state.withEncoding(state)}`);
     posenc.saving.file(name, kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await posenc.saving.png(text));
     say(`The picture is in ${name}.`);
   }

@@ -195,7 +195,16 @@ posenc.state = (() => {
   }
 
   function write(state) {
-    const parts = Object.entries(plain(state)).map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
+    return spelled(plain(state));
+  }
+
+  // The same with the encoding's name, though it is the usual one: for what leaves the page.
+  function withEncoding(state) {
+    return spelled({ encoding: shown("encoding", state), ...plain(state) });
+  }
+
+  function spelled(found) {
+    const parts = Object.entries(found).map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
     return parts.join("&").replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%20", "+").replaceAll("%3D", "=");
   }
 
@@ -223,7 +232,7 @@ posenc.state = (() => {
   }
 
   return {
-    FIELDS, PRESETS, PATH, encoding, entry, range, method, options, clean, plain, parse, write,
+    FIELDS, PRESETS, PATH, encoding, entry, range, method, options, clean, plain, parse, write, withEncoding,
     checked, arguments: arguments_,
   };
 })();
