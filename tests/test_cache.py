@@ -267,7 +267,9 @@ def test_keys_that_another_encoding_rotated_are_refused():
             if rotated is False:
                 attention(more, more, more, other, kept.positions(), cache=kept)
                 continue
-            with pytest.raises(InputError, match=r"^cache: layer 0 has keys under rope\(.*rope_theta=500.*one encoding"):
+            with pytest.raises(
+                InputError, match=r"^cache: layer 0 has keys under rope\(.*rope_theta=500.*one encoding"
+            ):
                 attention(more, more, more, other, kept.positions(), cache=kept)
 
 
