@@ -13,7 +13,7 @@ from functools import partial, reduce
 from itertools import islice
 from numbers import Integral, Real
 from operator import attrgetter, is_
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -116,10 +116,17 @@ class _Hooked(type):
     """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted. What they make
     has fixed options."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__call__(*args, **kwargs)
-        vars(made)["_fixed"] = frozenset(cls.arguments())  # type: ignore[attr-defined]
-        return made
+    if not TYPE_CHECKING:  # to whom, and to people, the signature is that of __init__
+
+        def __call__(cls, *args, **kwargs):
+            made = super().__call__(*args, **kwargs)
+            vars(made)["_fixed"] = frozenset(cls.arguments())
+            return made
+
+        @property
+        def __signature__(cls):
+            parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+            return inspect.Signature(parameters)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
