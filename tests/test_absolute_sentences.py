@@ -26,8 +26,6 @@ README = {
     "plain transformers loads to the same logits": "pretrained/test_export.py::test_every_static_schedule_comes_back_from_plain_transformers",
     "The same call handles padding": "test_conformance.py::test_every_encoding_conforms",
     "train a decoder that every inference server runs": "test_readme_numbers.py::test_rope_where_every_server_has_to_run_it",
-    "within 0.05 of the best at every size": "test_readme_numbers.py::test_what_trains_short_and_tests_long",
-    "no other budget tried": "test_readme_numbers.py::test_what_trains_short_and_tests_long",
     "(under `yarn` none does)": "test_readme_numbers.py::test_dual_chunk_in_python",
     "a rule over every size and budget measured": "test_readme_numbers.py::test_the_advice_is_that_of_the_rule",
     "no method is better than truncating the input": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
