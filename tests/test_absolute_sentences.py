@@ -322,7 +322,7 @@ EXTEND = {
     "Running text was predicted no better than": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
     "All findings.": PLAIN,
     "| only the weights, run in Python |": "pretrained/test_extend.py::test_what_the_report_promises_is_what_happens",
-    "no position exceeds the context length": "pretrained/test_nbce.py::test_a_context_longer_than_the_model_is_warned_of",
+    "has no position beyond the context length": "pretrained/test_nbce.py::test_a_context_longer_than_the_model_is_warned_of",
     "does all of this in one command": "pretrained/test_cli_models.py::test_extend_measures_what_it_did",
     "All methods, with results": PLAIN,
 }
