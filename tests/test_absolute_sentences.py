@@ -291,7 +291,6 @@ DOCTOR = {
     "each has a severity, a meaning and a remedy": "pretrained/test_doctor.py::test_the_help_explains_each_finding",
 }
 EVALUATE = {
-    "unmodified and under any method of `posenc extend`": "lab/evals/test_evaluate.py::test_methods_are_tried_before_texts_are_made",
     "a U under every method": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
     "all tables and results": PLAIN,
     "32 prompts at each depth": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
