@@ -5,6 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+import posenc
+from posenc import Positions
 
 ROOT = Path(__file__).parents[1]
 ABSOLUTE = re.compile(
@@ -259,6 +263,7 @@ EXPORT = {
     "and `doctor` names it on any model": "pretrained/test_adapters.py::test_one_line_where_the_model_has_another_extension",
     "that has no `task_type`": "pretrained/test_adapters.py::test_the_extension_is_in_the_folder_and_applied",
     "merges its adapters and writes none": "pretrained/test_finetune.py::test_lora_is_merged_into_attention_and_nothing_else_moves",
+    "reads the files of each of these types": "pretrained/test_gguf_file.py::test_what_is_written_without_a_tokenizer_is_read",
     "so that llama.cpp needs no flags": "pretrained/test_gguf_file.py::test_llama_cpp_computes_every_architecture_and_schedule",
     "Only Llama, Mistral and Phi-3 read divisors": "pretrained/test_export.py::test_llama_cpp_reads_no_divisors_for_most_architectures",
     "with any attention factor": "pretrained/test_gguf_file.py::test_llama_cpp_computes_an_attention_factor_and_other_betas",
@@ -267,6 +272,8 @@ EXPORT = {
     "documents of 1000 tokens retrieved by their last 128": "pretrained/test_learned_table_real.py::test_minilm_finds_texts_by_what_truncation_has_cut_off",
 }
 DOCTOR = {
+    "each is named, and nothing else is": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",
+    "none has a finding": "pretrained/test_doctor.py::test_no_alarm_at_a_clean_model_of_each_type",
     "can use wrong positions without any error": "pretrained/test_computed.py::test_a_deliberate_mistake_is_named_and_nothing_else_is",
     "reports each finding with a measured number": "pretrained/test_doctor.py::test_it_reads_well_as_text_and_json",
     "each attention layer is called once more": "pretrained/test_computed.py::test_every_layer_is_computed_or_named_as_unchecked",
@@ -287,7 +294,6 @@ DOCTOR = {
     "each has a severity, a meaning and a remedy": "pretrained/test_doctor.py::test_the_help_explains_each_finding",
 }
 EVALUATE = {
-    "unmodified and under any method of `posenc extend`": "lab/evals/test_evaluate.py::test_methods_are_tried_before_texts_are_made",
     "a U under every method": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
     "all tables and results": PLAIN,
     "32 prompts at each depth": "lab/evals/test_measured.py::test_the_document_shows_the_table_that_was_measured",
@@ -318,7 +324,7 @@ EXTEND = {
     "Running text was predicted no better than": "test_absolute_sentences.py::test_no_method_predicts_running_text_better_than_truncation",
     "All findings.": PLAIN,
     "| only the weights, run in Python |": "pretrained/test_extend.py::test_what_the_report_promises_is_what_happens",
-    "no position exceeds the context length": "pretrained/test_nbce.py::test_a_context_longer_than_the_model_is_warned_of",
+    "has no position beyond the context length": "pretrained/test_nbce.py::test_a_context_longer_than_the_model_is_warned_of",
     "does all of this in one command": "pretrained/test_cli_models.py::test_extend_measures_what_it_did",
     "All methods, with results": PLAIN,
 }
@@ -472,6 +478,36 @@ LONGER = {
     "for all layers and heads, `longrope`": "pretrained/test_fit.py::test_stretches_are_found_again",
     "the same call resumes": "pretrained/test_fit.py::test_an_interrupted_fit_resumes_from_its_checkpoint",
 }
+VISION_GRID = {
+    "Packed images give the same results as each alone": "test_vision.py::test_packed_images_are_as_if_alone",
+    "every image spans -1 to 1": "encodings/test_rotary_axes.py::test_axial_rope_is_dinov3",
+    "refused;": "encodings/test_window.py::test_refusals",
+    "in units of the training window": "encodings/test_window.py::test_refusals",
+    "take images only, the others video too": "test_absolute_sentences.py::test_tables_and_swin_v2_take_images_only",
+    "has no place before or after": "positions/test_placed.py::test_moved_patches_leave_the_tokens_before_them_without_a_place",
+    "No coordinate is reserved": "positions/test_placed.py::test_every_coordinate_counts",
+    "which every derived object carries": "positions/test_placed.py::test_derived_positions_carry_it",
+    "each axis has the frequencies of its width": "encodings/test_axes_of_models.py::test_each_axis_has_its_section_base_and_schedule",
+    "has the pairs of each": "encodings/test_axes_of_models.py::test_each_axis_has_its_section_base_and_schedule",
+    "no place |": "encodings/test_axes_of_models.py::test_axial_rope_is_diffusers",
+    "on every axis |": "encodings/test_axes_of_models.py::test_axial_rope_is_diffusers",
+    "by a scale of each axis": "encodings/test_axes_of_models.py::test_axial_rope_is_diffusers",
+    "which is no rotation": PLAIN,
+    "| the same, ending at the frequency 1/base |": PLAIN,
+    "in each": PLAIN,
+    "the same number on all three axes": "positions/test_multimodal.py::test_rows_are_their_loops",
+    "all tokens so far": PLAIN,
+    "the largest number on any axis": "positions/test_multimodal.py::test_rows_are_their_loops",
+    "the same, frames at seconds": "positions/test_multimodal.py::test_time_is_rounded_as_in_transformers",
+    "| the same | `tokens_per_second": "positions/test_multimodal.py::test_options_are_those_of_the_loops",
+    "each frame is an image": "positions/test_multimodal.py::test_positions_are_those_of_transformers",
+    "no sizes needed": "positions/test_multimodal.py::test_v2pe_needs_no_sizes",
+    "as far from every text token": "positions/test_multimodal.py::test_a_circle_is_its_loop_and_as_far_from_every_text_token",
+    "images only": "positions/test_multimodal.py::test_bad_input_is_named",
+    "in every family listed": "positions/test_multimodal.py::test_positions_are_those_of_transformers",
+    "has its circle in every other layer": PLAIN,
+    "LTX-Video has other frequencies in each head": PLAIN,
+}
 PAGES = {
     "README.md": README,
     "SECURITY.md": SECURITY,
@@ -491,6 +527,7 @@ PAGES = {
     "docs/ablations.md": ABLATIONS,
     "docs/leaderboard.md": LEADERBOARD,
     "docs/vision-pretrained.md": VISION_PRETRAINED,
+    "docs/vision-grid.md": VISION_GRID,
     "docs/vision-lab.md": VISION_LAB,
     "docs/bench.md": BENCH,
     "docs/guides/measure.md": MEASURE,
@@ -541,6 +578,30 @@ def test_nothing_was_timed_on_a_gpu():
     assert json.loads((ROOT / "src/posenc/backends/gpus.json").read_text(encoding="utf-8")) == {}
     assert not (ROOT / "benchmarks/gpu-results").exists()
     assert [path.name for path in (ROOT / "benchmarks/results").iterdir()] == ["cpu.json"]
+
+
+def test_tables_and_swin_v2_take_images_only():
+    """The encodings of the page's table, on a video."""
+    page = (ROOT / "docs/vision-grid.md").read_text(encoding="utf-8")
+    table = page[page.index("## At another resolution") : page.index("take images only")]
+    names = [
+        name
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    ]
+    video, x = Positions.grid(4, 4, frames=2), torch.randn(1, 32, 96)
+    refused = set()
+    for name in names:
+        encoding = posenc.create(name, dim=96, num_heads=4, head_dim=24, grid=(2, 4, 4))
+        q = x.unflatten(-1, (4, 24)).transpose(1, 2)
+        try:
+            encoding.effects(video).embedded(x)
+            posenc.attention(q, q, q, encoding, video)
+        except posenc.InputError:
+            refused.add(name)
+    assert len(names) == 12
+    assert refused == {"grid_table", "swin", "beit", "swin_v2"}
 
 
 def test_the_version_of_datasets_that_runs_no_code_is_required():

@@ -1,11 +1,15 @@
 """`posenc.KVCache`: what it stores equals a full pass, however rows are padded, cut, reordered or rolled back."""
 
+import copy
+import pickle
+import warnings
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import posenc
-from posenc import InputError, KVCache, Positions
+from posenc import InputError, KVCache, Positions, Rotary, attention
 from posenc.encoding import gates_of
 
 ENCODINGS = ("rope", "alibi", "rope+alibi", "xpos", "fox", "rope@self_extend:window=4:group=2", "learned")
@@ -229,7 +233,7 @@ def test_bad_input_is_refused_before_anything_is_stored():
             lambda: attend(encoding, [x.float() for x in new], cache.positions(), cache),
             "precision needs another cache",
         ),
-        (lambda: attend(made("fox"), new, cache.positions(), cache), "layer 0 has 2 tensors, its encoding makes 3"),
+        (lambda: attend(made("fox"), new, cache.positions(), cache), "keys under rope.*under no rotation"),
         (lambda: posenc.attention(*new[:3], encoding, cache.positions(), cache={}), "pass a posenc.KVCache"),
         (
             lambda: posenc.attention(*new[:3], encoding, cache.positions(), keys_rotated=True, cache=cache),
@@ -248,3 +252,40 @@ def test_bad_input_is_refused_before_anything_is_stored():
     attend(encoding, given, Positions.packed([5, 7], causal=True), packed)
     with pytest.raises(InputError, match="not one text a row"):
         packed.positions()
+
+
+@torch.no_grad()
+def test_keys_that_another_encoding_rotated_are_refused():
+    q, more = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 1, 8)
+    for rotated in (True, None, False):
+        cache = KVCache(rotated=rotated)
+        attention(q, q, q, Rotary(8), Positions.arange(5, causal=True), cache=cache)
+        attention(more, more, more, Rotary(8), cache.positions(), cache=cache)
+        for kept in (cache, pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
+            attention(more, more, more, Rotary(8), kept.positions(), cache=kept)
+            other = Rotary(8, rope_theta=500.0)
+            if rotated is False:
+                attention(more, more, more, other, kept.positions(), cache=kept)
+                continue
+            with pytest.raises(
+                InputError, match=r"^cache: layer 0 has keys under rope\(.*rope_theta=500.*one encoding"
+            ):
+                attention(more, more, more, other, kept.positions(), cache=kept)
+
+
+@torch.no_grad()
+def test_a_forgotten_layer_is_warned_of():
+    q, positions = torch.randn(1, 2, 5, 8), Positions.arange(5, causal=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache = KVCache()
+        for _ in range(2):
+            for layer in range(3):
+                attention(q, q, q, Rotary(8), positions, cache=cache, layer=layer)
+        alone = KVCache()
+        attention(q, q, q, Rotary(8), positions, cache=alone)
+        attention(q, q, q, Rotary(8), Positions.arange(5, causal=True), cache=alone)
+    cache = KVCache()
+    attention(q, q, q, Rotary(8), positions, cache=cache)
+    with pytest.warns(UserWarning, match="layer=0 again for the same positions.*pass layer="):
+        attention(q, q, q, Rotary(8), positions, cache=cache)

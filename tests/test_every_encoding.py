@@ -47,6 +47,23 @@ def test_a_model_computes_with_quantized_linear_layers(name):
     torch.testing.assert_close(quantized(ids), want, rtol=0, atol=0.05 * float(want.abs().max()))
 
 
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, "rope@rerope:window=4", "rope+alibi", "rope/none"])
+def test_an_option_is_fixed_when_the_encoding_is_made(name):
+    """Its tables would follow at the next cast. What is a parameter, a buffer or a module acts at once."""
+    encoding, refused = copy.deepcopy(named(name)(DECODER)), 0
+    for part in encoding.modules():
+        if isinstance(part, posenc.Encoding):
+            held = {**part._parameters, **part._buffers, **part._modules}
+            for option in part.arguments().keys() - held.keys():
+                before = getattr(part, option)
+                with pytest.raises(InputError, match=f"^{option}=.*make another {type(part).__name__}"):
+                    setattr(part, option, 3)
+                assert getattr(part, option) is before
+                refused += 1
+    assert refused or not encoding.arguments()
+    encoding.double().train().requires_grad_(False)
+
+
 def test_coefficients_that_were_drawn_on_meta_are_refused():
     case, positions = Case("fope"), Positions.arange(7, causal=True)
     case.encoding.to("meta")

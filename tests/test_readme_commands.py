@@ -38,7 +38,7 @@ WRITTEN = {
 }
 """What is there afterwards."""
 ELSEWHERE = {
-    "pip install -e '.[lab]'": "tests/test_packaging.py installs the wheel",
+    "pip install -c constraints.txt -e '.[lab]'": "tests/test_packaging.py installs the wheel",
     "make test": "this",
     "make gpu": "needs a GPU",
     "make docs": "tests/docs/test_site.py builds it",

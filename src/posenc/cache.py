@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A KV cache for any encoding: rotated keys where it can, values, and the gates of a layer's input."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -51,6 +53,11 @@ class KVCache:
         self.rotated, self.capacity = rotated, capacity
         self._layers: dict[int, _Layer] = {}
         self._last: Positions | None = None
+        self._last_layer = -1
+        self._rotated_by: dict[int, tuple[ref[Encoding] | None, str]] = {}  # of each layer, with its spec
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_rotated_by": {}}  # references that are weak cannot be copied by pickle
 
     def __len__(self) -> int:
         """Tokens that every layer has."""
@@ -181,11 +188,34 @@ class KVCache:
         given = checked_gates(encoding, gates, k, layer)
         before = self._layers.get(layer)
         rotated = self.rotated is not False if before is None else before.rotated
+        if not torch.compiler.is_compiling():
+            self._check_layer(encoding, positions, layer, rotated and positions.num_keys > positions.num_queries)
         if rotated and encoding is not None:
             k, v, rotated = _rotated(k, v, encoding, new, layer, before is not None or self.rotated is True)
         k, v, *of_all = self._stored(layer, (k, v, *given), positions, rotated)
-        self._last = positions
+        self._last, self._last_layer = positions, layer
         return k, v, tuple(of_all), rotated
+
+    def _check_layer(self, encoding: Encoding | None, positions: Positions, layer: int, over_rotated: bool) -> None:
+        """Raises:
+        InputError: an encoding that differs from the one that rotated the keys in the cache."""
+        if positions is self._last and layer == self._last_layer and len(self._layers) == 1:
+            warnings.warn(
+                f"KVCache: layer={layer} again for the same positions, and no other layer so far: its keys are overwritten; "
+                "pass layer= in each layer of a model",
+                stacklevel=4,
+            )
+        by = self._rotated_by.get(layer)
+        if by is not None and encoding is not None and by[0] is not None and by[0]() is encoding:
+            return
+        rotation = _rotation(encoding, layer)
+        if by is not None and over_rotated and rotation and by[1] and rotation != by[1]:
+            raise InputError(
+                f"layer {layer} has keys under {by[1]}, new ones come under {rotation}",
+                "use a cache with one encoding, or KVCache(rotated=False)",
+                argument="cache",
+            )
+        self._rotated_by[layer] = None if encoding is None else ref(encoding), rotation
 
     def _stored(self, layer: int, new: tuple[Tensor, ...], positions: Positions, rotated: bool) -> tuple[Tensor, ...]:
         tokens, before = positions.num_keys, positions.num_keys - positions.num_queries
@@ -232,6 +262,18 @@ class KVCache:
                     x[:, :, before:tokens] = more
         self._layers[layer] = made = _Layer(tensors, tokens, rotated)
         return made.filled(tokens)
+
+
+def _rotation(encoding: Encoding | None, layer: int) -> str:
+    """What rotates a layer's keys or values, for people; "" where an argument is not known."""
+    part = None if encoding is None else encoding.at(layer)[0]
+    if part is None or not {"rotate", "rotate_values"} & set(part.sites()):
+        return "no rotation"
+    try:
+        spec = part.spec()
+    except InputError:
+        return ""
+    return f"{spec.pop('name')}({', '.join(f'{name}={value!r}' for name, value in spec.items())})"
 
 
 def _rotated(

@@ -13,7 +13,7 @@ from functools import partial, reduce
 from itertools import islice
 from numbers import Integral, Real
 from operator import attrgetter, is_
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -55,6 +55,9 @@ SIZES = frozenset((
     "num_counts", "num_heads", "num_kv_heads", "num_layers", "rows", "substeps", "train_length", "width",
 ))  # fmt: skip
 """Fields of a dataclass that must be at least 1, whichever encoding has them."""
+
+_ACT_AT_ONCE = "_parameters", "_buffers", "_modules"
+"""Where a module has what may be set again."""
 
 Projections = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 """A layer's query and key projections: (..., dim) -> (..., num_heads * head_dim) and (..., num_kv_heads * head_dim)."""
@@ -110,7 +113,20 @@ def swapped(name: str, x: Tensor, why: str) -> InputError:
 
 
 class _Hooked(type):
-    """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted."""
+    """The class of encoding classes: they remember which hooks they override, until a hook is set or deleted. What they make
+    has fixed options."""
+
+    if not TYPE_CHECKING:  # to whom, and to people, the signature is that of __init__
+
+        def __call__(cls, *args, **kwargs):
+            made = super().__call__(*args, **kwargs)
+            vars(made)["_fixed"] = frozenset(cls.arguments())
+            return made
+
+        @property
+        def __signature__(cls):
+            parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+            return inspect.Signature(parameters)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -213,6 +229,8 @@ class Encoding(nn.Module, metaclass=_Hooked):
     heads_together: ClassVar[int] = 1
     """Consecutive query heads that belong together, whatever the model."""
     _part: "_Heads | None" = None
+    _fixed: frozenset[str] = frozenset()
+    """The names of the arguments, once it is made."""
 
     @property
     def known_as(self) -> str:
@@ -284,6 +302,17 @@ class Encoding(nn.Module, metaclass=_Hooked):
 
     def __init__(self) -> None:
         """`__new__` has initialised the module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises:
+        InputError: an option of an encoding that is made: its tables would follow at the next cast only."""
+        if name in self._fixed and not any(name in vars(self)[those] for those in _ACT_AT_ONCE):
+            raise InputError(
+                f"options of an encoding are fixed when it is made: make another {type(self).__name__} with it",
+                argument=name,
+                value=value,
+            )
+        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in self.arguments() if hasattr(self, name)}

@@ -33,6 +33,9 @@ LARGEST = 2**63 - 1
 LARGEST_SIZE = 2**24
 """Of a count or a table's rows: more than any model has."""
 
+LARGEST_SEQUENCE = 2**27
+"""Tokens of a sequence: their positions take 1 GiB."""
+
 LARGEST_SHAPE: dict[str, int] = {
     "dim": 2**16,
     "head_dim": 2**16,
@@ -193,6 +196,12 @@ def check_sizes(**sizes: int | None) -> None:
     """Refuse counts that are no integers, below 1, or above LARGEST_SHAPE or LARGEST_SIZE; None passes."""
     for name, size in sizes.items():
         check_integers(1, LARGEST_SHAPE.get(name, LARGEST_SIZE), **{name: size})
+
+
+def check_tokens(total: int, /, **counts: Any) -> None:
+    """Refuse more tokens than a sequence may have, before memory is taken for them; of a compiled program nothing is asked."""
+    if not torch.compiler.is_compiling() and total > LARGEST_SEQUENCE:
+        raise InputError(f"{total} tokens: a sequence has at most {LARGEST_SEQUENCE}", **counts)
 
 
 def check_numbers(least: float | None = None, most: float | None = None, /, **numbers: Any) -> None:

@@ -177,10 +177,11 @@ def alibi_slopes(num_heads: int, *, bias_max: float = 8.0) -> Tensor:
     second one of the power of two above, as in the authors' code.
 
     Raises:
-        InputError: num_heads < 1, or bias_max not above 0.
+        InputError: num_heads < 1, bias_max not above 0, or above 126, where float32 takes slopes for 0.
     """
     check_sizes(num_heads=num_heads)
     check_positive(bias_max=bias_max)
+    check_numbers(None, 126, bias_max=bias_max)
     lower = 1 << (int(num_heads).bit_length() - 1)
 
     def geometric(count: int) -> Tensor:

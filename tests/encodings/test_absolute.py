@@ -55,7 +55,7 @@ def test_hierarchical_extends_a_table_as_it_is():
     u = (encoding.table - 0.4 * encoding.table[0]) / 0.6
     assert_close(actual[[i * 5 + i for i in range(5)]], u.data, **EXACT)
     assert (torch.cdist(actual, actual) < 1e-6).sum() == 25, "all codes differ"
-    encoding.alpha = 0.5
+    vars(encoding)["alpha"] = 0.5  # which is refused, and this is why
     assert (torch.cdist(*[codes(encoding, Positions.arange(25))[0]] * 2) < 1e-6).sum() == 25 + 20, "(i, j) is (j, i)"
 
 

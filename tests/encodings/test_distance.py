@@ -281,6 +281,8 @@ def test_slopes_are_in_the_spec_and_in_a_text():
         (lambda: ALiBi(2, slopes="1,2"), "slopes='1,2'"),
         (lambda: ALiBi(2, slopes=[1, 2], bias_max=16), r"slopes=\[1, 2\], bias_max=16: pass one of them"),
         (lambda: ALiBi(2, bias_max=0), "bias_max=0"),
+        (lambda: ALiBi(2, bias_max=1e9), "bias_max=1000000000.0: must be at most 126"),
+        (lambda: GridALiBi(2, bias_max=127.0), "bias_max=127.0: must be at most 126"),
         (
             lambda: dense(ALiBi(2, slopes=[[1, 2], [3, 4]]), Positions.arange(4), 2),
             "slopes of 2 rows: q has a batch of 1",

@@ -269,8 +269,9 @@ def test_swin_v2_attention_is_that_of_transformers(height, width, trained, heads
         ours = posenc.attention(q, k, v, encoding, Positions.grid(height, width), backend=backend)
         # their coordinates are made in float32
         assert_close(ours.transpose(1, 2).flatten(-2), module(x)[0], rtol=0, atol=1e-6)
-    encoding.height, encoding.width = encoding.width + 1, encoding.height
-    wrong = posenc.attention(q, k, v, encoding, Positions.grid(height, width)).transpose(1, 2).flatten(-2)
+    other = LogWindow(heads, height=encoding.width + 1, width=encoding.height).double()
+    other.load_state_dict(encoding.state_dict())
+    wrong = posenc.attention(q, k, v, other, Positions.grid(height, width)).transpose(1, 2).flatten(-2)
     assert (wrong - module(x)[0]).abs().max() > 1e-4, "another window's coordinates give other values"
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import posenc
+from hostile.test_checkpoints import little_memory
 from posenc import InputError, Positions
 
 
@@ -313,3 +314,29 @@ def test_slots_that_no_document_fills_are_never_read(name):
 def test_fewer_slots_than_tokens_are_refused():
     with pytest.raises(InputError, match="slots=4: must be at least 5"):
         Positions.packed([3, 2], slots=4)
+
+
+MANY = 10**12
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Positions.arange(MANY),
+        lambda: Positions.arange(1, MANY),
+        lambda: Positions.arange(1, torch.tensor([3, MANY])),
+        lambda: Positions.prefix_lm(2, MANY),
+        lambda: Positions.packed([3, MANY]),
+        lambda: Positions.packed(cu_seqlens=[0, 3, MANY]),
+        lambda: Positions.packed([3, 2], slots=MANY),
+        lambda: Positions.grid(10**6, 10**6),
+        lambda: Positions.grid(2, 2, prefix=MANY),
+        lambda: Positions.grids([(2, 2), (10**6, 10**6)]),
+        lambda: Positions.grids([(1, 1)] * 4096 + [(256, 256)], padded=True),
+        lambda: Positions.multimodal([3, (10**6, 10**6)]),
+        lambda: Positions.multimodal([MANY]),
+    ],
+)
+def test_more_tokens_than_memory_has_are_refused_before_it_is_taken(make):
+    with little_memory(1 << 30), pytest.raises(InputError, match="at most"):
+        make()

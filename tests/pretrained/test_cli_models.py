@@ -464,6 +464,24 @@ def test_a_tokenizer_of_another_model_is_one_line(folder, tokenizer, capsys):
     assert "token 97 is beyond the model's vocabulary of 97" in err
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ((), "auto depends on the new length"),
+        (("--minutes", 20), "auto depends on the new length"),
+        (("--factor", 2, "--minutes", 0), "--minutes 0"),
+        (("--factor", 2, "--seed", -1), "--seed -1"),
+        (("--plan", "plan.json", "--minutes", 20), "--minutes 20: is part of the plan"),
+    ],
+)
+def test_auto_refuses_what_needs_no_model_before_it_is_loaded(given, why, capsys, monkeypatch):
+    monkeypatch.setattr(cli.extend_command.Extend, "load", lambda _: pytest.fail("the model is loaded"))
+    code, _, err = run(capsys, "extend", "gemma", "--method", "auto", *given)
+    assert code == 2
+    assert why in err
+    assert len(err.splitlines()) == 1
+
+
 def test_no_progress_of_transformers_where_there_is_no_terminal(capsys):
     shown = transformers.utils.logging.is_progress_bar_enabled()
     with cli.common.no_progress_bars():

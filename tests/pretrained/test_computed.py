@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import posenc
 from posenc.pretrained.doctor import doctor
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import attention_layers, decoder_of
-from references.small_models import one_in_three, small_model
+from references.small_models import HEALTHY, one_in_three, small_model
 
 COMPRESSED = {"deepseek_v4": [1, 2]}
 """Layers that are not computed: their queries see keys of several tokens."""
@@ -135,6 +136,12 @@ MISTAKES = {  # 21 in a Llama; those of other types are below
         edited(TURN + "forward", lambda f: lambda x, position_ids: f(x, 2 * position_ids)), "rotated_twice",
     ),
 }  # fmt: skip
+
+
+def test_the_page_counts_the_mistakes_and_the_healthy_models():
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert f"plant {len(MISTAKES)} deliberate mistakes in a small Llama" in page
+    assert f"Of {len(HEALTHY)} small models of different types without a mistake, none" in page
 
 
 @pytest.mark.parametrize(("mistake", "name"), MISTAKES.values(), ids=MISTAKES)

@@ -17,7 +17,7 @@ from posenc.pretrained.doctor import FrequencyTable, doctor
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.findings import FINDINGS, MEANINGS, VISION_FINDINGS
 from posenc.pretrained.models import decoder_of
-from references.small_models import small_model
+from references.small_models import HEALTHY, small_model
 
 
 def names(model, tokenizer=None):
@@ -41,14 +41,6 @@ def leaks(model):
     packed = model(ids, position_ids=torch.cat((at, at), 1), use_cache=False).logits[:, 12:]
     alone = model(ids[:, 12:], position_ids=at, use_cache=False).logits
     return float((packed - alone).abs().max()) > 0.02 * float(alone.abs().max())
-
-
-HEALTHY = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma", "gemma2", "gemma3_text", "gemma4_text",
-    "smollm3", "starcoder2", "granite", "olmo", "olmo2", "olmo3", "exaone4", "glm", "glm4", "cohere2", "ernie4_5", "deepseek_v2",
-    "deepseek_v3", "minicpm3", "gpt_neox", "llama4_text", "phimoe", "hunyuan_v1_dense",
-)  # fmt: skip
-"""Thirty types without any finding; of the others one or two are true of some, under some versions of transformers."""
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ import shlex
 
 import numpy
 import pytest
+import tokenizers
 import torch
+import transformers
 from gguf import GGUFReader
 
 import posenc
 from posenc import InputError, to_gguf
 from posenc.pretrained.gguf_architectures import ARCHITECTURES
+from posenc.pretrained.gguf_reader import MORE
 from posenc.pretrained.readers import compare, read_config
 from references import llama_cpp, stories15m
 from references.commands import run
@@ -131,9 +134,9 @@ def test_longrope_has_a_list_for_short_texts_and_one_for_long_ones(tmp_path):
         to_gguf(small_model("llama", rope_parameters=table, **sizes), tmp_path / "refused.gguf")
 
 
-@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {"smollm3", "olmo2", "gemma"}))
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_what_is_written_without_a_tokenizer_is_read(name, tmp_path):
-    """By posenc.load, extended or not; transformers reads no GGUF files of SmolLM3, OLMo 2 and Gemma 1."""
+    """By posenc.load, extended or not, of every architecture that is written."""
     for method in (None, "linear", "yarn"):
         model = model_of(name)
         if method:
@@ -143,6 +146,23 @@ def test_what_is_written_without_a_tokenizer_is_read(name, tmp_path):
         assert tokenizer is None
         ids = tokens(1, 60)
         torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(MORE))
+def test_what_transformers_does_not_read_is_read_with_its_tokenizer(name, tmp_path):
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
+    bpe.train_from_iterator(["the cat sat on the mat, and the dog sat on the cat"], trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+    model = small_model(name, **SETTINGS.get(name, {}), vocab_size=len(tokenizer))
+    to_gguf(model, tmp_path / "m.gguf", tokenizer, dtype="float32")
+    again, read = posenc.load(tmp_path / "m.gguf", dtype="float32")
+    ids = torch.tensor([tokenizer("the dog and the cat")["input_ids"]])
+    assert read("the dog and the cat")["input_ids"] == ids[0].tolist()
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -517,6 +517,10 @@ def rotating(config):
 
 LAYERS = {
     "cohere2_moe": {"first_k_dense_replace": 4},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": None},
+    },
     "granite_swa": {"layer_rope_theta": [0, 1e4, 5e5, 1e4, 0, 1e4, 1e4, 0]},
     "granitemoe_swa": {"layer_rope_theta": [1e4, 0] * 4},
 }
@@ -530,6 +534,7 @@ LAYERS = {
             "afmoe",
             "cohere2",
             "cohere2_moe",
+            "cohere_compass_text",
             "exaone4",
             "exaone_moe",
             "flint",
@@ -547,6 +552,59 @@ def test_layers_without_rotation_are_those_of_the_module(model_type):
     attending, turned = rotating(file.hf)
     assert set(file.unrotated()) == attending - turned
     assert len(attending) == 8
+
+
+@pytest.mark.parametrize("base", [None, "10000", math.nan, 0, -1.0])
+def test_a_base_without_a_table_that_cannot_be(base):
+    for table in ({}, {"rope_parameters": None}):
+        comparison = read(LLAMA | {"rope_theta": base} | table)
+        assert names(comparison) == {"parameter_impossible"}
+        assert {each.program for each in comparison.readings} <= {"transformers 5"}
+
+
+def test_pairs_with_frequency_0_are_not_counted_as_rotated():
+    fields = {"model_type": "gemma4_text", "num_hidden_layers": 6}
+    (reading,) = (each for each in read(fields).readings if each.layers == "full_attention")
+    assert (reading.rotary_dim, reading.turning) == (512, 128)
+    assert reading.turning == 2 * sum(each > 0 for each in reading.inv_freq.tolist())
+
+
+@pytest.mark.parametrize(
+    ("fields", "why", "measured"),
+    [
+        (
+            {"model_type": "minimax", "rotary_dim": 8},
+            "rotary_dim=8, and transformers' minimax rotates 16 channels",
+            0.5,
+        ),
+        ({"model_type": "lfm2", "theta": 5e5}, "theta=500000, and transformers' lfm2 takes rope_theta=1000000", 0.5),
+    ],
+)
+def test_fields_that_transformers_does_not_read(fields, why, measured):
+    comparison = read(LLAMA | fields)
+    (finding,) = comparison.findings
+    assert (finding.name, finding.measured) == ("fields_contradict", measured)
+    assert why in finding.evidence
+    assert "transformers 4" in {each.program for each in comparison.not_known}
+
+
+def test_fields_that_transformers_reads_by_another_name_are_no_finding():
+    assert read(LLAMA | {"model_type": "minimax_m2", "rotary_dim": 8, "rope_theta": 1e4}).findings == ()
+    assert read(LLAMA | {"model_type": "minimax", "rotary_dim": 16, "rope_theta": 1e4}).findings == ()
+    assert read(LLAMA | {"model_type": "lfm2", "theta": 1e6}).findings == ()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma3_text"])
+def test_vllm_takes_no_text_beyond_what_yarn_states(model_type):
+    """32 x 4 tokens under a length of 1024; the other programs compute positions beyond."""
+    table = YARN | {"rope_theta": 1e4, "original_max_position_embeddings": 32}
+    tables = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": table}
+    table = tables if model_type == "gemma3_text" else table
+    fields = LLAMA | {"model_type": model_type, "num_hidden_layers": 6, "rope_parameters": table}
+    refused = {each.program: each.why for each in read(fields).refused}
+    assert "it takes at most 128 tokens" in refused["vLLM"]
+    assert "SGLang" not in refused
+    assert "vLLM" not in {each.program for each in read(fields, 128).refused}
 
 
 def test_bases_of_layers_are_read():

@@ -227,6 +227,7 @@ class Extend(WithModel, WithOutput):
 
     def _auto(self) -> int:
         """Let measurements choose the method."""
+        from posenc.lab.evals.auto import check_asked
         from posenc.lab.evals.chosen import CHOSEN, extend
         from posenc.lab.evals.plan import PLAN
         from posenc.lab.study import Interrupted
@@ -241,6 +242,7 @@ class Extend(WithModel, WithOutput):
                 )
         for name in self.given.keys() - AUTO_OPTIONS - {"seed"}:
             raise InputError("is for fine-tuning", "let auto choose, then give it with --method CHOICE", argument=name)
+        check_asked(factor=self.factor, target_length=self.target_length, **self.given)  # before anything is loaded
         text = None if self.text is None else _read(self.text, "--text")
         saved_in = None if self.out is None else Path(self.out) / "model"
         if self.out is not None and not any((Path(self.out) / name).exists() for name in (PLAN, "cells")):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.errors import InputError, as_numbers, check_integers, check_sizes, holds_integers
+from posenc.errors import InputError, as_numbers, check_integers, check_sizes, check_tokens, holds_integers
 
 Ids = Tensor | Sequence[Any]
 
@@ -129,6 +129,8 @@ def documents_of(
         if int(sizes.min()) < 1:
             raise InputError("each document needs at least one token", lengths=sizes.tolist())
     if document_ids is None:
+        name, given = ("lengths", lengths) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
+        check_tokens(sum(sizes.tolist()), **{name: given})
         document_ids = torch.repeat_interleave(torch.arange(sizes.shape[0], device=sizes.device), sizes)
     documents = as_numbers("document_ids", document_ids)
     documents = documents[None] if documents.dim() == 1 else documents

@@ -4,13 +4,14 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_value, holds_integers
+from posenc.errors import InputError, as_numbers, check_flags, check_integers, check_tokens, check_value, holds_integers
 from posenc.functional import intercepted
 from posenc.positions.chunks import runs_of
 from posenc.positions.ids import (
@@ -177,7 +178,7 @@ class Positions:
         slots that a shorter row has not filled are invalid.
 
         Raises:
-            InputError: n < 1 or a negative offset.
+            InputError: n < 1, a negative offset, or more than 2^27 tokens.
         """
         check_flags(causal=causal)
         check_integers(1, n=n)
@@ -189,6 +190,7 @@ class Positions:
                 )
             if offset.dim() != 1 or 0 in offset.shape or not holds_integers(offset) or int(offset.min()) < 0:
                 raise InputError("pass an int or a 1-D tensor of non-negative integers, one per row", offset=offset)
+            check_tokens(int(offset.max()) + n, offset=offset, n=n)
             device = offset.device if device is None else device
             offset = offset.to(device)
             q = offset[:, None] + torch.arange(n, device=device)
@@ -197,6 +199,7 @@ class Positions:
             valid = k < offset[:, None] + n
             return cls(q=q, k=k, q_order=q, k_order=k, causal=causal, valid=valid).with_known(span=(-within, within))
         check_integers(0, offset=offset)
+        check_tokens(offset + n, offset=offset, n=n)
         k = torch.arange(offset + n, device=device)[None]
         q = k if offset == 0 else k[:, offset:]
         span = 1 - n, offset + n - 1
@@ -303,16 +306,18 @@ class Positions:
         """Several documents in one sequence; each starts at position 0 and sees only itself.
 
         Give one of: `lengths` of the documents; `cu_seqlens`, their cumulative starts with the total at the end
-        (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or (batch, n), where negative ids mark padding. slots: of a sequence
-        of static length, of which the documents fill the first; the others are padding, whatever they hold.
+        (FlashAttention's convention, repeated for documents of no tokens, as where totals pad it); `document_ids`, (n,) or
+        (batch, n), where negative ids mark padding. slots: of a sequence of static length, of which the documents fill the
+        first; the others are padding, whatever they hold.
 
         Raises:
-            InputError: none or several of the three given, lengths that are not positive, or fewer slots than tokens.
+            InputError: none or several of the three given, lengths that are not positive, fewer slots than tokens, or more than 2^27.
         """
         check_flags(causal=causal)
         documents = documents_of(lengths, cu_seqlens, document_ids, device)
         if slots is not None:
             check_integers(documents.shape[1], slots=slots)
+            check_tokens(slots, slots=slots)
             documents = torch.nn.functional.pad(documents, (0, slots - documents.shape[1]), value=-1)
         padded = torch.compiler.is_compiling() or int(documents.min()) < 0
         valid, last = documents >= 0 if padded else None, documents.shape[1] - 1
@@ -372,10 +377,12 @@ class Positions:
         `prefix` tokens before its patches. padded=True: one row of the batch each, with padding at its end.
 
         Raises:
-            InputError: no images, a size below 1, images next to videos, or a negative prefix.
+            InputError: no images, a size below 1, images next to videos, a negative prefix, or more than 2^27 tokens.
         """
         check_integers(0, prefix=prefix)
         images = sizes_of(sizes)
+        tokens = [prefix + prod(size) for size in images]
+        check_tokens(max(tokens) * len(tokens) if padded else sum(tokens), sizes=sizes, prefix=prefix)
         rows = [patch_coordinates(size, prefix, device) for size in images]
         ids, lengths = torch.cat(rows)[None], torch.tensor([row.shape[0] for row in rows], device=rows[0].device)
         documents = valid = placed = None

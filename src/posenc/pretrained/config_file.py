@@ -162,7 +162,7 @@ class ConfigFile:
                     )
 
     def tables(self) -> Iterator[dict[str, Any]]:
-        """The file's tables of the rotation with the base that may stand beside them. "mrope" is "default"."""
+        """The file's tables of the rotation with the base that may stand beside them, or the base alone. "mrope" is "default"."""
         for table in (self.raw.get(key) for key in TABLES):
             if isinstance(table, Mapping):
                 nested = [each for each in table.values() if isinstance(each, Mapping)]
@@ -170,6 +170,8 @@ class ConfigFile:
                     kind = each.get("rope_type", each.get("type", "default"))
                     rope_type = {"rope_type": "default" if kind == "mrope" else kind}
                     yield {"rope_theta": self.raw.get("rope_theta", 1e4), **each} | rope_type
+        if "rope_theta" in self.raw and not any(isinstance(self.raw.get(key), Mapping) for key in TABLES):
+            yield {"rope_theta": self.raw["rope_theta"], "rope_type": "default"}
 
     def faults(self) -> Iterator[str]:
         """Numbers in its tables that cannot be, and "su", which transformers 5 does not read."""

@@ -165,7 +165,8 @@ FINDINGS: dict[str, tuple[Severity, str]] = {
     ),
     "fields_contradict": (
         "hazard",
-        "Remove one of the two: transformers took that of rope_parameters, or of the table",
+        "Remove the one that the model was not trained with: transformers took that of rope_parameters, or of the table; where the "
+        "other is right, its class for the model type computes something else",
     ),
     "scaling_beside_the_model": ("wrong", "Move it into the part of the language model, text_config"),
     "long_factor_ignored": (
@@ -383,8 +384,8 @@ MEANINGS: dict[str, str] = {
         "max_position_embeddings. If that is the stretched length already, the frequencies are wrong."
     ),
     "declared_longer_than_stretched": (
-        "max_position_embeddings is more than the frequencies are stretched for, so other software serves "
-        "requests at untrained positions."
+        "max_position_embeddings is more than the frequencies are stretched for by original_max_position_embeddings: vLLM takes no "
+        "longer requests under yarn, and other software serves them at positions that the schedule was not made for."
     ),
     "layout_swapped": (
         "The model predicts a plain text better with the channels of its queries and keys in the other order: "

@@ -11,7 +11,10 @@ import torch
 
 from posenc.errors import InputError
 
-__all__ = ["read_gguf", "rotation_of", "unpacker"]
+__all__ = ["MORE", "read_gguf", "rotation_of", "unpacker"]
+
+MORE = {"gemma": "gemma2", "olmo2": "qwen3", "smollm3": "llama"}
+"""Architectures that transformers' reader lacks -> one that it has, whose keys and order of weights they share."""
 
 
 def read_gguf(path: Path) -> Any:
@@ -46,6 +49,16 @@ def unpacker(reader: Any, **names: Any) -> Callable[..., dict[str, Any]]:
         return module if name == "gguf" else builtins.__import__(name, *more)
 
     theirs: Any = reading.load_gguf_checkpoint
+    mapping: dict[str, Any] = reading.GGUF_TO_TRANSFORMERS_MAPPING
+    configs, processors = mapping["config"], reading.TENSOR_PROCESSORS
+    lacking = {name: like for name, like in MORE.items() if name not in configs}
+    names |= {
+        "GGUF_SUPPORTED_ARCHITECTURES": [*configs, *lacking],
+        "GGUF_TO_TRANSFORMERS_MAPPING": mapping
+        | {"config": configs | {name: configs[like] for name, like in lacking.items()}},
+        "TENSOR_PROCESSORS": processors
+        | {name: processors[like] for name, like in lacking.items() if like in processors},
+    }
     names = vars(reading) | names | {"__builtins__": vars(builtins) | {"__import__": load}}
     return FunctionType(theirs.__code__, names, theirs.__name__, theirs.__defaults__)
 

@@ -46,7 +46,7 @@ from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.encoded_pass import NAME
 from posenc.pretrained.extend import extend
 from posenc.pretrained.families import ENCODED, FAMILIES
-from posenc.pretrained.gguf_reader import read_gguf, rotation_of, unpacker
+from posenc.pretrained.gguf_reader import MORE, read_gguf, rotation_of, unpacker
 from posenc.pretrained.hf import register
 from posenc.pretrained.models import unwrap
 from posenc.pretrained.packaged import PACKAGED, packaged_file
@@ -521,7 +521,9 @@ def _from_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
         read = unpack(path, return_tensors=True, model_to_load=_Names(empty), torch_dtype=dtype)
         unpacked, tensors = perf_counter() - unpacking, len(reader.tensors)
         named = type(config) in TOKENIZER_MAPPING or (path.parent / "tokenizer_config.json").exists()
-        # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more
+        named = named and reader.fields["general.architecture"].contents() not in MORE
+        # where nothing names a class, AutoTokenizer takes this one too, after it has parsed all of the head once more; of the
+        # architectures in MORE it refuses the file
         kind: Any = AutoTokenizer if named else PreTrainedTokenizerFast
         tokenizer = None if _has_numbers_for_tokens(reader) else kind.from_pretrained(path.parent, **file)
         shapes = {weight: tuple(tensor.shape) for weight, tensor in read["tensors"].items()}

@@ -39,6 +39,11 @@ class FrequencyTable:
     def rotary_dim(self) -> int:
         return 2 * self.inv_freq.numel()
 
+    @property
+    def still_pairs(self) -> int:
+        """Pairs of channels with frequency 0 (of Gemma 4)."""
+        return int((self.inv_freq == 0).sum())
+
     def slow_pairs(self, length: int) -> int:
         """Pairs of channels that complete no rotation within `length` tokens."""
         return int((self.inv_freq.double() * length < 2 * math.pi).sum())
@@ -50,7 +55,7 @@ class FrequencyTable:
 
 @dataclass(frozen=True)
 class RotationDescription:
-    """rotary_dim: rotated channels of a head. tokens: that a query sees, at most: the model's length, or the layers' window.
+    """rotary_dim: rotated channels of a head, whose frequency is not 0. tokens: that a query sees, at most: the model's length, or the layers' window.
     slow_pairs: pairs of channels that complete no rotation within them. base_bound: the first distance at which the sum of all
     cosines is negative, None below 2^20."""
 
@@ -174,10 +179,10 @@ class Probe:
                 kind: RotationDescription(
                     rope_theta=table.parameters.get("rope_theta"),
                     schedule=str(table.parameters.get("rope_type", "default")),
-                    rotary_dim=table.rotary_dim,
+                    rotary_dim=table.rotary_dim - 2 * table.still_pairs,
                     attention_factor=table.attention_factor,
                     tokens=self.tokens(kind),
-                    slow_pairs=table.slow_pairs(self.tokens(kind)),
+                    slow_pairs=table.slow_pairs(self.tokens(kind)) - table.still_pairs,
                     base_bound=table.base_bound(),
                 )
                 for kind, table in self.tables().items()

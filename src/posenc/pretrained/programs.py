@@ -23,7 +23,7 @@ from posenc.errors import InputError, described, listed
 from posenc.pretrained.config_file import FULL, SLIDING, ConfigFile
 from posenc.pretrained.families import FAMILIES
 from posenc.pretrained.models import schedule_of
-from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, rope_parameters_by_type
+from posenc.pretrained.parameters import NEEDED, ROPE_PARAMETERS, STEP, is_number, rope_parameters_by_type
 from posenc.pretrained.recorded import RECORDS, RULES, answer_of
 
 __all__ = [
@@ -117,6 +117,11 @@ class Reading:
     note: str = ""
     unrotated: tuple[int, ...] = ()
     known_by: str = "rules"
+
+    @property
+    def turning(self) -> int:
+        """Channels whose frequency is not 0 (Gemma 4 has others among its pairs)."""
+        return 2 * int(torch.count_nonzero(self.inv_freq))
 
     def same(self, other: "Reading") -> bool:
         """Whether both rotate alike, but for rounding."""
@@ -309,6 +314,8 @@ def _alike(program: str, config: ConfigFile) -> bool:
 
 def _transformers4(config: ConfigFile, length: int) -> Found:
     raw = config.raw
+    if "theta" in raw and config.model_type in ("lfm2", "lfm2_moe"):
+        raise NotKnown("it reads theta of the first files of the model type, with which it was not run")
     if _alike(TRANSFORMERS_4, config):
         yield from _as_transformers5(config, length)
         return
@@ -427,6 +434,19 @@ def _require_one_rotation(config: ConfigFile) -> None:
         raise NotKnown(f"it computes other distances beyond a chunk, by {DUAL_CHUNK}, which was not tried")
 
 
+def _require_served(name: str, given: Mapping[str, Any], length: int) -> None:
+    """vLLM's cos and sin of yarn end at factor times the original length, from which it also derives max_model_len.
+
+    Raises:
+        ProgramFails: the text is longer.
+    """
+    factor, original = given.get("factor"), given.get("original_max_position_embeddings")
+    if name == "yarn" and is_number(factor) and is_number(original) and factor * original * (1 + STEP) < length:
+        raise ProgramFails(
+            f"it takes at most {round(factor * original)} tokens, factor times original_max_position_embeddings of yarn"
+        )
+
+
 def _vllm(config: ConfigFile, length: int) -> Found:
     _require_one_rotation(config)
     if config.model_type in VLLM_BACKEND:
@@ -456,6 +476,7 @@ def _vllm(config: ConfigFile, length: int) -> Found:
                 _longrope_factor(config, given, config.length),
                 "; ".join(notes),
             )
+        _require_served(name, given, length)
         if name == "dynamic" and "alpha" not in given and "max_trained_positions" not in given:
             note = "scales dynamic by max_trained_positions, which the file lacks: no stretch at any length"
             return {**given, "rope_type": "default"}, None, note

@@ -142,7 +142,7 @@ class ProgramComparison:
         }
         rows = [titles] + [
             (
-                r.program, r.layers, f"{r.base:.10g}", r.schedule, str(r.rotary_dim), f"{r.attention_factor:.6g}", r.known_by,
+                r.program, r.layers, f"{r.base:.10g}", r.schedule, str(r.turning), f"{r.attention_factor:.6g}", r.known_by,
                 letters[id(r)],
             )
             for r in self.readings

@@ -12,6 +12,7 @@ from posenc.pretrained.parameters import (
     READ_BY,
     ROPE_PARAMETERS,
     STEP,
+    head_dim_of,
     impossible_in,
     is_number,
     rope_parameters_by_type,
@@ -50,6 +51,7 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
             f"rope_parameters in {file and file.name} has no rope_theta; transformers took {taken:.10g}",
             None,
         )
+    yield from _stated_elsewhere(config, stored, next(iter(by_type.values())))
     scaling = given or stored.get("rope_scaling") or {}
     length = int(config.max_position_embeddings)
     for layer_type, parameters in by_type.items():
@@ -76,6 +78,20 @@ def stated(config: Any, file: ConfigFile | None) -> Evidence:
             missing = ORIGINAL not in stored and bool(scaling) and _table(scaling, layer_type).get(ORIGINAL) is None
             yield from _stretch(length, parameters, missing, where)
     yield from _other_lengths(config, file, next(iter(by_type.values())))
+
+
+def _stated_elsewhere(config: Any, stored: Mapping[str, Any], taken: Mapping[str, Any]) -> Evidence:
+    """Fields of a model's own code that transformers' class for it does not read: rotary_dim (MiniMax-Text-01), and theta (the
+    first files of LFM2). taken: the table that it has."""
+    part, base = stored.get("rotary_dim"), stored.get("theta")
+    if is_number(part) and not hasattr(config, "kv_lora_rank"):
+        rotated = int(head_dim_of(config) * (taken.get("partial_rotary_factor") or 1.0))
+        if part != rotated:
+            text = f"rotary_dim={part:g}, and transformers' {config.model_type} rotates {rotated} channels of a head"
+            yield "fields_contradict", text, part / rotated
+    if is_number(base) and is_number(taken.get("rope_theta")) and base != taken["rope_theta"]:
+        text = f"theta={base:.10g}, and transformers' {config.model_type} takes rope_theta={taken['rope_theta']:.10g}"
+        yield "fields_contradict", text, base / taken["rope_theta"]
 
 
 def edited(config: Any, file: ConfigFile) -> Evidence:

@@ -379,11 +379,10 @@ def select(
     structure, context = model_structure(inner), model_structure(inner).loaded_length
     if tokenizer is None:
         raise InputError("auto tokenizes documents", "pass the tokenizer that belongs to the model", tokenizer=None)
+    check_asked(
+        factor=factor, target_length=target_length, program=program, minutes=minutes, seed=seed, candidates=candidates, plan=plan
+    )  # fmt: skip
     if plan is not None:
-        given = {"minutes": minutes, "program": program, "seed": seed, "candidates": candidates, "factor": factor}
-        for name, value in given.items():
-            if value is not None:
-                raise InputError("is part of the plan", "leave it out", argument=name, value=value)
         fixed = Plan.read(plan)
         if fixed.context_length != context or target_length not in (None, fixed.target_length):
             raise InputError(
@@ -394,13 +393,8 @@ def select(
         target = fixed.target_length
     else:
         fixed, minutes = None, MINUTES if minutes is None else minutes
-        if not 0 < minutes < math.inf:
-            raise InputError("must be above 0", minutes=minutes)
-        check_word("program", program or "python", SERVING)
-        check_integers(0, seed=seed)
         wanted = target_of(structure, factor, target_length)
-        if wanted is None:
-            raise InputError("auto depends on the new length: pass factor= or target_length=")
+        assert wanted is not None  # by check_asked
         target = wanted
     if not context < target <= MOST_TIMES * context:
         raise InputError(
@@ -428,6 +422,35 @@ def select(
         found = _selection(trial, made_in, progress, command)
     extension = None if found.choice == TRUNCATE else extend(model, found.choice, target_length=target)
     return replace(found, extension=extension)
+
+
+def check_asked(
+    *,
+    factor: float | None = None,
+    target_length: int | None = None,
+    program: str | None = None,
+    minutes: float | None = None,
+    seed: int | None = None,
+    candidates: Sequence[str] | None = None,
+    plan: Plan | Mapping[str, Any] | str | Path | None = None,
+) -> None:
+    """The arguments of `select` that need no model.
+
+    Raises:
+        InputError: no length, a program, minutes or a seed that cannot be, or one of them beside a plan.
+    """
+    if plan is not None:
+        given = {"minutes": minutes, "program": program, "seed": seed, "candidates": candidates, "factor": factor}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError("is part of the plan", "leave it out", argument=name, value=value)
+        return
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError("must be above 0", minutes=minutes)
+    check_word("program", program or "python", SERVING)
+    check_integers(0, seed=seed)
+    if factor is None and target_length is None:
+        raise InputError("auto depends on the new length: pass factor= or target_length=")
 
 
 @contextmanager
