@@ -115,7 +115,8 @@ def place(path: Path) -> Path | None:
     if name.as_posix() in ("README.md", "README.zh.md"):
         return Path("index.md")
     if name.parts[0] == "benchmarks":
-        return name if path.suffix in (".json", ".md") else Path("results.md")
+        is_page = path.suffix == ".json" or (path.suffix == ".md" and len(name.parts) == 2)
+        return name if is_page else Path("results.md")
     if name.parts[0] == "examples":
         return name.with_suffix(".md") if path.is_file() else Path("examples.md")
     if path.parent == ROOT and (path.suffix == ".md" or path.name == "LICENSE"):

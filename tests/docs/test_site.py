@@ -16,7 +16,7 @@ import torch
 import yaml
 from website import build, encodings, extensions, measured, notebooks, reference, repository, snippets, trained
 from website.keywords import ALIASES, CHINESE, KEYWORDS
-from website.markdown import fitted, for_site, summary
+from website.markdown import fitted, for_site, place, summary
 from website.narrow import marked, width
 from website.page import DOCS, ROOT, explorer, formula, lines, linked_sources, plain
 from website.pictures import Half, card_of, pictures, says
@@ -469,6 +469,15 @@ def test_links_out_of_docs_lead_to_what_the_site_has():
     assert for_site("see [a `b`](../src/posenc), [c](#c)", page) == "see a `b`, [c](#c)"
     shot = "[![a](images/report.png)](../README.md)"
     assert for_site(shot, page) == "[![a](images/report.png)](index.md)"
+
+
+def test_every_text_that_a_page_links_to_is_a_page():
+    pages = {page.path for page in (*repository.results(), *repository.project())}
+    texts = [*DOCS.glob("**/*.md"), *(ROOT / "benchmarks").glob("*.md"), *ROOT.glob("*.md")]
+    pages |= {place(path).as_posix() for path in texts if path.is_relative_to(DOCS)} | {"index.md"}
+    for path in texts:
+        for target in re.findall(r"\]\(([^)\s#:]+\.md)[)#]", path.read_text(encoding="utf-8")):
+            assert place((path.parent / target).resolve()).as_posix() in pages, (path.name, target)
 
 
 def test_every_example_has_a_page_and_notebooks_have_their_cells():
