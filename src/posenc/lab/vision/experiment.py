@@ -2,7 +2,6 @@
 """Comparisons of images: the class of an image, tested at other resolutions than that of training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -166,8 +165,10 @@ class ImageSettings(Experiment):
         if isinstance(encoding, GridTable | WindowTable):
             if encoding.beyond == "resize":  # the first variant resizes already
                 return variants
-            resizing = copy(encoding)  # of the same parameters
-            resizing.beyond = "resize"
+            given = {argument: getattr(encoding, argument) for argument in encoding.arguments()}
+            resizing = type(encoding)(**given | {"beyond": "resize"}).to(next(encoding.parameters()))
+            for parameter, shared in encoding.named_parameters():
+                setattr(resizing, parameter, shared)
             variants.append(Variant(f"{name} + resized", lambda size: resizing, trained=False))
         elif isinstance(encoding, RESCALED):
             positions = lambda size: rescaled(self.side_at(size), self.side)  # noqa: E731
