@@ -128,11 +128,12 @@ def test_a_part_has_a_spec_and_moves_with_its_model(name):
 
 def test_slices_that_are_none_or_cut_groups_are_refused():
     grouped = posenc.create("mixed_rope", head_dim=8, num_heads=8, num_kv_heads=4)
-    with pytest.raises(
-        InputError,
-        match=r"^heads=slice\(1, 5, None\): cuts query heads of 8 that belong together, 2 by 2; begin and end at multiples of 2$",
-    ):
-        grouped.heads(slice(1, 5))
+    for encoding in (grouped, posenc.create("path", head_dim=8, num_heads=8, num_kv_heads=4, dim=64)):
+        with pytest.raises(
+            InputError,
+            match=r"^heads=slice\(1, 5, None\): cuts query heads of 8 that belong together, 2 by 2; begin and end at multiples of 2$",
+        ):
+            encoding.heads(slice(1, 5))
     with pytest.raises(InputError, match=r"cuts query heads( of \d+)? that belong together, 2 by 2"):
         posenc.create("rope_pp", head_dim=8).heads(slice(1, 3))
     for part in (slice(4, 4), slice(6, 12), slice(8, 9)):
