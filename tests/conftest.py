@@ -13,6 +13,10 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported
 torch.set_num_threads(1)  # the suite runs in several processes
+if not torch.cuda.is_available():  # torch's own keeps the caller's traceback for each kind of device that may come later
+    torch.manual_seed = torch.default_generator.manual_seed
+sys.dont_write_bytecode = False  # each process, of which tests start many, would compile all that it imports
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # a shell's background job, and what it starts, would ignore it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # the width of the terminal that the suite was started in
