@@ -12,9 +12,11 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is first imported
-torch.set_num_threads(1)  # the suite runs in several processes
-if not torch.cuda.is_available():  # torch's own keeps the caller's traceback for each kind of device that may come later
+    # torch's own keeps the caller's traceback, for each kind of device that may be there later
     torch.manual_seed = torch.default_generator.manual_seed
+torch.set_num_threads(1)  # the suite runs in several processes
+for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}.items():  # of those that it starts
+    os.environ.setdefault(name, value)  # a thread that waits for another would take the core of the other
 sys.dont_write_bytecode = False  # each process, of which tests start many, would compile all that it imports
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # a shell's background job, and what it starts, would ignore it
