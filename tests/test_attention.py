@@ -8,8 +8,8 @@ import torch
 import posenc
 from posenc import T5, ALiBi, Encoding, InputError, PerLayer, Positions, Rotary, Sum, attention, explain
 from posenc.bias import Dense, Factored, KeyRelative, QueryRelative, Relative, Values, dense_sum
-from posenc.conformance import formulas
 from posenc.encoding import gates_of
+from posenc.testing.oracles import biases
 from posenc.transformer import Transformer, TransformerConfig
 from references import loops
 
@@ -65,7 +65,7 @@ def test_plain_and_grouped_queries(layout, kv_heads, backend):
 def test_alibi_entry_by_entry(layout, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys)
-    p, slopes = make(), formulas.alibi(H)
+    p, slopes = make(), biases.alibi(H)
     want = loops.attend(
         q, k, v, scale=D**-0.5, visible=sees(p), bias=lambda b, h, i, j: -slopes[h] * abs(at(p.q, b, i) - at(p.k, b, j))
     )
@@ -82,7 +82,7 @@ def test_t5_entry_by_entry(layout, bidirectional, backend):
     t5 = T5(H, bidirectional=bidirectional, num_buckets=8, max_distance=6, init_std=1.0).double().requires_grad_(False)
 
     def bias(b, h, i, j):
-        (bucket,) = formulas.t5([int(at(p.k, b, j) - at(p.q, b, i))], bidirectional, 8, 6)
+        (bucket,) = biases.t5([int(at(p.k, b, j) - at(p.q, b, i))], bidirectional, 8, 6)
         return float(t5.table.detach()[h, bucket])
 
     want = loops.attend(q, k, v, scale=1.0, visible=sees(p), bias=bias)
@@ -191,7 +191,7 @@ def test_closures_evaluated_one_entry_at_a_time_are_the_dense_bias():
 def test_sinks(layout, logits, encoding, backend):
     queries, keys, make = LAYOUTS[layout]
     q, k, v = tensors(queries, keys)
-    p, slopes = make(), formulas.alibi(H)
+    p, slopes = make(), biases.alibi(H)
     per_head = logits if isinstance(logits, list) else [logits] * H
     turned = (q, k)
     if isinstance(encoding, Sum):

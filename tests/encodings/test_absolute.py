@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import AxialTable, ComplexOrder, GridSinusoidal, GridTable, Hierarchical, Multiplicative, Positions
-from posenc.conformance import formulas
+from posenc.testing.oracles.codes import sinusoidal, sinusoidal_2d
 from references import absolute
 
 detr, dinov2, reformer, vit, vit_mae = (
@@ -212,9 +212,7 @@ def test_grid_sinusoidal_has_the_orders_of_rows_columns_sines_and_cosines(layout
     """With endpoint, "concat" and x_first it is big_vision's posemb_sincos_2d (big_vision/models/vit.py)."""
     encoding = GridSinusoidal(16, layout=layout, cos_first=cos_first, x_first=x_first, endpoint=endpoint)
     order = ORDERS[layout, cos_first, x_first]
-    want = formulas.sinusoidal_2d(
-        3, 5, 16, 10000.0, order=order, interleaved=layout == "interleaved", endpoint=endpoint
-    )
+    want = sinusoidal_2d(3, 5, 16, 10000.0, order=order, interleaved=layout == "interleaved", endpoint=endpoint)
     assert_close(codes(encoding, Positions.grid(3, 5))[0], want, **EXACT)
 
 
@@ -240,7 +238,7 @@ def test_grid_sinusoidal_is_detr(normalize):
 
 def test_grid_sinusoidal_of_a_video_and_its_left_over_channels():
     actual = codes(GridSinusoidal(20, axes=3, layout="interleaved"), Positions.grid(2, 3, frames=4))[0]
-    want = formulas.sinusoidal([3, 1, 2], 6, 1e4).flatten()
+    want = sinusoidal([3, 1, 2], 6, 1e4).flatten()
     assert_close(actual[(3 * 2 + 1) * 3 + 2], torch.cat((want, torch.zeros(2))), **EXACT)
 
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import Positions, Shaw
-from posenc.conformance import formulas
+from posenc.testing.oracles.codes import sinusoidal
 from references import content
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
@@ -98,7 +98,7 @@ def test_the_fixed_table_is_nezhas():
 
     def vector(m, n):
         row = content.shaw_row(m, n, 2, 2)
-        return formulas.sinusoidal([row], 6, 10000.0)[0]
+        return sinusoidal([row], 6, 10000.0)[0]
 
     want = content.attend(
         q, k, v, positions, 6**-0.5, lambda b, h, i, j, m, n: float(q[b, h, i] @ vector(m, n)),

@@ -9,7 +9,7 @@ import transformers
 
 import posenc
 from posenc import LearnedSink, LogN, Positions, SoftmaxN, StepTemperature, Temperature
-from posenc.conformance import formulas
+from posenc.testing.oracles import biases
 from references import loops
 
 gpt_oss = import_module("transformers.models.gpt_oss.modeling_gpt_oss")
@@ -70,7 +70,7 @@ def test_a_sink_beside_other_encodings(with_bias):
     logits = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
     encoding = LearnedSink(4).double()
     encoding.logits.data[0] = logits
-    slopes = formulas.alibi(4)
+    slopes = biases.alibi(4)
     both = encoding + posenc.ALiBi(4) if with_bias else encoding
     expected = loops.attend(
         q, k, v, scale=6**-0.5, visible=lambda b, i, j: j <= i, sink=logits.tolist(),

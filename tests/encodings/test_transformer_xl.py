@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import posenc
 from posenc import Positions, TransformerXL, XLNet
 from posenc.bias import Factored, QueryRelative
-from posenc.conformance import formulas
+from posenc.testing.oracles.codes import sinusoidal
 from references import content
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
@@ -92,7 +92,7 @@ def test_the_authors_shift_gives_our_distances_where_it_is_defined():
     encoding, positions = made(), Positions.arange(5, 3, causal=True)
     q, k, _ = content.qkv(positions)
     # R runs from the furthest distance, klen - 1, down to 0
-    codes = formulas.sinusoidal(range(7, -1, -1), 10, 1e4, layout="concat")
+    codes = sinusoidal(range(7, -1, -1), 10, 1e4, layout="concat")
     keys = torch.einsum("hed,nd->hne", encoding.projection.weight[0], codes)
     theirs = authors_shift((q + encoding.v[0, :, None]) @ keys.mT) * 6**-0.5
     ours = encoding.bias(q, k, positions).dense(q.device)

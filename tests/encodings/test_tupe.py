@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import posenc
 from posenc import TUPE, TUPER, Positions
 from posenc.bias import Factored, Relative
-from posenc.conformance import formulas
+from posenc.testing.oracles import biases
 from references import content
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
@@ -44,7 +44,7 @@ def by_formula(encoding, q, k, v, positions):
         if encoding.untie_cls and 0 in (m, n):
             return 16 if m == 0 else 32  # "[CLS] to others" is written last; 16 is what the buckets leave unused
         both = not positions.causal if encoding.bidirectional is None else encoding.bidirectional
-        return formulas.t5([n - m], both, 32, 128)[0]
+        return biases.t5([n - m], both, 32, 128)[0]
 
     def term(b, h, i, j, m, n):
         if encoding.untie_cls:
@@ -80,7 +80,7 @@ def test_it_is_what_the_authors_code_computes():
     bias[:, :, 0] = products[:, 1, 1, None]
     bias[:, 0, :] = products[:, 0, 0, None]
     steps = torch.arange(n)[None] - torch.arange(n)[:, None]
-    buckets = torch.tensor([formulas.t5(line, True, 32, 128) for line in steps.tolist()])
+    buckets = torch.tensor([biases.t5(line, True, 32, 128) for line in steps.tolist()])
     buckets[:, 0] = 32
     buckets[0, :] = 16
     bias = bias + encoding.distances[:, buckets]
@@ -91,7 +91,7 @@ def test_it_is_what_the_authors_code_computes():
 
 def test_bucket_16_is_free_for_cls():
     distances = range(-300, 301)
-    assert 16 not in formulas.t5(distances, True, 32, 128)
+    assert 16 not in biases.t5(distances, True, 32, 128)
 
 
 @pytest.mark.parametrize("cls", [TUPE, TUPER])

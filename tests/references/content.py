@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions
-from posenc.conformance import formulas
+from posenc.testing.oracles.codes import sinusoidal
 from references import loops
 
 
@@ -27,7 +27,7 @@ def shaw_row(i: int, j: int, left: int, right: int) -> int:
 
 def transformer_xl(q: Tensor, k: Tensor, u: Tensor, v: Tensor, w: Tensor, distance: float) -> float:
     """Dai et al. 2019, section 3.3, terms (a) to (d), before the division by sqrt(d); w is (d, dim)."""
-    key = w @ formulas.sinusoidal([distance], w.shape[1], 1e4, layout="concat")[0]  # R: all sines, then all cosines
+    key = w @ sinusoidal([distance], w.shape[1], 1e4, layout="concat")[0]  # R: all sines, then all cosines
     return float(q @ k + q @ key + u @ k + v @ key)
 
 

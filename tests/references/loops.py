@@ -1,4 +1,4 @@
-"""Attention and rotation as plain loops over numbers. Codes, slopes and buckets are in `posenc.conformance.formulas`."""
+"""Attention and rotation as plain loops over numbers. Codes, slopes and buckets are in `posenc.testing.oracles`."""
 
 import math
 from collections.abc import Callable
