@@ -10,8 +10,8 @@ import posenc
 from posenc import CARoPE, InputError, Mamba3Rotary, Positions, Rotary, SelectiveRotary
 from posenc.attention import elu_plus_one
 from posenc.encoding import gates_of
+from posenc.testing.oracles.attention import linear_attention as oracle
 from references import gated
-from references import rotary as loops
 from references.calls import DIM, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, qkv, random
 
 MADE = {
@@ -53,9 +53,8 @@ def test_linear_attention(name, place):
     encoding, (q, k, v) = random(make()), qkv(positions, 4, 2)
     gates = gates_of(encoding, torch.randn(2, positions.num_keys, DIM, dtype=torch.float64))
     fq, fk = elu_plus_one(q), elu_plus_one(k)
-    seen = positions.mask().expand(2, -1, -1, -1)[:, 0].tolist()
     rotated = encoding.rotate(fq, fk, positions.with_gates(gates))
-    want = loops.linear_attention(fq, fk, *rotated, v, lambda b, i, j: seen[b][i][j])
+    want = oracle(fq, fk, *rotated, v, positions.mask())
     out = posenc.linear_attention(q, k, v, encoding, positions, gates=gates, chunk_size=2)
     assert_close(out, want, **EXACT)
 

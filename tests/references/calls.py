@@ -10,6 +10,7 @@ from posenc import Positions
 from posenc.attention import prepare
 from posenc.backends import fused
 from posenc.encoding import gates_of
+from posenc.testing.oracles import rotations
 from references import loops
 
 DIM = 6
@@ -65,6 +66,16 @@ def scores(encoding: posenc.Encoding, q: Tensor, k: Tensor, positions: Positions
     """Products of rotated queries and keys, unscaled."""
     q, k = encoding.rotate(q, k, positions, layer)
     return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+
+
+def turned_scores(q: Tensor, k: Tensor, positions: Positions, frequencies: Tensor, layout: str = "half") -> Tensor:
+    """What `scores` gives by the oracle; frequencies: (pairs,), or (heads, 1, pairs)."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    q, k = (
+        rotations.turned(x, at[:, None, :, None] * frequencies, layout)
+        for x, at in ((q, positions.q), (k, positions.k))
+    )
+    return q @ k.mT
 
 
 def check_against_loops(

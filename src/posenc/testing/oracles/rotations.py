@@ -33,10 +33,18 @@ def rotary(
     """
     x, positions = torch.as_tensor(x, dtype=torch.float64), at(_in_four_axes(positions))
     d = rotary_dim or x.shape[-1]
-    frequencies = frequency(torch.tensor(schedules.default(d, base), dtype=torch.float64))
-    angles = angle(positions * frequencies)
-    angles = by_layout(tables or layout, angles, angles)
-    return turned_by(x, angles.cos(), angles.sin(), layout, x.shape[-1] - d if trailing else 0)
+    angles = angle(positions * frequency(frequencies(d, base)))
+    return turned(x, angles, layout, x.shape[-1] - d if trailing else 0, tables=tables)
+
+
+def frequencies(head_dim: int, base: float = 10000.0) -> Tensor:
+    """`schedules.default` as float64, (head_dim/2,)."""
+    return torch.tensor(schedules.default(head_dim, base), dtype=torch.float64)
+
+
+def angles(positions: Tensor, head_dim: int, base: float = 10000.0) -> Tensor:
+    """RoPE's, float64 (.., head_dim/2) of positions (..): position * base^(-2c/head_dim)."""
+    return positions[..., None] * frequencies(head_dim, base).to(positions.device)
 
 
 def _in_four_axes(positions: Any) -> Tensor:
@@ -45,15 +53,33 @@ def _in_four_axes(positions: Any) -> Tensor:
     return positions[None, None, :, None] if positions.ndim == 1 else positions
 
 
-def turned_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
-    """x with the channels from start on turned, by cos and sin of each of them."""
-    d = cos.shape[-1]
-    first, second = (slice(0, d // 2), slice(d // 2, d)) if layout == "half" else (slice(0, d, 2), slice(1, d, 2))
-    turned = x.clone()
-    part, result = x[..., start : start + d], turned[..., start : start + d]
-    result[..., first] = part[..., first] * cos[..., first] - part[..., second] * sin[..., first]
-    result[..., second] = part[..., second] * cos[..., second] + part[..., first] * sin[..., second]
-    return turned
+def turned(x: Tensor, angles: Tensor, layout: str = "half", start: int = 0, *, tables: str | None = None) -> Tensor:
+    """x (.., head_dim) with pairs of channels turned by angles (.., pairs), from channel start on; the others pass.
+
+    Faults: tables is the layout of cos and sin.
+    """
+    return combined(x, angles.cos().to(x), angles.sin().to(x), layout, start, tables=tables)
+
+
+def combined(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half", start: int = 0, *, tables: str | None = None
+) -> Tensor:
+    """x (.., head_dim) with (a, b) -> (a cos - b sin, a sin + b cos) for its pairs from channel start on, cos and sin (.., pairs)."""
+    end = start + 2 * cos.shape[-1]
+    a, b = pairs(x[..., start:end], layout)
+    (cos_a, cos_b), (sin_a, sin_b) = (
+        (m, m) if tables is None else pairs(by_layout(tables, m, m), layout) for m in (cos, sin)
+    )
+    part = by_layout(layout, a * cos_a - b * sin_a, b * cos_b + a * sin_b)
+    if part.shape[-1] == x.shape[-1]:
+        return part
+    others = (x[..., :start], x[..., end:])
+    return torch.cat([each.expand(*part.shape[:-1], -1) for each in (others[0], part, others[1])], -1)
+
+
+def pairs(x: Tensor, layout: str) -> tuple[Tensor, ...]:
+    """The first and the second members of the pairs of channels, (.., d/2) each."""
+    return (x[..., 0::2], x[..., 1::2]) if layout == "interleaved" else x.chunk(2, -1)
 
 
 def rotary_proportional(
@@ -156,14 +182,32 @@ def fope(
     """
     x = torch.as_tensor(x, dtype=torch.float64)
     weights = [torch.as_tensor(w, dtype=torch.float64) for w in (cosines, sines)]
-    frequencies = frequency(torch.tensor(schedules.default(x.shape[-1], base), dtype=torch.float64))[
-        : weights[0].shape[1]
-    ]
-    angles = angle(at(_in_four_axes(positions)) * frequencies)
-    cos, sin = angles.cos() @ weights[0], angles.sin() @ weights[1]
-    ends = (0, x.shape[-1] // 2 - cos.shape[-1])
-    cos, sin = torch.nn.functional.pad(cos, ends, value=1.0), torch.nn.functional.pad(sin, ends, value=padding)
-    return turned_by(x, by_layout(layout, cos, cos), by_layout(layout, sin, sin), layout)
+    inputs = frequency(frequencies(x.shape[-1], base))[: weights[0].shape[1]]
+    tables = fourier(angle(at(_in_four_axes(positions)) * inputs), *weights, x.shape[-1] // 2, padding=padding)
+    return combined(x, *tables, layout)
+
+
+def fourier(
+    angles: Tensor, cosines: Tensor, sines: Tensor, pairs: int, *, padding: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """FoPE's cos and sin, (.., seq, pairs), of angles (.., seq, frequencies) and weights (heads, frequencies, up to pairs)."""
+    cos, sin = angles.cos().to(cosines) @ cosines, angles.sin().to(sines) @ sines
+    ends = (0, pairs - cos.shape[-1])
+    return torch.nn.functional.pad(cos, ends, value=1.0), torch.nn.functional.pad(sin, ends, value=padding)
+
+
+def quarter_turn(x: Tensor, layout: str = "half") -> Tensor:
+    """x (.., head_dim) with (a, b) -> (b, -a) for its pairs: a query whose products with rotated keys are the imaginary parts,
+    which odd heads of RoPE++ score (Liu et al. 2025, section 3)."""
+    a, b = pairs(x, layout)
+    return by_layout(layout, b, -a)
+
+
+def polar(x: Tensor, angles: Tensor) -> Tensor:
+    """PoPE: (.., 2 d) of x and angles (.., d): a channel is a complex number of magnitude softplus(x) (Gopalakrishnan et al. 2025,
+    section 3). The angles of keys are positions times base^(-c/d), those of queries are less by delta, clamped to -2 pi .. 0."""
+    size = torch.nn.functional.softplus(x)
+    return torch.cat((size * angles.cos().to(x), size * angles.sin().to(x)), -1)
 
 
 def by_layout(layout: str, first: Tensor, second: Tensor) -> Tensor:

@@ -122,8 +122,11 @@ def softmax_scale(head_dim: int, factor: float, mscale: float, mscale_all_dim: f
     return [head_dim**-0.5 * (0.1 * mscale_all_dim * math.log(max(factor, 1)) + 1) ** 2]
 
 
-def xpos(positions: Sequence[float], head_dim: int, scale_base: float) -> list[Vector]:
+def xpos(positions: Sequence[float], head_dim: int, scale_base: float, *, gamma: float = 0.4) -> list[Vector]:
     """What xPos multiplies a query's rotated pairs by (keys: its inverse), (seq, head_dim/2): zeta_c^(position /
-    scale_base), zeta_c = (2c/d + 0.4) / 1.4 (Sun et al. 2022, section 3; torchscale/component/xpos_relative_position.py)."""
-    zeta = [(2 * c / head_dim + 0.4) / 1.4 for c in range(head_dim // 2)]
+    scale_base), zeta_c = (2c/d + 0.4) / 1.4 (Sun et al. 2022, section 3; torchscale/component/xpos_relative_position.py).
+
+    Faults: gamma, expected 0.4.
+    """
+    zeta = [(2 * c / head_dim + gamma) / (1 + gamma) for c in range(head_dim // 2)]
     return [[z ** (position / scale_base) for z in zeta] for position in positions]
