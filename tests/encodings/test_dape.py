@@ -8,13 +8,13 @@ from torch.testing import assert_close
 import posenc
 from posenc import DAPE, Positions, Rotary, attention
 from posenc.backends import sdpa
-from references import biases
+from posenc.testing.oracles import content
 from references.calls import (
     BACKENDS,
     EVERYWHERE,
     EXACT,
     LAYOUTS,
-    check_against_loops,
+    check_against,
     check_gradients,
     dense,
     qkv,
@@ -35,16 +35,9 @@ def parts_of(encoding, layer=0):
 def test_it_is_the_formula(positions, kv_heads, backend):
     encoding = random(DAPE(3, num_layers=2, kind="alibi", hidden=5))
     bias = dense(encoding.adapted, positions, 3)
-
-    def formula(q, k, seen):
-        def at(b, h, i, j):
-            products = [float(q[b, g, i] @ k[b, g * kv_heads // 3, j]) / 2 for g in range(3)]
-            of_pair = [float(bias[b % len(bias), g, i, j]) for g in range(3)]
-            return biases.dape(h, products, of_pair, *parts_of(encoding))
-
-        return at
-
-    check_against_loops(encoding, positions, formula, backend, kv_heads)
+    check_against(
+        lambda q, k: content.dape(q @ k.mT / 2, bias, *parts_of(encoding)), encoding, positions, backend, kv_heads
+    )
 
 
 @KINDS

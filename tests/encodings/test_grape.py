@@ -10,8 +10,18 @@ from torch.testing import assert_close
 import posenc
 from posenc import GRAPEA, Encoding, Positions, attention
 from posenc.bias import KeySlope
-from references import biases
-from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against_loops, check_gradients, qkv, random
+from posenc.testing.oracles import biases, content
+from references.calls import (
+    BACKENDS,
+    EVERYWHERE,
+    EXACT,
+    LAYOUTS,
+    check_against,
+    check_gradients,
+    distances,
+    qkv,
+    random,
+)
 
 
 @BACKENDS
@@ -20,15 +30,11 @@ from references.calls import BACKENDS, EVERYWHERE, EXACT, LAYOUTS, check_against
 def test_it_is_the_formula(positions, kv_heads, backend):
     encoding = random(GRAPEA(4, head_dim=4, num_layers=2))
 
-    def formula(q, k, seen):
-        def at(b, h, i, j):
-            distance = float(positions.q[b % len(positions.q), i]) - float(positions.k[b % len(positions.k), j])
-            u, omega = encoding.direction.detach()[0, h], float(encoding.strength.detach()[0, h])
-            return biases.grape_a(distance, 2.0 ** (-2 * (h + 1)), omega, u, k[b, h * kv_heads // 4, j])
+    def formula(q, k):
+        slopes = torch.tensor(biases.alibi(4), dtype=torch.float64)
+        return content.grape_a(k, encoding.direction[0], encoding.strength[0], slopes, distances(positions))
 
-        return at
-
-    check_against_loops(encoding, positions, formula, backend, kv_heads, heads=4)
+    check_against(formula, encoding, positions, backend, kv_heads, heads=4)
 
 
 @pytest.mark.parametrize("unit", [True, False])

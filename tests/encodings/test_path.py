@@ -1,4 +1,4 @@
-"""PaTH: the formula one pair of tokens at a time, the authors' expression, convolutions that stay in a document."""
+"""PaTH: the formula, the authors' expression, convolutions that stay in a document."""
 
 import pytest
 import torch
@@ -8,44 +8,38 @@ import posenc
 from posenc import PaTH, Positions
 from posenc.backends import sdpa
 from posenc.encoding import gates_of
-from references import carried
-from references.calls import BACKENDS, DIM, EXACT, check_against_loops, qkv, random
-from references.carried import EVERYWHERE
+from posenc.testing.oracles import gates
+from references.calls import BACKENDS, DIM, EXACT, IN_ORDER, ORDERED, check_against, document_by_document, qkv, random
 
 
 def path_formula(encoding, positions):
-    def formula(q, k, seen, x):
-        gates, groups = gates_of(encoding, x)[0].detach(), q.shape[1] // k.shape[1]
-        beta, w = 2 * gates[..., -1].sigmoid(), torch.zeros_like(gates[..., :-1])
-        for b in range(len(w)):
-            for h in range(w.shape[1]):
-                filters = None if encoding.filter is None else encoding.filter[0, h].detach()
-                for tokens in carried.documents(positions, b):
-                    w[b, h] += carried.directions(gates[b, h, :, :-1], filters, tokens)
+    def formula(q, k, x):
+        (given,), kernel = gates_of(encoding, x), None if encoding.filter is None else encoding.filter[0]
+        groups = q.shape[1] // given.shape[1]
 
-        def at(b, h, i, j):
-            one, other, head = q[b, h, i], k[b, h // groups, j], h // groups
-            tokens = carried.between(positions, b, i, j)
-            return 0.5 * (carried.path(one, other, w[b, head], beta[b, head], tokens) - float(one @ other))
+        def of_document(q, k, row, keys, rows):
+            y, logits = given[row : row + 1, :, keys, :-1], given[row : row + 1, :, keys, -1:]
+            each = [x.repeat_interleave(groups, 1) for x in (gates.directions(y, kernel), 2 * logits.sigmoid())]
+            return 0.5 * (gates.path(q, k, *each, rows) - q @ k.mT)
 
-        return at
+        return document_by_document(positions, q, k, of_document)
 
     return formula
 
 
 @pytest.mark.usefixtures("tiles")
 @BACKENDS
-@EVERYWHERE
+@IN_ORDER
 def test_path_is_its_formula(positions, backend):
     encoding = random(PaTH(DIM, num_heads=4, head_dim=4, num_kv_heads=2, rank=3))
-    check_against_loops(encoding, positions, path_formula(encoding, positions), backend, kv_heads=2, heads=4)
+    check_against(path_formula(encoding, positions), encoding, positions, backend, kv_heads=2, heads=4)
 
 
 @pytest.mark.parametrize("conv_size", [0, 1, 9])
 def test_convolutions_of_any_size(conv_size):
-    positions = carried.LAYOUTS["packed"]
+    positions = ORDERED["packed"]
     encoding = random(PaTH(DIM, num_heads=3, head_dim=4, rank=None, conv_size=conv_size))
-    check_against_loops(encoding, positions, path_formula(encoding, positions))
+    check_against(path_formula(encoding, positions), encoding, positions)
     assert encoding.looks_back == max(conv_size - 1, 0)
 
 

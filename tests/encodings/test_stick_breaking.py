@@ -1,4 +1,4 @@
-"""Stick-breaking: the formula one key at a time, the authors' expression, what is left."""
+"""Stick-breaking: the formula, the authors' expression, what is left."""
 
 import pytest
 import torch
@@ -7,25 +7,23 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import ALiBi, Positions, Rotary, StickBreaking, Sum, bias
-from references import carried
-from references.calls import BACKENDS, EXACT, qkv, random
-from references.carried import EVERYWHERE
+from posenc.testing.oracles import gates
+from references.calls import BACKENDS, EXACT, IN_ORDER, qkv, random
 
 
 @BACKENDS
 @pytest.mark.parametrize("attend_current", [False, True])
-@EVERYWHERE
+@IN_ORDER
 def test_sticks_are_broken_from_the_nearest_key_on(positions, attend_current, backend):
     q, k, v = qkv(positions, 4, 2)
-    seen, expected = positions.mask(), torch.zeros_like(q)
-    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
-        order = positions.k_order[b % len(positions.k_order)]
-        nearest = [j for j in order.argsort(descending=True).tolist() if seen[b % len(seen), 0, i, j]]
-        if not attend_current:
-            nearest = nearest[1:]
-        weights = carried.sticks([float(q[b, h, i] @ k[b, h // 2, j]) / 2 for j in nearest])
-        for j, weight in zip(nearest, weights, strict=True):
-            expected[b, h, i] += weight * v[b, h // 2, j]
+    scores = (q @ k.repeat_interleave(2, 1).mT / 2).masked_fill(~positions.mask(), -torch.inf)
+    order = positions.k_order.argsort()[:, None, None].expand_as(scores)
+    ordered = scores.gather(-1, order)
+    if not attend_current:
+        nearer = ordered.isfinite().flip(-1).cumsum(-1).flip(-1)  # visible keys from each to the last
+        ordered = ordered.masked_fill(nearer == 1, -torch.inf)
+    weights = torch.zeros_like(scores).scatter(-1, order, gates.broken_sticks(ordered))
+    expected = weights @ v.repeat_interleave(2, 1)
     encoding = StickBreaking(attend_current)
     assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), expected, **EXACT)
 

@@ -1,4 +1,4 @@
-"""Wall attention: the formula one pair of tokens at a time, the authors' expression, gates that would overflow."""
+"""Wall attention: the formula, the authors' expression, gates that would overflow."""
 
 import pytest
 import torch
@@ -8,31 +8,29 @@ import posenc
 from posenc import ALiBi, Positions, PrefixKV, Rotary, Sum, Wall
 from posenc.backends import sdpa
 from posenc.encoding import gates_of
-from references import carried
-from references.calls import BACKENDS, DIM, EXACT, check_against_loops, qkv, random
-from references.carried import EVERYWHERE
+from posenc.testing.oracles import gates
+from references.calls import BACKENDS, DIM, EXACT, IN_ORDER, check_against, document_by_document, qkv, random
 
 
 def wall_formula(encoding, positions):
-    def formula(q, k, seen, x):
-        gates, groups = gates_of(encoding, x)[0].detach(), q.shape[1] // k.shape[1]
+    def formula(q, k, x):
+        decays = gates.log_gates(x, encoding.weight[0], encoding.bias_in[0]).unflatten(1, (4, 4)).mT
 
-        def at(b, h, i, j):
-            one, other = q[b, h, i], k[b, h // groups, j]
-            score = carried.wall(one, other, gates[b, h], carried.between(positions, b, i, j))
-            return 0.5 * (score - float(one @ other))  # the loops add the product
+        def of_document(q, k, row, keys, rows):
+            decayed_q, decayed_k = gates.wall(q, k, decays[row : row + 1, :, keys], rows)
+            return 0.5 * (decayed_q @ decayed_k.mT - q @ k.mT)
 
-        return at
+        return document_by_document(positions, q, k, of_document)
 
     return formula
 
 
 @pytest.mark.usefixtures("tiles")
 @BACKENDS
-@EVERYWHERE
+@IN_ORDER
 def test_wall_is_its_formula(positions, backend):
     encoding = random(Wall(DIM, num_heads=4, head_dim=4))
-    check_against_loops(encoding, positions, wall_formula(encoding, positions), backend, kv_heads=2, heads=4)
+    check_against(wall_formula(encoding, positions), encoding, positions, backend, kv_heads=2, heads=4)
 
 
 def test_gates_are_those_of_the_layer():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.errors import InputError, unknown
-from posenc.testing.oracles import biases, codes, gates, masks, places, rotations, schedules
+from posenc.testing.oracles import biases, codes, content, gates, masks, places, rotations, schedules
 
 TENSORS = dict.fromkeys(("x", "cosines", "sines", "q", "table", "scores", "log_gates"), torch.float32) | dict.fromkeys(
     (
@@ -189,15 +189,15 @@ KINDS: dict[str, Convention] = {
     ),
     "relative": Convention(
         "the assembled relative score; table rows from far before the query to far after it, clipped", ("q", "table", "num_keys"),
-        SCORES, sum_tolerance, biases.relative,
+        SCORES, sum_tolerance, content.relative,
     ),
     "relative_shift": Convention(
         "a Conformer's shift; columns, queries + keys - 1, from far before the query to far after it", ("scores",), SCORES,
-        sum_tolerance, biases.relative_shift,
+        sum_tolerance, content.relative_shift,
     ),
     "relative_shift_causal": Convention(
         "Transformer-XL's shift, Music Transformer's skew; columns from the farthest key to the query itself", ("scores",),
-        f"{SCORES}, any after the query", sum_tolerance, biases.relative_shift_causal, past=True,
+        f"{SCORES}, any after the query", sum_tolerance, content.relative_shift_causal, past=True,
     ),
     "relative_index": Convention(
         "Swin's index of a window's table", GRID, "(height * width, height * width) integers", no_tolerance, biases.relative_index

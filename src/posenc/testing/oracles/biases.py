@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.testing.oracles.rotations import OfTensor
+
 
 def alibi(num_heads: int, *, first: int = 1) -> list[float]:
     """ALiBi's slopes (Press et al. 2022, section 3; get_slopes in ofirpress/attention_with_linear_biases).
@@ -21,39 +23,125 @@ def alibi(num_heads: int, *, first: int = 1) -> list[float]:
 
 def t5(
     relative_position: Sequence[int], bidirectional: bool, num_buckets: int, max_distance: int, *,
-    cut: Callable[[float], int] = math.floor,
+    cut: OfTensor = torch.floor,
 ) -> list[int]:  # fmt: skip
     """T5's buckets of key position minus query position (Raffel et al. 2020, section 2.1; _relative_position_bucket in
     mesh_tensorflow/transformer/transformer_layers.py).
 
     Faults: cut makes a step of the logarithm an integer.
     """
+    buckets = t5_buckets(torch.tensor(relative_position), bidirectional, num_buckets, max_distance, cut=cut)
+    found: list[int] = buckets.tolist()
+    return found
+
+
+def t5_buckets(
+    relative: Tensor,
+    bidirectional: bool,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+    *,
+    cut: OfTensor = torch.floor,
+) -> Tensor:
+    """`t5` of a tensor of integers."""
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
-
-    def bucket(relative: int) -> int:
-        distance = abs(relative) if bidirectional else max(-relative, 0)
-        if distance >= exact:
-            steps = math.log(distance / exact) / math.log(max_distance / exact) * (side - exact)
-            distance = min(exact + cut(round(steps, 9)), side - 1)
-        return distance + (side if bidirectional and relative > 0 else 0)
-
-    return [bucket(relative) for relative in relative_position]
+    distance = relative.abs() if bidirectional else (-relative).clamp(min=0)
+    steps = (distance.clamp(min=exact).double() / exact).log() / math.log(max_distance / exact) * (side - exact)
+    far = (exact + cut(steps.round(decimals=9)).long()).clamp(max=side - 1)
+    buckets = torch.where(distance < exact, distance, far)
+    return buckets + side * (relative > 0) if bidirectional else buckets
 
 
 def deberta(relative_position: Sequence[int], buckets: int, max_position: int) -> list[int]:
     """DeBERTa-v2's signed log buckets of query position minus key position, for distances below max_position (He et al.
     2021; make_log_bucket_position in microsoft/DeBERTa, deberta/da_utils.py)."""
-    middle = buckets // 2
+    found: list[int] = deberta_buckets(torch.tensor(relative_position), buckets, max_position).tolist()
+    return found
 
-    def bucket(distance: int) -> int:
-        if distance <= middle:
-            return distance
-        steps = math.log(distance / middle) / math.log((max_position - 1) / middle) * (middle - 1)
-        return middle + math.ceil(round(steps, 9))
 
-    return [bucket(r) if r >= 0 else -bucket(-r) for r in relative_position]
+def deberta_buckets(relative: Tensor, buckets: int, max_position: int) -> Tensor:
+    """`deberta` of a tensor of integers."""
+    middle, distance = buckets // 2, relative.abs()
+    steps = (distance.clamp(min=middle).double() / middle).log() / math.log((max_position - 1) / middle) * (middle - 1)
+    far = middle + steps.round(decimals=9).ceil().long()
+    return relative.sign() * torch.where(distance <= middle, distance, far)
 
+
+# -------------------------------------------------------------------- functions of the distance
+
+
+def kerple(kind: str, p: Tensor | float, a: Tensor | float, distance: Tensor) -> Tensor:
+    """-p log(1 + a |d|), or -a |d|^p, of kind "log" and "power" (Chi et al. 2022, KERPLE, section 4)."""
+    return -p * (a * distance.abs()).log1p() if kind == "log" else -a * distance.abs().double() ** p
+
+
+def sandwich(distance: Tensor, num_heads: int, dim_bar: int, base: float) -> Tensor:
+    """(.., num_heads, queries, keys) of distances (.., 1, queries, keys): the product of two sinusoidal codes, over 8 (h + 1) /
+    num_heads for head h (Chi et al. 2023, eq. 9)."""
+    frequencies = torch.tensor([base ** (-2 * c / dim_bar) for c in range(dim_bar // 2)], dtype=torch.float64)
+    product = (distance[..., None] * frequencies).cos().sum(-1)
+    return product / (8 * torch.arange(1, num_heads + 1).double() / num_heads)[:, None, None]
+
+
+def sines(distance: Tensor, length: int, sine_weight: Tensor, cosine_weight: Tensor) -> Tensor:
+    """PE(l - r) with PE(l) = (sin, cos)(pi l / length), combined (Pham et al. 2020, eq. 5)."""
+    angle = math.pi * distance.double() / length
+    return sine_weight * angle.sin() + cosine_weight * angle.cos()
+
+
+def fire(
+    i: Tensor, j: Tensor, *, c: float, threshold: float, eps: float, weight_in: Tensor, bias_in: Tensor,
+    weight_out: Tensor, bias_out: Tensor,
+) -> Tensor:  # fmt: skip
+    """(.., heads, queries, keys) of queries at i (.., queries, 1) and keys at j (.., 1, keys): a perceptron (hidden,), (hidden,), (heads,
+    hidden), (heads,) of psi(i - j) / (psi(max(threshold, i)) + eps), psi(x) = log(|c x| + 1) (Li et al. 2024, FIRE, eq. 4 and 6)."""
+
+    def psi(x: Tensor) -> Tensor:
+        return (c * x).abs().log1p()
+
+    x = psi(i - j) / (psi(i.double().clamp(min=threshold)) + eps)
+    return ((x[..., None] * weight_in + bias_in).relu() @ weight_out.mT + bias_out).movedim(-1, -3)
+
+
+def grid_alibi(num_heads: int, i: Tensor, j: Tensor) -> Tensor:
+    """(.., num_heads, queries, keys) of places (.., queries, axes) and (.., keys, axes): slope times the Euclidean distance (Fuller et
+    al. 2023, section 3)."""
+    return -torch.tensor(alibi(num_heads), dtype=torch.float64)[:, None, None] * torch.cdist(i, j)[..., None, :, :]
+
+
+def log_window(
+    dy: Tensor, dx: Tensor, height: int, width: int, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor
+) -> Tensor:
+    """(heads, queries, keys) of offsets (queries, keys): 16 sigmoid of a perceptron (hidden, 2), (hidden,), (heads, hidden) of the
+    offsets scaled to 8, d -> sign(d) log_8(1 + |d|) (Liu et al. 2022, Swin v2, section 3.3; microsoft/Swin-Transformer, models/swin_transformer_v2.py)."""
+    x = torch.stack((log_spaced(dy, height), log_spaced(dx, width)), -1)
+    return 16 * ((x @ weight_in.mT + bias_in).relu() @ weight_out.mT).sigmoid().movedim(-1, -3)
+
+
+def log_spaced(d: Tensor, size: int) -> Tensor:
+    """An offset of `log_window`."""
+    return d.sign() * (d.double() / (size - 1) * 8).abs().log1p() / math.log(8)
+
+
+def cubic_resize(values: Sequence[float], size: int) -> list[float]:
+    """One axis of a table resized by cubic convolution (Keys 1981, a = -3/4), half-pixel centres, edges repeated."""
+
+    def kernel(x: float) -> float:
+        x, a = abs(x), -0.75
+        if x <= 1:
+            return (a + 2) * x**3 - (a + 3) * x**2 + 1
+        return a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
+
+    out = []
+    for n in range(size):
+        centre = (n + 0.5) * len(values) / size - 0.5
+        near = range(math.floor(centre) - 1, math.floor(centre) + 3)
+        out.append(sum(kernel(centre - m) * values[min(max(m, 0), len(values) - 1)] for m in near))
+    return out
+
+
+# -------------------------------------------------------------------- tables
 
 Distance = Callable[[int, int, int, int], int]
 
@@ -61,51 +149,6 @@ Distance = Callable[[int, int, int, int], int]
 def key_minus_query(i: int, j: int, queries: int, keys: int) -> int:
     """The distance of key j and query i, of which the last one is at the last key."""
     return j - (i + keys - queries)
-
-
-def relative(
-    q: Any, table: Any, num_keys: int, *, distance: Distance = key_minus_query, row: Callable[[int, int], int] = lambda r, last: min(max(r, 0), last),
-) -> Tensor:  # fmt: skip
-    """Scores of queries and positions, (batch, heads, num_queries, num_keys): q_i . table[clip(j - i, -m, m) + m], table (2m + 1,
-    head_dim) from the farthest key before the query to the farthest after it (Shaw et al. 2018, eq. 4 and 5; with m =
-    num_keys - 1, the second term of Transformer-XL, Dai et al. 2019, section 3.3, and of a Conformer). The queries are the last
-    num_queries of num_keys tokens.
-
-    Faults: distance is that of key j and query i; row is the table's for a distance, counted from its first row, and the last one.
-    """
-    q, table = (torch.as_tensor(x, dtype=torch.float64) for x in (q, table))
-    queries, last = q.shape[-2], len(table) - 1
-    index = [
-        [row(distance(i, j, queries, num_keys) + last // 2, last) for j in range(num_keys)] for i in range(queries)
-    ]
-    return torch.einsum("bhid,ijd->bhij", q, table[torch.tensor(index)])
-
-
-def relative_shift(
-    scores: Any, *, column: Distance = lambda i, j, queries, columns: queries - 1 - i + j, keys: Callable[[int, int], int] | None = None,
-) -> Tensor:  # fmt: skip
-    """(batch, heads, queries, keys) of scores (batch, heads, queries, queries + keys - 1), whose columns run from the farthest
-    key before a query to the farthest after it: row i, key j from column queries - 1 - i + j (rel_shift in ESPnet,
-    espnet/nets/pytorch_backend/transformer/embedding.py and attention.py, RelPositionMultiHeadedAttention; speechbrain).
-
-    Faults: column is where key j of query i comes from, 0 where there is none; keys is their number, from queries and columns.
-    """
-    scores = torch.as_tensor(scores, dtype=torch.float64)
-    queries, columns = scores.shape[-2:]
-    count = columns - queries + 1 if keys is None else keys(queries, columns)
-    shifted = scores.new_zeros(*scores.shape[:-1], count)
-    for i in range(queries):
-        for j in range(count):
-            if 0 <= (c := column(i, j, queries, columns)) < columns:
-                shifted[..., i, j] = scores[..., i, c]
-    return shifted
-
-
-def relative_shift_causal(scores: Any, **options: Any) -> Tensor:
-    """The same for keys up to the query: scores (batch, heads, queries, keys), whose columns run from the farthest key to the
-    query itself; any above the diagonal (Dai et al. 2019, appendix B; _rel_shift in kimiyoung/transformer-xl, pytorch/mem_transformer.py;
-    the skew of Music Transformer, Huang et al. 2018, section 3.4)."""
-    return relative_shift(scores, **{"keys": lambda queries, columns: columns, **options})
 
 
 def relative_index(
@@ -156,7 +199,7 @@ def alibi_bias(
 
 def t5_bias(
     table: Any, num_queries: int, num_keys: int, bidirectional: bool, max_distance: int, *,
-    distance: Distance = key_minus_query, cut: Callable[[float], int] = math.floor,
+    distance: Distance = key_minus_query, cut: OfTensor = torch.floor,
 ) -> Tensor:  # fmt: skip
     """T5's bias, (heads, num_queries, num_keys), of a table (num_buckets, heads); the queries are the last of the keys (Raffel et
     al. 2020, section 2.1; compute_bias in transformers' T5Attention).
@@ -165,8 +208,7 @@ def t5_bias(
     """
     table = torch.as_tensor(table, dtype=torch.float64)
     of_pairs = _distances(distance, num_queries, num_keys)
-    buckets = t5(of_pairs.flatten().tolist(), bidirectional, len(table), max_distance, cut=cut)
-    return table[torch.tensor(buckets)].unflatten(0, of_pairs.shape).movedim(-1, 0)
+    return table[t5_buckets(of_pairs, bidirectional, len(table), max_distance, cut=cut)].movedim(-1, 0)
 
 
 def swin_bias(table: Any, height: int, width: int, **options: Any) -> Tensor:

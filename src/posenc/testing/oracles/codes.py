@@ -11,7 +11,7 @@ from posenc.testing.oracles.rotations import OfTensor, by_layout, unchanged
 
 
 def sinusoidal(
-    positions: Sequence[float], dim: int, base: float, *, layout: str = "interleaved", endpoint: bool = False,
+    positions: Sequence[float] | Tensor, dim: int, base: float, *, layout: str = "interleaved", endpoint: bool = False,
     frequency: OfTensor = unchanged, angle: OfTensor = unchanged,
 ) -> Tensor:  # fmt: skip
     """sin and cos of position * frequency_c, (seq, dim) (Vaswani et al. 2017, section 3.5).
@@ -25,7 +25,8 @@ def sinusoidal(
     pairs = dim // 2
     exponents = [c / (pairs - 1) if endpoint else 2 * c / dim for c in range(pairs)]
     frequencies = frequency(torch.tensor([base**-exponent for exponent in exponents], dtype=torch.float64))
-    angles = angle(torch.as_tensor(positions, dtype=torch.float64)[:, None] * frequencies)
+    positions = torch.as_tensor(positions, dtype=torch.float64)
+    angles = angle(positions[:, None] * frequencies.to(positions.device))
     return by_layout(layout, angles.sin(), angles.cos())
 
 
