@@ -89,13 +89,14 @@ def deberta(
     made = {
         "c2p": lambda: read(q @ keys.mT, of_keys),
         "p2c": lambda: read(k @ queries.mT, of_queries.mT).mT,
-        "p2p": lambda: (queries @ keys.mT)[:, of_queries, of_keys].movedim(0, -3),
+        "p2p": lambda: (queries @ keys.mT)[torch.arange(len(keys))[:, None, None], of_queries, of_keys],
     }
     return sum((made[term]() for term in terms[1:]), made[terms[0]]())
 
 
 def tupe(queries: Tensor, keys: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """(.., heads, i, j): products of the table's projected rows, (heads, rows, d), unscaled (Ke et al. 2021, eq. 7)."""
+    """Products of the table's projected rows, (heads, rows, d), at rows i (.., queries) and j (.., keys): (heads, .., queries, keys), unscaled
+    (Ke et al. 2021, eq. 7)."""
     return queries[:, i] @ keys[:, j].mT
 
 
