@@ -180,7 +180,7 @@ def test_sinks(layout, logits, encoding, backend):
     if isinstance(encoding, Sum):
         turned = tuple(rotary(x, p.q[:, None, :, None], 1e4) for x in (q, k))
     want = attend(
-        *turned, v, scale=D**-0.5, visible=p.mask(), sink=torch.tensor(per_head), bias=0.0 if encoding is None else alibi(p),
+        *turned, v, scale=D**-0.5, visible=p.mask(), sink=torch.tensor(per_head, dtype=torch.float64), bias=0.0 if encoding is None else alibi(p),
     )  # fmt: skip
     sink = torch.tensor(logits, dtype=torch.float64) if isinstance(logits, list) else logits
     assert torch.allclose(attention(q, k, v, encoding, p, sink=sink, backend=backend), want, atol=1e-12)

@@ -24,11 +24,20 @@ def attend(
     heads, queries, keys[, width]) or what broadcasts to it. sink (heads,): a logit of no key, which takes its share (Xiao et al. 2024;
     gpt-oss). weigh: makes weights of scores, hidden ones -inf.
     """
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    scores = (q @ k.mT * scale + bias).masked_fill(~visible, -math.inf)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return mix(q @ k.mT * scale + bias, v, visible=visible, added=added, sink=sink, weigh=weigh)
+
+
+def mix(
+    scores: Tensor, v: Tensor, *, visible: Tensor, added: Tensor | None = None, sink: Tensor | None = None,
+    weigh: Callable[[Tensor], Tensor] = softmax,
+) -> Tensor:  # fmt: skip
+    """`attend` with these scores, (batch, heads, queries, keys)."""
+    v, scores = v.repeat_interleave(scores.shape[1] // v.shape[1], 1), scores.masked_fill(~visible, -math.inf)
+    scores = scores.masked_fill(~visible.any(-1, keepdim=True), 0.0)  # a softmax of these has a gradient
     if sink is not None:
         scores = torch.cat((scores, sink.to(scores)[:, None, None].expand(*scores.shape[:3], 1)), -1)
-    weights = weigh(scores)[..., : k.shape[2]].masked_fill(~visible, 0.0)
+    weights = weigh(scores)[..., : v.shape[2]].masked_fill(~visible, 0.0)
     return weights @ v if added is None else torch.einsum("bhij,bhijw->bhiw", weights, v[:, :, None] + added)
 
 
