@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import AxialTable, ComplexOrder, GridSinusoidal, GridTable, Hierarchical, Multiplicative, Positions
-from posenc.testing.oracles.codes import sinusoidal, sinusoidal_2d
-from references import absolute
+from posenc.testing.oracles.codes import axial, complex_word, hierarchical, sinusoidal, sinusoidal_2d
 
 detr, dinov2, reformer, vit, vit_mae = (
     import_module(f"transformers.models.{name}.modeling_{name}") for name in ("detr", "dinov2", "reformer", "vit", "vit_mae")
@@ -43,7 +42,7 @@ def codes(encoding, positions):
 def test_hierarchical_is_the_formula(rows, alpha):
     encoding = wide(Hierarchical(rows, dim=3, alpha=alpha))
     table = encoding.table.tolist()
-    want = torch.tensor([absolute.hierarchical(table, k, alpha) for k in range(rows**2)], dtype=torch.float64)
+    want = torch.tensor([hierarchical(table, k, alpha) for k in range(rows**2)], dtype=torch.float64)
     assert_close(codes(encoding, Positions.arange(rows**2))[0], want, **EXACT)
 
 
@@ -104,7 +103,7 @@ def test_axial_table_is_the_formula(count, columns):
     encoding = wide(AxialTable(count, dim=5, columns=columns, first_dim=2))
     first, second = encoding.first.tolist(), encoding.second.tolist()
     assert len(first) * len(second) == encoding.max_positions >= count
-    want = [absolute.axial(first, second, k) for k in range(count)]
+    want = [axial(first, second, k) for k in range(count)]
     assert_close(codes(encoding, Positions.arange(count))[0], torch.tensor(want, dtype=torch.float64), **EXACT)
     assert len(posenc.from_spec(encoding.spec()).first) == len(first)
 
@@ -193,8 +192,8 @@ def test_grid_table_clamps_to_the_nearest_patch():
 @pytest.mark.parametrize(("height", "width", "dim", "base"), [(3, 5, 8, 1e4), (4, 2, 16, 100.0)])
 def test_grid_sinusoidal_is_the_authors_mae(height, width, dim, base):
     encoding, positions = GridSinusoidal(dim, base=base, x_first=True), Positions.grid(height, width, prefix=1)
-    want = [[0.0] * dim] + [absolute.mae(y, x, dim, base) for y in range(height) for x in range(width)]
-    assert_close(codes(encoding, positions)[0], torch.tensor(want, dtype=torch.float64), **EXACT)
+    want = torch.cat((torch.zeros(1, dim), sinusoidal_2d(height, width, dim, base)))
+    assert_close(codes(encoding, positions)[0], want, **EXACT)
 
 
 ORDERS = {
@@ -263,7 +262,7 @@ def test_complex_order_is_the_papers_three_tables():
         j = int(words[0, n])
         for c in range(4):
             entries = (float(table[j, c]) for table in (amplitude, frequency, phase))
-            wave = absolute.complex_word(*entries, float(at[0, n]))
+            wave = complex_word(*entries, float(at[0, n]))
             assert complex(real[0, n, c], imaginary[0, n, c]) == pytest.approx(wave, abs=1e-9)
     weight = encoding.projection.weight
     want = real @ weight[:, :4].T + imaginary @ weight[:, 4:].T

@@ -14,8 +14,7 @@ from torch.testing import assert_close
 
 import posenc
 from posenc import AxialRotary, InputError, MixedRotary, MRotary, Positions, Rotary
-from posenc.testing.oracles import rotations
-from references import multimodal as loops_of_rows
+from posenc.testing.oracles import places, rotations
 from references.calls import scores
 
 dinov3_vit, llama4, pixtral, qwen2_vl, qwen3_vl = (
@@ -179,7 +178,7 @@ def test_sections_are_those_of_the_models():
 def test_time_has_the_slowest_pairs_of_videorope(head_dim, sections):
     encoding = MRotary(head_dim, time_last=True, sections=None if head_dim == 128 else sections)
     assert encoding.sections == sections
-    axes = loops_of_rows.low_frequency_time(sections)
+    axes = places.low_frequency_time(sections)
     assert "".join("thw"[axis] for axis in encoding.frequency.argmax(1)) == axes
     q, at = random(1, 1, 7, head_dim), torch.randint(-9, 99, (7, 3))
     turned, _ = encoding.rotate(q, q, Positions.from_ids(at[None]))
