@@ -23,6 +23,7 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Positions, attention
 from posenc.bias import Modifier, SoftCap
+from posenc.testing.oracles import rotations as oracles
 
 ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "conform.md", ROOT / "benchmarks" / "foreign.json"
@@ -164,12 +165,8 @@ CACHES = [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 20
 
 def turned(x: Tensor, at: Tensor, width: int, interleaved: bool, base: float = 10000.0) -> Tensor:
     """The first `width` channels of x (batch, heads, n, d) rotated by the angles of positions (batch, n)."""
-    angles = at[:, None, :, None].double() * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    cos, sin = angles.cos(), angles.sin()
-    a, b = (x[..., 0:width:2], x[..., 1:width:2]) if interleaved else x[..., :width].chunk(2, -1)
-    pair = a * cos - b * sin, a * sin + b * cos
-    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat((rotated, x[..., width:]), -1)
+    layout = "interleaved" if interleaved else "half"
+    return oracles.rotary(x, at[:, None, :, None], base, width, layout=layout) if width else x
 
 
 def flash_attention_kvcache() -> Iterator[Case]:
@@ -395,11 +392,7 @@ def liger_rope() -> Iterator[Case]:
 
 def turned_by_axes(x: Tensor, at: Tensor, axes: Tensor, base: float) -> Tensor:
     """x (batch, heads, n, d) with pairs of halves, of which c turns by axis axes[c] of positions (batch, n, 3)."""
-    pairs = x.shape[-1] // 2
-    angles = at.double()[..., axes] * base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return oracles.rotary(x, at[:, None][..., axes], base)
 
 
 def liger_m_rope() -> Iterator[Case]:

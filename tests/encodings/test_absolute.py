@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import posenc
 from posenc import AxialTable, ComplexOrder, GridSinusoidal, GridTable, Hierarchical, Multiplicative, Positions
 from posenc.testing.oracles.codes import axial, complex_word, hierarchical, sinusoidal, sinusoidal_2d
+from posenc.testing.oracles.rotations import frequencies as ladder
 
 detr, dinov2, reformer, vit, vit_mae = (
     import_module(f"transformers.models.{name}.modeling_{name}") for name in ("detr", "dinov2", "reformer", "vit", "vit_mae")
@@ -281,8 +282,7 @@ def test_complex_order_shifts_without_knowing_where(shift, start):
 def test_complex_order_starts_with_the_authors_frequencies_and_keeps_the_norm():
     encoding, d = ComplexOrder(64).double(), 64
     # get_sinusoid_encoding_table of the authors' complex_mem_transformer.py: neighbours share a frequency
-    want = [10000 ** (-2 * (c // 2) / d) for c in range(d)]
-    assert_close(encoding.frequency.bias.data, torch.tensor(want, dtype=torch.float64), rtol=1e-6, atol=0)
+    assert_close(encoding.frequency.bias.data, ladder(d).repeat_interleave(2), rtol=1e-6, atol=0)
     assert not encoding.frequency.weight.any()
     assert not encoding.phase.weight.any()
     x = torch.randn(200, 50, d, dtype=torch.float64)

@@ -93,9 +93,8 @@ def test_carope_of_no_input_is_rope():
     q, k, _ = qkv(LAYOUTS["causal"], 2, 2, 8)
     gates = gates_of(encoding, torch.randn(2, 7, DIM, dtype=torch.float64))
     turned = encoding.rotate(q, k, LAYOUTS["causal"].with_gates(gates))
-    powers = posenc.frequencies.default(8).inv_freq * 10000 ** (-2 / 8)
-    angles = torch.arange(7)[:, None] * powers
-    expected = [posenc.functional.rotary(x, angles.cos(), angles.sin()) for x in (q, k)]
+    angles = rotations.angles(torch.arange(7), 8) * rotations.frequencies(8)[1]
+    expected = [rotations.turned(x, angles) for x in (q, k)]
     assert_close(turned[0] @ turned[1].mT, expected[0] @ expected[1].mT, rtol=1e-6, atol=1e-6)
 
 

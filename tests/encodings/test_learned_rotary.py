@@ -39,8 +39,7 @@ def test_without_schedules_it_is_the_authors_ms_poe(heads):
     q, k, _ = qkv(positions, heads, heads, width)
     ratios = 1.2 + (1.8 - 1.2) * (torch.arange(heads, dtype=torch.float64) / heads)
     t = torch.arange(11, dtype=torch.float64).repeat(heads, 1) / ratios[:, None]
-    inv_freq = 1.0 / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.einsum("ki,j->kij", t, inv_freq)
+    angles = rotations.angles(t, width)
     cos, sin = (torch.cat((x, x), -1)[None] for x in (angles.cos(), angles.sin()))
 
     def half(x):
@@ -184,8 +183,7 @@ def test_fope_is_the_authors_expression_where_every_pair_is_mixed():
     encoding = FoPE(8, num_heads=2, train_length=10**6, pairs=4).double()
     positions = Positions.arange(9)
     q, k, _ = qkv(positions, 2, 2, 8)
-    theta = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
-    angles = (torch.arange(9.0, dtype=torch.float64)[:, None] * theta)[None, None].expand(1, 2, -1, -1)
+    angles = rotations.angles(torch.arange(9), 8)[None, None].expand(1, 2, -1, -1)
     cos = torch.einsum("bhtD,hDd->bhtd", angles.cos(), encoding.cosines[0])
     sin = torch.einsum("bhtD,hDd->bhtd", angles.sin(), encoding.sines[0])
 
@@ -242,9 +240,7 @@ def test_imaginary_heads_score_the_imaginary_part(positions, layout):
 def test_rope_pp_is_the_authors_expression():
     # modeling_llama_rope_pp.py of the authors' repository: q sin - rotate_half(q) cos, against the rotated keys
     q, k, _ = qkv(Positions.arange(7), 2, 2, 8)
-    angles = torch.arange(7.0, dtype=torch.float64)[:, None] * 10000.0 ** (
-        -torch.arange(0, 8, 2, dtype=torch.float64) / 8
-    )
+    angles = rotations.angles(torch.arange(7), 8)
     cos, sin = (torch.cat((x, x), -1) for x in (angles.cos(), angles.sin()))
 
     def half(x):
