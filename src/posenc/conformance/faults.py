@@ -457,7 +457,7 @@ OLDER = "fewer queries than keys count from the first key, expected from key num
 def _even_slopes(bias: Tensor) -> Tensor:
     """ALiBi's bias with slopes 2^(-8(h+1)/heads) for any number of heads."""
     heads = len(bias)
-    wrong = torch.tensor([2 ** (-8 * (h + 1) / heads) for h in range(heads)], dtype=bias.dtype)
+    wrong = torch.tensor(_powers_of_two(heads), dtype=bias.dtype)
     return bias * (wrong / torch.tensor(biases.alibi(heads), dtype=bias.dtype))[:, None, None]
 
 
