@@ -181,9 +181,9 @@ def fope(
     Faults: padding is the sine of pairs that pass through; at, frequency and angle as in `rotary`.
     """
     x = torch.as_tensor(x, dtype=torch.float64)
-    weights = [torch.as_tensor(w, dtype=torch.float64) for w in (cosines, sines)]
-    inputs = frequency(frequencies(x.shape[-1], base))[: weights[0].shape[1]]
-    tables = fourier(angle(at(_in_four_axes(positions)) * inputs), *weights, x.shape[-1] // 2, padding=padding)
+    cosines, sines = (torch.as_tensor(w, dtype=torch.float64) for w in (cosines, sines))
+    inputs = frequency(frequencies(x.shape[-1], base))[: cosines.shape[1]]
+    tables = fourier(angle(at(_in_four_axes(positions)) * inputs), cosines, sines, x.shape[-1] // 2, padding=padding)
     return combined(x, *tables, layout)
 
 
