@@ -1,4 +1,4 @@
-"""Stick-breaking: the formula, the authors' expression, what is left."""
+"""Stick-breaking: the formula, its gradients, what is left."""
 
 import pytest
 import torch
@@ -28,24 +28,15 @@ def test_sticks_are_broken_from_the_nearest_key_on(positions, attend_current, ba
     assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), expected, **EXACT)
 
 
-def authors(q, k, v, attend_current):
-    """sb_ref.py: logarithms of shares, and a product with a triangle of ones for what nearer keys leave."""
-    n = q.shape[2]
-    hidden = torch.ones(n, n, dtype=torch.bool).triu(1 if attend_current else 0)
-    logits = q @ k.mT * q.shape[3] ** -0.5
-    left = logsigmoid(-logits).masked_fill(hidden, 0.0)
-    weights = (logsigmoid(logits).masked_fill(hidden, -1e5) + left @ torch.ones(n, n).tril(-1).to(q)).exp()
-    return weights @ v, 1 - weights.sum(-1)
-
-
 @pytest.mark.parametrize("attend_current", [False, True])
-def test_values_and_gradients_are_those_of_the_authors_expression(attend_current):
+def test_values_gradients_and_remainders_are_those_of_the_formula(attend_current):
     positions = Positions.arange(40, causal=True)
     encoding = random(StickBreaking(attend_current, remainder=True, num_heads=3, head_dim=4))
     leaves = [*(x.requires_grad_() for x in qkv(positions)), encoding.rest]
     out = posenc.attention(*leaves[:3], encoding, positions)
-    attended, remainder = authors(*leaves[:3], attend_current)
-    expected = attended + remainder[..., None] * encoding.rest[0, :, None]
+    hidden = torch.ones(40, 40, dtype=torch.bool).triu(1 if attend_current else 0)
+    weights = gates.broken_sticks((leaves[0] @ leaves[1].mT / 2).masked_fill(hidden, -torch.inf))
+    expected = weights @ leaves[2] + (1 - weights.sum(-1, keepdim=True)) * encoding.rest[0, :, None]
     assert_close(out, expected, **EXACT)
     weight = torch.randn_like(out)
     for ours, theirs in zip(*(torch.autograd.grad((y * weight).sum(), leaves) for y in (out, expected)), strict=True):

@@ -108,10 +108,11 @@ def files_that_run(call):
     return {Path(file).relative_to(root).as_posix() for file in found if Path(file).is_relative_to(root)}
 
 
+OF_CALLS = posenc.ALiBi(8)
 TRUTHS = {name: lambda name=name: CASES[name].prepare(Workload(FEW, "train")) for name in (*SCHEMES, *FRONTIER)}
 READ = {name: lambda given: given.truth for name in TRUTHS}
 TRUTHS |= {name: lambda name=name: CASES[name].prepare(Workload(FEW, "decode")) for name in ("rotary", "call")}
-READ |= {"rotary": lambda given: given.truth("half"), "call": lambda given, alibi=posenc.ALiBi(8): given.truth(alibi)}
+READ |= {"rotary": lambda given: given.truth("half"), "call": lambda given: given.truth(OF_CALLS)}
 
 
 @pytest.mark.parametrize("name", TRUTHS)
