@@ -1,8 +1,7 @@
-"""DAPE: the formula, the authors' expression, blocks of queries and their gradients, sums with other encodings."""
+"""DAPE: the formula, blocks of queries and their gradients, sums with other encodings."""
 
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 import posenc
@@ -29,29 +28,23 @@ def parts_of(encoding, layer=0):
     return [x.detach()[layer] for x in (mlp.weight_in, mlp.bias_in, mlp.weight_out, mlp.bias_out)]
 
 
+def dape_formula(encoding, positions):
+    bias = dense(encoding.adapted, positions, 3)
+    return lambda q, k: content.dape(q @ k.mT / 2, bias, *parts_of(encoding))
+
+
 @BACKENDS
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @EVERYWHERE
 def test_it_is_the_formula(positions, kv_heads, backend):
     encoding = random(DAPE(3, num_layers=2, kind="alibi", hidden=5))
-    bias = dense(encoding.adapted, positions, 3)
-    check_against(
-        lambda q, k: content.dape(q @ k.mT / 2, bias, *parts_of(encoding)), encoding, positions, backend, kv_heads
-    )
+    check_against(dape_formula(encoding, positions), encoding, positions, backend, kv_heads)
 
 
 @KINDS
-def test_it_is_the_authors_expression(kind):
-    # theirs: heads last, torch.nn's layers; s + b + MLP of both, then the causal mask
+def test_every_kind_is_the_formula(kind):
     encoding, positions = random(DAPE(3, kind=kind)), Positions.arange(9, causal=True)
-    mlp = nn.Sequential(nn.Linear(6, 32), nn.LeakyReLU(), nn.Linear(32, 3)).double()
-    for parameter, of_mlp in zip(mlp.parameters(), parts_of(encoding), strict=True):
-        parameter.data = of_mlp
-    q, k, v = qkv(positions)
-    scores, bias = q @ k.mT / 2, dense(encoding.adapted, positions, 3).expand(2, -1, -1, -1)
-    changed = scores + bias + mlp(torch.cat((scores, bias), 1).movedim(1, -1)).movedim(-1, 1)
-    weights = changed.masked_fill(~positions.mask(), -torch.inf).softmax(-1)
-    assert_close(attention(q, k, v, encoding, positions), weights @ v, **EXACT)
+    check_against(dape_formula(encoding, positions), encoding, positions)
 
 
 @KINDS

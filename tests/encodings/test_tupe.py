@@ -61,26 +61,6 @@ def test_it_is_the_formula(cls, options, untie_cls, positions):
         assert_close(posenc.attention(q, k, v, encoding, positions, backend=backend), want, **EXACT)
 
 
-def test_it_is_what_the_authors_code_computes():
-    # their forward(): products of the first n + 1 rows, scaled; column 0, then row 0 overwritten; relative bias added
-    encoding, n = made(TUPER), 9
-    rows = torch.nn.functional.layer_norm(encoding.table[: n + 1], (10,), encoding.norm.weight, encoding.norm.bias)
-    linear = [rows @ side.weight.view(24, 10).T + side.bias.view(24) for side in (encoding.query, encoding.key)]
-    pos_q, pos_k = (x.view(n + 1, 4, 6).transpose(0, 1) for x in linear)
-    products = pos_q * (6 * 2) ** -0.5 @ pos_k.mT
-    bias = products[:, 1:, 1:].clone()
-    bias[:, :, 0] = products[:, 1, 1, None]
-    bias[:, 0, :] = products[:, 0, 0, None]
-    steps = torch.arange(n)[None] - torch.arange(n)[:, None]
-    buckets = biases.t5_buckets(steps, True, 32, 128)
-    buckets[:, 0] = 32
-    buckets[0, :] = 16
-    bias = bias + encoding.distances[:, buckets]
-    q, k, _ = qkv(Positions.arange(n), 4, 2, 6)
-    ours = sum(term.dense(q.device) for term in encoding.bias(q, k, Positions.arange(n)))
-    assert_close(ours[0], bias, **EXACT)
-
-
 def test_bucket_16_is_free_for_cls():
     distances = range(-300, 301)
     assert 16 not in biases.t5(distances, True, 32, 128)

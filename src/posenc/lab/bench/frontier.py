@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
 from posenc import encodings
 from posenc.lab.bench.attention import (
@@ -130,7 +130,7 @@ def _projected_relative(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms
 
 def _grape_a(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     distance = _distance(rows, k.shape[2])
-    return q, k, content.grape_a(k, w["direction"][0], w["strength"][0], slopes(q), distance)
+    return q, k, content.grape_a(k, normalize(w["direction"][0], dim=-1), w["strength"][0], slopes(q), distance)
 
 
 def _dape(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import leaky_relu, linear, normalize, pad, softplus
+from torch.nn.functional import leaky_relu, linear, pad, softplus
 
 from posenc.testing.oracles.biases import Distance, key_minus_query
 
@@ -124,9 +124,9 @@ def projected_relative(x: Tensor, projection: Tensor, table: Tensor, distance: T
 
 
 def grape_a(k: Tensor, direction: Tensor, strength: Tensor, slopes: Tensor, distance: Tensor) -> Tensor:
-    """-|d| slope softplus(omega) softplus(u . k / sqrt(d)), u of length 1 (Zhang et al. 2025, GRAPE, key-gated). direction: (heads, d);
+    """-|d| slope softplus(omega) softplus(u . k / sqrt(d)), u of length 1 in the paper (Zhang et al. 2025, GRAPE, key-gated). direction (u): (heads, d);
     strength (omega), slopes: (heads,)."""
-    gates = softplus((k * normalize(direction, dim=-1)[:, None]).sum(-1) * k.shape[-1] ** -0.5)
+    gates = softplus((k * direction[:, None]).sum(-1) * k.shape[-1] ** -0.5)
     return -distance.abs() * (gates * (softplus(strength) * slopes)[:, None])[:, :, None]
 
 
