@@ -24,6 +24,7 @@ import posenc
 from posenc import Encoding, Positions, attention
 from posenc.bias import Modifier, SoftCap
 from posenc.testing.oracles import rotations as oracles
+from posenc.testing.oracles.attention import mix
 
 ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "conform.md", ROOT / "benchmarks" / "foreign.json"
@@ -64,11 +65,9 @@ def numbers(*shape: int) -> Tensor:
 
 def dense(q: Tensor, k: Tensor, v: Tensor, change: Callable[[Tensor], Tensor], visible: Tensor | None) -> Tensor:
     """softmax(change(q k^T / sqrt(d))) v with keys repeated for each query head; rows that see nothing are 0."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = change(q @ k.mT / math.sqrt(q.shape[-1]))
-    if visible is not None:
-        scores = scores.masked_fill(~visible, -math.inf)
-    return scores.softmax(-1).nan_to_num(0.0) @ v
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    visible = torch.tensor(True) if visible is None else visible
+    return mix(change(q @ k.mT / math.sqrt(q.shape[-1])), v, visible=visible)
 
 
 # -------------------------------------------------------------------- Dao-AILab/flash-attention

@@ -89,7 +89,9 @@ def deberta(
     made = {
         "c2p": lambda: read(q @ keys.mT, of_keys),
         "p2c": lambda: read(k @ queries.mT, of_queries.mT).mT,
-        "p2p": lambda: (queries @ keys.mT)[torch.arange(len(keys))[:, None, None], of_queries, of_keys],
+        "p2p": lambda: (queries @ keys.mT)[
+            torch.arange(len(keys), device=keys.device)[:, None, None], of_queries, of_keys
+        ],
     }
     return sum((made[term]() for term in terms[1:]), made[terms[0]]())
 
