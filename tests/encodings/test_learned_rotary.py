@@ -178,22 +178,6 @@ def test_fope_is_its_formula(positions, layout):
     assert_close(scores(encoding, q, k, positions, layer=1), expected, **EXACT)
 
 
-def test_fope_is_the_authors_expression_where_every_pair_is_mixed():
-    # olmo/model.py of the authors' repository: t * cos + rotate_half(t) * sin, cos and sin of einsum("bhtD,hDd->bhtd")
-    encoding = FoPE(8, num_heads=2, train_length=10**6, pairs=4).double()
-    positions = Positions.arange(9)
-    q, k, _ = qkv(positions, 2, 2, 8)
-    angles = rotations.angles(torch.arange(9), 8)[None, None].expand(1, 2, -1, -1)
-    cos = torch.einsum("bhtD,hDd->bhtd", angles.cos(), encoding.cosines[0])
-    sin = torch.einsum("bhtD,hDd->bhtd", angles.sin(), encoding.sines[0])
-
-    def apply(t):
-        half = torch.cat((-t[..., 4:], t[..., :4]), -1)
-        return t * torch.cat((cos, cos), -1) + half * torch.cat((sin, sin), -1)
-
-    assert_close(scores(encoding, q, k, positions), apply(q) @ apply(k).mT, **EXACT)
-
-
 def test_what_fope_leaves_out_passes_unchanged():
     # the published code pads sines with 1 instead of 0 there, which adds the rotated half of the vector (vllm#55204)
     encoding = FoPE(16, num_heads=2, train_length=64)

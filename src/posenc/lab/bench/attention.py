@@ -41,7 +41,7 @@ class Scheme:
     make: posenc's encoding for a length. parameters: name -> its parameter's path, and the standard deviation of its values;
     None: those it starts with. learned: the one whose gradient is compared. scale: of the product of queries and keys.
     weigh: makes weights of scores, hidden ones -inf; None: the softmax. turn: turns values (1, H, n, HEAD_DIM) at these
-    positions, and outputs back where its last argument is -1.
+    positions, and outputs back where its last argument is -1. naive: what the naive candidate computes, where it is not the formula.
     """
 
     terms: Formula
@@ -52,6 +52,7 @@ class Scheme:
     causal: bool = False
     weigh: Callable[[Tensor], Tensor] | None = None
     turn: Callable[[Tensor, Tensor, int], Tensor] | None = None
+    naive: Formula | None = None
 
     def attended(self, w: Weights, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
         """The formula: outputs (1, H, rows, HEAD_DIM) of the queries of some rows, all keys and values."""
@@ -358,7 +359,7 @@ def dense(inputs: AttentionInputs) -> Built:
         w = dict(weights) | {"q": host.q.weight, "k": host.k.weight, "x": x}
         if scheme.weigh is not None:
             return scheme.attended(w, q, k, v, rows)
-        q, k, bias = scheme.terms(w, q, k, rows)
+        q, k, bias = (scheme.naive or scheme.terms)(w, q, k, rows)
         if scheme.turn is not None:
             v = scheme.turn(v, every, 1)
         causal = scheme.causal and q.shape[2] > 1

@@ -147,10 +147,19 @@ def _cope(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     return q, k, content.cope(q, k, w["embeddings"][0], rows)
 
 
+def _decays(w: Weights) -> Tensor:
+    """Wall's log gates, (1, H, n, HEAD_DIM)."""
+    return gates.log_gates(w["x"], w["weight"][0], w["bias"][0]).unflatten(1, (HEADS, -1)).mT
+
+
 def _wall(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
+    return torch.zeros_like(q), k, gates.wall(q, k, _decays(w), rows) * SCALE
+
+
+def _factored_wall(w: Weights, q: Tensor, k: Tensor, rows: Tensor) -> Terms:
     """Decays from the first token on, which overflow where gates are stronger than those that Wall starts with."""
-    decays = gates.log_gates(w["x"], w["weight"][0], w["bias"][0]).unflatten(1, (HEADS, -1)).mT
-    return *gates.wall(q, k, decays, rows), None
+    sums = _decays(w).cumsum(2)
+    return q * sums[:, :, rows].exp(), k * (-sums).exp(), None
 
 
 def _reflections(w: Weights) -> tuple[Tensor, Tensor]:
@@ -212,7 +221,8 @@ FRONTIER: dict[str, Scheme] = {
     ),
     "selective_attention": Scheme(_selective_attention, lambda n: encodings.SelectiveAttention(HEAD_DIM), causal=True),
     "wall": Scheme(
-        _wall, lambda n: encodings.Wall(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True
+        _wall, lambda n: encodings.Wall(DIM, num_heads=HEADS, head_dim=HEAD_DIM), _start(weight="weight", bias="bias_in"), "weight", causal=True,
+        naive=_factored_wall,
     ),
     "path": Scheme(
         _path, lambda n: encodings.PaTH(DIM, num_heads=HEADS, head_dim=HEAD_DIM, conv_size=CONVOLVED),

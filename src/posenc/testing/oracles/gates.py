@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear, logsigmoid, pad, silu, softplus
 from torch.utils.checkpoint import checkpoint
 
+from posenc.testing.oracles.content import after
 from posenc.testing.oracles.rotations import OfTensor, unchanged
 
 
@@ -21,11 +22,8 @@ def forget_gates(log_gates: Any, *, begin: int = 1, end: int = 0, gates: OfTenso
 
     Faults: the sum is over j + begin .. i + end; gates are changed before they are summed.
     """
-    gates_ = gates(torch.as_tensor(log_gates, dtype=torch.float64))
-    total = torch.cat((torch.zeros_like(gates_[..., :1]), gates_.cumsum(-1)), -1)  # of tokens before each
-    seq = gates_.shape[-1]
-    i, j = torch.arange(seq)[:, None], torch.arange(seq)[None]
-    return total[..., (i + 1 + end).clamp(0, seq)] - total[..., (j + begin).clamp(0, seq)]
+    given = gates(torch.as_tensor(log_gates, dtype=torch.float64))
+    return fox(given, torch.arange(given.shape[-1]), begin=begin, end=end)
 
 
 def log_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -33,10 +31,12 @@ def log_gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return logsigmoid(linear(x, weight, bias)).mT
 
 
-def fox(gates: Tensor, rows: Tensor) -> Tensor:
+def fox(gates: Tensor, rows: Tensor, *, begin: int = 1, end: int = 0) -> Tensor:
     """`forget_gates` of queries at rows, (batch, heads, rows, n); any after the query."""
-    sums = gates.double().cumsum(-1)
-    return (sums[:, :, rows, None] - sums[:, :, None]).to(gates)
+    seq, j = gates.shape[-1], torch.arange(gates.shape[-1], device=gates.device)
+    before = pad(gates.double().cumsum(-1), (1, 0))  # the sum over the tokens before each
+    of_queries, of_keys = (before[..., at.clamp(0, seq)] for at in (rows + 1 + end, j + begin))
+    return (of_queries[..., None] - of_keys[..., None, :]).to(gates)
 
 
 # -------------------------------------------------------------------- accumulated angles, (batch, key heads, n, pairs) in float64
@@ -78,11 +78,18 @@ def carope(x: Tensor, weight: Tensor, bias: Tensor, pairs: int) -> Tensor:
 # -------------------------------------------------------------------- decays and reflections
 
 
-def wall(q: Tensor, k: Tensor, gates: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose products are sum_c q_c k_c prod_t f_tc over the tokens t after the key up to the query, gates: log f, (batch,
-    heads, n, d) (Wall attention, naive.py). They overflow where gates are stronger than those that Wall starts with."""
-    sums = gates.cumsum(2)
-    return q * sums[:, :, rows].exp(), k * (-sums).exp()
+def wall(q: Tensor, k: Tensor, gates: Tensor, rows: Tensor) -> Tensor:
+    """sum_c q_c k_c prod_t f_tc over the tokens t after the key up to the query, (batch, heads, rows, n), one channel after the other; any after
+    the query (Wall attention, naive.py). gates: log f, (batch, heads, n, d)."""
+    later, scores = after(rows, k.shape[2]), q.new_zeros(*q.shape[:3], k.shape[2])
+
+    def channel(q: Tensor, k: Tensor, sums: Tensor) -> Tensor:
+        decay = (sums[:, :, rows, None] - sums[:, :, None]).masked_fill(later, 0.0).exp()
+        return q[..., None] * k[:, :, None] * decay
+
+    for each in zip(*(x.unbind(-1) for x in (q, k, gates.cumsum(2))), strict=True):
+        scores = scores + checkpoint(channel, *each, use_reentrant=False)
+    return scores
 
 
 def directions(y: Tensor, kernel: Tensor | None) -> Tensor:
