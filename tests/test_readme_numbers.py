@@ -12,6 +12,7 @@ import sys
 import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -349,3 +350,14 @@ def test_no_number_of_the_readme_is_without_a_test():
         text = re.sub(pattern, "", text, flags=re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
     assert re.findall(r".*\d.*", re.sub(r"\bT5\b", "", text)) == []
+
+
+def test_the_leaderboard_names_what_has_no_row():
+    spec = spec_from_file_location("leaderboard", BENCHMARKS / "leaderboard.py")
+    board = module_from_spec(spec)
+    sys.modules["leaderboard_of_missing_rows"] = board
+    spec.loader.exec_module(board)
+    made = board.missing(SimpleNamespace(results=BOARD))
+    assert made in (ROOT / "docs/leaderboard.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"\w+", " ".join(BOARD["settings"]["encodings"])))
+    assert set(re.findall(r"`(\w+)`", made)) - {"randomized"} == set(ENCODINGS) - rows - {"window"}

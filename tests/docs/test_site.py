@@ -37,7 +37,7 @@ from posenc.report.explorer import page as explorer_page
 from references.axe import AXE
 
 SECTIONS = (
-    "When to use it", "Formula", "Picture", "What it does", "Cost", "Code", "What holds", "Source code",
+    "When to use it", "Formula", "Picture", "What it does", "Cost", "Code", "Tested properties", "Source code",
 )  # fmt: skip
 EXTENSION = ("When to use it", "Formula", "Picture", "Arguments", "Code", "What loads it")
 """Of the page of a schedule or a map."""
