@@ -28,7 +28,7 @@ class Equivariance(Finding):
     tried, in units of the root mean square of the representations: 0 up to rounding (`ROUNDING`) where a symmetry holds.
 
     Attributes:
-        name: of the model. length, permutations: of the texts, and how many random orders of each were tried.
+        name: of the model. length, permutations: of the sequences, and how many random orders of each were tried.
         order: f(Px) against P f(x), P a random order of the tokens: 0 is permutation equivariance.
         last: the last token's representation, when those before it are permuted.
         mirror: f of the reversed text against f reversed.

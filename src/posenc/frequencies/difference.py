@@ -58,7 +58,7 @@ class Pair:
 class Difference:
     """Two schedules over the pairs of a head.
 
-    names: their texts as given; schedules: and complete. length: the context length. at: the distance in tokens at which
+    names: as given; schedules: and complete. length: the context length. at: the distance in tokens at which
     phases are compared.
     """
 

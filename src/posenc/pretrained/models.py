@@ -39,7 +39,7 @@ class Rope:
     rope_theta: base. rotary_dim: rotated channels of head_dim. schedule: for `posenc.frequencies.create`; one that depends
     on the length of the text is that of short inputs. original_length: tokens that the frequencies were made for before
     this schedule stretched them; under "linear" those of the stretched model, which was trained so. head_dim: channels of a
-    head. layout: which of them are a pair. latent: the last ones rotate, not the first. long_attention_factor: of texts beyond
+    head. layout: which of them are a pair. latent: the last ones rotate, not the first. long_attention_factor: of inputs beyond
     original_length, where PhiMoE's module has one; it then turns by the frequencies of short inputs.
     """
 

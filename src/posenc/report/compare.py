@@ -128,7 +128,7 @@ def winners(results: Results, s: Experiment) -> str:
     for index, words in {s.conditions.index(s.trained_at): f"training {m.size}", len(s.conditions) - 1: last}.items():
         if not results["variants"]:
             return ""
-        # in a tie the trained one: at the training length an extension of it is the same
+        # in a tie the trained encoding: at the training length an extension of it is the same
         best = min(
             results["variants"],
             key=lambda variant: (m.worse * variant[m.points][index][m.key]["mean"], not variant["trained"]),
@@ -328,7 +328,7 @@ def _edges(values: Sequence[float]) -> tuple[float, float]:
 
 
 def loss_by_position(variants: Rows, s: Experiment, style: Mapping[str, Style], above: bool) -> Figure:
-    """The loss at each position of the longest test texts, as it is or above the best variant's."""
+    """The loss at each position of the longest test sequences, as it is or above the best variant's."""
     series, best = [], [p["loss"] for p in variants[0]["by_position"]]
     for variant in variants:
         name, points = variant["name"], variant["by_position"]
