@@ -184,7 +184,7 @@
   addEventListener("hashchange", () => {
     if (!location.hash || location.hash.includes("=")) {  // others are headings of the page
       read();
-  folded.open ||= facets.some(facet => state[facet].length);
+      folded.open ||= facets.some(facet => state[facet].length);
       show();
     }
   });
