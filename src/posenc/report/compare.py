@@ -282,8 +282,8 @@ def by_condition(variants: Rows, s: Experiment, style: Mapping[str, Style], kind
     )  # intervals of levels by themselves are wide, and would hide the lines
     for variant in variants:
         name, estimates = variant["name"], [point[kind] for point in variant[m.points]]
-        y, ends = [scale * e["mean"] for e in estimates], intervals(estimates, scale)
-        series.append(line(name, sizes, y, style[name], dots=True, label=True, quiet=not paired, **ends))
+        y, shown = [scale * e["mean"] for e in estimates], intervals(estimates, scale)
+        series.append(line(name, sizes, y, style[name], dots=True, label=True, quiet=not paired, **shown))
     marks = trained(s.size_at(s.trained_at), f"training {m.size}") if s.smaller else []
     if paired:
         marks = [*marks, {"y": 0, "label": ""}]
