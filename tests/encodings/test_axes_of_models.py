@@ -236,7 +236,8 @@ def test_bad_arguments(options, message):
 def test_positions_of_other_axes_are_refused():
     encoding, q = made("FLUX.2"), torch.randn(1, 2, 6, 128)
     with pytest.raises(
-        InputError, match=r"AxialRotary takes 4 coordinates per token \(or one\), these positions have 2"
+        InputError,
+        match=r"AxialRotary takes 4 coordinates per token \(or one\), these positions have 2: pass positions of 4, such as",
     ):
         encoding.rotate(q, q, Positions.grid(2, 3))
 
