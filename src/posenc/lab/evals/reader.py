@@ -32,22 +32,24 @@ BLOCKS = 16
 
 @dataclass(frozen=True)
 class TextOutcome:
-    """What a model gave for one text.
-
-    tokens: of the text, as it was read. needle: mean index of the answer's tokens in the text; None: the task has none.
-    loss: in nats a token. accuracy: share of the scored tokens that were the most likely, given those before them. exact:
-    1 if all of them were, else 0. generated, score: the answer by greedy decoding, if requested. blocks: for
-    running text, the mean loss in each of `BLOCKS` equal parts of the length; None where nothing is scored.
-    """
+    """What a model gave for one document."""
 
     tokens: int
+    """Of the document, as it was read"""
     needle: float | None
+    """Mean index of the answer's tokens in the document; None: the task has none"""
     loss: float
+    """In nats per token"""
     accuracy: float
+    """Share of the scored tokens that were the most likely, given those before them"""
     exact: int
+    """1 if all of them were, else 0"""
     generated: str | None = None
+    """The answer by greedy decoding, if requested"""
     score: float | None = None
+    """Of that answer"""
     blocks: tuple[float | None, ...] = ()
+    """For running text, the mean loss in each of `BLOCKS` equal parts of the length; None where nothing is scored"""
 
 
 _Text = tuple[list[int], list[int]]
