@@ -519,6 +519,88 @@ def fla_forgetting() -> Iterator[Case]:
             yield Case(f"{name} {backend}", run, 1e-9)
 
 
+def fla_wall() -> Iterator[Case]:
+    """(batch, tokens, key heads, heads, width, width of values), and what else: a window, documents, a logit of a sink, a gate of
+    each head, strong gates, or the last query alone, with a cache."""
+    small, unlike, wide = (1, 48, 2, 4, 32, 16), (2, 31, 1, 1, 24, 8), (1, 31, 1, 2, 32, 320)
+    cases = [(size, {"window": window}) for size in (small, unlike, wide) for window in (None, 8)]
+    cases += [
+        ((1, 40, 2, 8, 32, 24), {}),
+        ((1, 40, 1, 2, 16, 12), {"documents": [17, 23]}),
+        ((1, 29, 1, 2, 20, 10), {"sink": True}),
+    ]
+    cases += [((1, 512, 1, 1, 32, 32), {"strong": True}), (small, {"scalar": True}), (unlike, {"scalar": True})]
+    cases += [((1, 24, 2, 4, 16, 12), {"gradients": True}), ((1, 64, 2, 2, 64, 128), {"gradients": True})]
+    cached = [(1, 256, 4, 4, 64, 64), (1, 256, 2, 8, 64, 64), (2, 128, 1, 2, 32, 32), (1, 128, 1, 2, 32, 320)]
+    cases += [(size, {"last": True}) for size in cached]
+    for number, (size, also) in enumerate(cases):
+
+        def run(size: tuple[int, ...] = size, also: dict[str, Any] = also, number: int = number) -> float:
+            batch, tokens, kv_heads, heads, width, of_values = size
+            torch.manual_seed(number)
+            leaves = [
+                numbers(batch, heads, tokens, width),
+                numbers(batch, kv_heads, tokens, width),
+                numbers(batch, kv_heads, tokens, of_values),
+            ]
+            gate = (
+                torch.full_like(leaves[0], math.log2(0.9))
+                if also.get("strong")
+                else -0.05 * torch.randn_like(leaves[0]).abs()
+            )
+            leaves.append(gate)
+            scalar = (
+                -0.05 * torch.randn(batch, heads, tokens, dtype=torch.float64).abs() if also.get("scalar") else None
+            )
+            sink = 0.1 * torch.randn(heads, dtype=torch.float64) if also.get("sink") else None
+            lengths = also.get("documents", [tokens])
+            document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+            order = torch.arange(tokens)
+            visible = (document[:, None] == document) & (order[:, None] >= order)
+            if also.get("window"):
+                visible &= order[:, None] - order < also["window"]
+            results = []
+            for ours in (True, False):
+                q, k, v, g = (x.clone().requires_grad_("gradients" in also) for x in leaves)
+                if ours:
+                    encoding: Encoding = posenc.create("wall", dim=8, num_heads=heads, head_dim=width)
+                    gates = [g]
+                    if scalar is not None:
+                        encoding, gates = encoding + posenc.FoX(heads, dim=8), [g, scalar[..., None]]
+                    positions = (
+                        Positions.packed(lengths, causal=True)
+                        if "documents" in also
+                        else Positions.arange(tokens, causal=True)
+                    )
+                    positions = positions.with_window(also["window"] - 1) if also.get("window") else positions
+                    if "last" in also:
+                        q, positions = q[:, :, -1:], Positions.arange(1, tokens - 1, causal=True)
+                    out = attention(q, k, v, encoding, positions, gates=gates, sink=sink)
+                else:
+                    of_keys, values = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+                    sums = g.cumsum(2)
+                    decay = (sums[:, :, :, None] - sums[:, :, None]).masked_fill(~visible[..., None], 0.0).exp()
+                    scores = torch.einsum("bhin,bhjn,bhijn->bhij", q, of_keys, decay) / math.sqrt(width)
+                    if scalar is not None:
+                        total = scalar.cumsum(-1)
+                        scores = scores + total[..., :, None] - total[..., None, :]
+                    scores = scores.masked_fill(~visible, -math.inf)
+                    if sink is not None:
+                        scores = torch.cat((scores, sink[:, None, None].expand(batch, -1, tokens, 1)), -1)
+                    weights = scores.softmax(-1)[..., :tokens]
+                    out = (weights @ values)[:, :, -1:] if "last" in also else weights @ values
+                up = torch.linspace(-1, 1, out.shape[-1], dtype=torch.float64)
+                results.append(
+                    [
+                        out.detach(),
+                        *(torch.autograd.grad((out * up).sum(), (q, k, v, g)) if "gradients" in also else ()),
+                    ]
+                )
+            return max(off(a, b) for a, b in zip(*results, strict=True))
+
+        yield Case(f"{size} {named(also)}".strip(), run, 1e-9)
+
+
 # -------------------------------------------------------------------- timm, keras-hub, attention-gym
 
 
@@ -739,6 +821,7 @@ SUITES: dict[str, tuple[str, str, Callable[[], Iterator[Case]]]] = {
     "vLLM, M-RoPE": ("tests/kernels/core/test_mrope.py", "sections in turn or interleaved, 8 query heads at most, random positions to 65,535, half precision", vllm_m_rope),
     "fla, rotary": ("tests/modules/test_rotary.py", "offsets of rows, documents, left padding, a part of the head, grouped heads, half precision", fla_rotary),
     "fla, forgetting attention": ("tests/ops/test_forgetting_attn.py", "grouped heads, documents, on auto and reference; all with gradients", fla_forgetting),
+    "fla, Wall": ("tests/ops/test_wall_attn.py", "grouped heads, windows, documents, sinks, a gate of each head, strong gates, a cache; two with gradients", fla_wall),
     "timm, rotary": ("tests/test_layers_pos_embed.py", "grids of two and three axes, stretched and moved, both orders and layouts; DINOv3's coordinates", timm_rotary),
     "keras-hub": ("keras_hub/src/layers/modeling", "the numbers that its tests of RoPE, ALiBi and sines print", keras_hub),
     "attention-gym": ("test/test_document_mask.py", "packed causal documents", attention_gym_documents),
