@@ -45,7 +45,7 @@ class Block(NamedTuple):
 
 
 def judgements() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((HERE / "judgements.json").read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = json.loads((HERE / "judgements.json").read_text(encoding="utf-8"))["rows"]
     return rows
 
 
