@@ -146,6 +146,7 @@ DATA = {
     "No document is both trained and tested on": "lab/test_packing.py::test_the_cut_is_where_a_document_starts_if_one_starts_near",
 }
 DISTRIBUTED = {
+    "A slice that cuts heads which share a key head is refused": "distributed/test_heads.py::test_a_slice_that_cuts_a_group_is_refused",
     "A parameter that all heads share": "distributed/test_heads.py::test_parts_of_the_heads_are_one_process",
     "`embed` acts on an input that all processes have": "distributed/test_heads.py::test_parts_of_the_heads_are_one_process",
     "Encodings with nothing per head are copied": "distributed/test_heads.py::test_parts_of_the_heads_are_one_process",
