@@ -511,6 +511,220 @@ def fla_forgetting() -> Iterator[Case]:
             yield Case(f"{name} {backend}", run, 1e-9)
 
 
+def fla_wall() -> Iterator[Case]:
+    """(batch, tokens, key heads, heads, width, width of values), and what else: a window, documents, a logit of a sink, a gate of
+    each head, strong gates, or the last query alone, with a cache."""
+    small, unlike, wide = (1, 48, 2, 4, 32, 16), (2, 31, 1, 1, 24, 8), (1, 31, 1, 2, 32, 320)
+    cases = [(size, {"window": window}) for size in (small, unlike, wide) for window in (None, 8)]
+    cases += [
+        ((1, 40, 2, 8, 32, 24), {}),
+        ((1, 40, 1, 2, 16, 12), {"documents": [17, 23]}),
+        ((1, 29, 1, 2, 20, 10), {"sink": True}),
+    ]
+    cases += [((1, 512, 1, 1, 32, 32), {"strong": True}), (small, {"scalar": True}), (unlike, {"scalar": True})]
+    cases += [((1, 24, 2, 4, 16, 12), {"gradients": True}), ((1, 64, 2, 2, 64, 128), {"gradients": True})]
+    cached = [(1, 256, 4, 4, 64, 64), (1, 256, 2, 8, 64, 64), (2, 128, 1, 2, 32, 32), (1, 128, 1, 2, 32, 320)]
+    cases += [(size, {"last": True}) for size in cached]
+    for number, (size, also) in enumerate(cases):
+
+        def run(size: tuple[int, ...] = size, also: dict[str, Any] = also, number: int = number) -> float:
+            batch, tokens, kv_heads, heads, width, of_values = size
+            torch.manual_seed(number)
+            leaves = [
+                numbers(batch, heads, tokens, width),
+                numbers(batch, kv_heads, tokens, width),
+                numbers(batch, kv_heads, tokens, of_values),
+            ]
+            gate = (
+                torch.full_like(leaves[0], math.log2(0.9))
+                if also.get("strong")
+                else -0.05 * torch.randn_like(leaves[0]).abs()
+            )
+            leaves.append(gate)
+            scalar = (
+                -0.05 * torch.randn(batch, heads, tokens, dtype=torch.float64).abs() if also.get("scalar") else None
+            )
+            sink = 0.1 * torch.randn(heads, dtype=torch.float64) if also.get("sink") else None
+            lengths = also.get("documents", [tokens])
+            document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+            order = torch.arange(tokens)
+            visible = (document[:, None] == document) & (order[:, None] >= order)
+            if also.get("window"):
+                visible &= order[:, None] - order < also["window"]
+            results = []
+            for ours in (True, False):
+                q, k, v, g = (x.clone().requires_grad_("gradients" in also) for x in leaves)
+                if ours:
+                    encoding: Encoding = posenc.create("wall", dim=8, num_heads=heads, head_dim=width)
+                    gates = [g]
+                    if scalar is not None:
+                        encoding, gates = encoding + posenc.FoX(heads, dim=8), [g, scalar[..., None]]
+                    positions = (
+                        Positions.packed(lengths, causal=True)
+                        if "documents" in also
+                        else Positions.arange(tokens, causal=True)
+                    )
+                    positions = positions.with_window(also["window"] - 1) if also.get("window") else positions
+                    if "last" in also:
+                        q, positions = q[:, :, -1:], Positions.arange(1, tokens - 1, causal=True)
+                    out = attention(q, k, v, encoding, positions, gates=gates, sink=sink)
+                else:
+                    of_keys, values = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+                    sums = g.cumsum(2)
+                    decay = (sums[:, :, :, None] - sums[:, :, None]).masked_fill(~visible[..., None], 0.0).exp()
+                    scores = torch.einsum("bhin,bhjn,bhijn->bhij", q, of_keys, decay) / math.sqrt(width)
+                    if scalar is not None:
+                        total = scalar.cumsum(-1)
+                        scores = scores + total[..., :, None] - total[..., None, :]
+                    scores = scores.masked_fill(~visible, -math.inf)
+                    if sink is not None:
+                        scores = torch.cat((scores, sink[:, None, None].expand(batch, -1, tokens, 1)), -1)
+                    weights = scores.softmax(-1)[..., :tokens]
+                    out = (weights @ values)[:, :, -1:] if "last" in also else weights @ values
+                up = torch.linspace(-1, 1, out.shape[-1], dtype=torch.float64)
+                results.append(
+                    [
+                        out.detach(),
+                        *(torch.autograd.grad((out * up).sum(), (q, k, v, g)) if "gradients" in also else ()),
+                    ]
+                )
+            return max(off(a, b) for a, b in zip(*results, strict=True))
+
+        yield Case(f"{size} {named(also)}".strip(), run, 1e-9)
+
+
+# -------------------------------------------------------------------- timm, keras-hub, attention-gym
+
+
+def turned_at(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """x (batch, heads, n, d) by the angle of each pair, (n, d / 2)."""
+    cos, sin = angles.cos(), angles.sin()
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    pair = a * cos - b * sin, a * sin + b * cos
+    return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+
+
+def timm_rotary() -> Iterator[Case]:
+    """Grids of two and three axes at indices, stretched, moved and in both orders; DINOv3's centred coordinates."""
+    grid = [(shape, stretched, offset, order, half) for shape in ((8, 8), (5, 9), (3, 4, 5)) for stretched in (False, True)
+            for offset in (0.0, 0.5) for order in ("ij", "xy") for half in (False, True)]  # fmt: skip
+    for shape, stretched, offset, order, half in grid:
+
+        def run(shape=shape, stretched=stretched, offset=offset, order=order, half=half) -> float:  # type: ignore[no-untyped-def]
+            at = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float64) for n in shape)) + offset
+            at = 2 * at if stretched else at  # the reference grid is twice as large
+            axes = [1, 0, *range(2, len(shape))] if order == "xy" else list(range(len(shape)))
+            at, bands = at[:, axes], 100.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+            encoding = posenc.AxialRotary(
+                16 * len(shape),
+                axes=len(shape),
+                rope_theta=100.0,
+                x_first=False,
+                layout="half" if half else "interleaved",
+            )
+            x = numbers(1, 2, len(at), 16 * len(shape))
+            angles = (at[..., None] * bands).flatten(1)
+            return off(encoding.rotate(x, x, Positions.from_ids(at[None]))[0], turned_at(x, angles, not half))
+
+        yield Case(f"{shape} stretched={stretched} offset={offset} {order} half={half}", run)
+    for shape in ((8, 8), (6, 9)):
+        for size in ("separate", "min", "max"):
+            for offset in (0.0, 0.25):
+                for half in (False, True):
+
+                    def dinov3(shape=shape, size=size, offset=offset, half=half) -> float:  # type: ignore[no-untyped-def]
+                        least = {"separate": shape, "min": (min(shape),) * 2, "max": (max(shape),) * 2}[size]
+                        rows = [(torch.arange(n, dtype=torch.float64) + 0.5 + offset) / m for n, m in zip(shape, least, strict=True)]  # fmt: skip
+                        at = 2 * math.pi * (2 * torch.cartesian_prod(*rows) - 1)
+                        periods = 100.0 ** (2 * torch.arange(16, dtype=torch.float64) / 32)
+                        encoding = posenc.AxialRotary(64, x_first=False, layout="half" if half else "interleaved")
+                        x = numbers(1, 2, len(at), 64)
+                        angles = (at[..., None] / periods).flatten(1)
+                        return off(
+                            encoding.rotate(x, x, Positions.from_ids(at[None]))[0], turned_at(x, angles, not half)
+                        )
+
+                    yield Case(f"DINOv3 {shape} {size} offset={offset} half={half}", dinov3)
+
+
+def bias_of(encoding: Encoding, heads: int, keys: int, queries: int | None = None) -> Tensor:
+    """What an encoding adds to the scores of the last queries."""
+    q = torch.zeros(1, heads, keys, 8)
+    (term,) = encoding.effects(Positions.arange(keys)).terms(q, q)
+    return term.blocks(q.device)(0, keys, slice(0, keys))[0][:, -(queries or keys) :]
+
+
+def keras_hub() -> Iterator[Case]:
+    """The numbers that its tests print, to their digits."""
+
+    def rotary(position: int, dim: int, wanted: list[float], scale: float = 1.0) -> Callable[[], float]:
+        def run() -> float:
+            schedule = {"name": "linear", "factor": scale} if scale > 1 else {"name": "default"}
+            x = torch.ones(1, 1, 1, dim, dtype=torch.float64)
+            out = posenc.Rotary(dim, schedule=schedule).rotate_queries(x, Positions.arange(1, position))
+            return off(out[0, 0, 0], torch.tensor(wanted, dtype=torch.float64))
+
+        return run
+
+    yield Case("rotary, position 0", rotary(0, 6, [1.0] * 6))
+    yield Case("rotary, position 3", rotary(3, 6, [-1.1311, 0.8515, 0.9935, -0.8489, 1.1291, 1.0064]), 1e-4)
+    scaled = [[0.398157001, 0.994987488, 1.3570081, 1.004987478], [-0.301168621, 0.98995018, 1.381773233, 1.009949803]]
+    for position, wanted in enumerate(scaled, 1):
+        yield Case(f"rotary, scale 2, position {position}", rotary(position, 4, wanted, 2.0), 1e-7)
+    cached = [-1.412856817, 0.975714266, -0.061930716, 1.023709655]
+    yield Case("rotary, scale 5, position 12", rotary(12, 4, cached, 5.0), 1e-6)
+    root = 2**-0.5
+    slopes = {
+        (8, 8.0): [2.0**-n for n in range(1, 9)], (14, 8.0): [2.0**-n for n in range(1, 9)] + [root * 2.0**-n for n in range(6)],
+        (2, 12.0): [2.0**-6, 2.0**-12], (3, 6.0): [2.0**-3, 2.0**-6, root / 2],
+    }  # fmt: skip
+    for (heads, most), wanted in slopes.items():
+
+        def alibi(heads: int = heads, most: float = most, wanted: list[float] = wanted) -> float:
+            bias = bias_of(posenc.ALiBi(heads, bias_max=most), heads, 3, 1)[:, 0]
+            return off(bias, -torch.tensor(wanted)[:, None] * torch.tensor([2.0, 1.0, 0.0]))
+
+        yield Case(f"ALiBi of {heads} heads, up to {most:g}", alibi, 1e-7)
+
+    def sines() -> float:
+        wanted = [[0.0, 1.0] * 3, [0.14112, -0.98999, 0.13879, 0.99032, 0.00646, 0.99997]]
+        codes = posenc.Sinusoidal(6).codes(Positions.from_ids(torch.tensor([[0, 3]])))
+        return off(codes.reshape(2, 6), torch.tensor(wanted))
+
+    yield Case("sines of positions 0 and 3", sines, 1e-5)
+
+
+def attention_gym_documents() -> Iterator[Case]:
+    for lengths in ([3, 2, 5], [1, 4, 1, 7], [6]):
+
+        def run(lengths: list[int] = lengths) -> float:
+            document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+            order = torch.arange(len(document))
+            visible = (document[:, None] == document) & (order[:, None] >= order)
+            q, k, v = numbers(3, 1, 2, len(document), 16).unbind()
+            out = attention(q, k, v, positions=Positions.packed(lengths, causal=True))
+            return off(out, dense(q, k, v, lambda scores: scores, visible))
+
+        yield Case(f"documents of {lengths}", run)
+
+
+def ruler_scores() -> Iterator[Case]:
+    """Answers of random words, some in capitals, some cut short: the share of the references that they have."""
+    words = ["amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "haven", "inlet", "joust"]
+    for number in range(300):
+
+        def run(number: int = number) -> float:
+            pick = random.Random(number)
+            references = [pick.choice(words) + str(pick.randint(0, 99)) for _ in range(pick.randint(1, 4))]
+            answer = [each for each in references if pick.random() < 0.6] + pick.sample(words, pick.randint(0, 3))
+            pick.shuffle(answer)
+            text = " ".join(pick.choice((word, word.upper(), word[:-1])) for word in answer)
+            theirs = import_module("lm_eval.tasks.ruler.common_utils").string_match_all([text], [references])
+            return abs(import_module("posenc.tasks.ruler").string_match_all(text, references) - theirs)
+
+        yield Case(f"answer {number}", run, 1e-12)
+
+
 # -------------------------------------------------------------------- installed: transformers, x-transformers
 
 FAMILIES = {"qwen2_vl": ("qwen2_vl", "Qwen2VLModel"), "qwen3_vl": ("qwen3_vl", "Qwen3VLModel"),
@@ -562,11 +776,6 @@ def transformers_rope_index() -> Iterator[Case]:
 
 
 def x_transformers_biases() -> Iterator[Case]:
-    def bias_of(encoding: Encoding, heads: int, n: int) -> Tensor:
-        q = torch.zeros(1, heads, n, 8)
-        (term,) = encoding.effects(Positions.arange(n)).terms(q, q)
-        return term.blocks(q.device)(0, n, slice(0, n))[0]
-
     for heads in (1, 4, 6, 8, 12):
 
         def alibi(heads: int = heads) -> float:
@@ -604,6 +813,11 @@ SUITES: dict[str, tuple[str, str, Callable[[], Iterator[Case]]]] = {
     "vLLM, M-RoPE": ("tests/kernels/core/test_mrope.py", "sections in turn or interleaved, 8 query heads at most, random positions to 65,535, half precision", vllm_m_rope),
     "fla, rotary": ("tests/modules/test_rotary.py", "offsets of rows, documents, left padding, a part of the head, grouped heads, half precision", fla_rotary),
     "fla, forgetting attention": ("tests/ops/test_forgetting_attn.py", "grouped heads, documents, on auto and reference; all with gradients", fla_forgetting),
+    "fla, Wall": ("tests/ops/test_wall_attn.py", "grouped heads, windows, documents, sinks, a gate of each head, strong gates, a cache; two with gradients", fla_wall),
+    "timm, rotary": ("tests/test_layers_pos_embed.py", "grids of two and three axes, stretched and moved, both orders and layouts; DINOv3's coordinates", timm_rotary),
+    "keras-hub": ("keras_hub/src/layers/modeling", "the numbers that its tests of RoPE, ALiBi and sines print", keras_hub),
+    "attention-gym": ("test/test_document_mask.py", "packed causal documents", attention_gym_documents),
+    "lm-eval, RULER": ("lm_eval/tasks/ruler", "scores of 300 random answers, by its function", ruler_scores),
     "transformers, get_rope_index": ("tests/models", "M-RoPE of random prompts with images and videos, by its functions", transformers_rope_index),
     "x-transformers": ("tests/test_x_transformers.py", "ALiBi and T5's buckets, by its classes", x_transformers_biases),
 }  # fmt: skip

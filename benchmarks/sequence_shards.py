@@ -7,7 +7,7 @@ of benchmarks/sequence_shards.md.
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -102,20 +102,26 @@ def _step(model: Transformer, tokens: Tensor, positions: Positions, weights: Ten
 # -------------------------------------------------------------------- processes
 
 
-def in_processes(world_size: int, names: dict[str, str] | None = None) -> dict[str, dict[str, float]]:
+Differences = Callable[[int, int, dict[str, str]], dict[str, dict[str, float]]]
+"""(processes, rank, names) -> by row and column, the largest difference."""
+
+
+def in_processes(
+    world_size: int, names: dict[str, str] | None = None, measure: Differences = differences
+) -> dict[str, dict[str, float]]:
     """`differences` by so many processes of this machine, over gloo."""
     with tempfile.TemporaryDirectory() as folder:
-        given = world_size, folder, subjects() if names is None else names
+        given = world_size, folder, subjects() if names is None else names, measure
         spawn(_process, given, world_size)
         results: dict[str, dict[str, float]] = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
     return results
 
 
-def _process(rank: int, world_size: int, folder: str, names: dict[str, str]) -> None:
+def _process(rank: int, world_size: int, folder: str, names: dict[str, str], measure: Differences) -> None:
     torch.set_num_threads(1)
     where = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
-    results = differences(world_size, rank, names)
+    results = measure(world_size, rank, names)
     if rank == 0:
         (Path(folder) / "results.json").write_text(json.dumps(results), encoding="utf-8")
     dist.destroy_process_group()

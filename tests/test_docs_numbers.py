@@ -451,7 +451,7 @@ def diagnosis():
     assert f"give {shannon:.1f}" in meaning
     yield "SmolLM2-135M needs 0.62 in float32, and 1.03 without its rotation"
     yield f"SmolLM2-135M is trained to {SMOLLM2['model']['trained_length']} tokens"
-    yield f"its bound fails at {posenc.analysis.longest_length(1e5, 64)}"
+    yield f"its base satisfies the rule up to {posenc.analysis.longest_length(1e5, 64)}"
     programs = re.findall(
         r"^\| ([^|]+) \| \d \| (.*?) \|", (BENCHMARKS / "six_programs.md").read_text(encoding="utf-8"), re.MULTILINE
     )

@@ -68,7 +68,7 @@ def m_rope(x, positions, base, sections):
 
 
 def m_rope_ids(token_types, image_grids, video_grids, attention_mask, merge):
-    """By the collator, which takes a video's tokens in one run and pads on the right."""
+    """By the collator of Qwen3.5, whose frames are runs with text between them; it pads on the right."""
     if not attention_mask[:, 0].all():
         raise NotImplementedError
     collator = SimpleNamespace(spatial_merge_size=merge, patch_order="block")
@@ -97,7 +97,7 @@ def softmax_scale(head_dim, factor, mscale, mscale_all_dim):
 
 CHECKS = [
     ("MRoPE of Qwen3.5", m_rope, "m_rope_interleaved"),
-    ("MultiModalCollator._build_mrope_positions", m_rope_ids, "m_rope_ids"),
+    ("MultiModalCollator._build_mrope_positions", m_rope_ids, "m_rope_ids_frames"),
     ("Attention.softmax_scale of DeepSeek-V3", softmax_scale, "softmax_scale"),
     ("ComplexRoPE", complex_rotary, "rotary_interleaved"),
     ("CosSinRoPE", cos_sin_rotary, "rotary"),

@@ -402,6 +402,7 @@ def prepare(
     effects: Effects | None = None
     if encoding is not None:
         require_values(encoding, q)
+        encoding._check_part(q, k)
         effects = encoding.effects(positions, layer).restricted(given)
         positions = effects.positions
         if keys_rotated:

@@ -24,6 +24,7 @@ from posenc.errors import (
     InputError,
     check_arguments,
     check_devices,
+    check_integers,
     check_sizes,
     is_distributed,
     meaning,
@@ -228,7 +229,7 @@ class Encoding(nn.Module, metaclass=_Hooked):
     """What happens in one head depends on others, so that no process can have but some of them."""
     heads_together: ClassVar[int] = 1
     """Consecutive query heads that belong together, whatever the model."""
-    _part: "_Heads | None" = None
+    _part: "HeadRange | None" = None
     _fixed: frozenset[str] = frozenset()
     """The names of the arguments, once it is made."""
 
@@ -378,45 +379,70 @@ class Encoding(nn.Module, metaclass=_Hooked):
                 raise InputError(f"{type(self).__name__} has no attribute {name!r}, its argument: set self.{name}")
         return {name: getattr(self, name) for name in self.arguments()}
 
-    def heads(self, part: slice) -> Self:
+    def heads(self, part: slice, *, num_heads: int | None = None, num_kv_heads: int | None = None) -> Self:
         """The encoding of some query heads and of the key heads that they share, with copies of what belongs to them: what a
         process of tensor parallelism has. `ALiBi(8).heads(slice(4, 8))` has the slopes of heads 4 to 7 of 8.
 
-        part: of the query heads, such as slice(4, 8). An encoding that does not know how many there are treats all alike, and
-        is copied. Parameters that all heads share stay as they are: the gradient that a process gets of those that act in
-        attention is its heads' part, so sum it over the processes.
+        part: of the query heads, such as slice(4, 8); it begins and ends where a key head does. num_heads: the model's query
+        heads, for an encoding that treats all alike, and so does not know how many there are. num_kv_heads: the model's key
+        heads; None: as many as the encoding was made for, else as many as query heads. `attention` refuses queries and keys of
+        other numbers of heads than the part has. Parameters that all heads share stay as they are: the gradient that a process
+        gets of those that act in attention is its heads' part, so sum it over the processes.
 
         Raises:
             InputError: no range of heads, one that cuts heads which share a key head, or an encoding that mixes heads.
         """
         if not isinstance(part, slice) or part.step not in (None, 1):
             raise InputError("pass a range of query heads, such as slice(4, 8)", heads=part)
+        for bound in (part.start, part.stop):
+            check_integers(heads=bound)
+        check_sizes(num_heads=num_heads, num_kv_heads=num_kv_heads)
+        return self._of_process(_range_of(self, part, num_heads, num_kv_heads))
+
+    def _head_counts(self) -> tuple[set[int], set[int], set[int]]:
+        """The numbers of query heads, and of query heads that share a key head, that it was made for; and of those that belong
+        together whatever the model."""
+        part, heads = self._part, _count(self, "num_heads")
+        if part is not None:
+            return {part.end - part.first}, {part.sharing}, {self.heads_together}
+        if heads is None:
+            return set(), set(), {self.heads_together}
+        of_keys = heads if "num_kv_heads" in self.arguments() else None
+        of_keys = _count(self, "num_kv_heads") or of_keys
+        return {heads}, set() if of_keys is None else {heads // of_keys}, {self.heads_together}
+
+    def _of_process(self, of: "HeadRange") -> Self:
+        """`heads`, of a range that has been checked."""
         if self.mixes_heads:
             raise InputError(
                 f"{self.known_as} mixes the scores of all heads, so that no process can compute but some: leave it out"
             )
-        count: int | None = getattr(self, "num_heads", None)
-        first, end, _ = (part.start or 0, part.stop, 1) if count is None else part.indices(count)
-        _check_part(self, part, count, first, end)
-        return deepcopy(self) if count is None else self._cut(first, end, count)
+        made = deepcopy(self) if _count(self, "num_heads") is None else self._cut(of)
+        before = self._part or HeadRange(self._given(), 0, of.end, of.heads, of.sharing)
+        vars(made)["_part"] = before._replace(
+            first=before.first + of.first, end=before.first + of.end, sharing=of.sharing
+        )
+        return made
 
-    def _cut(self, first: int, end: int, count: int) -> Self:
-        """The part of heads first .. end - 1 of `count`."""
+    def _cut(self, of: "HeadRange") -> Self:
+        """What belongs to a range of heads, copied."""
         with torch.device("meta"):
-            made = _written(type(self))(**self._given() | self._of_heads(first, end))
-        of = self._part or _Heads(self._given(), 0, count, count)
-        vars(made)["_part"] = _Heads(of.arguments, of.first + first, of.first + end, of.heads)
-        here = _Heads({}, first, end, count)
+            made = _written(type(self))(**self._given() | self._of_heads(of.first, of.end))
         for name, x in (*self.named_parameters(), *self.named_buffers()):
             owner, _, leaf = name.rpartition(".")
             module = made.get_submodule(owner)
             like = getattr(module, leaf)
-            value = here.cut(x.detach(), like.shape).clone()
+            value = of.cut(x.detach(), like.shape).clone()
             if isinstance(x, nn.Parameter):
                 module._parameters[leaf] = nn.Parameter(value, x.requires_grad)
             else:
                 module._buffers[leaf] = value
         return made.train(self.training)
+
+    def _check_part(self, q: Tensor, k: Tensor) -> None:
+        """Refuse queries and keys (batch, heads, n, head_dim) that are not of this part's heads."""
+        if self._part is not None:
+            self._part.check(self.known_as, q.shape[1], k.shape[1])
 
     def _of_heads(self, first: int, end: int) -> dict[str, Any]:
         """The arguments in which an encoding of heads first .. end - 1 differs."""
@@ -626,13 +652,12 @@ class Encoding(nn.Module, metaclass=_Hooked):
         """
         given = self._given() if self._part is None else self._part.arguments
         named = {name: _as_json(value, f"{_written(type(self)).__name__}.{name}") for name, value in given.items()}
-        part = {} if self._part is None else {"heads": [self._part.first, self._part.end]}
+        part = {} if self._part is None else self._part.spec()
         return {"name": self.known_as, **named, **part}
 
     def extra_repr(self) -> str:
         given = [f"{name}={getattr(self, name)!r}" for name in self.arguments() if hasattr(self, name)]
-        part = self._part
-        return ", ".join([*given, *([] if part is None else [f"heads {part.first} to {part.end - 1} of {part.heads}"])])
+        return ", ".join([*given, *([] if self._part is None else [str(self._part)])])
 
     def __add__(self, other: "Encoding") -> "Sum":
         return Sum(self, other)
@@ -707,18 +732,38 @@ class Encoding(nn.Module, metaclass=_Hooked):
         return self
 
 
-class _Heads(NamedTuple):
-    """Which heads an encoding has: first .. end - 1 of all `heads`, of the encoding that these arguments make."""
+class HeadRange(NamedTuple):
+    """Which heads an encoding has: first .. end - 1 of all `heads`, of the encoding that these arguments make. sharing: query
+    heads to a key head."""
 
     arguments: dict[str, Any]
     first: int
     end: int
-    heads: int
+    heads: int | None
+    sharing: int
+
+    def __str__(self) -> str:
+        return f"heads {self.first} to {self.end - 1}" + ("" if self.heads is None else f" of {self.heads}")
+
+    def spec(self) -> dict[str, list[int]]:
+        """The query heads and the key heads, each from the first to the end."""
+        of_keys = [self.first // self.sharing, self.end // self.sharing]
+        return {"heads": [self.first, self.end], "kv_heads": of_keys}
+
+    def check(self, name: str, heads: int, of_keys: int) -> None:
+        """Refuse a call with other numbers of query and key heads."""
+        count = self.end - self.first
+        if heads != count or of_keys * self.sharing != count:
+            raise InputError(
+                f"q with {heads} and k with {of_keys} heads: this part of {name} is of query heads {self.first} to {self.end - 1}, "
+                f"{count // self.sharing} of keys; pass those, or num_kv_heads= of the model to encoding.heads"
+            )
 
     def cut(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """What of a tensor over all heads, or over the key heads, belongs to the part, whose tensor has this shape."""
         for axis, size in enumerate(shape):
             if x.shape[axis] != size:
+                assert self.heads is not None
                 x = x.narrow(axis, x.shape[axis] * self.first // self.heads, size)
         return x
 
@@ -730,18 +775,47 @@ def _copied(value: Any) -> Any:
     return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
-def _check_part(encoding: Encoding, part: slice, count: int | None, first: int, end: int | None) -> None:
-    of = "" if count is None else f" of {count}"
-    if count is not None and not (end is not None and 0 <= first < end and part.stop in (None, end)):
-        raise InputError(f"name some{of}, such as slice(0, {max(count // 2, 1)})", heads=part)
-    of_keys: int | None = getattr(encoding, "num_kv_heads", None)
-    together = encoding.heads_together if count is None or of_keys is None else count // of_keys
-    if together > 1 and (first % together or (end or 0) % together):
+def _count(encoding: Encoding, name: str) -> int | None:
+    count: int | None = getattr(encoding, name, None)
+    return count
+
+
+def _range_of(encoding: Encoding, part: slice, heads: int | None, of_keys: int | None) -> HeadRange:
+    """The range of heads of a slice, of a model with so many query and key heads."""
+    counts, shares, together = encoding._head_counts()
+    made = " and ".join(map(str, sorted(counts)))
+    if len(counts) > 1:
+        raise InputError(f"the parts of {encoding.known_as} were made for {made} query heads", heads=part)
+    if heads is not None and counts - {heads}:
+        raise InputError(f"{encoding.known_as} was made for {made}", num_heads=heads)
+    heads = next(iter(counts), heads)
+    if heads is None and (of_keys is not None or part.stop is None or min(part.start or 0, part.stop) < 0):
+        given = {"heads": part} if of_keys is None else {"num_kv_heads": of_keys}
         raise InputError(
-            f"cuts query heads{of} that belong together, {together} by {together}",
-            f"begin and end at multiples of {together}",
+            f"{encoding.known_as} does not know the number of query heads: pass num_heads= as well", **given
+        )
+    first, end, _ = (part.start or 0, part.stop, 1) if heads is None else part.indices(heads)
+    of = "" if heads is None else f" of {heads}"
+    if not first < end or part.stop not in (None, end):
+        raise InputError(f"name some{of}, such as slice(0, {max((heads or 8) // 2, 1)})", heads=part)
+    if heads is not None and of_keys is not None:
+        if heads % of_keys:
+            raise InputError(f"must divide the {heads} query heads", num_kv_heads=of_keys)
+        if shares - {heads // of_keys}:
+            made = " and ".join(str(heads // each) for each in sorted(shares))
+            raise InputError(f"{encoding.known_as} was made for {made}", num_kv_heads=of_keys)
+        shares = {heads // of_keys}
+    if len(shares) > 1:
+        raise InputError(f"the parts of {encoding.known_as} were made for unlike numbers of key heads", heads=part)
+    sharing = next(iter(shares), 1)
+    unit = math.lcm(sharing, *together)
+    if first % unit or end % unit:
+        raise InputError(
+            f"cuts query heads{of} that belong together, {unit} by {unit}",
+            f"begin and end at multiples of {unit}",
             heads=part,
         )
+    return HeadRange({}, first, end, heads, sharing)
 
 
 def _is_torchs(cls: type) -> bool:
@@ -1336,8 +1410,18 @@ class Composite(Encoding):
         for part in dict.fromkeys(self):
             part.reset_parameters()
 
-    def heads(self, part: slice) -> Self:
-        cut = {each: each.heads(part) for each in self}
+    def _head_counts(self) -> tuple[set[int], set[int], set[int]]:
+        heads, sharing, together = (
+            {n for part in of_parts for n in part} for of_parts in zip(*(p._head_counts() for p in self), strict=True)
+        )
+        return heads, sharing, together
+
+    def _check_part(self, q: Tensor, k: Tensor) -> None:
+        for part in self:
+            part._check_part(q, k)
+
+    def _of_process(self, of: "HeadRange") -> Self:
+        cut = {each: each._of_process(of) for each in self}
         copied = deepcopy(self)
         copied.parts = nn.ModuleList(cut[each] for each in self)
         return copied

@@ -252,7 +252,7 @@ def test_bad_tokens_are_refused():
     for model in (ours(), theirs("gpt2")):
         with pytest.raises(InputError, match=r"tokens: ids \d+ to 5\d; the model's vocabulary is 0 to 49"):
             four_terms(model, TOKENS + 10 * (TOKENS > 45))
-    with pytest.raises(InputError, match=r"tokens: texts of 36; the model's table has 32 positions"):
+    with pytest.raises(InputError, match=r"tokens: sequences of 36; the model's table has 32 positions"):
         four_terms(theirs("gpt2"), TOKENS.repeat(1, 3))
     with pytest.raises(InputError, match=r"term"):
         four_terms(ours(), TOKENS).of("content")

@@ -74,7 +74,7 @@ def test_parts_of_the_heads_are_one_process(name):
     summed = {key: torch.zeros_like(x) for key, x in of_parameters.items()}
     outs, grads = [], []
     for first in range(0, HEADS, GROUP):
-        part = encoding.heads(slice(first, first + GROUP))
+        part = encoding.heads(slice(first, first + GROUP), num_heads=HEADS, num_kv_heads=KV)
         shared(part, host, first, first + GROUP)
         of_keys = slice(first // GROUP, first // GROUP + 1)
         given = [inputs[0][:, first : first + GROUP], inputs[1][:, of_keys], inputs[2][:, of_keys], inputs[3]]
@@ -90,6 +90,60 @@ def test_parts_of_the_heads_are_one_process(name):
     torch.testing.assert_close(grads[0][3] + grads[1][3], of_inputs[3], rtol=0, atol=1e-11)
     for key, x in of_parameters.items():
         torch.testing.assert_close(summed[key], x, rtol=0, atol=1e-11, msg=key)
+
+
+@pytest.mark.parametrize("name", [*posenc.ENCODINGS, *VARIANTS])
+def test_a_slice_that_cuts_a_group_is_refused(name):
+    encoding = named(name)(DECODER)
+    for part in (slice(1, 3), slice(0, 1), slice(1, None), slice(-1, None)):
+        with pytest.raises(InputError) as refusal:
+            encoding.heads(part, num_heads=HEADS, num_kv_heads=KV)
+        assert str(refusal.value) == (
+            f"heads={part}: cuts query heads of {HEADS} that belong together, {GROUP} by {GROUP}; begin and end at multiples of {GROUP}"
+        )
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_part_refuses_other_heads(name):
+    """A model with grouped keys whose number was not given; keys of too many heads; queries of too few."""
+    positions, encoding = Positions.arange(7, causal=True), drawn(name)
+    q, k, v, x = attention_inputs(DECODER, positions)
+
+    def refused(part, heads, of_keys):
+        gates = gates_of(part, x, 0) or None
+        with pytest.raises(
+            InputError, match=rf"^q with {heads} and k with {of_keys} heads: this part of \w+ is of query heads"
+        ):
+            attention(q[:, :heads], k[:, :of_keys], v[:, :of_keys], part, positions, gates=gates)
+
+    part = encoding.heads(slice(0, GROUP), num_heads=HEADS, num_kv_heads=KV)
+    refused(part, GROUP, GROUP)
+    refused(part, 1, 1)
+    refused(part, HEADS, KV)
+    refused(posenc.from_spec(part.spec()).double(), GROUP, GROUP)
+    if not any(getattr(each, "num_kv_heads", None) for each in encoding.modules()):
+        refused(encoding.heads(slice(0, GROUP), num_heads=HEADS), GROUP, 1)
+
+
+def test_numbers_of_heads_are_those_that_it_was_made_for():
+    alibi, rope, path = posenc.ALiBi(8), posenc.Rotary(8), posenc.create("path", dim=64, num_heads=8, num_kv_heads=4)
+    for encoding, given, message in (
+        (alibi, {"num_heads": 4}, "num_heads=4: alibi was made for 8"),
+        (path, {"num_kv_heads": 2}, "num_kv_heads=2: path was made for 4"),
+        (alibi + path, {"num_kv_heads": 2}, "num_kv_heads=2: sum was made for 4"),
+        (alibi, {"num_kv_heads": 3}, "num_kv_heads=3: must divide the 8 query heads"),
+        (alibi, {"num_kv_heads": 0}, "num_kv_heads=0: must be at least 1"),
+        (alibi.heads(slice(0, 4), num_kv_heads=4), {"num_kv_heads": 4}, "num_kv_heads=4: alibi was made for 2"),
+        (rope, {"num_kv_heads": 2}, "num_kv_heads=2: rope does not know the number of query heads: pass num_heads= as well"),
+        (alibi + posenc.ALiBi(4), {}, "heads=slice(0, 4, None): the parts of sum were made for 4 and 8 query heads"),
+    ):  # fmt: skip
+        with pytest.raises(InputError) as refusal:
+            encoding.heads(slice(0, 4), **given)
+        assert str(refusal.value) == message
+    with pytest.raises(InputError, match=r"rope does not know the number of query heads: pass num_heads= as well$"):
+        rope.heads(slice(4, None))
+    assert (rope + alibi).heads(slice(4, None), num_kv_heads=2).spec()["parts"][0]["kv_heads"] == [1, 2]
+    assert path.heads(slice(2, 6)).heads(slice(2, None)).spec()["kv_heads"] == [2, 3]
 
 
 @pytest.mark.parametrize("cls", [posenc.ALiBi, posenc.GridALiBi])
@@ -121,9 +175,9 @@ def test_a_part_has_a_spec_and_moves_with_its_model(name):
         for key, x in other.named_buffers():
             if key not in other.state_dict():  # a table, which no dtype rounds
                 torch.testing.assert_close(x, want[key], rtol=0, atol=0)
-    halves = encoding.heads(slice(0, 4)).heads(slice(2, None)) if encoding.known_as != "per_layer" else part
+    halves = encoding.heads(slice(0, 4)).heads(slice(2, None))
     assert halves.spec() == part.spec()
-    assert "heads 2 to 3 of 4" in repr(part) or not hasattr(part, "num_heads")
+    assert "heads 2 to 3 of 4" in repr(part)
 
 
 def test_slices_that_are_none_or_cut_groups_are_refused():
@@ -148,7 +202,12 @@ def test_slices_that_are_none_or_cut_groups_are_refused():
     with pytest.raises(InputError, match="does not know the number of heads"):
         posenc.LearnedRotary(8, groups=2).heads(slice(0, 2))
     with pytest.raises(InputError, match=r"heads=\[1\]: give the first head and the end"):
-        posenc.from_spec({"name": "alibi", "num_heads": 8, "heads": [1]})
+        posenc.from_spec({"name": "alibi", "num_heads": 8, "heads": [1], "kv_heads": [0, 1]})
+    with pytest.raises(InputError, match=r"kv_heads=None: give the first head and the end"):
+        posenc.from_spec({"name": "alibi", "num_heads": 8, "heads": [0, 4]})
+    for of_keys in ([0, 3], [1, 2], [0, 8]):
+        with pytest.raises(InputError, match=r"kv_heads=\[\d, \d\]: these are not the key heads of heads=\[0, 4\]$"):
+            posenc.from_spec({"name": "alibi", "num_heads": 8, "heads": [0, 4], "kv_heads": of_keys})
 
 
 # -------------------------------------------------------------------- parameters that are drawn again

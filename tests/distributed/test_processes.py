@@ -12,6 +12,7 @@ from references import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # the processes import it, too
+import tensor_parallel  # noqa: E402
 from sequence_shards import BEGIN, COMPOSITIONS, END, WORLD_SIZES, in_processes, subjects  # noqa: E402
 
 BOUND = 1e-11  # logits and gradients of a few units, in float64; a wrong position shows in the first digits
@@ -37,6 +38,28 @@ def test_the_page_has_a_row_for_each():
     for _, *numbers in cells:
         assert len(numbers) == len(WORLD_SIZES) * len(LAYOUTS)
         assert all(float(number) <= BOUND for number in numbers)
+
+
+# -------------------------------------------------------------------- heads divided over processes
+
+
+def test_the_page_of_tensor_parallelism_has_a_row_for_each():
+    page = (ROOT / "benchmarks" / "tensor_parallel.md").read_text(encoding="utf-8")
+    lines = page[page.index(tensor_parallel.BEGIN) : page.index(tensor_parallel.END)].splitlines()
+    cells = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in lines[3:] if row.startswith("|")]
+    assert [row[0] for row in cells] == list(tensor_parallel.subjects()), "run: python benchmarks/tensor_parallel.py"
+    assert [row for row in lines if row.startswith("- ")] == tensor_parallel.refused()
+    for _, *numbers in cells:
+        assert len(numbers) == len(tensor_parallel.COLUMNS)
+        assert all(float(number) <= BOUND for number in numbers)
+
+
+@pytest.mark.slow
+def test_heads_in_two_processes_are_one_process():
+    names = dict(list(tensor_parallel.subjects().items())[::6])
+    results = in_processes(2, names, tensor_parallel.differences)
+    assert list(results) == list(names)
+    assert all(difference <= BOUND for row in results.values() for difference in row.values())
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ the frequencies theta^(-2c/d) of its own width d (models/embeddings.py, get_1d_r
 import importlib.util
 import math
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -19,6 +20,11 @@ from posenc import AxialRotary, InputError, MRotary, Positions, Rotary
 from posenc.testing.oracles import rotations
 from references import timm_here
 from references.calls import scores
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+import axial_models  # noqa: E402
+from axial_models import PAGE, ROWS, made, of_diffusers  # noqa: E402
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
 FLOAT32 = {"rtol": 0, "atol": 2e-5}
@@ -52,13 +58,6 @@ ALIKE = {  # its module and class; the row of the page that it has in common
     "SkyReels V2": ("skyreels_v2", "SkyReelsV2RotaryPosEmbed", "Wan 2.1"),
     "HunyuanVideo 1.5": ("hunyuan_video15", "HunyuanVideo15RotaryPosEmbed", "HunyuanVideo"),
 }
-PAGE = Path(__file__).parents[2] / "docs" / "vision-grid.md"
-ROWS = dict(re.findall(r"^\| ([^|]+?) \| `(AxialRotary\([^`]+\))` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-
-
-def made(name: str) -> AxialRotary:
-    """The encoding of a row of the page."""
-    return eval(ROWS[name], {"AxialRotary": AxialRotary})
 
 
 def rotated(x: Tensor, at: Tensor, widths: tuple[int, ...], base: float | tuple[float, ...], layout: str) -> Tensor:
@@ -223,7 +222,8 @@ def test_bad_arguments(options, message):
 def test_positions_of_other_axes_are_refused():
     encoding, q = made("FLUX.2"), torch.randn(1, 2, 6, 128)
     with pytest.raises(
-        InputError, match=r"AxialRotary takes 4 coordinates per token \(or one\), these positions have 2"
+        InputError,
+        match=r"AxialRotary takes 4 coordinates per token \(or one\), these positions have 2: pass positions of 4, such as",
     ):
         encoding.rotate(q, q, Positions.grid(2, 3))
 
@@ -316,109 +316,6 @@ def test_moved_coordinates_are_timms_dinov3(height, width, normalized):
 # ---------------------------------------------------------------- diffusers' own code
 
 
-def diffusers_of(name: str):
-    return import_module(f"diffusers.models.transformers.transformer_{name}")
-
-
-def complex_turned(x: Tensor, turns: Tensor) -> Tensor:
-    """(batch, heads, n, width) by complex numbers (n, width / 2), as Z-Image and Qwen-Image do."""
-    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
-
-
-def of_diffusers(name: str, frames: int, height: int, width: int):
-    """The positions, and the function that rotates as the model's code does."""
-    embeddings = import_module("diffusers.models.embeddings")
-    video, image = Positions.grid(height, width, frames=frames), Positions.grid(height, width)
-    latent = torch.zeros(1, 4, frames, height, width)
-
-    def real(tables, half=False):
-        return lambda x: embeddings.apply_rotary_emb(x, tables, use_real_unbind_dim=-2 if half else -1)
-
-    if name == "FLUX.1":
-        ids = torch.cat((torch.zeros(7, 3), torch.nn.functional.pad(image.q[0], (1, 0))))
-        return Positions.grid(height, width, prefix=7), real(
-            diffusers_of("flux").FluxPosEmbed(10000, [16, 56, 56])(ids)
-        )
-    if name == "FLUX.2":
-        ids = torch.randint(0, 40, (30, 4))
-        return Positions.from_ids(ids[None]), real(diffusers_of("flux2").Flux2PosEmbed(2000, [32] * 4)(ids))
-    if name == "Qwen-Image":
-        rope = diffusers_of("qwenimage").QwenEmbedRope(10000, [16, 56, 56], scale_rope=True)
-        patches, text = rope((frames, height, width), device=torch.device("cpu"), max_txt_seq_len=11)
-        after = (max(height // 2, width // 2) + torch.arange(11))[:, None].expand(-1, 3)
-        at = torch.cat((after, video.q[0] - torch.tensor([0, height - height // 2, width - width // 2])))
-        return Positions.from_ids(at[None]), lambda x: complex_turned(x, torch.cat((text, patches)))
-    if name == "HunyuanVideo":
-        return video, real(diffusers_of("hunyuan_video").HunyuanVideoRotaryPosEmbed(1, 1, [16, 56, 56], 256.0)(latent))
-    if name == "HunyuanImage 2.1":
-        module = diffusers_of("hunyuanimage").HunyuanImageRotaryPosEmbed((1, 1), [64, 64], 256.0)
-        return image, real(module(latent[:, :, 0]))
-    if name == "Wan 2.1":
-        cos, sin = diffusers_of("wan").WanRotaryPosEmbed(128, (1, 1, 1), 64)(latent)
-        return video, real((cos[0, :, 0], sin[0, :, 0]))
-    if name == "CogVideoX":
-        crop = ((2, 0), (28, 45))
-        rows, columns = (
-            torch.linspace(low, high * (n - 1) / n, n) for low, high, n in ((2, 28, height), (0, 45, width))
-        )
-        at = torch.cartesian_prod(torch.arange(frames).float(), rows, columns)
-        return Positions.from_ids(at[None]), real(embeddings.get_3d_rotary_pos_embed(64, crop, (height, width), frames))
-    if name == "Z-Image":
-        text = torch.nn.functional.pad(1 + torch.arange(11)[:, None], (0, 2))
-        ids = torch.cat((torch.nn.functional.pad(image.q[0], (1, 0), value=12), text))
-        module = diffusers_of("z_image").RopeEmbedder(256.0, [32, 48, 48], [1536, 512, 512])
-        return Positions.from_ids(ids[None]), lambda x: complex_turned(x, module(ids))
-    if name == "Lumina 2":
-        text = torch.nn.functional.pad(torch.arange(11)[:, None], (0, 2))
-        ids = torch.cat((text, torch.nn.functional.pad(image.q[0], (1, 0), value=11)))
-        module = diffusers_of("lumina2").Lumina2RotaryPosEmbed(10000, [32] * 3, [300, 512, 512], 1)
-        turns = module(latent[:, :, 0], torch.ones(1, 11, dtype=torch.long))[3]
-        return Positions.from_ids(ids[None]), lambda x: complex_turned(x, turns[0])
-    if name == "Kandinsky 5":
-        module = diffusers_of("kandinsky").Kandinsky5RoPE3D((16, 24, 24))
-        matrices = module(
-            (1, frames, height, width), [torch.arange(n) for n in (frames, height, width)], (1.0, 2.0, 2.0)
-        )
-        matrices = matrices.flatten(1, 4)
-        at = lambda at, order: at / torch.tensor([1.0, 2.0, 2.0])  # noqa: E731
-        return video.moved(at), lambda x: (matrices * x.unflatten(-1, (-1, 1, 2))).sum(-1).flatten(-2)
-    if name == "HiDream-I1":
-        module, ids = diffusers_of("hidream_image"), torch.randint(0, 30, (1, 20, 3)).float()
-        turns = module.HiDreamImageEmbedND(10000, (64, 32, 32))(ids)
-        return Positions.from_ids(ids), lambda x: module.apply_rope(*[x.transpose(1, 2)] * 2, turns)[0].transpose(1, 2)
-    if name == "Cosmos":
-        tables = diffusers_of("cosmos").CosmosRotaryPosEmbed(128, (128, 240, 240), (1, 1, 1), 24, (2.0, 1.0, 1.0))(
-            latent, 30
-        )
-        return video.moved(lambda at, order: at * torch.tensor([24 / 30, 1, 1])), real(tables, half=True)
-    if name == "Krea 2":
-        ids = torch.randint(0, 40, (30, 3))
-        return Positions.from_ids(ids[None]), real(diffusers_of("krea2").Krea2RotaryPosEmbed(1000, [32, 48, 48])(ids))
-    if name == "PRX":
-        prx, ids = diffusers_of("prx"), torch.randint(0, 40, (1, 30, 2))
-        turns = prx.PRXEmbedND(64, 10000, [32, 32])(ids)
-        return Positions.from_ids(ids), lambda x: prx.apply_rope(x, turns)
-    if name == "SANA-Video":
-        cos, sin = diffusers_of("sana_video").WanRotaryPosEmbed(112, (1, 1, 1), 64)(latent)
-        return video, real((cos[0, :, 0], sin[0, :, 0]))
-    if name == "Lumina-Next":
-        turns = embeddings.get_2d_rotary_pos_embed_lumina(72, height, width).flatten(0, 1)[None]
-        apply = embeddings.apply_rotary_emb
-        return image, lambda x: apply(x.transpose(1, 2), turns, use_real=False).transpose(1, 2)
-    if name == "Allegro":
-        crop = ((0, 0), (height, width))
-        *tables, _, _, _ = embeddings.get_3d_rotary_pos_embed_allegro(
-            96, crop, (height, width), frames, (1.0, 2.0, 2.0)
-        )
-        places = [place[None] for place in video.q[0].long().unbind(-1)]
-        at = lambda at, order: at / torch.tensor([1.0, 2.0, 2.0])  # noqa: E731
-        return video.moved(at), lambda x: embeddings.apply_rotary_emb_allegro(x, tables, places)
-    if name == "GLM-Image":
-        return image, real(diffusers_of("glm_image").GlmImageRotaryPosEmbed(40, 1)(latent[:, :, 0]), half=True)
-    tables = diffusers_of("cogview4").CogView4RotaryPosEmbed(40, 1, (256, 256))(latent[:, :, 0])
-    return image.moved(lambda at, order: at * 256 // torch.tensor([height, width])), real(tables, half=True)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("diffusers") is None, reason="no diffusers here: pip install diffusers")
 @pytest.mark.parametrize("name", MODELS)
@@ -426,9 +323,7 @@ def test_axial_rope_is_diffusers(name):
     positions, theirs = of_diffusers(name, 5, 6, 9)
     q = torch.randn(1, 2, positions.num_queries, made(name).head_dim)
     ours, _ = made(name).rotate(q, q, positions)
-    difference = (ours - theirs(q)).abs().max().item()
-    print(f"{name}: {difference:.1e}")
-    assert difference < 2e-5
+    assert_close(ours, theirs(q).to(ours), **FLOAT32)
 
 
 @pytest.mark.slow
@@ -436,7 +331,7 @@ def test_axial_rope_is_diffusers(name):
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_model_with_the_arguments_of_another(name):
     module, kind, row = ALIKE[name]
-    rope, widths, base = getattr(diffusers_of(module), kind), MODELS[row][0], MODELS[row][1]
+    rope, widths, base = getattr(axial_models.diffusers_of(module), kind), MODELS[row][0], MODELS[row][1]
     q, video = torch.randn(1, 2, 5 * 6 * 9, 128), Positions.grid(6, 9, frames=5)
     latent = torch.zeros(1, 4, 5, 6, 9)
     if row == "FLUX.1":
@@ -452,3 +347,36 @@ def test_a_model_with_the_arguments_of_another(name):
 def test_the_page_names_them():
     for name in ALIKE:
         assert name in PAGE.read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_every_row_has_its_largest_difference():
+    """If this fails: python benchmarks/axial_models.py --write, where diffusers, transformers and timm are installed."""
+    lines = (
+        PAGE.read_text(encoding="utf-8").partition(axial_models.BEGIN)[2].partition(axial_models.END)[0].splitlines()
+    )
+    rows = [line.strip("| ").split(" | ") for line in lines if "`AxialRotary(" in line]
+    assert [row[0] for row in rows] == list(ROWS)
+    assert set(ROWS) == {*axial_models.OF_DIFFUSERS, *axial_models.OTHERS}
+    for _, _, _, difference, release in rows:
+        assert 0 <= float(difference) < 2e-5
+        assert re.fullmatch(r"(diffusers|transformers|timm) \d[\d.]+", release)
+
+
+@pytest.mark.parametrize("name", axial_models.OTHERS)
+def test_the_script_measures_what_is_installed_here(name):
+    if name.startswith("EVA"):
+        timm_here.timm()
+    release, difference = axial_models.measured(name)
+    assert difference < 2e-5
+    assert release.split()[0] in ("transformers", "timm")
+
+
+def test_posenc_in_a_transformer_of_diffusers():
+    pytest.importorskip("diffusers")
+    (block,) = re.findall(r"```py\n([^`]*FluxTransformer2DModel.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert_close(names["ours"], names["theirs"], **FLOAT32)

@@ -240,7 +240,7 @@ def codes_of(subject: Any, *, name: str | None = None, **shape: Any) -> Codes:
     if set(shape) - known:
         raise InputError(
             f"fixed for a {type(subject).__name__}",
-            "leave it out (only encodings and their texts take it)",
+            "leave it out (only encodings and their names take it)",
             argument=", ".join(sorted(set(shape) - known)),
         )
     if isinstance(subject, Encoding):

@@ -324,7 +324,7 @@ def bounded(
 ASPECTS = {
     "again": "when asked for a second time",
     "order": "when asked for in another order",
-    "beside": "in a batch, beside other texts",
+    "beside": "in a batch, beside other sequences",
     "alone": "when asked for alone",
     "prefix": "in a shorter text",
     "training": "in training",

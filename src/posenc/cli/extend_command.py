@@ -311,7 +311,7 @@ class Extend(WithModel, WithOutput):
             raise InputError("is not empty", "name a new folder", out=self.out)
 
     def _check_training(self) -> list[str] | None:
-        """The texts to train on; None: no fine-tuning."""
+        """The documents to train on; None: no fine-tuning."""
         if not self.finetune:
             for name in self.given:
                 raise InputError("is for fine-tuning, give --finetune FILE with it", argument=name)

@@ -260,7 +260,10 @@ def rows_of(
     elif len(sizes) == 1:
         positions.require_one_axis(name)
     elif positions.axes != len(sizes):
-        raise InputError(f"{name} takes {len(sizes)} coordinates per token (or one), got {positions.axes}")
+        raise InputError(
+            f"{name} takes {len(sizes)} coordinates per token (or one), got {positions.axes}: pass positions of {len(sizes)}, such as "
+            f"Positions.from_ids of shape (batch, n, {len(sizes)})"
+        )
     placed = positions.k_placed if keys else positions.q_placed
     if placed is not None and not unplaced:
         raise InputError(f"{name} has no row for tokens without a place, such as [CLS]: drop them, or use grid_table")

@@ -136,7 +136,10 @@ class SelectiveRotary(AccumulatedRotary):
 
     def gates(self, x: Tensor, layer: int = 0) -> Tensor:
         x, number = check_input(self, x, self.dim), self.own_layer(layer)
-        of_all = self.kv_heads if self._part is None else self.kv_heads * self._part.heads // self.num_heads
+        of_all = self.kv_heads
+        if self._part is not None:
+            assert self._part.heads is not None
+            of_all = self._part.heads // self._part.sharing
         groups = x.unflatten(-1, (of_all, -1))
         x = (groups * (groups.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(-2)
         low = linear(x, self.down[number].to(x))

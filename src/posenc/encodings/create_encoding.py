@@ -44,7 +44,7 @@ from posenc.encodings.tupe import TUPE, TUPER
 from posenc.encodings.visible import Chunks, Window
 from posenc.encodings.wall import Wall
 from posenc.encodings.window import ClassWindowTable, LogWindow, WindowTable
-from posenc.errors import InputError, check_arguments, check_sizes, shown, unknown
+from posenc.errors import InputError, check_arguments, check_sizes, is_integer, shown, unknown
 from posenc.frequencies import SCHEDULES
 from posenc.position_maps import PositionMap
 from posenc.spec import EncodingSpec, Spec, check_options, load_object, printing_to_stderr
@@ -227,7 +227,7 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
         order = arguments.pop("order", range(len(parts)))
         return cls(*(parts[i] for i in order), **arguments)
     parameters = cls.arguments()
-    heads = None if "heads" in parameters else arguments.pop("heads", None)
+    ranges = {key: arguments.pop(key) for key in ("heads", "kv_heads") if key in arguments and key not in parameters}
     for argument, value in arguments.items():
         if argument not in parameters:
             raise unknown(f"argument in the spec of {name!r}:", argument, parameters)
@@ -240,14 +240,24 @@ def from_spec(spec: Mapping[str, Any], classes: Mapping[str, type[Encoding]] = {
         raise InputError(f"spec of {name!r}: lacks {', '.join(missing)}")
     check_affordable(str(name), cls, {}, arguments)
     made = cls(**arguments)
-    return made if heads is None else made.heads(_range(name, heads))
+    return _part_of(made, str(name), **ranges) if ranges else made
 
 
-def _range(name: object, heads: Any) -> slice:
-    """The heads of a spec."""
-    if not isinstance(heads, (list, tuple)) or len(heads) != 2 or not all(isinstance(at, int) for at in heads):
-        raise InputError(f"spec of {name!r}: heads={shown(heads)}: give the first head and the end, such as [4, 8]")
-    return slice(*heads)
+def _part_of(encoding: Encoding, name: str, heads: Any = None, kv_heads: Any = None) -> Encoding:
+    """The part of a spec."""
+    for what, value in (("heads", heads), ("kv_heads", kv_heads)):
+        pair = isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_integer, value))
+        if not pair or not 0 <= value[0] < value[1]:
+            raise InputError(
+                f"spec of {name!r}: {what}={shown(value)}: give the first head and the end, such as [4, 8]"
+            )
+    sharing, rest = divmod(heads[1] - heads[0], kv_heads[1] - kv_heads[0])
+    if rest or [sharing * at for at in kv_heads] != [*heads]:
+        raise InputError(
+            f"spec of {name!r}: kv_heads={shown(kv_heads)}: these are not the key heads of heads={shown(heads)}"
+        )
+    count = getattr(encoding, "num_heads", None) or heads[1]
+    return encoding.heads(slice(*heads), num_heads=count, num_kv_heads=max(count // sharing, 1))
 
 
 def check_affordable(name: str, cls: type[Encoding], given: Mapping[str, Any], options: Mapping[str, Any]) -> None:

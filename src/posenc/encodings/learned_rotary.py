@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import frequencies
-from posenc.encoding import require_fit
+from posenc.encoding import HeadRange, require_fit
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.rotary_axes import AxesRotary, common_factor, schedules_of
 from posenc.encodings.shared import kv_heads_of
@@ -149,13 +149,13 @@ class LearnedRotary(AxesRotary):
         self._check_groups(k)
         return super().rotate(q, k, positions, layer)
 
-    def heads(self, part: slice) -> Self:
+    def _of_process(self, of: HeadRange) -> Self:
         if self.groups > 1:
             raise InputError(
                 f"learned_rope with groups={self.groups} does not know the number of heads: make one for each process, with its "
                 "part of log_scale"
             )
-        return super().heads(part)
+        return super()._of_process(of)
 
     def _check_groups(self, k: Tensor) -> None:
         if k.shape[1] % self.groups:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from posenc.encoding import Composite, Encoding
+from posenc.encoding import Composite, Encoding, HeadRange
 from posenc.encodings.rotary import Rotary
 from posenc.errors import InputError, check_arguments
 from posenc.functional import RunRotation, unturned
@@ -58,8 +58,14 @@ class Mapped(Encoding):
     def extra_repr(self) -> str:
         return str(self.map)
 
-    def heads(self, part: slice) -> Self:
-        return type(self)(self.encoding.heads(part), self.map)
+    def _head_counts(self) -> tuple[set[int], set[int], set[int]]:
+        return self.encoding._head_counts()
+
+    def _check_part(self, q: Tensor, k: Tensor) -> None:
+        self.encoding._check_part(q, k)
+
+    def _of_process(self, of: HeadRange) -> Self:
+        return type(self)(self.encoding._of_process(of), self.map)
 
     def reset_parameters(self) -> None:
         self.encoding.reset_parameters()

@@ -31,7 +31,10 @@ class _PatchBias(Encoding):
         """The same tokens at (row, column), those of one coordinate as patches that are numbered row by row."""
         if positions.q.dim() == 3:
             if positions.axes != 2:
-                raise InputError(f"{type(self).__name__} takes 2 coordinates per token or one, not {positions.axes}")
+                raise InputError(
+                    f"{type(self).__name__} takes 2 coordinates per token or one, not {positions.axes}: pass those of a single "
+                    "image, as Positions.grid(height, width)"
+                )
             return positions
         if positions.fractional:
             raise InputError(

@@ -1000,7 +1000,10 @@ class Positions:
         if axes == 1:
             self.require_one_axis(user)
         if self.axes != axes:
-            raise InputError(f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}")
+            raise InputError(
+                f"{user} takes {axes} coordinates per token (or one), these positions have {self.axes}: pass positions of {axes}, "
+                f"such as Positions.from_ids of shape (batch, n, {axes})"
+            )
         return self.q, self.k
 
     def of_images(self, values: Sequence[Any]) -> tuple[Tensor, Tensor]:

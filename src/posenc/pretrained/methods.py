@@ -178,7 +178,7 @@ METHODS: dict[str, Method] = {
     # changes to a schedule
     "resonance": Method("change", frequencies.resonance, "needs it"),
     "tapered": Method("change", frequencies.tapered, "needs it"),
-    # position maps; string has no remedy: it is for texts within the context length, and gains little beyond
+    # position maps; string has no remedy: it is for inputs within the context length, and gains little beyond
     "rerope": Method(
         "map",
         position_maps.rerope,

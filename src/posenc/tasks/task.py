@@ -140,7 +140,7 @@ def fit(
     depth: float = 0.5,
     depths: Sequence[float] = (0.0, 1.0),
 ) -> Sample:
-    """The longest of the texts build(least, depth) ... build(most, depth) that, with room for what is generated, fits. Each
+    """The longest of the prompts build(least, depth) ... build(most, depth) that, with room for what is generated, fits. Each
     is to be longer than the one before. Where depth changes the order of a text's parts, the count is one that fits in the
     middle and at `depths`, by default both ends, and so the same for every depth.
 
@@ -159,7 +159,7 @@ def fit(
     low, tokens, step = least, needed(least), 8
     check(tokens, least)
     high = least + length + 1 if most is None else most + 1  # a step takes a token at least
-    while high - low > 1:  # texts grow steadily, so each guess goes by the tokens that a step took before
+    while high - low > 1:  # prompts grow steadily, so each guess goes by the tokens that a step took before
         count = min(low + step, high - 1)
         more = needed(count)
         rate = max((more - tokens) / (count - low), 1.0)

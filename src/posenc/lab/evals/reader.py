@@ -60,9 +60,9 @@ _Scores = tuple[Tensor, Tensor, list[int] | None]
 
 @dataclass(eq=False)
 class Reader:
-    """Reads texts with a model.
+    """Reads documents with a model.
 
-    generate: whether answers are generated if a task can score them. batch_size: texts side by side. With 1, a text's
+    generate: whether answers are generated if a task can score them. batch_size: documents side by side. With 1, a text's
     common beginning with the one before is not read again: the cache is truncated to it, or, where layers forget (windows,
     states), a copy of the cache is from there. fed: tokens that the model has been given so far.
     """
@@ -89,7 +89,7 @@ class Reader:
 
         Args:
             task: that made the samples, and scores them.
-            samples: the texts.
+            samples: the documents.
             length: the requested length in tokens, of which `TextOutcome.blocks` are parts.
             window: truncate to so many tokens: the last ones of a prompt, with room for the answer and with the token that
                 begins every text, if there is one; running text is read through windows.
@@ -225,7 +225,7 @@ class Reader:
                 "load the model in bfloat16 or float32"
             )
         decoded = None if generated is None else self.tokenizer.decode(generated, skip_special_tokens=True)
-        # by position only for running text that is read in one pass and scored over some of its length
+        # by position only for running text that is processed in one pass and scored over some of its length
         by_position = sample.window is None and BLOCKS * (len(sample.ids) - _first(sample)) >= 4 * length
         return TextOutcome(
             tokens=tokens,
